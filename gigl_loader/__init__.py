@@ -70,7 +70,8 @@ if TYPE_CHECKING:
         PPRSamplerOptions,
         SamplerOptions,
     )
-    from gigl_loader.remote.dataset import ABLPInputNodes, GraphStoreInfo, RemoteDistDataset
+    from gigl_loader.remote.dataset import ABLPInputNodes, RemoteDistDataset
+    from gigl_loader.remote.info import GraphStoreInfo
     from gigl_loader.scripts import on_all_ranks, shared_folder, sum_over_ranks
     from gigl_loader.tables.partition import partition_tables
     from gigl_loader.tables.spec import EdgeTable, NodeTable
@@ -156,7 +157,8 @@ _NAMES = {
     "dataset.lookup": ("DistFeature",),
     "dataset.partition": ("partition_graph",),
     "dataset.parts": ("FeaturePartitionData", "GraphPartitionData", "PartitionOutput"),
-    "remote.dataset": ("ABLPInputNodes", "GraphStoreInfo", "RemoteDistDataset"),
+    "remote.dataset": ("ABLPInputNodes", "RemoteDistDataset"),
+    "remote.info": ("GraphStoreInfo",),
     "dataset.schema": (
         "DEFAULT_HOMOGENEOUS_EDGE_TYPE",
         "DEFAULT_HOMOGENEOUS_NODE_TYPE",

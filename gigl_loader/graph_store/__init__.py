@@ -15,8 +15,8 @@ if TYPE_CHECKING:
         request_server,
         shutdown_compute_process,
     )
-    from gigl_loader.remote.dataset import GraphStoreInfo as GraphStoreInfo
     from gigl_loader.remote.dataset import RemoteDistDataset as RemoteDistDataset
+    from gigl_loader.remote.info import GraphStoreInfo as GraphStoreInfo
     from gigl_loader.remote.server import (
         StorageProcess,
         init_storage_process,

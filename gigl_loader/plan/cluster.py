@@ -305,7 +305,7 @@ def _train(pipe: Connection, rank: int, kinds: list[BatchKind], ports: _Ports, f
 
 
 def _info(ports: tuple[int, ...]) -> Any:
-    from gigl_loader.remote.dataset import GraphStoreInfo
+    from gigl_loader.remote.info import GraphStoreInfo
 
     host, (compute_port, rpc_port) = "127.0.0.1", ports
     return GraphStoreInfo(RANKS, RANKS, 1, host, host, host, 0, 0, compute_port, rpc_port, 0)

@@ -7,7 +7,7 @@
     threads      batches being made              sampler/: work memory of each sampling thread
     questions    rows asked for and answered     sampler/reader.py:one matrix for each thread that
                                                  asks, one for each connection that answers
-    cache        rows kept, and its tables       sampler/cache_tables.py: shared, once per machine
+    cache        rows kept, and its tables       rowcache/tables.py: shared, once per machine
     processes    what they take without a graph  measured
 
 Work memory is kept for the next batch (`Scratch`, `keep_freed_memory`), so what one batch needs at
@@ -17,7 +17,7 @@ most is held all the time.
 from gigl_loader.plan.costs import Costs
 from gigl_loader.plan.expect import BatchSize
 from gigl_loader.plan.job import CONCURRENCY, Job
-from gigl_loader.sampler.cache_tables import WINDOW, Matrix, Owner, Table, segment_bytes, tables_of
+from gigl_loader.rowcache.tables import WINDOW, Matrix, Owner, Table, segment_bytes, tables_of
 
 _GROWN = 1.25
 """Work memory that was too small is made this much larger than what did not fit."""
@@ -194,7 +194,7 @@ def _ahead(job: Job, batch: BatchSize) -> float:
     wanted, slots = batch.nodes * share, job.cache * job.nodes * share
     if not wanted or not slots:
         return 0.0
-    # The sizes are those of `workers/ahead.py`: a window of so many batches as the cache turns over
+    # Sizes as in `rowcache/look_ahead.py`: a window of so many batches as the cache turns over
     # in, bounded by the memory that drawn batches may take. Twice that of the rows, or 64 MiB.
     users = job.ranks_per_machine  # of one cache
     most = max(2 * slots * job.row_bytes / users, 64 * 2**20) / _drawn(job, batch)

@@ -13,7 +13,7 @@ from typing import Any
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError
 from gigl_loader.ray.server import ServerOptions, StorageServer, free_address
 from gigl_loader.ray.watchdog import Watchdog
-from gigl_loader.remote.dataset import GraphStoreInfo
+from gigl_loader.remote.info import GraphStoreInfo
 from gigl_loader.remote.patience import PATIENCE_S, check_patience
 from gigl_loader.transport.certs import token as fresh_token
 from gigl_loader.transport.security import (

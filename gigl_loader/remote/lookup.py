@@ -18,6 +18,7 @@ from gigl_loader.dataset.schema import (
     NodeType,
 )
 from gigl_loader.errors import ConfigError
+from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.connection import result_of
 from gigl_loader.remote.messages import EdgesRequest
 from gigl_loader.remote.values import TensorMessage
@@ -159,8 +160,6 @@ class StoreLookup:
         return answers, build
 
     def _ask(self, server: int, name: str, request: Any) -> "Future[Any]":
-        from gigl_loader.remote.client import current_cluster
-
         arguments = {"request": request}
         return current_cluster().ask_later(
             server, name, arguments, self._timeout_s, self._reconnect_s
@@ -175,8 +174,6 @@ class StoreLookup:
 
     def _pieces(self, what: str, name: Any, ids: Tensor) -> list[tuple[int, Tensor]]:
         """Return (server, positions among ``ids``); one at least, so that an answer has a shape."""
-        from gigl_loader.remote.client import current_cluster
-
         book, count = self._book(what, name)
         check_ids(ids, name, count)
         servers = current_cluster().holders(self._timeout_s, self._reconnect_s)

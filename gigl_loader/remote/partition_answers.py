@@ -48,7 +48,7 @@ class PartitionAnswers:
         self.server_rank, self.num_servers = server_rank, num_servers
         self.num_partitions: int = self.dataset.num_partitions
         self.row_answers = RowAnswers(self.dataset.view())
-        """Answers for single rows; see `gigl_loader.remote.row_cache`."""
+        """Answers for single rows; see `gigl_loader.remote.filling_channel`."""
 
     @served
     def get_partition_index(self) -> int:

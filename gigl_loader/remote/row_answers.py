@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gigl_loader.dataset.view import Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError
@@ -10,9 +10,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
 from gigl_loader.remote.messages import RowBook
 from gigl_loader.sampler.questions import RowsAnswer, RowsRequest
-
-if TYPE_CHECKING:
-    from gigl_loader.sampler.reader import LocalReader
+from gigl_loader.sampler.reader import LocalReader
 
 _KINDS = (
     "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
@@ -20,7 +18,7 @@ _KINDS = (
 
 
 class _OfThread(threading.local):
-    reader: "LocalReader | None" = None
+    reader: LocalReader | None = None
     """Has scratch memory."""
 
 
@@ -57,9 +55,6 @@ class RowAnswers:
         """Return rows of a matrix, in scratch memory of this thread, which sends them next."""
         reader = self._of_thread.reader
         if reader is None:
-            # Numba: only where rows are asked for
-            from gigl_loader.sampler.reader import LocalReader
-
             reader = self._of_thread.reader = LocalReader(_of_arrays(self._view))
         return reader.answer_rows(request)
 

@@ -1,65 +1,57 @@
 """Asking storage servers for single rows: which server owns them, and the answers under way."""
 
 import contextlib
-import time
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any
 
 import numpy as np
 
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, ProtocolError
-from gigl_loader.memory.segments import Array, array_in, nbytes_of
+from gigl_loader.memory.segments import Array
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.connection import ServerConnection
 from gigl_loader.remote.messages import RowBook
 from gigl_loader.remote.service import CALLS
-from gigl_loader.sampler.apart import RowsApart
-from gigl_loader.sampler.cache_tables import Owner, owner_of
-from gigl_loader.sampler.reader import Split, rows_request
+from gigl_loader.rowcache.tables import Owner
+from gigl_loader.sampler.questions import RowsAnswer, RowsRequest
+from gigl_loader.sampler.reader import Split
 from gigl_loader.transport import Caller, into_array
 from gigl_loader.workers.wire import RowsQuestion
 
 
-class Fetched:
-    """Rows of one matrix, some of them still on their way.
+class ComingRows:
+    """Rows that one server was asked for.
 
     Args:
         rows: ``[n, ...]``, where they come to lie.
-        answers: What has to come.
+        future: Ends when they are there.
         timeout_s: How long `wait` waits.
     """
 
-    def __init__(
-        self, rows: Array, answers: "Sequence[Future[None]]" = (), timeout_s: float = 0.0
-    ) -> None:
-        self.rows, self._answers, self._timeout_s = rows, answers, timeout_s
+    def __init__(self, rows: Array, future: "Future[None]", timeout_s: float) -> None:
+        self._rows, self._future, self._timeout_s = rows, future, timeout_s
 
     @property
     def has_come(self) -> bool:
         """Whether `wait` would not wait."""
-        return all(answer.done() for answer in self._answers)
+        return self._future.done()
 
-    def wait(self) -> Array:
+    def wait(self) -> RowsAnswer:
         """Return the rows.
 
         Raises:
             PeerTimeoutError: They did not come in time.
             ServerDiedError: A storage server is gone.
         """
-        # of all servers together, and from now on: the answers were under way before anybody waited
-        deadline = time.monotonic() + self._timeout_s
-        for answer in self._answers:
-            try:
-                answer.result(max(0.0, deadline - time.monotonic()))
-            except FutureTimeoutError as error:
-                raise PeerTimeoutError(
-                    "rows that were asked for did not come in time: a storage server is stopped, "
-                    "or the network is slow; look at the servers' logs, or raise `timeout`"
-                ) from error
-        return self.rows
+        try:
+            self._future.result(self._timeout_s)
+        except FutureTimeoutError as error:
+            raise PeerTimeoutError(
+                "rows that were asked for did not come in time: a storage server is stopped, or "
+                "the network is slow; look at the servers' logs, or raise `timeout`"
+            ) from error
+        return RowsAnswer(self._rows)
 
 
 class RowQuestions:
@@ -69,12 +61,11 @@ class RowQuestions:
 
     Args:
         cluster: The storage servers.
-        take: Returns memory of so many bytes.
         timeout_s: Longest wait for an answer, and for what servers say of themselves.
     """
 
-    def __init__(self, cluster: Cluster, take: Callable[[int], Any], timeout_s: float) -> None:
-        self._cluster, self._take, self._timeout_s = cluster, take, timeout_s
+    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
+        self._cluster, self._timeout_s = cluster, timeout_s
         self._callers: dict[int, tuple[ServerConnection, Caller]] = {}
         # one for each server, started when it is first asked; more would read the same connection
         # in turn
@@ -122,22 +113,8 @@ class RowQuestions:
             self._server_of[p]: positions for p, positions in enumerate(split) if positions.size
         }
 
-    def ask(self, spec: RowsApart, asked: Sequence[tuple[int, Array]]) -> Fetched:
-        """Ask for rows of a matrix: of each server, those of its ids, which come in this order."""
-        shape = (sum(ids.size for _, ids in asked), *spec.shape)
-        # one buffer for the rows of all servers, each of which writes its slice: nothing is put
-        # together
-        memory = self._take(nbytes_of(spec.dtype, shape))
-        rows = array_in(memory, spec.dtype, shape, 0)
-        answers, start = [], 0
-        for server, ids in asked:
-            stop = start + ids.size
-            question = RowsQuestion.of(rows_request(spec.kind, spec.name, ids))
-            answers.append(self._ask_one(server, question, rows[start:stop]))
-            start = stop
-        return Fetched(rows, answers, self._timeout_s)
-
-    def _ask_one(self, server: int, question: RowsQuestion, out: Array) -> "Future[None]":
+    def rows(self, server: int, request: RowsRequest, out: Array) -> ComingRows:
+        """Ask a server for rows, which come to lie in ``out``."""
         # by its twin, if it is lost: a row is the same on both
         connection = self._cluster.connection(self._cluster.stand_in(server))
         try:
@@ -145,8 +122,8 @@ class RowQuestions:
             # asked in this thread and in order, so that all servers work while the answers are
             # waited for
             reply = self._caller(connection).ask(
-                call.name, call.ask({"request": question}), call.response, into=into_array(out),
-                timeout_s=self._timeout_s,
+                call.name, call.ask({"request": RowsQuestion.of(request)}), call.response,
+                into=into_array(out), timeout_s=self._timeout_s,
             )  # fmt: skip
         except GiglLoaderError as error:
             raise connection.named(error) from error
@@ -157,7 +134,7 @@ class RowQuestions:
             except GiglLoaderError as error:
                 raise connection.named(error) from error
 
-        return self._threads.submit(receive)
+        return ComingRows(out, self._threads.submit(receive), self._timeout_s)
 
     def _caller(self, connection: ServerConnection) -> Caller:
         # by rank, and compared: after a restart there is another connection, and the callers of the
@@ -184,8 +161,3 @@ class RowQuestions:
         self.hang_up()
         # not waited for: each ends as its connection does
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def owner_of_rows(spec: RowsApart) -> Owner:
-    """Return whose rows a batch lacks."""
-    return owner_of(spec.kind, spec.name)

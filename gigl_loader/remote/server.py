@@ -17,8 +17,8 @@ from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
 from gigl_loader.logs import know
 from gigl_loader.options import DEFAULT_RECONNECT_S
-from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.remote.endpoint import Endpoint
+from gigl_loader.remote.info import GraphStoreInfo
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.metrics import MetricsListener
 from gigl_loader.remote.patience import PATIENCE_S, WaitReport, check_patience

@@ -37,12 +37,12 @@ from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.compact import NOBODY, ByServer, Runs, compacted, those_of
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
+from gigl_loader.remote.filling_channel import FillingChannel
 from gigl_loader.remote.inputs import concatenated, digest_of
-from gigl_loader.remote.machine_rows import MachineRows, OwnRows
 from gigl_loader.remote.producers import RemoteProducers, check_turns, name_of_recovery, wait_turn
-from gigl_loader.remote.row_cache import RowKeeper
 from gigl_loader.remote.shared import OwnBatches
 from gigl_loader.remote.terms import Offer, Outcome, Outcomes, Terms, settle, sum_up
+from gigl_loader.rowcache.machine import MachineRows, RowsClaim
 from gigl_loader.seeds import SeedsTold
 from gigl_loader.transport.failures import describe
 from gigl_loader.workers.schedule import num_batches
@@ -129,7 +129,7 @@ class RemoteSource:
         self._epoch = 0
         self._to_come: deque[int] = deque()
         """Batches of the epoch that were not handed out, as `start_epoch` got them."""
-        self._rows: RowKeeper | None = None
+        self._rows: FillingChannel | None = None
         """Fills batches that come without rows; None: they came with them so far."""
         self._machine_rows: MachineRows | None = None
 
@@ -163,7 +163,7 @@ class RemoteSource:
         batches = options_of_batches(self._config, self._sampler_options, self.epoch_options)
         shared = {"shard": self._shard, **batches}
         cache = self.epoch_options.cache
-        rows = OwnRows.of(self._cluster, cache, self._config) if cache is not None else None
+        rows = RowsClaim.of_store(self._cluster, cache, self._config) if cache is not None else None
         of_rows = rows.offer if rows is not None else None
         offer = Offer(key, digest, self.epoch_options, shared, self._seeds_told(), of_rows)
         terms = decide_with_ranks(offer, world_size, Offer, settle, Terms)
@@ -279,13 +279,13 @@ class RemoteSource:
             watched=self._live,
         )
 
-    def _row_keeper(self) -> RowKeeper:
+    def _filling_channel(self) -> FillingChannel:
         if self._rows is None:
             options = self.epoch_options
             # as many as the channel may have on its way, of all servers; two at least, so that one
             # can be filled while one is taken
             room = max(2, self._options.prefetch_size * max(1, len(self._active)))
-            self._rows = RowKeeper(
+            self._rows = FillingChannel(
                 self._cluster, options.cache, room, options.timeout_s, self._pin_memory,
                 self._machine_rows,
             )  # fmt: skip
@@ -326,7 +326,7 @@ class RemoteSource:
         self._channel.start_epoch(self._epoch, batches)
         # only the servers' answer to the start of an epoch says whether rows come with the batches
         if self._rows is not None or self._channel.rows_apart:
-            self._row_keeper().begin(self._channel, len(self._to_come))
+            self._filling_channel().begin(self._channel, len(self._to_come))
 
     def _place(self, index: int, positions: Mapping[int, int]) -> tuple[int, int]:
         """Return who samples a batch, by position among those that sample, and the batch."""
@@ -513,7 +513,7 @@ class RemoteSource:
 
     def _with_rows(self, received: Received) -> Received:
         apart = ROWS in received.message
-        return self._row_keeper().fill_at_once(received) if apart else received
+        return self._filling_channel().fill_at_once(received) if apart else received
 
     def _ask_at_once(self, index: Tensor) -> SampleMessage:
         if self._producers.replaced:
@@ -534,7 +534,7 @@ class RemoteSource:
         return self.channel
 
     @property
-    def _receiver(self) -> "RemoteReceivingChannel | RowKeeper":
+    def _receiver(self) -> "RemoteReceivingChannel | FillingChannel":
         return self._channel if self._rows is None else self._rows
 
     @property

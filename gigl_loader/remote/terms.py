@@ -9,7 +9,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import check_same_options
 from gigl_loader.remote.compact import ByServer, Runs
-from gigl_loader.remote.machine_rows import RowsOffer, firsts_of_machines
+from gigl_loader.rowcache.machine import RowsOffer, firsts_of_machines
 from gigl_loader.seeds import SeedsTold, check_each_once, check_same_seeds
 from gigl_loader.transport.failures import Failure, rebuild
 

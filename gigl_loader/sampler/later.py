@@ -1,7 +1,7 @@
 """Rows that a sampler asks for and somebody reads later: for batches that are drawn ahead.
 
 The sampler does not notice: `gigl_loader.sampler.reader.GraphReader` hands out `LaterRows` where
-its ``peers`` are `Later`, and `gigl_loader.sampler.ahead` reads them.
+its ``peers`` are `Later`, and `gigl_loader.rowcache.pipeline` reads them.
 """
 
 from collections.abc import Callable

@@ -17,18 +17,13 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import UsageError
 from gigl_loader.memory import tensors
 from gigl_loader.options import CacheOptions, EpochOptions
+from gigl_loader.rowcache.look_ahead import AheadMemory, DrawnAhead, LookAhead
+from gigl_loader.rowcache.machine import MachineRows, name_of_rows, shared_memory
+from gigl_loader.rowcache.tables import remote_bytes, tables_for
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.transport import Security
 from gigl_loader.workers import messages
 from gigl_loader.workers.agreement import Agreement, PeerPlan
-from gigl_loader.workers.ahead import AheadMemory, DrawnAhead, LookAhead
-from gigl_loader.workers.machine_cache import (
-    MachineCache,
-    cache_of_machine,
-    name_of_rows,
-    remote_bytes,
-    tables_for,
-)
 from gigl_loader.workers.peers import Access, Assignment, Refusing, worker_name
 from gigl_loader.workers.rendezvous import Rendezvous
 
@@ -55,7 +50,7 @@ class AmongRanks:
         self._refusing: list[Refusing] = []
         self.access: Access | None = None
         """How workers answer those of other partitions; None: nobody asks."""
-        self.cache: MachineCache | None = None
+        self.cache: MachineRows | None = None
         """Rows of other machines, kept for all ranks of this one."""
         self.look_ahead: LookAhead | None = None
         """How far to draw ahead, where rows are kept."""
@@ -128,13 +123,13 @@ class AmongRanks:
         if options is None or not tables:
             agreement.share_cache(bytes)  # offers nothing: the other ranks wait for its word
             return
-        self.cache = cache_of_machine(tables, agreement.name_of_cache, agreement.share_cache)
+        self.cache = shared_memory(tables, agreement.name_of_cache, agreement.share_cache)
         # the cache is the machine's, what is drawn ahead this loader's alone: its memory goes to
         # each worker, also to those that take another's place
         drawn = tensors.share_tensor(torch.zeros(DrawnAhead.NUM_WORDS, dtype=torch.int64))
         rows = self.cache.rows
         self.look_ahead = LookAhead(rows, DrawnAhead(drawn.numpy()), options)
-        self._ahead = AheadMemory(self.cache.memory, drawn, rows.join())
+        self._ahead = AheadMemory(self.cache.shared, drawn, rows.join())
 
     def assignments(self) -> dict[str, Assignment]:
         """Return by worker's name whom this rank's workers ask; decoded anew at each call."""

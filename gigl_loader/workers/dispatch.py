@@ -14,8 +14,8 @@ from typing import Protocol
 
 from gigl_loader.memory.slots import Written
 from gigl_loader.message import AT_ONCE_STREAM, BatchTicket, Received, SampleMessage
+from gigl_loader.rowcache.look_ahead import STREAM, LookAhead
 from gigl_loader.workers import messages
-from gigl_loader.workers.ahead import STREAM, LookAhead
 from gigl_loader.workers.recovery import Recovery
 from gigl_loader.workers.restarts import Task
 from gigl_loader.workers.sampled_input import SeedOrders

@@ -321,6 +321,11 @@ class Answer(Generic[T]):
         self._reply, self._who, self._timeout_s, self._read = reply, who, timeout_s, read
         self._waited = waited
 
+    @property
+    def has_come(self) -> bool:
+        """Whether `wait` would not wait."""
+        return self._reply.done
+
     def wait(self) -> T:
         """Return it.
 

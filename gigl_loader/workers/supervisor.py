@@ -16,7 +16,8 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from gigl_loader.sampler import _cache_kernels, _kernels, _packing_kernels, _tree_kernels
+from gigl_loader.rowcache import cache
+from gigl_loader.sampler import _kernels, _packing_kernels, _tree_kernels
 from gigl_loader.workers import messages, pipe, worker
 
 _PR_SET_PDEATHSIG = 1
@@ -56,7 +57,7 @@ def _at_end_of_parent(number: signal.Signals) -> None:
 def _load_kernels() -> None:
     _kernels.load()
     _packing_kernels.load()
-    _cache_kernels.load()
+    cache.load()
     _tree_kernels.load()
 
 

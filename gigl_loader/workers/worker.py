@@ -33,16 +33,18 @@ from gigl_loader.memory.same_host import Offer, read_offers
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.slots import SlotWriter, Written
 from gigl_loader.message import AT_ONCE_STREAM, BatchTicket
-from gigl_loader.sampler.ahead import Filler, keep_structure
+from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.rowcache.drawn import keep_structure
+from gigl_loader.rowcache.look_ahead import STREAM, AheadMemory, AheadTasks, DrawnAhead, Waiting
+from gigl_loader.rowcache.pipeline import NOT_PLANNED, Pipeline
 from gigl_loader.sampler.apart import rows_apart
 from gigl_loader.sampler.later import Later
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
 from gigl_loader.sampler.questions import Peers
-from gigl_loader.sampler.row_cache import RowCache
+from gigl_loader.sampler.reader import Scratch
 from gigl_loader.threads import new_thread
 from gigl_loader.workers import messages, pipe
-from gigl_loader.workers.ahead import STREAM, AheadMemory, AheadTasks, DrawnAhead, Waiting
 from gigl_loader.workers.peers import Answering, Asking, Assignment
 from gigl_loader.workers.setup import Plugins, WorkerSetup
 
@@ -308,7 +310,7 @@ class Worker:
         assert self._drawn is not None
         assert self._asking is not None
         here = {self._setup.view.partition_idx, *self._setup.view.same_host}
-        filler = Filler(self._setup.view, self._asking, self._cache)
+        pipeline = Pipeline(self._asking, Scratch(), self._cache, self._user, view=self._setup.view)
         sampler: Sampler | None = None
         while True:
             waited = time.perf_counter()
@@ -317,7 +319,7 @@ class Worker:
             ticket = found.ticket if isinstance(found, Waiting) else found[0]
             try:
                 if isinstance(found, Waiting):
-                    self._fill(filler, found, idle_s)
+                    self._fill(pipeline, found, idle_s)
                     continue
                 request = self._request(ticket)
                 if request is None:
@@ -328,39 +330,37 @@ class Worker:
                 started = time.perf_counter()
                 fields = _all_fields(sampler, request, self._setup.view)
                 batch = keep_structure(fields, here)
-                is_ahead, wanted = ticket.stream == STREAM, batch.wanted()
+                is_ahead = ticket.stream == STREAM
                 drawn = Waiting(
                     ticket.generation, found[1], ticket, batch,
-                    self._cache.add(self._user, wanted) if is_ahead else -1,
+                    pipeline.add(batch) if is_ahead else NOT_PLANNED,
                     request.seeds.size, time.perf_counter() - started,
                 )  # fmt: skip
                 if is_ahead:
                     self._drawn.note(ticket.generation, found[1])
                     self._ahead.put_drawn(drawn)
-                    asked = self._cache.bytes_of(wanted)
+                    asked = self._cache.bytes_of(batch.wanted())
                     self._send((messages.DRAWN, ticket, asked, batch.nbytes))
                 else:
-                    self._fill(filler, drawn, idle_s)
+                    self._fill(pipeline, drawn, idle_s)
             except OSError as error:
                 if not self._report(ticket, error):
                     os._exit(0)
             except BaseException as error:
                 self._report(ticket, error)
 
-    def _fill(self, filler: Filler, drawn: Waiting, idle_s: float) -> None:
-        assert self._cache is not None
-        ticket, plans = drawn.ticket, {}
+    def _fill(self, pipeline: Pipeline, drawn: Waiting, idle_s: float) -> None:
+        ticket = drawn.ticket
         if self._generations.get(ticket.stream, (-1, None))[0] != ticket.generation:
-            self._cache.forget(drawn.number)
+            pipeline.forget(drawn.number)
             self._send((messages.STALE, ticket))
             return
         started = time.perf_counter()
-        if ticket.stream == STREAM:
-            plans = self._cache.plan(drawn.number, drawn.batch.wanted())
-        written = self._slots.write(filler.fill(drawn.batch, plans))
+        filling = pipeline.ask(drawn.batch, drawn.number)
+        written = pipeline.complete(filling, self._slots.write)
         stats = {
             "seeds": drawn.num_seeds, "idle_s": idle_s, "sample_s": drawn.sample_s,
-            "gather_s": time.perf_counter() - started, "cached_rows": filler.num_cached,
+            "gather_s": time.perf_counter() - started, "cached_rows": filling.num_cached,
         }  # fmt: skip
         self._hand_over(ticket, drawn.position, written, stats)
 

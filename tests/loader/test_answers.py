@@ -18,7 +18,7 @@ from gigl_loader import (
     DistNeighborLoader,
     full_graph,
 )
-from gigl_loader.sampler.cache_tables import segment_bytes, tables_of
+from gigl_loader.rowcache.tables import segment_bytes, tables_of
 from gigl_loader.testing import TinyGraph
 
 GRAPH = TinyGraph.random(30, 90)

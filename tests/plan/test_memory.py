@@ -8,7 +8,7 @@ from jobs_by_hand import COSTS, JOB
 
 from gigl_loader.plan.memory import cache_bytes, graph_bytes, share_kept
 from gigl_loader.plan.model import estimate
-from gigl_loader.sampler.cache_tables import WINDOW, segment_bytes, tables_of
+from gigl_loader.rowcache.tables import WINDOW, segment_bytes, tables_of
 
 
 def test_memory_by_hand() -> None:
@@ -78,8 +78,9 @@ def test_the_machine_that_has_most_is_told() -> None:
 def test_ranks_of_a_machine_draw_ahead_for_their_share_of_its_cache() -> None:
     """The cache is one for the four ranks, so each draws a fourth as far ahead as one rank would.
 
-    As in `workers/ahead.py`: a window of the batches in which the cache turns over, up to twice as
-    long where the next use is further, or what twice the memory of the rows takes of drawn batches.
+    As in `rowcache/look_ahead.py`: a window of the batches in which the cache turns over, up to
+    twice as long where the next use is further, or what twice the memory of the rows takes of
+    drawn batches.
     """
     for dim, cache, bound in ((1000, 0.2, "window"), (100, 0.9, "memory")):
         job = replace(JOB, machines=2, ranks_per_machine=4, dim=dim, cache=cache)

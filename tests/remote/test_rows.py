@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, ProtocolError, ServerDiedError
 from gigl_loader.remote.messages import RowBook
-from gigl_loader.remote.rows import Fetched, RowQuestions, owner_of_rows
-from gigl_loader.sampler.apart import RowsApart
+from gigl_loader.remote.rows import RowQuestions
+from gigl_loader.sampler.questions import RowsRequest
 from gigl_loader.transport.codec import ArraySpec
 
 TABLE = np.array([2, 0, 1, 1, 2, 0, 2, 2, 1, 0], np.int64)
@@ -25,7 +25,15 @@ BOOKS = [
 ]
 HOLDERS = [4, 0, 2]
 """The servers of partitions 0, 1 and 2."""
-USERS = RowsApart("x", "node_features", "user", "n_id", "float32", (2,))
+
+
+def _ask(questions: RowQuestions, *asked: tuple[int, np.ndarray]) -> list[Any]:
+    """Ask for rows of users; what is answered last stands where it came to lie."""
+    found = []
+    for server, ids in asked:
+        out = np.zeros((ids.size, 2), np.float32)
+        found.append(questions.rows(server, RowsRequest("node_features", "user", ids), out))
+    return found
 
 
 class _Reply:
@@ -99,7 +107,7 @@ class _Cluster:
 
 @contextmanager
 def _questions(cluster: Any, timeout_s: float = 60.0) -> Iterator[RowQuestions]:
-    one = RowQuestions(cluster, bytearray, timeout_s)
+    one = RowQuestions(cluster, timeout_s)
     try:
         one.meet()
         yield one
@@ -144,12 +152,12 @@ def test_answers_land_in_the_order_of_the_question() -> None:
     cluster = _Cluster()
     cluster.go_on.clear()
     with _questions(cluster) as questions:
-        fetched = questions.ask(USERS, [(4, np.array([9, 1])), (2, np.array([0])), (0, TABLE[:0])])
+        coming = _ask(questions, (4, np.array([9, 1])), (2, np.array([0])), (0, TABLE[:0]))
         assert [one[0] for one in cluster.asked] == [4, 2, 0], "all are asked before one answers"
-        assert not fetched.has_come
+        assert not any(one.has_come for one in coming)
         cluster.go_on.set()
-        assert fetched.wait().tolist() == [[9, 4], [1, 4], [0, 2]]
-        assert fetched.has_come
+        assert [one.wait().values.tolist() for one in coming] == [[[9, 4], [1, 4]], [[0, 2]], []]
+        assert all(one.has_come for one in coming)
     assert cluster.asked[0] == (4, "node_features", "user", [9, 1])
 
 
@@ -157,18 +165,19 @@ def test_a_twin_is_asked_for_a_lost_server_and_connections_are_kept() -> None:
     cluster = _Cluster()
     with _questions(cluster) as questions:
         for _ in range(2):
-            questions.ask(USERS, [(4, TABLE)]).wait()
+            _ask(questions, (4, TABLE))[0].wait()
         cluster.stand_ins[4] = 3
-        assert questions.ask(USERS, [(4, np.array([5]))]).wait().tolist() == [[5, 3]]
+        (coming,) = _ask(questions, (4, np.array([5])))
+        assert coming.wait().values.tolist() == [[5, 3]]
         former = cluster.connections[3]
         cluster.connections[3] = _Link(3, cluster)  # it was started again
-        questions.ask(USERS, [(4, TABLE)]).wait()
+        _ask(questions, (4, TABLE))[0].wait()
         assert [
             len(one.dialled) for one in (cluster.connections[4], former, cluster.connections[3])
         ] == [1] * 3
         questions.hang_up()
         assert cluster.connections[4].hung_up == cluster.connections[4].dialled
-        questions.ask(USERS, [(4, TABLE)]).wait()
+        _ask(questions, (4, TABLE))[0].wait()
         assert len(cluster.connections[3].dialled) == 2, "the next question connects again"
     assert cluster.connections[3].hung_up == cluster.connections[3].dialled
 
@@ -178,11 +187,12 @@ def test_who_does_not_answer_is_named() -> None:
     with _questions(cluster) as questions:
         cluster.refuses = {2}
         with pytest.raises(ServerDiedError, match="server 2: no connection"):
-            questions.ask(USERS, [(4, TABLE), (2, TABLE)])
+            _ask(questions, (4, TABLE), (2, TABLE))
         cluster.lost = {0}
-        fetched = questions.ask(USERS, [(4, TABLE), (0, TABLE)])
+        there, lost = _ask(questions, (4, TABLE), (0, TABLE))
+        assert there.wait().values[:, 0].tolist() == TABLE.tolist()
         with pytest.raises(ServerDiedError, match="server 0: it is gone"):
-            fetched.wait()
+            lost.wait()
 
 
 def test_a_wait_has_a_deadline() -> None:
@@ -192,23 +202,4 @@ def test_a_wait_has_a_deadline() -> None:
         _questions(cluster, timeout_s=0.05) as questions,
         pytest.raises(PeerTimeoutError, match="rows that were asked for did not come in time"),
     ):
-        questions.ask(USERS, [(4, TABLE)]).wait()
-
-
-def test_rows_that_nobody_is_asked_for_are_there() -> None:
-    rows = np.zeros((0, 2))
-    assert Fetched(rows).has_come
-    assert Fetched(rows).wait() is rows
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "owner"),
-    [
-        ("node_features", "user", ("node", "user")),
-        ("node_labels", "user", ("node", "user")),
-        ("edge_features", ("a", "to", "b"), ("edge", ("a", "to", "b"))),
-        ("node_attributes", ("user", "age"), ("node", "user")),
-    ],
-)
-def test_all_rows_of_a_type_have_one_owner(kind: str, name: Any, owner: Any) -> None:
-    assert owner_of_rows(RowsApart("k", kind, name, "n_id", "float32", ())) == owner
+        _ask(questions, (4, TABLE))[0].wait()

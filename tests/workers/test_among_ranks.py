@@ -110,7 +110,7 @@ def test_who_keeps_rows_has_a_cache_and_looks_ahead_and_who_does_not_has_not(mon
     (*_, has_cache, _), memory = one.introduction(0, one.assignments())
     assert has_cache
     assert memory is not None
-    assert memory.cache is one.cache.memory
+    assert memory.cache is one.cache.shared
     assert memory.user == 0
     one.release_cache()
     assert (one.cache, one.look_ahead) == (None, None)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
+from gigl_loader.rowcache.look_ahead import LookAhead
 from gigl_loader.testing import TinyGraph
 from gigl_loader.workers import restarts
-from gigl_loader.workers.ahead import LookAhead
 from gigl_loader.workers.sampled_input import epoch_order
 
 GRAPH = TinyGraph.random(50, 300)

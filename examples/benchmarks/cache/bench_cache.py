@@ -24,13 +24,13 @@ from gigl_loader import DistDataset
 from gigl_loader.memory.segments import array_in, nbytes_of
 from gigl_loader.message import EDGE_INDEX, NODE, BatchTicket
 from gigl_loader.options import CacheOptions
-from gigl_loader.sampler.cache_tables import CacheMemory, Table, segment_bytes
+from gigl_loader.rowcache.cache import RowCache, load
+from gigl_loader.rowcache.look_ahead import DrawnAhead, LookAhead
+from gigl_loader.rowcache.tables import CacheMemory, Table, segment_bytes
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.packing import pack_ints, pack_runs
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.sampler.row_cache import RowCache, warm_up
 from gigl_loader.testing import as_worker_gets
-from gigl_loader.workers.ahead import DrawnAhead, LookAhead
 
 FANOUTS, ROW_BYTES, SHARES = (15, 10), 400, (0.05, 0.1, 0.2, 0.4)
 OWNER = ("node", "rows")
@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     num_ids = 1 << args.scale
-    warm_up()
+    load()
     lines = [f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} CPUs, numpy "
              f"{np.__version__}: {num_ids:,} nodes, {args.edges * num_ids:,} edges, "
              f"{args.parts} random parts, fan-outs {list(FANOUTS)}.", "", HEADER]  # fmt: skip

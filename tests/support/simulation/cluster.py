@@ -5,8 +5,8 @@ the servers, producers and who leads their creation (`remote.source`, `service`)
 on before their workers talk (`workers.agreement`), the schedule of batches (`workers.producer` and
 what it is made of, `remote.shared`), the channel, the epoch over all ranks (`loader.world`,
 `loader.epoch`), the saving of states, and how all of them go on after a server was lost; where a
-rank keeps rows, drawing ahead, what is kept by next use, and filling (`remote.row_cache`,
-`sampler.row_cache`, `workers.ahead`). What is modelled: the network, the answers with rows, the
+rank keeps rows, drawing ahead, what is kept by next use, and filling (`remote.filling_channel`,
+`rowcache`). What is modelled: the network, the answers with rows, the
 process group's collectives, workers (their time; a batch is its seeds), the model's step.
 """
 
@@ -41,13 +41,13 @@ from gigl_loader.remote import (
     cluster,
     connection,
     endpoint,
+    filling_channel,
     handout,
     leader,
     patience,
     producer_table,
     producers,
     rendezvous,
-    row_cache,
     rows,
     service,
     shared,
@@ -59,7 +59,7 @@ from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.source import RemoteSource
-from gigl_loader.sampler import cache_tables as tables
+from gigl_loader.rowcache import tables as tables
 from gigl_loader.testing._graphs import TinyGraph
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, among_ranks, inbox, producer, recovery, sampled_input
@@ -73,8 +73,8 @@ from support.simulation.world import Process, World
 
 _MODULES = (
     agreement, among_ranks, channel, client, cluster, endpoint, handout, inbox, iterator, leader,
-    connection, loader_world, patience, producer, producers, recovery, rendezvous, row_cache, rows,
-    sampled_input, service, shared, producer_table, source, supplier, tables,
+    connection, loader_world, patience, producer, producers, recovery, rendezvous, filling_channel,
+    rows, sampled_input, service, shared, producer_table, source, supplier, tables,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 # of simulated time: longer than the longest outage that faults draw, so that joining is never what

@@ -2,8 +2,9 @@
 
 ::
 
-    server: a batch's seeds, and the ids of its rows --> rank: RowKeeper, RowCache, LookAhead
-                                                         as they are: what is kept by next use
+    server: a batch's seeds, and the ids of its rows --> rank: FillingChannel, RowCache,
+                                                         LookAhead as they are: what is kept by
+                                                         next use
     links of both machines, latency    <-- what misses --'
 
 A rank fills its batches with the package's own code, from rows that it keeps. What is modelled are
@@ -12,24 +13,24 @@ whoever takes a batch sees whether its rows are right.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.errors import PeerLostError
-from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
+from gigl_loader.memory.segments import Array, align
 from gigl_loader.memory.slots import Layout
 from gigl_loader.message import BATCH, NODE, ROWS
 from gigl_loader.remote.messages import RowBook
-from gigl_loader.remote.rows import Fetched, RowQuestions
-from gigl_loader.sampler.apart import RowsApart
-from gigl_loader.sampler.cache_tables import CacheMemory, segment_bytes
-from gigl_loader.sampler.row_cache import RowCache
+from gigl_loader.remote.rows import ComingRows, RowQuestions
+from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.rowcache.look_ahead import DrawnAhead
+from gigl_loader.rowcache.tables import CacheMemory, segment_bytes
+from gigl_loader.sampler.questions import RowsRequest
 from gigl_loader.transport import End
-from gigl_loader.workers.ahead import DrawnAhead
 from support.simulation.world import SimFuture
 
 if TYPE_CHECKING:
@@ -53,27 +54,23 @@ class _WithoutMarks(DrawnAhead):
     NUM_WORDS = 8
 
 
-class _OwnMemory:
-    """Stands in for `gigl_loader.remote.machine_rows.MachineRows`: each rank keeps its own rows."""
+def _own_memory(tables: dict[Any, Any], _: Any = None) -> Any:
+    """Return memory of this process with a new cache, without descriptors.
 
-    @classmethod
-    def new(cls) -> "_OwnMemory":
-        return cls()
-
-    def cache(self, tables: dict[Any, Any]) -> RowCache:
-        """Return a new cache in memory of this process, without descriptors."""
-        made = RowCache(CacheMemory(np.zeros(segment_bytes(tables), np.uint8), tables))
-        made.initialise()
-        return made
+    Stands in for `gigl_loader.rowcache.machine.memory_for`: each rank keeps its own rows.
+    """
+    made = RowCache(CacheMemory(np.zeros(segment_bytes(tables), np.uint8), tables))
+    made.initialise()
+    return SimpleNamespace(rows=made)
 
 
 class _OwnRows:
-    """Stands in for `gigl_loader.remote.machine_rows.OwnRows`: nothing is offered to others."""
+    """Stands in for `gigl_loader.rowcache.machine.RowsClaim`: nothing is offered to others."""
 
     offer = None
 
     @classmethod
-    def of(cls, *_: Any) -> "_OwnRows":
+    def of_store(cls, *_: Any) -> "_OwnRows":
         return cls()
 
     def agreed(self, offers: Any) -> None:
@@ -82,7 +79,7 @@ class _OwnRows:
 
 TABLES: dict[str, Any] = {
     "_MOST_BATCHES": 1 << 8, "_RING_SPARE": 1 << 10, "DrawnAhead": _WithoutMarks,
-    "MachineRows": _OwnMemory, "OwnRows": _OwnRows,
+    "memory_for": _own_memory, "RowsClaim": _OwnRows,
 }  # fmt: skip
 """Of a cache: batches known at once, and references beyond those of a window. Batches here have a
 thousandth of the rows of real ones, and a process has a cache of each rank."""
@@ -134,19 +131,13 @@ class SimulatedRows(RowQuestions):
         self._server_of = list(range(num))
         self._books = {("node", _TYPE): RowBook("node", _TYPE, law.rows, bounds=ends)}
 
-    def ask(self, spec: RowsApart, asked: Sequence[tuple[int, Array]]) -> Fetched:
+    def rows(self, server: int, request: RowsRequest, out: Array) -> ComingRows:
         """Return rows that come once they are through the links of both machines."""
-        shape = (sum(ids.size for _, ids in asked), *spec.shape)
-        rows = array_in(self._take(nbytes_of(spec.dtype, shape)), spec.dtype, shape, 0)
-        if shape[0] == 0:
-            return Fetched(rows, [], self._timeout_s)
-        # filled at once; the future below says when they would be there
-        rows[:, 0] = np.concatenate([ids for _, ids in asked])
+        out[:, 0] = request.ids  # filled at once; the future says when they would be there
         world, answer = self.job.world, SimFuture(self.job.world)
-        # one future for all servers: rows are used when the last of them are there
-        arrival = max(self._arrival(server, ids.size) for server, ids in asked)
+        arrival = self._arrival(server, request.ids.size)
         world.clock.call_later(arrival - world.clock.now, lambda: answer.set_result(None))
-        return Fetched(rows, [answer], self._timeout_s)
+        return ComingRows(out, answer, self._timeout_s)
 
     def _arrival(self, server: int, count: int) -> float:
         """Return when a server's rows are there.

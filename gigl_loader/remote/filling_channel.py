@@ -2,12 +2,12 @@
 
 ::
 
-    server: structure --> drawn --> RowCache.add: next uses are known a window ahead
-                          plan()  <-- in order --- ask the owners for what is not here
-                          fill    <-- answers, kept rows --> filled --> next()
+    server: structure --> drawn --> Pipeline.add: next uses are known a window ahead
+                          Pipeline.ask <-- in order --- ask the owners for what is not here
+                          complete     <-- answers, kept rows --> filled --> next()
 
 One thread does all of it in the order of the epoch. What is kept is shared with the other ranks of
-the machine (`gigl_loader.remote.machine_rows`), who store rows in slots that this one reads: so a
+the machine (`gigl_loader.rowcache.machine`), who store rows in slots that this one reads: so a
 batch copies what is here when it asks for the rest, and looks afterwards what it has got. Only this
 machine knows what it holds; servers are asked for rows by id, and a row never changes, so a server
 that was started again makes nothing stale.
@@ -15,10 +15,9 @@ that was started again makes nothing stale.
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,20 +25,23 @@ import numpy as np
 from gigl_loader.errors import GiglLoaderError, PeerError, PeerTimeoutError, UsageError
 from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
 from gigl_loader.memory.tensors import tensor_in
-from gigl_loader.message import ROWS, Received, SampleMessage
+from gigl_loader.message import ROWS, Field, Received, SampleMessage
 from gigl_loader.options import CacheOptions
 from gigl_loader.remote.buffers import BufferPool, PoolRoom
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.cluster import Cluster
-from gigl_loader.remote.machine_rows import MachineRows
-from gigl_loader.remote.rows import Fetched, RowQuestions, owner_of_rows
-from gigl_loader.sampler.ahead import READY_S, Patience, Remote, RemoteRows
-from gigl_loader.sampler.apart import RowsApart, read_rows_apart
-from gigl_loader.sampler.cache_tables import Matrix, Owner, tables_of
-from gigl_loader.sampler.reader import gather_rows
-from gigl_loader.sampler.row_cache import MISSING, RowCache
+from gigl_loader.remote.rows import RowQuestions
+from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.rowcache.drawn import DrawnBatch, keep_structure
+from gigl_loader.rowcache.look_ahead import DrawnAhead, LookAhead
+from gigl_loader.rowcache.machine import MachineRows, memory_for
+from gigl_loader.rowcache.pipeline import NOT_PLANNED, Filling, Pipeline
+from gigl_loader.rowcache.remote_rows import READY_S
+from gigl_loader.rowcache.tables import Matrix, Owner, owner_of, tables_of
+from gigl_loader.sampler.apart import read_rows_apart
+from gigl_loader.sampler.later import LaterRows
+from gigl_loader.sampler.reader import Split
 from gigl_loader.threads import new_thread
-from gigl_loader.workers.ahead import DrawnAhead, LookAhead
 
 _UNDER_WAY = 3
 """Batches whose rows are asked for at once: the next questions wait at the servers already."""
@@ -50,62 +52,25 @@ _JOIN_S = 2.0
 
 
 @dataclass
-class _Batch:
+class _Unfilled:
     """A batch that came without rows."""
 
     received: Received
     order: list[str]
-    specs: list[RowsApart]
-    remote: dict[tuple[Owner, str], Remote] = field(default_factory=dict)
-    """By owner and key of the tensor with the ids; of an owner, the first are planned."""
-    number: int = -1
-    """In the cache; -1: none."""
+    drawn: DrawnBatch
+    """Its fields are those with rows."""
+    number: int = NOT_PLANNED
+    """In the cache."""
+    filling: Filling | None = None
+    """Its rows, once they were asked for."""
 
-    def specs_of(self, owner: Owner, key: str) -> list[RowsApart]:
-        """Return the tensors of rows with these ids that have columns."""
-        return [one for one in self.specs if _place_of(one) == (owner, key) and 0 not in one.shape]
-
-    def wanted(self) -> dict[Owner, Array]:
-        """Return by owner the ids that the cache is told of."""
-        found: dict[Owner, Array] = {}
-        for (owner, _), remote in self.remote.items():
-            found.setdefault(owner, remote.ids)
-        return found
+    @property
+    def rows(self) -> Filling:
+        assert self.filling is not None, "rows of this batch were asked for"
+        return self.filling
 
 
-@dataclass
-class _Filling:
-    """A batch whose rows are on their way."""
-
-    batch: _Batch
-    counts: "_Counts"
-    is_alone: bool
-    """Whether no other process or loader used the cache when the rows were asked for."""
-    rows: dict[tuple[Owner, str], RemoteRows] = field(default_factory=dict)
-    fetched: list[Fetched] = field(default_factory=list)
-    """All that were asked for."""
-
-    def store(self) -> None:
-        """Wait for the answers, and let the cache have what it is to keep."""
-        for one in self.rows.values():
-            one.store()
-
-    def store_if_there(self) -> None:
-        """Do so if none has to be waited for."""
-        if all(one.has_come for one in self.fetched):
-            self.store()
-
-    def abandon(self) -> None:
-        """Let nobody wait for rows of this batch, which is not filled."""
-        for one in self.rows.values():
-            one.abandon()
-
-
-def _place_of(spec: RowsApart) -> tuple[Owner, str]:
-    return owner_of_rows(spec), spec.ids
-
-
-class RowKeeper:
+class FillingChannel:
     """Receives batches without rows, and hands them out with theirs.
 
     Args:
@@ -125,16 +90,15 @@ class RowKeeper:
         self._machine_rows = machine_rows
         self._options, self._room, self._timeout_s = options, room, timeout_s
         self._pin, self._pool = pin_memory, BufferPool(pin_memory)
-        # half of the limit at most, so that there is time left to fetch what others did not
-        self._patience = Patience(min(READY_S, timeout_s / 2))
-        self._questions = RowQuestions(cluster, self._pool.take_leased, timeout_s)
+        self._questions = RowQuestions(cluster, timeout_s)
         # connections of its own, since answers come in the order of the questions: a batch beside
         # the epoch would wait for the rows of several batches of it
-        self._at_once = RowQuestions(cluster, self._pool.take_leased, timeout_s)
+        self._at_once = RowQuestions(cluster, timeout_s)
         """Row requests of batches beside the epoch, which another thread fills."""
         self._cache: RowCache | None = None
+        self._pipeline = self._pipeline_of(self._questions)
         self._look_ahead: LookAhead | None = None
-        self._sequence = self._user = -1
+        self._sequence = -1
         self._channel: RemoteReceivingChannel | None = None
         # guards `_filled`, `_error` and the flags, which two threads use: the one that fills, and
         # the one that takes. The cache and what is drawn or asked belong to the first alone
@@ -145,6 +109,14 @@ class RowKeeper:
         self._filled: deque[Received] = deque()
         self._error: Exception | None = None
         self._last_progress = 0.0
+
+    def _pipeline_of(
+        self, questions: RowQuestions, cache: RowCache | None = None, user: int = 0
+    ) -> Pipeline:
+        # half of the limit at most, so that there is time left to fetch what others did not
+        ready_s = min(READY_S, self._timeout_s / 2)
+        room = PoolRoom(self._pool)
+        return Pipeline(questions, room, cache, user, ready_s=ready_s, is_only=True)
 
     # -- epochs ---------------------------------------------------------------------------------
 
@@ -193,6 +165,7 @@ class RowKeeper:
             self._changed.notify_all()
         self.stop()
         self._cache = self._look_ahead = self._machine_rows = None  # gone with its last user
+        self._pipeline = self._pipeline_of(self._questions)
         self._questions.close()
         self._at_once.close()
 
@@ -203,8 +176,9 @@ class RowKeeper:
             PeerError: A server is gone, or did not answer in time.
         """
         self._at_once.meet()
-        filling = self._asked_for(_described(received, self._at_once), self._at_once, {})
-        return self._filled_up(filling)
+        pipeline, batch = self._pipeline_of(self._at_once), _described(received, self._at_once)
+        batch.filling = pipeline.ask(batch.drawn)
+        return self._filled_up(pipeline, batch)
 
     # -- taking ---------------------------------------------------------------------------------
 
@@ -269,18 +243,17 @@ class RowKeeper:
 
     def _fill_each(self, total: int) -> None:
         """Go through the epoch: draw ahead, ask for rows, fill, each as soon as it can be."""
-        drawn: deque[_Batch] = deque()
-        asked: deque[_Filling] = deque()
+        drawn: deque[_Unfilled] = deque()
+        asked: deque[_Unfilled] = deque()
         try:
             self._fill_drawn(total, drawn, asked)
         finally:  # of an epoch that was broken off
-            if self._cache is not None:
-                for batch in drawn:  # the cache would keep rows for them that nobody comes for
-                    self._cache.forget(batch.number)
-            for filling in asked:
-                filling.abandon()
+            for batch in drawn:  # the cache would keep rows for them that nobody comes for
+                self._pipeline.forget(batch.number)
+            for batch in asked:
+                batch.rows.abandon()
 
-    def _fill_drawn(self, total: int, drawn: deque[_Batch], asked: deque[_Filling]) -> None:
+    def _fill_drawn(self, total: int, drawn: deque[_Unfilled], asked: deque[_Unfilled]) -> None:
         assert self._channel is not None, "`begin` sets it"
         num_drawn = num_asked = 0
         while (num_asked < total or asked) and not self._stopped:
@@ -295,13 +268,14 @@ class RowKeeper:
                 drawn.append(self._drawn(total, received))
                 num_drawn += 1
             elif not wants and drawn and self._has_room(len(asked)):
-                asked.append(self._ask(drawn.popleft(), asked))
+                batch = drawn.popleft()
+                earlier = [one.rows for one in asked]
+                batch.filling = self._pipeline.ask(batch.drawn, batch.number, earlier)
+                asked.append(batch)
                 num_asked += 1
             elif asked:
-                # taken out only then: if this fails, `_fill_each` abandons its rows with the
-                # others'
-                self._hand_over(self._filled_up(asked[0], asked))
-                asked.popleft()
+                under_way = [one.rows for one in asked]
+                self._hand_over(self._filled_up(self._pipeline, asked.popleft(), under_way))
             else:
                 self._wait_for_room()
 
@@ -327,7 +301,7 @@ class RowKeeper:
             self._last_progress = time.monotonic()
             self._changed.notify_all()
 
-    def _drawn(self, total: int, received: Received) -> _Batch:
+    def _drawn(self, total: int, received: Received) -> _Unfilled:
         """Note what a batch is going to need."""
         message = received.message
         # it may lie in the server's memory, which a window of batches would fill
@@ -335,199 +309,105 @@ class RowKeeper:
             message = {key: tensor.clone() for key, tensor in message.items()}
         batch = _described(replace(received, message=message), self._questions)
         if self._cache is None and self._options is not None:
-            self._make_cache(self._options, batch, total)
+            self._make_cache(self._options, batch.drawn, total)
+        batch.number = self._pipeline.add(batch.drawn)
         if self._cache is not None and self._look_ahead is not None:
-            wanted = batch.wanted()
-            batch.number = self._cache.add(self._user, wanted)
             # ids and edges that wait for their rows: they bound the look-ahead where rows are
             # narrow
             kept = sum(tensor.nbytes for tensor in batch.received.message.values())
-            self._look_ahead.count(self._sequence, self._cache.bytes_of(wanted), kept)
+            asked = self._cache.bytes_of(batch.drawn.wanted())
+            self._look_ahead.count(self._sequence, asked, kept)
         self._last_progress = time.monotonic()
         return batch
 
-    def _make_cache(self, options: CacheOptions, batch: _Batch, total: int) -> None:
+    def _make_cache(self, options: CacheOptions, batch: DrawnBatch, total: int) -> None:
         """Make the memory for rows: the first batch says which there are."""
         matrices: dict[Owner, dict[Matrix, tuple[str, tuple[int, ...]]]] = {}
-        for one in batch.specs:
+        for one in batch.fields:
+            later: Any = one.write
             # of a matrix without columns nothing can be kept, and its rows are made on the spot
-            if 0 not in one.shape:
-                rows = matrices.setdefault(owner_of_rows(one), {})
-                rows[one.kind, one.name] = (one.dtype, one.shape)
+            if 0 not in (shape := one.shape[1:]):
+                rows = matrices.setdefault(owner_of(later.kind, later.name), {})
+                rows[later.kind, later.name] = (one.dtype, shape)
         # all rows count as those of other machines: a compute process owns none
         sizes = {owner: self._questions.num_ids(owner) for owner in matrices}
         matrices = {owner: some for owner, some in matrices.items() if sizes[owner]}
         if not matrices:
             return
         tables = tables_of(matrices, sizes, sizes, options.size)
-        shared = self._machine_rows or MachineRows.new()
         # other loaders may keep other matrices there: then this one keeps its rows for itself
-        self._cache = shared.cache(tables) or MachineRows.new().cache(tables)
-        assert self._cache is not None, "a new one is for these rows"
-        self._user = self._cache.join()
+        self._cache = memory_for(tables, self._machine_rows).rows
+        self._pipeline = self._pipeline_of(self._questions, self._cache, self._cache.join())
         # memory of this process: no worker reads it, one thread draws and fills
         drawn = DrawnAhead(np.zeros(DrawnAhead.NUM_WORDS, np.int64))
         self._look_ahead = LookAhead(self._cache, drawn, options)
         self._look_ahead.begin(self._sequence, total)
 
-    def _ask(self, batch: _Batch, earlier: Iterable[_Filling]) -> _Filling:
-        """Decide what is kept of a batch's rows, and ask for those that are not here."""
-        if self._cache is None:
-            return self._asked_for(batch, self._questions, {})
-        wanted = batch.wanted()
-        plans = self._cache.plan(batch.number, wanted)
-        try:
-            return self._asked_for(batch, self._questions, dict(plans), earlier)
-        except GiglLoaderError:
-            for owner, plan in plans.items():
-                # other processes find these slots planned, and would wait for rows that do not come
-                kept = np.flatnonzero(plan < MISSING)
-                if kept.size:
-                    self._cache.abandon(owner, -2 - plan[kept], wanted[owner][kept])
-            raise
-
-    def _asked_for(
-        self, batch: _Batch, questions: RowQuestions, plans: dict[Owner, Array],
-        earlier: Iterable[_Filling] = (),
-    ) -> _Filling:  # fmt: skip
-        is_alone = self._is_alone()
-        filling = _Filling(batch, _Counts(), is_alone)
-        for (owner, key), remote in batch.remote.items():
-            specs = {(one.kind, one.name): one for one in batch.specs_of(owner, key)}
-            # the cache plans once for an owner; further tensors of it with other ids fetch all of
-            # their rows
-            plan = plans.pop(owner, None)
-            kept = () if self._cache is None else self._cache.matrices(owner)
-            # a slot has rows of all matrices of its owner. Of some of them only, none may be stored
-            if plan is None or set(remote.matrices) != set(kept):
-                plan = np.full(remote.ids.size, MISSING, np.int32)
-            ask = partial(_ask_rows, questions, specs, filling)
-            filling.rows[owner, key] = RemoteRows(
-                owner, remote, plan, self._cache, ask, PoolRoom(self._pool),
-                # a row that is planned to be here may be on its way for one of these, and its slot
-                # be another row's by then
-                [one.rows[owner, key] for one in earlier if (owner, key) in one.rows], is_alone,
-            )  # fmt: skip
-        return filling
-
-    def _is_alone(self) -> bool:
-        """Return whether nobody else uses the cache; what one who joins takes is fetched again."""
-        return self._cache is None or self._cache.num_users == 1
-
     # -- a batch with its rows ------------------------------------------------------------------
 
-    def _filled_up(self, filling: _Filling, under_way: Iterable[_Filling] = ()) -> Received:
+    def _filled_up(
+        self, pipeline: Pipeline, batch: _Unfilled, under_way: Iterable[Filling] = ()
+    ) -> Received:
         """Return a batch with its rows; meanwhile rows of those under way are stored."""
-        batch, counts = filling.batch, filling.counts
-        if not batch.specs:
+        if not batch.drawn.fields:
             return batch.received
-        started = time.perf_counter()
+        started, waited_s = time.perf_counter(), 0.0
 
-        def meanwhile() -> None:
-            for one in under_way:
-                one.store_if_there()
+        def write(fields: list[Field]) -> SampleMessage:
+            nonlocal waited_s
+            waited_s = time.perf_counter() - started
+            return self._written(fields)
 
-        for one in filling.rows.values():
-            one.wait()
-        # looked at again: a loader that came since would wait for these rows
-        if not (filling.is_alone and self._is_alone()):
-            filling.store()  # before anything of others is waited for, so that none goes around
-        for one in filling.rows.values():
-            self._patience.wait(one, meanwhile)
-        counts.waited_s = time.perf_counter() - started
-        message = {**batch.received.message, **self._written(batch, filling.rows)}
-        filling.store()  # alone, what the batch has is not copied before its slots are written
+        found = pipeline.complete(batch.rows, write, under_way)
+        message = {**batch.received.message, **found}
         # as the sampler had them, and not with the rows at the end
         message = {key: message[key] for key in batch.order}
-        counts.took_s = time.perf_counter() - started
-        counts.needed = sum(
-            remote.ids.size * len(remote.matrices) for remote in batch.remote.values()
-        )
-        stats = counts.added_to(batch.received.stats, self._options is not None)
-        return replace(batch.received, message=message, stats=stats)
+        return replace(
+            batch.received, message=message,
+            stats=self._stats(batch, waited_s, time.perf_counter() - started),
+        )  # fmt: skip
 
-    def _written(self, batch: _Batch, rows: dict[tuple[Owner, str], RemoteRows]) -> SampleMessage:
+    def _stats(self, batch: _Unfilled, waited_s: float, took_s: float) -> dict[str, Any]:
+        """Return what the batch's worker measured, with what was measured here, in seconds."""
+        stats, rows = batch.received.stats, batch.rows
+        received = {**stats.get("received", {}), "rows": rows.counts.nbytes}
+        # below zero where rows were fetched a second time after others took their slots
+        hits = {} if self._options is None else {"cached_rows": max(0, rows.num_cached)}
+        return {
+            **stats, "received": received, "rows_from": dict(rows.counts.by_owner), **hits,
+            "network_s": waited_s, "gather_s": stats.get("gather_s", 0.0) + took_s,
+        }  # fmt: skip
+
+    def _written(self, fields: list[Field]) -> SampleMessage:
         """Return the tensors of rows, one after the other in memory of their own."""
-        message = batch.received.message
-        shapes = {one.key: (message[one.ids].numel(), *one.shape) for one in batch.specs}
-        sizes = [align(nbytes_of(one.dtype, shapes[one.key])) for one in batch.specs]
+        sizes = [align(nbytes_of(one.dtype, one.shape)) for one in fields]
         buffer, at = self._pool.take_leased(sum(sizes)), 0
         found: SampleMessage = {}
-        for one, size in zip(batch.specs, sizes, strict=True):
-            out = array_in(buffer, one.dtype, shapes[one.key], at)
-            if out.size:
-                source, matrix = rows[_place_of(one)], (one.kind, one.name)
-                gather_rows(source.parts(matrix), out)
-                # after the copy: a slot that another process took meanwhile is seen now, its rows
-                # are fetched again
-                source.repair(matrix, out)
-            found[one.key] = tensor_in(buffer, one.dtype, shapes[one.key], at)
+        for one, size in zip(fields, sizes, strict=True):
+            one.write(array_in(buffer, one.dtype, one.shape, at))
+            found[one.key] = tensor_in(buffer, one.dtype, one.shape, at)
             at += size
         return found
 
 
-def _described(received: Received, questions: RowQuestions) -> _Batch:
+def _described(received: Received, questions: RowQuestions) -> _Unfilled:
     """Return a batch with what it says of the rows that it lacks."""
     message = dict(received.message)
     if ROWS not in message:
-        return _Batch(received, list(message), [])
+        return _Unfilled(received, list(message), keep_structure([]))
     order, specs = read_rows_apart(message.pop(ROWS).numpy())
-    batch = _Batch(replace(received, message=message), order, specs)
-    # each pair once, in the order of the batch: features and labels of the same ids share a plan
-    for position in dict.fromkeys(map(_place_of, specs)):
-        matrices = list(dict.fromkeys((one.kind, one.name) for one in batch.specs_of(*position)))
-        ids = message[position[1]].numpy()
-        if matrices and ids.size:
-            split = questions.by_owner(position[0], ids)
-            # server after server, so that what is asked of one is a slice and its answer lands in
-            # one piece
-            ordered = np.concatenate([ids[positions] for positions in split.values()])
-            batch.remote[position] = Remote(split, ordered, matrices)
-    return batch
+    # features and labels of the same ids are asked for by one split
+    splits: dict[tuple[Owner, str], Split] = {}
+    fields = []
+    for one in specs:
+        ids, place = message[one.ids].numpy(), (owner_of(one.kind, one.name), one.ids)
+        # a server need not know rows that nobody is asked for
+        if place not in splits and ids.size and 0 not in one.shape:
+            splits[place] = questions.by_owner(place[0], ids)
+        later = LaterRows(one.kind, one.name, ids, splits.get(place, {}), _not_here)
+        fields.append(Field(one.key, one.dtype, (ids.size, *one.shape), later))
+    return _Unfilled(replace(received, message=message), order, keep_structure(fields))
 
 
-def _ask_rows(
-    questions: RowQuestions, specs: dict[Matrix, RowsApart], filling: _Filling, matrix: Matrix,
-    remote: Remote, at: Array, *, again: bool = False,
-) -> Fetched:  # fmt: skip
-    """Ask for the rows of ``remote.ids[at]``; ``at`` ascends."""
-    # `at` counts in ids that are in order of the servers, so each server's part of it is a range
-    ends = np.cumsum([0, *(positions.size for positions in remote.split.values())])
-    cuts = np.searchsorted(at, ends)
-    pieces = [
-        (server, remote.ids[at[start:stop]])
-        for server, start, stop in zip(remote.split, cuts[:-1], cuts[1:], strict=True)
-        if start < stop
-    ]
-    fetched = questions.ask(specs[matrix], pieces)
-    filling.fetched.append(fetched)
-    filling.counts.add(specs[matrix], pieces)
-    return fetched
-
-
-@dataclass
-class _Counts:
-    """Counts of a batch's rows: bytes, seconds, hits."""
-
-    rows_from: Counter[int] = field(default_factory=Counter)
-    row_bytes: int = 0
-    needed: int = 0
-    """Rows that the batch has."""
-    waited_s: float = 0.0
-    took_s: float = 0.0
-
-    def add(self, spec: RowsApart, pieces: Iterable[tuple[int, Array]]) -> None:
-        """Count what was asked for: ids by server."""
-        for server, ids in pieces:
-            self.rows_from[server] += ids.size
-            self.row_bytes += ids.size * nbytes_of(spec.dtype, spec.shape)
-
-    def added_to(self, stats: dict[str, Any], has_cache: bool) -> dict[str, Any]:
-        """Return what the batch's worker measured, with this."""
-        received = {**stats.get("received", {}), "rows": self.row_bytes}
-        # below zero where rows were fetched a second time after others took their slots
-        hits = {"cached_rows": max(0, self.needed - self.rows_from.total())} if has_cache else {}
-        return {
-            **stats, "received": received, "rows_from": dict(self.rows_from), **hits,
-            "network_s": self.waited_s, "gather_s": stats.get("gather_s", 0.0) + self.took_s,
-        }  # fmt: skip
+def _not_here(out: Array) -> None:
+    raise UsageError("rows of servers are fetched, and not read by a sampler")

@@ -1,10 +1,11 @@
-"""One cache for a machine: who makes it, who maps it, and when it is gone."""
+"""One memory for a machine: who makes it, who maps it, for which rows, and when it is gone."""
 
-import dataclasses
 import gc
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,18 +14,27 @@ import pytest
 import torch.distributed as dist
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
-from gigl_loader.errors import ProtocolError
+from gigl_loader.errors import UsageError
 from gigl_loader.memory.mutex import holding
-from gigl_loader.sampler.cache_tables import Owner, Table
-from gigl_loader.sampler.row_cache import MISSING
+from gigl_loader.options import SAME_MEMORY_VARIABLE, CacheOptions
+from gigl_loader.rowcache import machine
+from gigl_loader.rowcache.cache import MISSING
+from gigl_loader.rowcache.machine import (
+    MachineRows,
+    RowsClaim,
+    firsts_of_machines,
+    memory_for,
+    name_of_rows,
+    shared_memory,
+)
+from gigl_loader.rowcache.tables import Owner, Table
 from gigl_loader.testing import TinyGraph, open_files
-from gigl_loader.workers import machine_cache
 from gigl_loader.workers.agreement import Agreement, _first_like, _Member
-from gigl_loader.workers.machine_cache import MachineCache, cache_of_machine, name_of_rows
 from gigl_loader.workers.rendezvous import StoreRendezvous
 
 OWNER: Owner = ("node", NODE)
 MATRIX = ("node_features", NODE)
+CONFIG = SimpleNamespace(with_edge=False, collect_features=True)
 
 
 def _tables(capacity: int, num_ids: int = 50) -> dict:
@@ -32,6 +42,13 @@ def _tables(capacity: int, num_ids: int = 50) -> dict:
         OWNER: Table(num_ids=num_ids, capacity=capacity, matrices={MATRIX: ("float32", (2,))},
                      references=100)
     }  # fmt: skip
+
+
+def _opened(first: MachineRows, tables: dict) -> MachineRows:
+    """Return the memory as another process has it."""
+    second = MachineRows.of(first.offer("rows"))
+    assert second.cache(tables) is second.rows
+    return second
 
 
 def _nobody_else(make) -> None:
@@ -47,10 +64,10 @@ def _num_held() -> tuple[int, int]:
 
 def test_what_one_rank_stores_the_other_reads_and_keeps() -> None:
     before = _num_held()  # of tests before this one, should they have left any
-    maker = MachineCache.new(_tables(10))
+    maker = memory_for(_tables(10))
     ids = {OWNER: np.arange(5)}
-    other = MachineCache.of(maker.offer, _tables(7))  # it would have kept fewer rows by itself
-    assert other.memory.tables[OWNER].capacity == 10
+    other = _opened(maker, _tables(7))  # it would have kept fewer rows by itself
+    assert other.shared.tables[OWNER].capacity == 10
     assert (maker.rows.join(), other.rows.join()) == (0, 1)
     plan = maker.rows.plan(maker.rows.add(0, ids), ids)[OWNER]
     values = np.arange(10, dtype=np.float32).reshape(5, 2)
@@ -68,14 +85,14 @@ def test_what_one_rank_stores_the_other_reads_and_keeps() -> None:
 @pytest.mark.multiprocess
 def test_a_rank_that_is_killed_while_it_holds_the_lock_is_survived() -> None:
     """The others go on with an empty cache, and what they had known before is fetched."""
-    maker = MachineCache.new(_tables(10))
+    maker = memory_for(_tables(10))
     ids, user = {OWNER: np.arange(5)}, maker.rows.join()
     numbers = [maker.rows.add(user, ids) for _ in range(3)]
     maker.rows.plan(numbers[0], ids)
     killed = os.fork()
     if killed == 0:
         try:
-            rank = MachineCache.of(maker.offer, _tables(10))
+            rank = _opened(maker, _tables(10))
             with holding(rank.rows._mutex, 10.0):
                 os.kill(os.getpid(), signal.SIGKILL)
         finally:
@@ -86,33 +103,71 @@ def test_a_rank_that_is_killed_while_it_holds_the_lock_is_survived() -> None:
     assert maker.rows.num_known == 0
 
 
-def test_a_cache_that_cannot_be_seen_or_is_for_other_rows_is_refused() -> None:
-    maker = MachineCache.new(_tables(10))
-    offer = maker.offer
-    mark = dataclasses.replace(offer.mark, secret=b"another machine's")
+def test_memory_that_cannot_be_seen_or_is_for_other_rows_is_not_used() -> None:
+    maker = memory_for(_tables(10))
+    offer = maker.offer("rows")
+    hidden = replace(offer, mark=replace(offer.mark, secret=b"another machine's"))
     with pytest.raises(OSError, match="cannot be seen"):
-        MachineCache.of(dataclasses.replace(offer, mark=mark), _tables(10))
-    with pytest.raises(ProtocolError, match="for other rows"):
-        MachineCache.of(offer, _tables(10, num_ids=5000))
-    with pytest.raises(ProtocolError, match="1 types of rows were offered for 0"):
-        MachineCache.of(offer, {})
-    for offered in (dataclasses.replace(offer, mark=mark), offer):
+        MachineRows.of(hidden)
+    opened = MachineRows.of(offer)
+    with pytest.raises(UsageError, match="has no cache"):
+        _ = opened.rows
+    (table,) = _tables(10).values()
+    for tables in (_tables(10, num_ids=5000), {**_tables(10), ("node", "else"): table}):
+        assert opened.cache(tables) is None
+        assert memory_for(tables, opened) is not opened, "it has one of its own"
+    assert memory_for(_tables(7), opened) is opened
+    for offered in (hidden, replace(offer, machine="another one"), replace(offer, what="else")):
         data = msgspec.msgpack.encode(offered)
-        found = cache_of_machine(_tables(10, 5000), "x", lambda make, data=data: data)
-        assert found.inode != maker.inode, "it has one of its own"
+        found = shared_memory(_tables(10), "x", lambda make, data=data: data)
+        assert found.region.inode != maker.region.inode, "it has one of its own"
+    found = shared_memory(_tables(10), "x", lambda make: b"no offer")
+    assert found.rows.num_known == 0
 
 
-def test_loaders_over_the_same_rows_have_one_cache() -> None:
-    first = cache_of_machine(_tables(10), "a", _nobody_else)
-    assert cache_of_machine(_tables(10), "a", _nobody_else) is first
-    assert cache_of_machine(_tables(10), "b", _nobody_else) is not first
-    assert cache_of_machine(_tables(10, 60), "a", _nobody_else) is not first
-    inode, offer = first.inode, msgspec.msgpack.encode(first.offer)
-    assert cache_of_machine(_tables(10), "a", lambda make: offer) is first
+def test_who_is_first_to_know_the_rows_makes_the_cache_and_others_map_it() -> None:
+    first = MachineRows.new()
+    second = MachineRows.of(first.offer("rows"))
+    made, ids = second.cache(_tables(10)), {OWNER: np.arange(5)}
+    assert made is not None
+    made.plan(made.add(made.join(), ids), ids)
+    seen = first.cache(_tables(10))
+    assert seen is not None
+    assert first.cache(_tables(10)) is seen
+    assert (seen.plan(seen.add(seen.join(), ids), ids)[OWNER] > MISSING).all()
+    assert seen.num_users == 2
+    del first, second, made, seen
+    gc.collect()
+    assert not [one for one in open_files() if "gigl_loader.rows" in one]
+
+
+def _shared(tables: dict, name: str) -> MachineRows:
+    return shared_memory(tables, name, lambda make: None)
+
+
+def test_loaders_over_the_same_rows_have_one_memory() -> None:
+    first = _shared(_tables(10), "a")
+    assert _shared(_tables(10), "a") is first
+    assert _shared(_tables(10), "b") is not first
+    assert _shared(_tables(10, 60), "a") is not first
+    offers: list[bytes] = []
+    shared_memory(_tables(10), "a", lambda make: offers.append(make()))
+    assert shared_memory(_tables(10), "a", lambda make: offers[0]) is first
+    inode = first.region.inode
     del first
     gc.collect()
-    assert inode not in [one.inode for one in machine_cache._kept.values()]
-    assert cache_of_machine(_tables(10), "a", _nobody_else).inode != inode
+    assert inode not in [one.region.inode for one in machine._kept.values()]
+    assert _shared(_tables(10), "a").region.inode != inode
+
+
+def test_the_first_rank_decides_how_much_is_kept() -> None:
+    """Whoever maps the memory first: it is as large before any other rank can see it."""
+    offers: list[bytes] = []
+    first = shared_memory(_tables(10), "first", lambda make: offers.append(make()))
+    (offer,) = [msgspec.msgpack.decode(one, type=machine.RowsOffer) for one in offers]
+    other = MachineRows.of(offer)
+    assert other.cache(_tables(7)) is not None
+    assert other.shared.tables[OWNER].capacity == 10 == first.shared.tables[OWNER].capacity
 
 
 def test_rows_are_the_same_where_the_tensors_are() -> None:
@@ -162,8 +217,8 @@ def test_ranks_need_not_name_their_types_in_one_order() -> None:
             for owner in owners[::order]
         }  # fmt: skip
 
-    maker = MachineCache.new(tables(1))
-    other = MachineCache.of(maker.offer, tables(-1))
+    maker = memory_for(tables(1))
+    other = _opened(maker, tables(-1))
     ids = {owner: np.arange(5) + at for at, owner in enumerate(owners)}
     user = maker.rows.join()
     plans = maker.rows.plan(maker.rows.add(user, ids), ids)
@@ -181,3 +236,33 @@ def test_ranks_need_not_name_their_types_in_one_order() -> None:
         assert other.rows.absent(owner, plans[owner], ids[owner]).size == 0
         for matrix, stored in values[owner].items():
             assert np.array_equal(other.rows.rows(owner, matrix)[plans[owner]], stored)
+
+
+class _Cluster:
+    """What rows belong to."""
+
+
+def test_ranks_agree_on_the_first_one_of_their_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    clusters = [_Cluster() for _ in range(3)]
+    sizes = [CacheOptions(size=0.2), CacheOptions(size=0.2), CacheOptions(size=1000)]
+    ranks = [
+        RowsClaim.of_store(one, size, CONFIG) for one, size in zip(clusters, sizes, strict=True)
+    ]
+    offers = [rank.offer for rank in ranks]
+    assert offers[0] is not None
+    away = replace(offers[0], machine="another one")
+    firsts = firsts_of_machines([None, *offers, away])
+    assert firsts == [offers[0]], "of what nobody else wants nothing has to be said"
+    memories = [rank.agreed(firsts) for rank in ranks]
+    inodes = [memory.region.inode for memory in memories]
+    assert inodes[0] == inodes[1] != inodes[2]
+    again = [RowsClaim.of_store(one, sizes[0], CONFIG).memory for one in clusters]
+    assert again[:2] == memories[:2], "another loader of the same process"
+    assert again[2] not in memories, "of another size"
+    hidden = replace(offers[0], mark=replace(offers[0].mark, secret=b"another machine's"))
+    other = RowsClaim.of_store(_Cluster(), sizes[0], CONFIG)
+    own = other.memory
+    assert other.agreed([hidden]) is own
+    monkeypatch.setenv(SAME_MEMORY_VARIABLE, "0")
+    assert other.offer is None
+    assert other.agreed(firsts) is own

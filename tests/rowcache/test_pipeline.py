@@ -1,5 +1,6 @@
 """Batches whose rows are read later: the same bits, and no row is fetched twice."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,16 +12,32 @@ from hypothesis import strategies as st
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.dataset.schema import EdgeDir
+from gigl_loader.errors import PeerError
 from gigl_loader.message import BatchTicket, Field
-from gigl_loader.sampler.ahead import Filler, Patience, keep_structure
-from gigl_loader.sampler.cache_tables import make_tables
+from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.rowcache.drawn import keep_structure
+from gigl_loader.rowcache.pipeline import Pipeline
+from gigl_loader.rowcache.remote_rows import Patience
+from gigl_loader.rowcache.tables import make_tables
 from gigl_loader.sampler.later import Later
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.sampler.questions import RowsRequest
-from gigl_loader.sampler.reader import GraphReader
-from gigl_loader.sampler.row_cache import RowCache
+from gigl_loader.sampler.reader import GraphReader, Scratch
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
+
+
+class _PlannedBefore:
+    """The cache as a worker has it that others overtake between its plan and its questions."""
+
+    def __init__(self, cache: RowCache) -> None:
+        self._cache, self.plans = cache, {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def plan(self, number: int, wanted: dict) -> dict:
+        return self.plans.pop(number) if number in self.plans else self._cache.plan(number, wanted)
 
 
 @settings(max_examples=25)
@@ -47,28 +64,33 @@ def test_batches_are_the_same_bits(
     }
     kinds = dict.fromkeys(("node_features", "node_labels", "edge_features", "node_attributes",
                            "edge_attributes"), True)  # fmt: skip
-    cache = cache_of(make_tables(view, remote, share, kinds))
-    plain = NeighborSampler(view, plan, InProcessPeers(views))
+    cache = _PlannedBefore(cache_of(make_tables(view, remote, share, kinds)))
+    plain, user = NeighborSampler(view, plan, InProcessPeers(views)), cache.join()
     peers = [InProcessPeers(views), InProcessPeers(views)]
     samplers = [NeighborSampler(view, plan, Later(one)) for one in peers]
-    fillers = [Filler(view, one, cache, ready_s=0.0) for one in peers]
+    pipelines = [Pipeline(one, Scratch(), cache, user, view=view, ready_s=0.0) for one in peers]
     random = np.random.default_rng(seed)
     requests = [
         SampleRequest(BatchTicket(0, 0, 0, batch), seeds := random.integers(0, 40, 4), seeds)
         for batch in range(start, 12)
     ]
-    drawn, numbers, waiting, user = [], [], [], cache.join()
+    drawn, numbers, waiting = [], [], []
     for number, request in enumerate(requests):
         for one in requests[len(drawn) : number + window + 1]:
             drawn.append(keep_structure(samplers[len(drawn) % 2].sample(one), {0: view}))
-            numbers.append(cache.add(user, drawn[-1].wanted()))
-        batch = drawn[number]
-        plans = cache.plan(numbers[number], batch.wanted())
-        waiting.append((request, batch, plans, number % 2))
+            numbers.append(pipelines[0].add(drawn[-1]))
+        worker, known = pipelines[number % 2], numbers[number]
+        if random.random() < 0.5:
+            filling = worker.ask(drawn[number], known)
+            ask = partial(lambda filling: filling, filling)
+        else:
+            cache.plans[known] = cache.plan(known, drawn[number].wanted())
+            ask = partial(worker.ask, drawn[number], known)
+        waiting.append((request, worker, ask))
         if len(waiting) == 2 or number == len(requests) - 1:
             random.shuffle(waiting)  # filled in another order than planned in
-            for request, batch, plans, worker in waiting:
-                found = read_fields(fillers[worker].fill(batch, plans))
+            for request, worker, ask in waiting:
+                found = worker.complete(ask(), read_fields)
                 expected = read_fields(list(plain.sample(request)))
                 assert found.keys() == expected.keys()
                 for key, values in expected.items():
@@ -99,11 +121,13 @@ def test_rows_are_fetched_once_where_a_later_batch_comes_sooner() -> None:
     view, plan = as_worker_gets(views[0]), plan_of(graph, hetero=False)
     remote = {("node", NODE): int((view.node_books[NODE].owner(np.arange(60)) != 0).sum())}
     kinds = dict.fromkeys(("node_features", "node_labels", "node_attributes"), True)
-    cache = cache_of(make_tables(view, remote, 0.3, kinds))
+    cache = _PlannedBefore(cache_of(make_tables(view, remote, 0.3, kinds)))
     slow, fast = _Overtaken(views), InProcessPeers(views)
     sampler = NeighborSampler(view, plan, Later(fast))
-    fillers = [Filler(view, one, cache, ready_s=0.0) for one in (slow, fast)]
     random, user = np.random.default_rng(0), cache.join()
+    pipelines = [
+        Pipeline(one, Scratch(), cache, user, view=view, ready_s=0.0) for one in (slow, fast)
+    ]
     batches = []
     for number in range(20):
         seeds = random.integers(0, 60, 3)
@@ -115,11 +139,12 @@ def test_rows_are_fetched_once_where_a_later_batch_comes_sooner() -> None:
 
     def fill(number: int) -> None:
         nonlocal planned, hits
-        plans = cache.plan(number, batches[number].wanted())
+        plans = cache.plans[number] = cache.plan(number, batches[number].wanted())
         if number % 2 == 0:  # the others may need rows that these wait for, and ask, too
             planned += int((plans[OWNER] < 0).sum())
         hits += int((plans[OWNER] >= 0).sum())
-        read_fields(fillers[number % 2].fill(batches[number], plans))
+        pipeline = pipelines[number % 2]
+        pipeline.complete(pipeline.ask(batches[number], number), read_fields)
 
     for number in range(0, 20, 2):
         after = iter([number + 1])
@@ -139,19 +164,19 @@ def test_what_is_asked_for_is_what_the_plans_miss(share: float) -> None:
     view, peers = as_worker_gets(views[0]), InProcessPeers(views)
     remote = {OWNER: int((view.node_books[NODE].owner(np.arange(60)) != 0).sum())}
     kinds = dict.fromkeys(("node_features", "node_labels", "node_attributes"), True)
-    cache = cache_of(make_tables(view, remote, share, kinds))
+    cache = _PlannedBefore(cache_of(make_tables(view, remote, share, kinds)))
     sampler = NeighborSampler(view, plan_of(graph, False), Later(peers))
-    filler = Filler(view, peers, cache)
-    drawn, user, missing = [], cache.join(), 0
+    pipeline = Pipeline(peers, Scratch(), cache, cache.join(), view=view)
+    drawn, missing = [], 0
     for batch in range(30):
         seeds = np.random.default_rng(batch).integers(0, 60, 4)
         fields = sampler.sample(SampleRequest(BatchTicket(0, 0, 0, batch), seeds, seeds))
         structure = keep_structure(fields, {0: view})
-        drawn.append((structure, cache.add(user, structure.wanted())))
+        drawn.append((structure, pipeline.add(structure)))
     for structure, number in drawn:
-        plans = cache.plan(number, structure.wanted())
+        plans = cache.plans[number] = cache.plan(number, structure.wanted())
         missing += int((plans[OWNER] < 0).sum())
-        read_fields(filler.fill(structure, plans))
+        pipeline.complete(pipeline.ask(structure, number), read_fields)
     asked = [one for _, one in peers.asked if isinstance(one, RowsRequest)]
     assert missing == sum(one.ids.size for one in asked if one.kind == "node_features")
 
@@ -189,15 +214,15 @@ def test_rows_of_one_matrix_for_several_sets_of_ids() -> None:
     for number, ids in enumerate(several):
         split = store.split(view.node_books[NODE], ids)
         fields.append(Field(f"x{number}", *store.fetch("node_features", NODE, ids, split)))
-    batch, filler = keep_structure(fields, {0: view}), Filler(view, InProcessPeers(views), cache)
+    batch = keep_structure(fields, {0: view})
+    pipeline = Pipeline(InProcessPeers(views), Scratch(), cache, cache.join(), view=view)
     assert list(batch.remote) == [(OWNER, 0), (OWNER, 1)]
-    user = cache.join()
     for _ in range(2):  # the second time with rows that the cache has
-        number = cache.add(user, batch.wanted())
-        found = read_fields(filler.fill(batch, cache.plan(number, batch.wanted())))
+        filling = pipeline.ask(batch, pipeline.add(batch))
+        found = pipeline.complete(filling, read_fields)
         for key, ids in zip(("x0", "x1"), several, strict=True):
             assert found[key][:, 0].tolist() == ids.tolist(), key
-    assert filler.num_cached > 0
+    assert filling.num_cached > 0
 
 
 def test_patience_ends_with_rows_that_did_not_come_and_returns_with_some_that_do() -> None:
@@ -227,6 +252,70 @@ def test_rows_that_are_given_up_are_asked_for_at_once() -> None:
     plan = cache.plan(first, drawn.wanted())[OWNER]
     kept = np.flatnonzero(plan < -1)
     cache.abandon(OWNER, -2 - plan[kept], drawn.wanted()[OWNER][kept])
-    filler = Filler(view, peers, cache, ready_s=600.0)
-    found = read_fields(filler.fill(drawn, cache.plan(second, drawn.wanted())))
+    pipeline = Pipeline(peers, Scratch(), cache, user, view=view, ready_s=600.0)
+    found = pipeline.complete(pipeline.ask(drawn, second), read_fields)
     assert found["x"][:, 0].tolist() == found["n_id"].tolist()
+
+
+class _Lost(InProcessPeers):
+    """Answers until it is gone: then it refuses questions, or does not answer them."""
+
+    refuses = breaks = False
+
+    def rows(self, partition: int, request: RowsRequest, out: np.ndarray):
+        if self.refuses:
+            raise PeerError("no connection")
+        answer = super().rows(partition, request, out)
+        return SimpleNamespace(wait=partial(self._wait, answer), has_come=True)
+
+    def _wait(self, answer: Any) -> Any:
+        if self.breaks:
+            raise PeerError("it is gone")
+        return answer.wait()
+
+
+@pytest.mark.parametrize("how", ["refuses", "breaks", "write"])
+def test_rows_of_a_batch_that_fails_are_awaited_by_nobody(how: str) -> None:
+    """Neither where a question fails, nor an answer, nor what writes the batch."""
+    views, view, cache = _two_partitions()
+    lost, peers = _Lost(views), InProcessPeers(views)
+    sampler = NeighborSampler(view, plan_of(TinyGraph.random(40, 100), False), Later(peers))
+    seeds = np.arange(40)
+    drawn = keep_structure(sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)),
+                           {0: view})  # fmt: skip
+    # alone: what the batch is to store is stored last
+    first = Pipeline(lost, Scratch(), cache, cache.join(), view=view, is_only=True)
+    second = Pipeline(peers, Scratch(), cache, 0, view=view, ready_s=600.0)
+    numbers = [first.add(drawn), second.add(drawn)]
+    lost.refuses, lost.breaks = how == "refuses", how == "breaks"
+
+    def write(fields: list[Field]) -> None:
+        raise OSError("no memory")
+
+    with pytest.raises((PeerError, OSError), match=r"no connection|it is gone|no memory"):
+        first.complete(first.ask(drawn, numbers[0]), write)
+    found = second.complete(second.ask(drawn, numbers[1]), read_fields)
+    assert found["x"][:, 0].tolist() == found["n_id"].tolist()
+
+
+def test_without_a_cache_all_rows_are_fetched_and_nothing_is_told() -> None:
+    views, view, _ = _two_partitions()
+    sampler = NeighborSampler(
+        view, plan_of(TinyGraph.random(40, 100), False), Later(InProcessPeers(views))
+    )
+    seeds = np.arange(40)
+    drawn = keep_structure(sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)),
+                           {0: view})  # fmt: skip
+    pipeline = Pipeline(InProcessPeers(views), Scratch(), view=view)
+    number = pipeline.add(drawn)
+    pipeline.forget(number)
+    filling = pipeline.ask(drawn, number)
+    found = pipeline.complete(filling, read_fields)
+    assert found["x"][:, 0].tolist() == found["n_id"].tolist()
+    assert (filling.num_cached, set(filling.counts.by_owner)) == (0, {1})
+    widths = sum(
+        one.ids.size * np.prod(shape, dtype=int) * np.dtype(dtype).itemsize
+        for one in drawn.remote.values()
+        for dtype, shape in one.matrices.values()
+    )
+    assert filling.counts.nbytes == widths

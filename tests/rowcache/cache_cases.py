@@ -10,15 +10,15 @@ import numpy as np
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.memory import mutex
 from gigl_loader.memory.segments import array_in, nbytes_of
-from gigl_loader.sampler import _cache_kernels as kernels
-from gigl_loader.sampler.cache_tables import (
+from gigl_loader.rowcache import kernels as kernels
+from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.rowcache.tables import (
     CacheMemory,
     Owner,
     Table,
     segment_bytes,
 )
 from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.sampler.row_cache import RowCache
 from gigl_loader.testing import TinyGraph
 
 OWNER: Owner = ("node", NODE)

@@ -6,7 +6,7 @@ from cache_cases import MANY, OWNER, check_arrays, ids_of_many, kill_a_holder, o
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.sampler import _cache_kernels as kernels
+from gigl_loader.rowcache import kernels as kernels
 
 
 @given(data=st.data(), capacity=st.integers(1, 30), references=st.sampled_from([20, 60, 1 << 10]))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gigl_loader.errors import PeerTimeoutError
 from gigl_loader.memory import mutex
-from gigl_loader.sampler.row_cache import RowCache
+from gigl_loader.rowcache.cache import RowCache
 
 
 def _optimum(batches: list[np.ndarray], capacity: int) -> int:

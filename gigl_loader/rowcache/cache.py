@@ -22,8 +22,8 @@ import numpy as np
 
 from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
 from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
-from gigl_loader.sampler import _cache_kernels as kernels
-from gigl_loader.sampler.cache_tables import (
+from gigl_loader.rowcache import kernels
+from gigl_loader.rowcache.tables import (
     RECENT,
     CacheMemory,
     Matrix,
@@ -292,8 +292,8 @@ def _as_bytes(rows: Array) -> Array:
     return flat.view(np.int64) if flat.shape[1] % 8 == 0 else flat
 
 
-def warm_up() -> None:
-    """Run all kernels of a cache once."""
+def load() -> None:
+    """Compile every kernel, or load it from Numba's cache on disk: one table of one batch."""
     table = Table(num_ids=4, capacity=1, matrices={("node_features", "a"): ("float32", (1,))},
                   references=8)  # fmt: skip
     owner: Owner = ("node", "a")

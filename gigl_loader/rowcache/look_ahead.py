@@ -22,9 +22,9 @@ from gigl_loader.dataset.view import A
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import CacheOptions
-from gigl_loader.sampler.ahead import DrawnBatch
-from gigl_loader.sampler.cache_tables import WINDOW, CacheMemory
-from gigl_loader.sampler.row_cache import RowCache
+from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.rowcache.drawn import DrawnBatch
+from gigl_loader.rowcache.tables import WINDOW, CacheMemory
 
 STREAM = 0
 """The stream that is drawn ahead; others, which sample single batches, are filled at once."""

@@ -3,9 +3,9 @@
 import numpy as np
 
 from gigl_loader.options import CacheOptions
-from gigl_loader.sampler.cache_tables import CacheMemory, Owner, Table, segment_bytes
-from gigl_loader.sampler.row_cache import RowCache
-from gigl_loader.workers.ahead import DrawnAhead, LookAhead
+from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.rowcache.look_ahead import DrawnAhead, LookAhead
+from gigl_loader.rowcache.tables import CacheMemory, Owner, Table, segment_bytes
 
 OWNER: Owner = ("node", "a")
 

@@ -14,10 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic
 
+import numpy as np
+
 from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeType, NodeType
 from gigl_loader.dataset.view import A, Book, PartitionView
 from gigl_loader.memory.mutex import MUTEX_BYTES
 from gigl_loader.memory.segments import align, nbytes_of
+from gigl_loader.sampler.plan import SamplingPlan
 
 _log = logging.getLogger(__name__)
 
@@ -132,14 +135,54 @@ def make_tables(
                 continue  # no batch has these
             owner = owner_of(kind, name)
             shape = tuple(rows.values.shape[1:])
-            # A row without columns is nothing to fetch, and `Filler` does not count it among the
-            # matrices.
+            # A row without columns is nothing to fetch, and no batch counts it among the matrices
+            # that it lacks.
             if not rows.whole and remote.get(owner, 0) > 0 and 0 not in shape:
                 matrices.setdefault(owner, {})[kind, name] = (rows.dtype, shape)
 
     books: dict[Any, Book[Any]] = {**view.node_books, **view.edge_books}
     num_ids = {owner: books[owner[1]].num_ids for owner in matrices}
     return tables_of(matrices, num_ids, remote, size)
+
+
+def remote_rows(view: PartitionView[Any], remote: set[int]) -> dict[Owner, int]:
+    """Return by owner how many rows the partitions ``remote`` have."""
+    found = {}
+    for kind, books in (("node", view.node_books), ("edge", view.edge_books)):
+        for name, book in books.items():
+            # partition p has the ids up to the p-th bound; else a table names each id's partition
+            if book.bounds is not None:
+                sizes = np.diff(np.asarray(book.bounds), prepend=0)
+            else:
+                sizes = np.bincount(np.asarray(book.table), minlength=view.num_partitions)
+            found[kind, name] = int(sum(sizes[partition] for partition in remote))
+    return found
+
+
+def tables_for(
+    view: PartitionView[Any], plan: SamplingPlan, same_host: Mapping[int, Any], size: int | float
+) -> dict[Owner, Table]:
+    """Return the tables of a cache for what ``plan`` reads from other machines; see `make_tables`.
+
+    Args:
+        view: This rank's partition.
+        plan: What is sampled: of edges, rows are read where ids are asked for.
+        same_host: Partitions that are read in this machine's memory.
+        size: Bytes, or a share of the rows.
+    """
+    remote = set(range(view.num_partitions)) - {view.partition_idx} - set(same_host)
+    features, edges = plan.collect_features, plan.with_edge
+    kinds = {
+        "node_labels": True, "node_features": features, "node_attributes": features,
+        "edge_features": features and edges, "edge_attributes": features and edges,
+    }  # fmt: skip
+    return make_tables(view, remote_rows(view, remote), size, kinds)
+
+
+def remote_bytes(view: PartitionView[Any], plan: SamplingPlan, same_host: Mapping[int, Any]) -> int:
+    """Return the bytes of all rows that ``plan`` may read from other machines; see `tables_for`."""
+    tables = tables_for(view, plan, same_host, 1.0)
+    return sum(table.capacity * table.row_bytes for table in tables.values())
 
 
 def tables_of(

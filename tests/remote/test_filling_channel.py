@@ -29,15 +29,14 @@ from gigl_loader.dataset.quantised import quantise, widened
 from gigl_loader.errors import PeerError
 from gigl_loader.message import NODE, BatchTicket, Field, Received
 from gigl_loader.options import SAME_MACHINE_VARIABLE, SAME_MEMORY_VARIABLE, CacheOptions
-from gigl_loader.remote import row_cache
-from gigl_loader.remote.machine_rows import MachineRows
-from gigl_loader.remote.row_cache import RowKeeper
-from gigl_loader.remote.rows import Fetched
-from gigl_loader.sampler._cache_kernels import USED
+from gigl_loader.remote import filling_channel
+from gigl_loader.remote.filling_channel import FillingChannel
+from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.rowcache.kernels import USED
+from gigl_loader.rowcache.machine import MachineRows
+from gigl_loader.rowcache.tables import Owner
 from gigl_loader.sampler.apart import rows_apart
-from gigl_loader.sampler.cache_tables import Owner
 from gigl_loader.sampler.later import LaterRows
-from gigl_loader.sampler.row_cache import RowCache
 from gigl_loader.testing import TinyGraph, batch_digest, open_files, wait_until
 
 HOW: dict[str, Any] = {"batch_size": 4, "seed": 7, "shuffle": True, "timeout": 60.0}
@@ -123,7 +122,7 @@ def test_batches_of_packed_rows_are_the_same_bits(
     testing.run_cluster(_client, dataset=partial(_partition, folder), tmp_path=tmp_path)
 
 
-# --- the keeper alone -----------------------------------------------------------------------------
+# --- the channel alone ----------------------------------------------------------------------------
 
 OWNER: Owner = ("node", NODE)
 ROWS = {("node_features", NODE): ("float32", (3,)), ("node_labels", NODE): ("int64", ())}
@@ -145,13 +144,14 @@ class _Servers:
         found = {server: np.flatnonzero(ids % 3 == server) for server in range(3)}
         return {server: positions for server, positions in found.items() if positions.size}
 
-    def ask(self, spec, asked) -> Fetched:
-        ids = np.concatenate([np.empty(0, np.int64), *(some for _, some in asked)])
-        self.num_asked += ids.size
+    def rows(self, server, request, out):
+        assert (request.ids % 3 == server).all()
+        self.num_asked += request.ids.size
         self.left -= 1
         if self.left < 0:
             raise PeerError("a server is gone")
-        return Fetched(_rows(ids, spec.dtype, spec.shape))
+        out[...] = _rows(request.ids, out.dtype, out.shape[1:])
+        return SimpleNamespace(wait=lambda: None, has_come=True)
 
     def hang_up(self) -> None:
         pass
@@ -163,7 +163,7 @@ def _rows(ids: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(ids.reshape(-1, *[1] * len(shape)), (ids.size, *shape)).astype(dtype)
 
 
-class _Channel:
+class _Batches:
     """Batches without rows, all there at once."""
 
     def __init__(self, trace: list[np.ndarray]) -> None:
@@ -191,9 +191,9 @@ class _Channel:
         return Received(BatchTicket(0, 0, 0, number), message, {})
 
 
-def _taken(keeper: RowKeeper) -> list[dict[str, torch.Tensor]]:
+def _taken(channel: FillingChannel) -> list[dict[str, torch.Tensor]]:
     found = []
-    while (received := keeper.next(20.0)) is not None:
+    while (received := channel.next(20.0)) is not None:
         assert list(received.message) == ["node_features", NODE, "node_labels"]
         found.append(received.message)
     return found
@@ -208,11 +208,12 @@ def _traces(draw: st.DrawFn) -> tuple[int, list[np.ndarray]]:
     return num_ids, [random.integers(0, num_ids, size) for size in sizes]
 
 
-def _keeper(servers: _Servers, options: CacheOptions | None, memory: MachineRows | None = None):
-    keeper = RowKeeper(SimpleNamespace(connections=[]), options, 3, 20.0, False, memory)
-    keeper._questions.close()
-    keeper._questions = servers
-    return keeper
+def _channel(servers: _Servers, options: CacheOptions | None, memory: MachineRows | None = None):
+    channel = FillingChannel(SimpleNamespace(connections=[]), options, 3, 20.0, False, memory)
+    channel._questions.close()
+    channel._questions = servers
+    channel._pipeline = channel._pipeline_of(servers)
+    return channel
 
 
 def _check(batches: list[np.ndarray], found: list[dict[str, torch.Tensor]]) -> None:
@@ -241,23 +242,23 @@ def test_rows_are_those_of_the_ids(
     options = None if share is None else CacheOptions(size=share, lookahead=ahead)
     memory = MachineRows.new()
     servers = [_Servers(num_ids) for _ in range(ranks)]
-    keepers = [_keeper(one, options, memory) for one in servers]
+    channels = [_channel(one, options, memory) for one in servers]
     orders = [batches, batches[::-1]]
     try:
         for epoch in range(3):
             servers[0].left = breaks if epoch == 1 else 1 << 60
-            for keeper, order in zip(keepers, orders, strict=False):
-                keeper.begin(_Channel(order), len(order))
-            for rank, keeper in enumerate(keepers):
+            for channel, order in zip(channels, orders, strict=False):
+                channel.begin(_Batches(order), len(order))
+            for rank, channel in enumerate(channels):
                 try:
-                    _check(orders[rank], _taken(keeper))
+                    _check(orders[rank], _taken(channel))
                 except PeerError:
                     assert (rank, epoch) == (0, 1)
-                    if ranks == 1 and keeper._cache is not None:
-                        _check_that_nothing_is_awaited(keeper._cache)
+                    if ranks == 1 and channel._cache is not None:
+                        _check_that_nothing_is_awaited(channel._cache)
     finally:
-        for keeper in keepers:
-            keeper.close()
+        for channel in channels:
+            channel.close()
     if share == 1.0 and breaks == 1 << 60:
         used = np.unique(np.concatenate(batches)).size
         assert sum(one.num_asked for one in servers) == used * len(ROWS), "each row once"
@@ -265,7 +266,7 @@ def test_rows_are_those_of_the_ids(
     assert not [one for one in more if one.name == "rows of batches"]
 
 
-class _Broken(_Channel):
+class _Broken(_Batches):
     """Has no more once its batches are on their way; then it fails."""
 
     def ready(self) -> bool:
@@ -279,17 +280,17 @@ class _Broken(_Channel):
 
 def test_batches_that_were_filled_before_a_failure_are_handed_out_before_it() -> None:
     batches = [np.arange(5), np.arange(3, 9)]
-    keeper = _keeper(_Servers(9), None)
+    channel = _channel(_Servers(9), None)
     try:
-        keeper.begin(_Broken(batches), 3)
-        wait_until(lambda: keeper._error, "the epoch has failed")
-        assert keeper.queue_depth == 2, "and nobody has taken a batch so far"
-        found = [keeper.next(20.0) for _ in batches]
+        channel.begin(_Broken(batches), 3)
+        wait_until(lambda: channel._error, "the epoch has failed")
+        assert channel.queue_depth == 2, "and nobody has taken a batch so far"
+        found = [channel.next(20.0) for _ in batches]
         _check(batches, [received.message for received in found if received is not None])
         with pytest.raises(PeerError, match="a server is gone"):
-            keeper.next(20.0)
+            channel.next(20.0)
     finally:
-        keeper.close()
+        channel.close()
 
 
 def _check_that_nothing_is_awaited(cache: RowCache) -> None:
@@ -318,29 +319,29 @@ def test_with_all_batches_known_as_many_rows_are_fetched_as_at_best(seed: int, s
         }
         kept = set(sorted(uses, key=uses.__getitem__)[:size])
     servers = _Servers(60)
-    keeper = _keeper(servers, CacheOptions(size=size / 60, lookahead=20))
+    channel = _channel(servers, CacheOptions(size=size / 60, lookahead=20))
     try:
-        keeper.begin(_Channel(batches), len(batches))
-        _check(batches, _taken(keeper))
+        channel.begin(_Batches(batches), len(batches))
+        _check(batches, _taken(channel))
     finally:
-        keeper.close()
+        channel.close()
     assert servers.num_asked == fetched * len(ROWS)
 
 
 class _Deadly(_Servers):
     """Kills who asks once too often."""
 
-    def ask(self, spec, asked) -> Fetched:
+    def rows(self, server, request, out):
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().ask(spec, asked)
+        return super().rows(server, request, out)
 
 
 @pytest.mark.multiprocess
 def test_what_a_killed_rank_has_stored_stays_and_what_it_was_to_fetch_is_fetched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(row_cache, "READY_S", 0.05)
+    monkeypatch.setattr(filling_channel, "READY_S", 0.05)
     batches = [np.arange(10 * start, 10 * start + 20) for start in range(12)]
     memory, options = MachineRows.new(), CacheOptions(size=1.0, lookahead=3)
     servers = _Servers(130)
@@ -348,27 +349,27 @@ def test_what_a_killed_rank_has_stored_stays_and_what_it_was_to_fetch_is_fetched
     if killed == 0:
         try:
             deadly = _Deadly(130)
-            deadly.left = 4 * len(ROWS)
+            deadly.left = 4 * 3 * len(ROWS)  # of three servers each
             opened = MachineRows.of(memory.offer("rows"))
-            keeper = _keeper(deadly, options, opened)
-            keeper.begin(_Channel(batches), len(batches))
-            _taken(keeper)
+            channel = _channel(deadly, options, opened)
+            channel.begin(_Batches(batches), len(batches))
+            _taken(channel)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == -signal.SIGKILL
-    keeper = _keeper(servers, options, memory)
+    channel = _channel(servers, options, memory)
     try:
         for epoch in range(2):
-            keeper.begin(_Channel(batches), len(batches))
+            channel.begin(_Batches(batches), len(batches))
             if epoch == 0:
-                _check(batches, _taken(keeper))
+                _check(batches, _taken(channel))
                 stored = 130 - servers.num_asked // len(ROWS)
                 assert 0 < stored < 130
             else:
-                _check(batches, _taken(keeper))
+                _check(batches, _taken(channel))
         assert servers.num_asked == (130 - stored) * len(ROWS), "nothing twice"
     finally:
-        keeper.close()
-    del memory, keeper
+        channel.close()
+    del memory, channel
     gc.collect()
     assert not [one for one in open_files() if "gigl_loader.rows" in one]

@@ -43,8 +43,8 @@ Source:
 
 import numpy as np
 
+from gigl_loader.rowcache.tables import STATE_SIZE
 from gigl_loader.sampler._kernels import F, _at, _compile, _jit, _prefetch, mix
-from gigl_loader.sampler.cache_tables import STATE_SIZE
 
 OLDEST, NEWEST, HEAD, TAIL, USED, HITS, MISSES, UNKNOWN, IDLE, FIRST, LAST = range(STATE_SIZE)
 """Positions of ``state``: the first batch that is still to be filled, and the end of those that are
@@ -162,7 +162,7 @@ def _find(index, ring, holders, one, tag):  # type: ignore[no-untyped-def]
     at = _home(index, tag)
     if index.shape[1] == 1:
         return at
-    # Ends: at most `cache_tables._FULL` of the entries are in use. A tag is not an id: two ids may
+    # Ends: at most `tables._FULL` of the entries are in use. A tag is not an id: two ids may
     # have one.
     while index[at, CODE] != 0:
         if index[at, TAG] == tag:
@@ -563,10 +563,3 @@ def find_absent(slots, ids, stored, out):  # type: ignore[no-untyped-def]
             out[found] = i
             found += 1
     return found
-
-
-def load() -> None:
-    """Compile every kernel, or load it from Numba's cache on disk: one table of one batch."""
-    from gigl_loader.sampler.row_cache import warm_up
-
-    warm_up()

@@ -1,0 +1,1 @@
+"""Rows of other machines, kept by exact knowledge of what comes: one memory, one pipeline."""

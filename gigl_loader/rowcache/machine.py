@@ -1,0 +1,354 @@
+"""The row cache of a machine: one memory for all its processes that read the same rows.
+
+::
+
+    each process: RowsClaim: the memory of an earlier loader, or an empty file --offer--> the others
+    the offer of the first process of the machine that wants the same is chosen; the others open it
+    MachineRows.cache(): who first knows which rows there are gives the file its size, others map it
+
+The ranks of a colocated job know the rows when they meet: the first of them gives the memory its
+size before it offers it. Clients of a graph store know them with their first batch. Nobody owns the
+memory: it has no name, and is gone with the last process that has it open, however that ends. Where
+another process's cannot be seen (see `gigl_loader.memory.same_host`), a process has one of its own.
+"""
+
+import hashlib
+import logging
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.schema import NEIGHBOR_TIME
+from gigl_loader.dataset.view import PartitionView
+from gigl_loader.errors import UsageError
+from gigl_loader.memory import segments, tensors
+from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
+from gigl_loader.memory.same_host import HostMark, Mark, Region, open_region, region_of, sees
+from gigl_loader.memory.segments import Array, align, array_in
+from gigl_loader.options import CacheOptions, reads_same_memory
+from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.rowcache.tables import CacheMemory, Owner, Table, in_order, segment_bytes
+
+_log = logging.getLogger(__name__)
+
+# a page of its own: it is mapped before anybody knows how large the rest is going to be
+_HEADER = 4096
+"""Bytes before the rest: the lock, how many bytes the file has (0: it has no cache yet), and for
+which rows. Slots and references of each table follow, and then the cache."""
+_DIGEST = 16
+# the holder may be reserving the whole cache meanwhile, of which the kernel clears every page
+_LOCK_S = 60.0
+
+
+@dataclass(frozen=True)
+class RowsOffer:
+    """Memory for rows that one process offers to the others of its machine."""
+
+    machine: str
+    """Equal for processes that may be able to map each other's memory."""
+    what: str
+    """How much is kept, and of which rows."""
+    mark: Mark
+    region: Region
+
+
+class MachineRows:
+    """The memory, as this process has it open.
+
+    Args:
+        fd: Of the file; closed by this object.
+        is_new: Nobody has it but this process.
+    """
+
+    def __init__(self, fd: int, *, is_new: bool) -> None:
+        self._fd = fd
+        # kept open for as long as this object lives: others open the memory through this descriptor
+        # in /proc, which a mapping alone would not let them do
+        self._release = weakref.finalize(self, os.close, fd)
+        self._header: Array = _mapped(fd, _HEADER).numpy()
+        self._nbytes = array_in(self._header, "int64", (1,), MUTEX_BYTES)
+        self._digest = self._header[MUTEX_BYTES + 8 :][:_DIGEST]
+        # before anybody is told of the region, so that whoever opens it finds a lock
+        if is_new:
+            make_mutex(self._header[:MUTEX_BYTES])
+        self._mark = HostMark()
+        self._lock = threading.Lock()
+        self._shared: CacheMemory[Tensor] | None = None
+        self._rows: RowCache | None = None
+        self.region = region_of(fd, _HEADER)
+
+    @classmethod
+    def new(cls) -> "MachineRows":
+        """Make one without rows."""
+        return cls(segments.create_memfd(_HEADER, "gigl_loader.rows"), is_new=True)
+
+    @classmethod
+    def of(cls, offer: RowsOffer) -> "MachineRows":
+        """Open another process's.
+
+        Raises:
+            OSError: It cannot be seen from here, or is not there any more.
+        """
+        if not sees(offer.mark):
+            raise OSError("its memory cannot be seen from here")
+        return cls(open_region(offer.region), is_new=False)
+
+    def offer(self, what: str) -> RowsOffer:
+        """Return where others find it."""
+        return RowsOffer(_machine(), what, self._mark.mark, self.region)
+
+    def cache(self, tables: dict[Owner, Table]) -> RowCache | None:
+        """Return the cache for these rows; None: the memory is for other rows.
+
+        Args:
+            tables: What to keep. The slots are those of the first process that asked: of the same
+                rows another one may want to keep more, or fewer.
+
+        Raises:
+            SharedMemoryError: The machine does not have as much memory.
+            PeerTimeoutError: A process of this machine that made it was stopped meanwhile.
+        """
+        tables = in_order(tables)
+        digest = np.frombuffer(_digest_of(tables), np.uint8)
+        with self._lock, holding(self._header[:MUTEX_BYTES], _LOCK_S):
+            # the bytes are written last: of one who was killed in the middle nothing is to be seen
+            if self._nbytes[0] == 0:
+                nbytes = _start(tables) + segment_bytes(tables)
+                segments.reserve(self._fd, nbytes)
+                memory = _mapped(self._fd, nbytes)
+                sizes = _sizes_in(memory, tables)
+                sizes[:] = [(one.capacity, one.references) for one in tables.values()]
+                self._map(memory, tables).initialise()
+                self._digest[:] = digest
+                self._nbytes[0] = nbytes
+            elif not np.array_equal(self._digest, digest):
+                return None
+            elif self._rows is None:
+                memory = _mapped(self._fd, int(self._nbytes[0]))
+                sizes = _sizes_in(memory, tables).tolist()
+                tables = {
+                    owner: replace(table, capacity=capacity, references=references)
+                    for (owner, table), (capacity, references) in zip(
+                        tables.items(), sizes, strict=True
+                    )
+                }
+                self._map(memory, tables)
+            return self._rows
+
+    def _map(self, memory: Tensor, tables: dict[Owner, Table]) -> RowCache:
+        segment = memory[_start(tables) :]
+        self._shared = CacheMemory(segment, tables)
+        self._rows = RowCache(CacheMemory(segment.numpy(), tables))
+        return self._rows
+
+    @property
+    def rows(self) -> RowCache:
+        """The cache, once `cache` returned it."""
+        if self._rows is None:
+            raise UsageError("the memory has no cache before `cache` was asked for one")
+        return self._rows
+
+    @property
+    def shared(self) -> CacheMemory[Tensor]:
+        """The memory of the cache, for worker processes."""
+        if self._shared is None:
+            raise UsageError("the memory has no cache before `cache` was asked for one")
+        return self._shared
+
+
+def memory_for(tables: dict[Owner, Table], memory: MachineRows | None = None) -> MachineRows:
+    """Return ``memory``, which has a cache then; a new one where it is for other rows, or None.
+
+    Raises:
+        SharedMemoryError: The machine does not have as much memory.
+        PeerTimeoutError: A process of this machine that made it was stopped meanwhile.
+    """
+    if memory is None or memory.cache(tables) is None:
+        memory = MachineRows.new()
+        memory.cache(tables)
+    return memory
+
+
+def _mapped(fd: int, nbytes: int) -> Tensor:
+    return tensors.map_shared_tensor(fd, nbytes, torch.uint8, (nbytes,))
+
+
+def _start(tables: dict[Owner, Table]) -> int:
+    """Return where the cache begins: behind two words for each table."""
+    return _HEADER + align(16 * len(tables))
+
+
+def _sizes_in(memory: Tensor, tables: dict[Owner, Table]) -> Array:
+    return array_in(memory.numpy(), "int64", (len(tables), 2), _HEADER)
+
+
+def _digest_of(tables: dict[Owner, Table]) -> bytes:
+    """Return a name of the rows of ``tables``, which are in order, whatever is kept of them."""
+    rows = [(owner, table.num_ids, table.matrices) for owner, table in tables.items()]
+    return hashlib.blake2b(repr(rows).encode(), digest_size=_DIGEST).digest()
+
+
+def _machine() -> str:
+    """Return a name of this machine, and of what of it this process can see.
+
+    Only who has the same name is asked for its memory; `sees` is what decides.
+    """
+    # all containers of a machine have its boot id; a pid namespace hides the descriptors of a
+    # process in /proc from others, and another user may not open them
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.stat('/proc/self/ns/pid').st_ino} {os.getuid()}"
+
+
+# --- whose rows -----------------------------------------------------------------------------------
+
+
+_tokens: dict[int, str] = {}
+"""By ``id`` of an object that is alive."""
+_lock = threading.Lock()
+
+
+def _token(thing: Any) -> str:
+    """Return a name that no other object has, of any process."""
+    # random, as ranks tell each other names that are made of them: addresses may be the same on two
+    # ranks. An ``id`` is given again once its object is gone, and its token with it
+    with _lock:
+        if id(thing) not in _tokens:
+            _tokens[id(thing)] = secrets.token_hex(16)
+            weakref.finalize(thing, _tokens.pop, id(thing), None).atexit = False
+        return _tokens[id(thing)]
+
+
+def name_of_rows(view: PartitionView[Tensor]) -> str:
+    """Return a name that two views have if and only if they have the same tensors of rows.
+
+    Ranks tell each other theirs: a cache that an earlier loader has filled is only good for one
+    over the same dataset on all of them.
+    """
+    kinds = ("node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes")
+    found = hashlib.blake2b(digest_size=16)
+    for kind in kinds:
+        for name, rows in sorted(getattr(view, kind).items(), key=repr):
+            if not (kind.endswith("_attributes") and name[1].startswith(NEIGHBOR_TIME)):
+                found.update(_token(rows.values).encode())
+    return found.hexdigest()
+
+
+# --- who has which memory -------------------------------------------------------------------------
+
+_kept: "weakref.WeakValueDictionary[str, MachineRows]" = weakref.WeakValueDictionary()
+"""By what they are for: those that loaders of this process use."""
+
+
+class RowsClaim:
+    """This process's part in the agreement on the memory of its machine.
+
+    Args:
+        what: Which rows, and how much of them is kept: equal on all processes that may share.
+        of: What tells the rows of this process from those of another dataset, where ``what`` does
+            not.
+    """
+
+    def __init__(self, what: str, of: str = "") -> None:
+        self._what, self._key = what, f"{of} {what}"
+        known = _kept.get(self._key)
+        self.memory = MachineRows.new() if known is None else known
+        """What an earlier loader of this process has, or new; after `agreed`, the machine's."""
+
+    @classmethod
+    def of_store(cls, cluster: Any, options: CacheOptions, config: Any) -> "RowsClaim":
+        """Return that of a client of a graph store, which does not know the rows yet.
+
+        Args:
+            cluster: Whose rows.
+            options: What to keep.
+            config: What is sampled.
+        """
+        # a loader that reads other matrices would find a cache there that is not for its rows
+        reads = [getattr(config, name, None) for name in ("with_edge", "collect_features")]
+        return cls(f"{options.size!r} {reads}", _token(cluster))
+
+    @property
+    def offer(self) -> RowsOffer | None:
+        """What the other processes are told; None: this process's memory is its own."""
+        return self.memory.offer(self._what) if reads_same_memory() else None
+
+    def agreed(self, offers: Sequence[RowsOffer]) -> MachineRows:
+        """Return the memory of this machine.
+
+        Args:
+            offers: From the first process of each machine, as `firsts_of_machines` returns them.
+        """
+        own = self.offer
+        # without an offer this process was told not to share memory, so it opens no other's either
+        for one in offers if own is not None else ():
+            if (one.machine, one.what) == (_machine(), self._what):
+                self.memory = self._opened(one)
+        _kept[self._key] = self.memory
+        return self.memory
+
+    def _opened(self, offer: RowsOffer) -> MachineRows:
+        # its own offer, or that of a rank whose memory an earlier loader of this process has opened
+        if offer.region.inode == self.memory.region.inode:
+            return self.memory
+        try:
+            return MachineRows.of(offer)
+        except OSError as error:
+            _log.info("the row cache of another rank of this machine is not used: %s", error)
+            return self.memory
+
+
+def firsts_of_machines(offers: Sequence[RowsOffer | None]) -> list[RowsOffer]:
+    """Return what the first rank of each machine offers, where another one wants the same."""
+    by_machine: dict[tuple[str, str], list[RowsOffer]] = {}
+    for one in offers:
+        if one is not None:
+            by_machine.setdefault((one.machine, one.what), []).append(one)
+    # who is alone keeps its own memory: so what all ranks are told has an entry for each machine
+    # where ranks do share, and none for each rank
+    return [some[0] for some in by_machine.values() if len(some) > 1]
+
+
+Share = Callable[[Callable[[], bytes]], bytes | None]
+"""Given what makes this rank's offer, returns that of the machine's first rank; None: this is it,
+or there is no other."""
+
+
+def shared_memory(tables: dict[Owner, Table], name: str, share: Share) -> MachineRows:
+    """Return memory with a cache for the rows of ``tables``, one for the ranks that call together.
+
+    Args:
+        tables: What to keep.
+        name: Of the rows of all ranks, and how much is kept of them.
+        share: `Agreement.share_cache`.
+
+    Raises:
+        SharedMemoryError: The machine does not have as much memory.
+        PeerError: The first rank failed, or did not come in time.
+    """
+    claim = RowsClaim(f"{name} {_digest_of(in_order(tables)).hex()}")
+
+    def own() -> bytes:
+        # before anybody else can: the sizes are those of the first rank, whoever maps it first
+        claim.memory.cache(tables)
+        return msgspec.msgpack.encode(claim.offer)
+
+    offered = share(own)
+    return memory_for(tables, claim.agreed([] if offered is None else _decoded(offered)))
+
+
+def _decoded(offered: bytes) -> list[RowsOffer]:
+    try:
+        return [msgspec.msgpack.decode(offered, type=RowsOffer)]
+    except msgspec.MsgspecError as error:
+        _log.info("the row cache of another rank of this machine is not used: %s", error)
+        return []
