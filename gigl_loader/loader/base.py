@@ -99,6 +99,8 @@ class BaseDistLoader(LoaderParts, DistLoader):
 
     _is_forked = False
     """Whether this is the copy of a loader in a process that was forked off: its parent has it."""
+    _shutdowned = True
+    """GLT's name; also of a loader whose constructor raised before there was anything to stop."""
 
     def __init__(
         self,
@@ -123,7 +125,6 @@ class BaseDistLoader(LoaderParts, DistLoader):
         transform_sampler_output: Callable[[Any], Any] | None = None,
         sampler: DistSamplingProducer | Callable[..., int] | None = None,
     ) -> None:
-        self._shutdowned = True  # until something is there to shut down
         producer = the_producer(producer, sampler)
         is_remote = check_deployment(dataset, sampler_input, worker_options, producer)
         if even_ranks not in (None, "drop", "wrap"):
