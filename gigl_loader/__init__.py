@@ -53,13 +53,12 @@ if TYPE_CHECKING:
     )
     from gigl_loader.inference.full import full_graph
     from gigl_loader.inference.layerwise import NodeEmbeddings, full_graph_inference
-    from gigl_loader.loader.base import BaseDistLoader
+    from gigl_loader.loader.base import BaseDistLoader, replay
     from gigl_loader.loader.link import DistABLPLoader
     from gigl_loader.loader.link_neighbor import DistLinkNeighborLoader
     from gigl_loader.loader.negatives import in_batch_negative_mask, zip_with_negatives
     from gigl_loader.loader.neighbor import DistNeighborLoader
     from gigl_loader.loader.profile import profile_workers
-    from gigl_loader.loader.replay import replay
     from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
     from gigl_loader.loader.subgraph import DistSubGraphLoader
     from gigl_loader.memory.segments import SharedMemoryError
@@ -188,13 +187,12 @@ _NAMES = {
     ),
     "inference.full": ("full_graph",),
     "inference.layerwise": ("NodeEmbeddings", "full_graph_inference"),
-    "loader.base": ("BaseDistLoader",),
+    "loader.base": ("BaseDistLoader", "replay"),
     "loader.link": ("DistABLPLoader",),
     "loader.link_neighbor": ("DistLinkNeighborLoader",),
     "loader.negatives": ("in_batch_negative_mask", "zip_with_negatives"),
     "loader.neighbor": ("DistNeighborLoader",),
     "loader.profile": ("profile_workers",),
-    "loader.replay": ("replay",),
     "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
     "loader.subgraph": ("DistSubGraphLoader",),
     "options": (

@@ -5,7 +5,7 @@ import os
 import pickle
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
@@ -232,17 +232,6 @@ SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 TEMPORAL_STRATEGIES = ("uniform", "last")
 SAMPLERS = ("uniform", "labor")
 BY_TIME = "by_time"
-
-
-class ExpansionKeywords(TypedDict, total=False):
-    """The keywords of all loaders that `ExpansionOptions` are made of, by PyG's names."""
-
-    subgraph_type: str
-    disjoint: bool | str
-    time_attr: str | None
-    temporal_strategy: str
-    time_window: float | None
-    sampler: str
 
 
 @dataclass(frozen=True, kw_only=True)

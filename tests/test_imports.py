@@ -11,8 +11,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "gigl_loader"
 ORDER = (
-    "transport", "memory", "dataset", "sampler", "rowcache", "workers", "remote", "collate", "device",
-    "loader", "inference", "tables", "plan", "commands", "graph_store", "ray", "testing",
+    "transport", "memory", "dataset", "sampler", "rowcache", "workers", "remote", "collate",
+    "device", "loader", "inference", "tables", "plan", "commands", "graph_store", "ray", "testing",
 )  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
 

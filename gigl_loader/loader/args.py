@@ -1,20 +1,25 @@
 """What the user gave a loader, checked as a whole: before anything is started."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Unpack
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 
 from gigl_loader._glt import SamplingConfig
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.config import NumNeighbors, check_workers, flag, positive
-from gigl_loader.loader.keywords import AllKeywords, completed
+from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.world import check_shard
 from gigl_loader.options import (
+    DEFAULT_MAX_RESTARTS,
+    DEFAULT_RECONNECT_S,
+    DEFAULT_TIMEOUT_S,
     CacheOptions,
     EpochOptions,
     ExpansionOptions,
+    FeatureStoreOptions,
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
     SamplerOptions,
@@ -23,99 +28,168 @@ from gigl_loader.options import (
 from gigl_loader.sizes import parse_size
 from gigl_loader.workers.sampled_input import seed_or_drawn
 
-_OF_EXPANSION = frozenset(ExpansionOptions.__dataclass_fields__)
-
 
 @dataclass(frozen=True, kw_only=True)
-class LoaderArgs:
-    """The arguments that all loaders share; what each means is in `gigl_loader.loader.keywords`."""
+class LoaderOptions:
+    """All that loaders of every kind are given: type, default and meaning of each keyword.
+
+    Built once, by the constructor that the user called, and handed down as it is. The first
+    sixteen stand in each loader's signature, where they may be given by position, and mean what
+    `gigl_loader.DistNeighborLoader` says; the others are keywords alone, which
+    `gigl_loader.loader.keywords` puts into signatures and docstrings.
+
+    Raises:
+        ConfigError: A value cannot work in either deployment, or two of them not together.
+    """
 
     num_neighbors: NumNeighbors
-    given: AllKeywords
-    """All of them by name; those that the user left out have their defaults."""
-    expansion: ExpansionOptions
-    """How batches grow, made of those that are about it."""
+    num_workers: int = 1
+    batch_size: int = 1
+    context: DistributedContext | None = None
+    local_process_rank: int | None = None
+    local_process_world_size: int | None = None
+    pin_memory_device: torch.device | None = None
+    worker_concurrency: int = 4
+    channel_size: int | str = "4GB"
+    prefetch_size: int | None = None
+    process_start_gap_seconds: float | None = None
+    num_cpu_threads: int | None = None
+    shuffle: bool = False
+    drop_last: bool = False
+    with_weight: bool = False
+    sampler_options: SamplerOptions | None = None
+    non_blocking_transfers: bool = True
+    seed: int | None = None
+    """Decides shuffle and draws. None: drawn once, and logged."""
+    replace: bool = False
+    """Draw neighbours with replacement."""
+    in_order: bool = True
+    """Yield batches in order. False trades order for latency."""
+    timeout: float = DEFAULT_TIMEOUT_S
+    """Seconds without progress before a wait is an error."""
+    max_restarts: int = DEFAULT_MAX_RESTARTS
+    """Workers that are replaced in an epoch when they die, or make no progress for ``timeout``; the
+    batches stay the same. 0: the first one lost is an error."""
+    reconnect_timeout: float = DEFAULT_RECONNECT_S
+    """Graph store: seconds that a storage server may be away, killed and started again or out of
+    reach; the batches stay the same. 0: that is an error at once."""
+    worker_init_fn: Callable[[int], None] | None = None
+    """Called with the worker's number in each worker before it samples."""
+    even_ranks: str | None = None
+    """``"drop"`` or ``"wrap"``: all ranks take the same number of steps."""
+    with_edge: bool | None = None
+    """Deliver edge ids. None: where there are edge features."""
+    device_prefetch: int = 2
+    """Batches copied ahead to a CUDA device."""
+    exchange: str = "workers"
+    """Colocated, with several partitions: how they are asked. ``"workers"``: by sampling processes,
+    over connections. ``"collective"``: this process samples ahead in threads, in step with the
+    other ranks, which exchange by ``all_to_all``, rows from device to device where the process
+    group has a backend for that; no sampling process, no port. ``timeout`` is then also how long a
+    rank may compute between batches."""
+    shard: str = "machine"
+    """How seeds are split over ranks. ``"machine"``: the ranks of a machine that are given the same
+    seeds, in the same order, share them; those that are given others use theirs alone. Seeds that
+    would come twice, as where two machines are given the same, are an error. ``"world"``: all ranks
+    are given the seeds of the whole job, whose batches are numbered over all ranks; rank ``r`` of
+    ``W`` takes ``r``, ``r + W``... A state then counts what the job has taken, and goes on with any
+    number of ranks. ``"none"``: each rank uses all the seeds that it is given, whoever has them
+    too. All else that decides batches (``batch_size``, fanouts, ``seed``...) is the same on all
+    ranks."""
+    feature_store: FeatureStoreOptions | None = None
+    """A PyG ``FeatureStore`` of one's own, for features that the dataset has not."""
+    remote_cache: int | str | None = None
+    """With workers: memory for rows of other machines, of all with a graph store, as bytes
+    (``"2GB"``, with what it takes to find them) or as a share of these rows (``"20%"``). Batches
+    are drawn ahead, so that those rows are kept that are needed again soonest. The ranks of a
+    machine share it. Colocated, the loaders of a process over the same dataset share it too; with a
+    graph store each has one of its own. Where a colocated worker is lost, its loader draws none
+    ahead for the rest of the epoch. None: nothing is kept."""
+    lookahead: int | None = None
+    """Batches to draw ahead. None: those that ask for 5 times what the cache holds, after which
+    more would change nothing."""
+    weight_attr: str | None = None
+    """Name of the edge attribute to draw by, in place of ``edge_weight``; implies
+    ``with_weight``."""
+    transform: Callable[[Any], Any] | None = None
+    """Called in this process with each batch; what it returns is yielded in its place."""
+    transform_sampler_output: Callable[[Any], Any] | None = None
+    """Called in this process with PyG's ``SamplerOutput`` of each batch, before it becomes one;
+    returns it changed. Nothing that was not sampled can be added."""
+    expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
+    """How batches grow from their seeds; each of its fields is a keyword of its own."""
 
     @classmethod
-    def of(cls, num_neighbors: NumNeighbors, **keywords: Unpack[AllKeywords]) -> "LoaderArgs":
-        """Return the arguments of a loader, checked.
+    def of(cls, arguments: Mapping[str, Any]) -> "LoaderOptions":
+        """Return the options among the arguments of a constructor.
 
         Args:
-            num_neighbors: Neighbours per hop.
-            **keywords: What the user gave.
-
-        Raises:
-            ConfigError: A value cannot work in either deployment.
+            arguments: By name, those of ``**keywords`` below that name, as ``locals()`` has them.
+                Others, which are of one loader alone, are left out.
         """
-        # Without types from here on: mypy knows a TypedDict by literal keys only.
-        given = completed(keywords)
-        by_name: dict[str, Any] = {**given}
-        expansion = ExpansionOptions(**{name: by_name[name] for name in _OF_EXPANSION})
-        if isinstance(given["sampler_options"], PPRSamplerOptions):
+        by_name = {**arguments, **arguments.get("keywords", {})}
+        taken = {one.name: by_name[one.name] for one in fields(cls) if one.name in by_name}
+        if isinstance(taken.get("sampler_options"), PPRSamplerOptions):
             # The push decides how far it goes, so no fanout was given. A list of one hop passes the
             # checks of fanouts, and becomes the edge types that may be walked.
-            num_neighbors = [1]  # only its edge types count
-        args = cls(num_neighbors=num_neighbors, given=given, expansion=expansion)
-        args._check()
-        return args
+            taken["num_neighbors"] = [1]  # only its edge types count
+        grown = {one.name: by_name[one.name] for one in fields(ExpansionOptions)
+                 if one.name in by_name}  # fmt: skip
+        return cls(**taken, expansion=ExpansionOptions(**grown))
 
-    def _check(self) -> None:
-        given = self.given
-        positive("batch_size", given["batch_size"])
-        flag("shuffle", given["shuffle"])
-        flag("drop_last", given["drop_last"])
-        flag("with_weight", given["with_weight"])
-        if given["exchange"] not in ("workers", "collective"):
-            raise ConfigError(
-                f'exchange must be "workers" or "collective", got {given["exchange"]!r}'
-            )
+    def __post_init__(self) -> None:
+        positive("batch_size", self.batch_size)
+        flag("shuffle", self.shuffle)
+        flag("drop_last", self.drop_last)
+        flag("with_weight", self.with_weight)
+        if self.exchange not in ("workers", "collective"):
+            raise ConfigError(f'exchange must be "workers" or "collective", got {self.exchange!r}')
         # Checked here as a whole and not in each room, so that a bad value costs nothing: no
         # process group is asked, no worker was started, and no other rank waits for this one.
         if self.in_process:
             self._check_no_workers()
         else:
-            check_workers(given["num_workers"], given["worker_concurrency"])
-        if self.with_weight and self.expansion.time_attr is not None:
+            check_workers(self.num_workers, self.worker_concurrency)
+        if self.is_weighted and self.expansion.time_attr is not None:
             raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
-        positive("device_prefetch", given["device_prefetch"])
-        check_shard(given["shard"], in_order=given["in_order"])
-        if given["shard"] == "world" and given["context"] is not None:
+        positive("device_prefetch", self.device_prefetch)
+        check_shard(self.shard, in_order=self.in_order)
+        if self.shard == "world" and self.context is not None:
             raise ConfigError(
                 'shard="world" needs the process group in every epoch, and context= ends its own: '
                 "call torch.distributed.init_process_group() and leave context out"
             )
         # Only for its error: GLT's options keep sizes as they were given.
-        parse_size(given["channel_size"], "channel_size")
+        parse_size(self.channel_size, "channel_size")
         # `cache` itself raises where `remote_cache` or `lookahead` cannot be read.
         if self.cache is not None and self.in_process:
             raise ConfigError(
-                f"remote_cache={given['remote_cache']!r} is filled by sampling workers, and this "
+                f"remote_cache={self.remote_cache!r} is filled by sampling workers, and this "
                 "process samples itself: leave it out, or give the loader workers"
             )
-        if given["pin_memory_device"] is not None:
-            check_device(given["pin_memory_device"])
+        if self.pin_memory_device is not None:
+            check_device(self.pin_memory_device)
         for name in ("prefetch_size", "num_cpu_threads"):
-            if given[name] is not None:
-                positive(name, given[name])
+            if getattr(self, name) is not None:
+                positive(name, getattr(self, name))
         self._check_fanouts_agree()
 
     def _check_no_workers(self) -> None:
         """Raise `ConfigError` where a keyword is for workers, and there are none."""
-        given = self.given
         # 1 is the default: it cannot be told from a number that was left out.
-        if given["num_workers"] not in (0, 1):
+        if self.num_workers not in (0, 1):
             raise ConfigError(
                 'exchange="collective" samples in this process: num_workers='
-                f"{given['num_workers']} processes have nothing to do; leave it out"
+                f"{self.num_workers} processes have nothing to do; leave it out"
             )
-        check_workers(1, given["worker_concurrency"])
-        if given["worker_init_fn"] is not None:
+        check_workers(1, self.worker_concurrency)
+        if self.worker_init_fn is not None:
             raise ConfigError(
                 "worker_init_fn is for sampling processes, and this loader starts none"
             )
 
     def _check_fanouts_agree(self) -> None:
-        options = self.given["sampler_options"]
+        options = self.sampler_options
         if (
             isinstance(options, KHopNeighborSamplerOptions)
             and options.num_neighbors != self.num_neighbors
@@ -126,40 +200,39 @@ class LoaderArgs:
             )
 
     @property
-    def with_weight(self) -> bool:
+    def is_weighted(self) -> bool:
         """Whether neighbours are drawn by weight; naming the weights says so too."""
-        return self.given["with_weight"] or self.given["weight_attr"] is not None
+        return self.with_weight or self.weight_attr is not None
 
     @property
     def in_process(self) -> bool:
         """Whether the training process samples."""
-        num_workers = self.given["num_workers"]
+        num_workers = self.num_workers
         # `False == 0`, and who says False means something else: `check_workers` refuses it.
         no_workers = num_workers == 0 and not isinstance(num_workers, bool)
-        return no_workers or self.given["exchange"] == "collective"
+        return no_workers or self.exchange == "collective"
 
     @property
     def cache(self) -> CacheOptions | None:
         """Options of the cache for rows of other machines; None: no cache."""
-        return CacheOptions.of(self.given["remote_cache"], self.given["lookahead"])
+        return CacheOptions.of(self.remote_cache, self.lookahead)
 
-    def with_sampler(self, options: SamplerOptions | None) -> "LoaderArgs":
-        """Return these arguments with another sampler."""
-        return replace(self, given={**self.given, "sampler_options": options})
+    def with_sampler(self, options: SamplerOptions | None) -> "LoaderOptions":
+        """Return these options with another sampler."""
+        return dataclasses.replace(self, sampler_options=options)
 
     def epoch_options(self) -> EpochOptions:
         """Return seed, order and deadline; a missing seed is drawn now."""
-        given = self.given
         return EpochOptions(
-            seed=seed_or_drawn(given["seed"]),
-            replace=given["replace"],
-            in_order=given["in_order"],
-            timeout_s=given["timeout"],
-            feature_store=given["feature_store"],
-            weight_attr=given["weight_attr"],
+            seed=seed_or_drawn(self.seed),
+            replace=self.replace,
+            in_order=self.in_order,
+            timeout_s=self.timeout,
+            feature_store=self.feature_store,
+            weight_attr=self.weight_attr,
             expansion=self.expansion,
-            max_restarts=given["max_restarts"],
-            reconnect_timeout_s=given["reconnect_timeout"],
+            max_restarts=self.max_restarts,
+            reconnect_timeout_s=self.reconnect_timeout,
         )
 
     def same_on_all_ranks(self, config: SamplingConfig, options: EpochOptions) -> dict[str, str]:
@@ -169,8 +242,7 @@ class LoaderArgs:
             config: Made of these arguments and the schema.
             options: From `epoch_options`.
         """
-        given = self.given
-        of_batches = options_of_batches(config, given["sampler_options"], options)
+        of_batches = options_of_batches(config, self.sampler_options, options)
         # As the user gave them: what was made of them may depend on what a partition holds.
         fanouts = self.num_neighbors
         if isinstance(fanouts, Mapping):
@@ -179,18 +251,18 @@ class LoaderArgs:
             fanouts = list(fanouts)
         return {
             **of_batches,
-            "shard": given["shard"],
+            "shard": self.shard,
             "num_neighbors": repr(fanouts),
-            "with_edge": repr(given["with_edge"]),
+            "with_edge": repr(self.with_edge),
             # These decide which exchanges ranks take part in.
-            "even_ranks": repr(given["even_ranks"]),
-            "exchange": given["exchange"],
+            "even_ranks": repr(self.even_ranks),
+            "exchange": self.exchange,
         }
 
     def device(self, local_rank: int) -> torch.device:
         """Return where batches go."""
-        if self.given["pin_memory_device"] is not None:
-            return torch.device(self.given["pin_memory_device"])
+        if self.pin_memory_device is not None:
+            return torch.device(self.pin_memory_device)
         if torch.cuda.is_available():
             # Ranks beyond the number of devices share them: tests and small machines run like that.
             return torch.device("cuda", local_rank % torch.cuda.device_count())

@@ -1,7 +1,8 @@
-"""The parts of a loader, made of what the user gave it; see `gigl_loader.loader.args`."""
+"""The parts of a loader, made of what the user gave it; see `LoaderOptions`."""
 
 import hashlib
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,17 +24,18 @@ from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType, is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, explained_limits
 from gigl_loader.loader import live
-from gigl_loader.loader.args import LoaderArgs
+from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.in_process import InProcessSource, check_in_process
 from gigl_loader.loader.inputs import local_share
-from gigl_loader.loader.runtime import DistributedRuntimeInfo
+from gigl_loader.loader.runtime import DistributedRuntimeInfo, runtime_or_alone
 from gigl_loader.loader.sampler_choice import SamplerClass, check_feature_store, chosen_sampler
 from gigl_loader.loader.world import agree_on_seed
 from gigl_loader.memory.tensors import bytes_of
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
 from gigl_loader.ranks import check_same_options, end_group, gather_from_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
+from gigl_loader.remote.service import DistServer
 from gigl_loader.seeds import SeedsTold, check_each_once, check_same_seeds
 from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.sampled_input import check_seed_times
@@ -76,8 +78,8 @@ def told_to_others(runtime: DistributedRuntimeInfo) -> Iterator[None]:
 class Parts:
     """What a loader is made of, checked and told to the other ranks."""
 
-    args: LoaderArgs
-    """The user's keywords, with the sampler that was chosen."""
+    options: LoaderOptions
+    """What the user gave, with the sampler that was chosen."""
     dataset: DistDataset | RemoteDistDataset
     sampler_input: NodeSamplerInput | list[NodeSamplerInput]
     schema: DatasetSchema
@@ -90,51 +92,100 @@ class Parts:
     producer: Any
     """A source that was not started; of a graph store, what its servers are to call."""
     sampler_options: SamplerOptions | None
+    """As workers are told; the user's, or the loader's own."""
 
     def start(self, loader: BaseDistLoader) -> None:
         """Make ``loader`` of them, which starts its source."""
-        given = self.args.given
+        given = self.options
         BaseDistLoader.__init__(
             loader, self.dataset, self.sampler_input, self.schema, self.worker_options,
             self.sampling_config, self.device, self.runtime, self.producer, self.sampler_options,
-            given["process_start_gap_seconds"],
-            non_blocking_transfers=given["non_blocking_transfers"],
-            epoch_options=self.epoch_options, even_ranks=given["even_ranks"],
-            device_prefetch=given["device_prefetch"], shard=given["shard"],
-            transform=given["transform"],
-            transform_sampler_output=given["transform_sampler_output"],
+            given.process_start_gap_seconds,
+            non_blocking_transfers=given.non_blocking_transfers,
+            epoch_options=self.epoch_options, even_ranks=given.even_ranks,
+            device_prefetch=given.device_prefetch, shard=given.shard,
+            transform=given.transform,
+            transform_sampler_output=given.transform_sampler_output,
         )  # fmt: skip
+
+
+LocalInput = Callable[[DistDataset], tuple[NodeSamplerInput, SamplerClass | None]]
+"""Returns the checked input of all processes of this machine, and the sampler class, with its
+keywords, that a loader of its kind runs; None: the neighbour sampler."""
+StoreInput = Callable[[Any], tuple[list[NodeSamplerInput], SamplerClass | None]]
+"""Returns the same for a graph store: the input of each server, empty ones included."""
+
+
+def start_loader(
+    loader: BaseDistLoader,
+    dataset: Any,
+    options: LoaderOptions,
+    *,
+    local: LocalInput,
+    store: StoreInput,
+) -> None:
+    """Make the parts of ``loader``, and it of them, which starts its source.
+
+    Args:
+        loader: Not initialised yet.
+        dataset: Ours or GLT's, or a ``RemoteDistDataset``.
+        options: What the user gave.
+        local: Called where the dataset is here; its errors are told to the other ranks.
+        store: Called where it is on a graph store.
+
+    Raises:
+        ConfigError: A value cannot work; nothing was started.
+        PeerError: Another rank was given a value that cannot work, or a worker was not started.
+    """
+    # Nothing was asked of other ranks so far: what `LoaderOptions` refuses is refused on each rank
+    # alone.
+    runtime = runtime_or_alone(
+        options.context, options.local_process_rank, options.local_process_world_size
+    )
+    try:
+        if is_remote(dataset):
+            inputs, sampler = store(dataset)
+            # Ranks build their loaders in the same order, so a number that counts them names the
+            # same loader on all: servers tell producers apart by it.
+            kind = type(loader).__name__
+            name = f"{kind} {next(_numbers[kind])}"
+            parts = remote_parts(dataset, options, runtime, inputs, name, sampler)
+        else:
+            parts = colocated_parts(dataset, options, runtime, local)
+    finally:
+        # With a deprecated `context` a group is there for the exchange while the loader is built,
+        # and ends before workers start: GiGL's loaders leave none behind.
+        end_own_group(runtime)
+    parts.start(loader)
+
+
+_numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
+"""Counts the loaders of this process on graph stores, by the name of their class."""
 
 
 @explained_limits("building a loader")
 def colocated_parts(
-    dataset: Any,
-    args: LoaderArgs,
-    runtime: DistributedRuntimeInfo,
-    make_input: Callable[[DistDataset], NodeSamplerInput],
-    default_sampler: SamplerClass | None = None,
+    dataset: Any, options: LoaderOptions, runtime: DistributedRuntimeInfo, make_input: LocalInput
 ) -> Parts:
     """Return what a loader is made of that samples on this machine.
 
     Args:
         dataset: Ours or GLT's.
-        args: The user's keywords.
+        options: What the user gave.
         runtime: Where this process stands.
-        make_input: Returns the checked input of all processes of this machine.
-        default_sampler: Sampler class path and keywords; None: the neighbour sampler.
+        make_input: Returns the input of this machine, and the sampler class.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
         PeerError: Another rank was given a value that cannot work.
     """
     with told_to_others(runtime):
-        data, whole, config = _check_colocated(dataset, args, make_input)
-        args = with_sampler(args, default_sampler, data.schema, whole.input_type)
-        epoch_options, device = args.epoch_options(), args.device(runtime.local_rank)
-    given = args.given  # with the sampler that was chosen
-    same = args.same_on_all_ranks(config, epoch_options)
+        data, whole, default_sampler, config = _check_colocated(dataset, options, make_input)
+        given = with_sampler(options, default_sampler, data.schema, whole.input_type)
+        epoch_options, device = given.epoch_options(), given.device(runtime.local_rank)
+    same = given.same_on_all_ranks(config, epoch_options)
     told = Told(
-        weighted=weighted_types(data) if args.with_weight else None,
+        weighted=weighted_types(data) if given.is_weighted else None,
         partition=(data.num_partitions, data.partition_idx),
         options={**same, "input_type": repr(whole.input_type)},
     )
@@ -142,14 +193,14 @@ def colocated_parts(
     # gave up, so that each rank does once, whatever it found.
     sampler_input = share_input(whole, runtime, told)
     # Before the producer exists, whose plan has the seed in every draw.
-    if given["shard"] == "world":
-        epoch_options = agree_on_seed(epoch_options, given["seed"], runtime.world_size)
+    if given.shard == "world":
+        epoch_options = agree_on_seed(epoch_options, given.seed, runtime.world_size)
     parts = Parts(
-        args=args, dataset=data, sampler_input=sampler_input, schema=data.schema,
+        options=given, dataset=data, sampler_input=sampler_input, schema=data.schema,
         sampling_config=config, device=device, runtime=runtime, epoch_options=epoch_options,
-        worker_options=None, producer=None, sampler_options=given["sampler_options"],
+        worker_options=None, producer=None, sampler_options=given.sampler_options,
     )  # fmt: skip
-    how = _sampled_here if args.in_process else _sampled_by_workers
+    how = _sampled_here if given.in_process else _sampled_by_workers
     worker_options, producer = how(parts, data, default_sampler)
     return replace(parts, worker_options=worker_options, producer=producer)
 
@@ -158,7 +209,7 @@ def _sampled_by_workers(
     parts: Parts, data: DistDataset, default_sampler: SamplerClass | None
 ) -> tuple[MpDistSamplingWorkerOptions, DistSamplingProducer]:
     """Return the options of sampling processes, and their producer, which has started none."""
-    given, runtime, device = parts.args.given, parts.runtime, parts.device
+    given, runtime, device = parts.options, parts.runtime, parts.device
     # These are GiGL's steps, in its order: its subclasses call the same static methods. The port is
     # for GLT's options alone, workers find each other through the process group.
     port = BaseDistLoader.initialize_colocated_sampling_worker(
@@ -169,22 +220,22 @@ def _sampled_by_workers(
         master_ip_address=runtime.master_ip_address,
         device=device,
         # None means 2 to GiGL's method, and to a loader: leave the user's number as it is.
-        num_cpu_threads=given["num_cpu_threads"] or torch.get_num_threads(),
+        num_cpu_threads=given.num_cpu_threads or torch.get_num_threads(),
     )
     worker_options = BaseDistLoader.create_colocated_worker_options(
         dataset_num_partitions=data.num_partitions,
-        num_workers=given["num_workers"],
-        worker_concurrency=given["worker_concurrency"],
+        num_workers=given.num_workers,
+        worker_concurrency=given.worker_concurrency,
         master_ip_address=runtime.master_ip_address,
         master_port=port,
-        channel_size=given["channel_size"],
+        channel_size=given.channel_size,
         pin_memory=device.type == "cuda",
     )
     producer = DistSamplingProducer(
         data, parts.sampler_input, parts.sampling_config, worker_options,
         BaseDistLoader.create_colocated_channel(worker_options), parts.sampler_options,
-        epoch_options=parts.epoch_options, worker_init_fn=given["worker_init_fn"],
-        default_sampler=default_sampler, cache=parts.args.cache,
+        epoch_options=parts.epoch_options, worker_init_fn=given.worker_init_fn,
+        default_sampler=default_sampler, cache=given.cache,
     )  # fmt: skip
     return worker_options, producer
 
@@ -193,53 +244,52 @@ def _sampled_here(
     parts: Parts, data: DistDataset, default_sampler: SamplerClass | None
 ) -> tuple[CollocatedDistSamplingWorkerOptions, InProcessSource]:
     """Return what takes the place of worker options and producer where no worker is started."""
-    given, runtime = parts.args.given, parts.runtime
-    if parts.device.type == "cpu" and given["num_cpu_threads"] is not None:
-        torch.set_num_threads(given["num_cpu_threads"])
+    given, runtime = parts.options, parts.runtime
+    if parts.device.type == "cpu" and given.num_cpu_threads is not None:
+        torch.set_num_threads(given.num_cpu_threads)
     # GLT's context, which `check_context` asks for in every colocated loader.
     init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
     source = InProcessSource(
         data, parts.sampler_input, parts.sampling_config, parts.epoch_options,
-        parts.sampler_options, default_sampler, given["worker_concurrency"], parts.device,
+        parts.sampler_options, default_sampler, given.worker_concurrency, parts.device,
     )  # fmt: skip
     return CollocatedDistSamplingWorkerOptions(runtime.master_ip_address, NO_PORT), source
 
 
 def _check_colocated(
-    dataset: Any, args: LoaderArgs, make_input: Callable[[DistDataset], NodeSamplerInput]
-) -> tuple[DistDataset, NodeSamplerInput, SamplingConfig]:
-    """Return dataset, input of the whole machine, and config; all that can be checked here is."""
-    given = args.given
-    if given["prefetch_size"] is not None:
+    dataset: Any, given: LoaderOptions, make_input: LocalInput
+) -> tuple[DistDataset, NodeSamplerInput, SamplerClass | None, SamplingConfig]:
+    """Return dataset, input of the whole machine, its sampler, and config; all that is checked."""
+    if given.prefetch_size is not None:
         raise ConfigError(
-            f"prefetch_size={given['prefetch_size']} belongs to graph-store mode; here "
+            f"prefetch_size={given.prefetch_size} belongs to graph-store mode; here "
             "worker_concurrency says how many batches are under way"
         )
     # Cheap checks of keywords come first; sorting edges by time, below, takes longest.
-    data = DistDataset.wrap(dataset).weighted_by(given["weight_attr"])
-    if args.in_process:
-        check_in_process(data, given["exchange"])
-    if args.cache is not None and data.num_partitions == 1:
+    data = DistDataset.wrap(dataset).weighted_by(given.weight_attr)
+    if given.in_process:
+        check_in_process(data, given.exchange)
+    if given.cache is not None and data.num_partitions == 1:
         logger.warning(
             "remote_cache=%r keeps nothing: the dataset is one partition, all its rows are here",
-            given["remote_cache"],
+            given.remote_cache,
         )
-    check_weights(data, args.with_weight)
-    if args.expansion.time_attr is not None:
-        data.view_by_time(args.expansion.time_attr)
-    check_feature_store(given["feature_store"], data.schema, data.view().num_nodes)
-    whole = make_input(data)
+    check_weights(data, given.is_weighted)
+    if given.expansion.time_attr is not None:
+        data.view_by_time(given.expansion.time_attr)
+    check_feature_store(given.feature_store, data.schema, data.view().num_nodes)
+    whole, sampler = make_input(data)
     # `make_plan` checks this too, but only in the producer, when the other ranks were told that all
     # is well with this one.
-    check_seed_times(data.view(), whole, args.expansion.time_attr)
-    config = _sampling_config(args, data.schema)
+    check_seed_times(data.view(), whole, given.expansion.time_attr)
+    config = _sampling_config(given, data.schema)
     check_edge_ids(data, config.with_edge)
-    return data, whole, config
+    return data, whole, sampler, config
 
 
 def remote_parts(
     dataset: Any,
-    args: LoaderArgs,
+    options: LoaderOptions,
     runtime: DistributedRuntimeInfo,
     inputs: list[NodeSamplerInput],
     name: str,
@@ -249,7 +299,7 @@ def remote_parts(
 
     Args:
         dataset: A ``RemoteDistDataset``.
-        args: The user's keywords.
+        options: What the user gave.
         runtime: Where this process stands.
         inputs: The checked input of each storage server, empty ones included.
         name: The loader's, the same on all ranks and no other loader's.
@@ -258,66 +308,61 @@ def remote_parts(
     Raises:
         ConfigError: A value cannot work; nothing was started.
     """
-    # Here, as colocated loaders do without the graph store's modules.
-    from gigl_loader.remote.service import DistServer
-
-    given = args.given
-    if args.in_process:
+    if options.in_process:
         raise ConfigError(
-            f"num_workers={given['num_workers']} and exchange={given['exchange']!r} belong to "
+            f"num_workers={options.num_workers} and exchange={options.exchange!r} belong to "
             "colocated mode: from a graph store, the servers' workers sample"
         )
     # A function of this process: the servers neither have its module nor should run what clients
     # send.
-    if given["worker_init_fn"] is not None:
+    if options.worker_init_fn is not None:
         raise ConfigError("worker_init_fn is for colocated loaders: these workers run on servers")
     schema = dataset.fetch_schema()
-    config = _sampling_config(args, schema)
-    args = with_sampler(args, default_sampler, schema, inputs[0].input_type)
-    given = args.given  # with the sampler that was chosen
-    check_feature_store(given["feature_store"], schema, dataset.fetch_num_nodes())
-    prefetch = given["prefetch_size"]
+    config = _sampling_config(options, schema)
+    given = with_sampler(options, default_sampler, schema, inputs[0].input_type)
+    check_feature_store(given.feature_store, schema, dataset.fetch_num_nodes())
+    prefetch = given.prefetch_size
     worker_options = BaseDistLoader.create_graph_store_worker_options(
         dataset=dataset,
         compute_rank=runtime.rank,
         worker_key=f"{name} rank {runtime.rank}",
-        num_workers=given["num_workers"],
-        worker_concurrency=given["worker_concurrency"],
-        channel_size=given["channel_size"],
+        num_workers=given.num_workers,
+        worker_concurrency=given.worker_concurrency,
+        channel_size=given.channel_size,
         prefetch_size=DEFAULT_PREFETCH if prefetch is None else prefetch,
     )
-    sampler_options = given["sampler_options"]
+    sampler_options = given.sampler_options
     # Servers know one way to be told of a sampler: options with its path and keywords.
     if default_sampler is not None and not isinstance(sampler_options, CustomSamplerOptions):
         sampler_options = CustomSamplerOptions(*default_sampler)
     return Parts(
-        args=args, dataset=dataset, sampler_input=inputs, schema=schema, sampling_config=config,
-        device=args.device(runtime.local_rank), runtime=runtime,
+        options=given, dataset=dataset, sampler_input=inputs, schema=schema, sampling_config=config,
+        device=given.device(runtime.local_rank), runtime=runtime,
         # Options travel to the servers, whose producers have no keyword for a cache.
-        epoch_options=replace(args.epoch_options(), cache=args.cache),
+        epoch_options=replace(given.epoch_options(), cache=given.cache),
         worker_options=worker_options, producer=DistServer.create_sampling_producer,
         sampler_options=sampler_options,
     )  # fmt: skip
 
 
-def _sampling_config(args: LoaderArgs, schema: DatasetSchema) -> SamplingConfig:
-    given = args.given
+def _sampling_config(given: LoaderOptions, schema: DatasetSchema) -> SamplingConfig:
     return BaseDistLoader.create_sampling_config(
-        args.num_neighbors, schema, given["batch_size"], given["shuffle"], given["drop_last"],
-        args.with_weight, given["with_edge"], given["seed"],
+        given.num_neighbors, schema, given.batch_size, given.shuffle, given.drop_last,
+        given.is_weighted, given.with_edge, given.seed,
     )  # fmt: skip
 
 
 def with_sampler(
-    args: LoaderArgs, default: SamplerClass | None, schema: DatasetSchema, input_type: str | None
-) -> LoaderArgs:
-    """Return ``args`` with the sampler that workers are to run; see `chosen_sampler`."""
-    given = args.given
-    options = chosen_sampler(
-        given["sampler_options"], default, schema, input_type, with_weight=args.with_weight,
-        expansion=args.expansion,
+    given: LoaderOptions, default: SamplerClass | None, schema: DatasetSchema,
+    input_type: str | None,
+) -> LoaderOptions:  # fmt: skip
+    """Return ``given`` with the sampler that workers are to run; see `chosen_sampler`."""
+    return given.with_sampler(
+        chosen_sampler(
+            given.sampler_options, default, schema, input_type, with_weight=given.is_weighted,
+            expansion=given.expansion,
+        )
     )  # fmt: skip
-    return args.with_sampler(options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import logging
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,24 +23,26 @@ from gigl_loader.collate.pyg import batch_types, to_data, to_hetero_data
 from gigl_loader.collate.sampler_output import transformed
 from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.device.prefetch import CopyEngine
-from gigl_loader.errors import ConfigError, UsageError, explained_limits
+from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits
 from gigl_loader.loader import config, live
-from gigl_loader.loader.deployment import Stagger, check_context, check_deployment, the_producer
-from gigl_loader.loader.epoch import BatchSource, EpochProgress, LoaderStats
+from gigl_loader.loader.deployment import check_context, check_deployment, the_producer
+from gigl_loader.loader.epoch import EpochProgress, HandedOut
 from gigl_loader.loader.inputs import Positions, digest_of_seeds, read_positions
-from gigl_loader.loader.iterator import EpochIterator
+from gigl_loader.loader.iterator import EpochIterator, Epochs
 from gigl_loader.loader.link_speed import link_bytes_per_s
 from gigl_loader.loader.parts import LoaderParts
 from gigl_loader.loader.runtime import DistributedRuntimeInfo
+from gigl_loader.loader.source import BatchSource
 from gigl_loader.loader.world import WorldShare, check_same_start, check_shard, even_steps
 from gigl_loader.message import IS_HETERO, SampleMessage, stays_on_host
 from gigl_loader.options import EpochOptions, SamplerOptions, options_of_batches
 from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
+from gigl_loader.remote.source import RemoteSource
 from gigl_loader.sampler.plan import DRAW_VERSION
 from gigl_loader.seeds import SeedsTold, check_same_seeds
+from gigl_loader.workers.agreement import StartTurns
 from gigl_loader.workers.producer import DistSamplingProducer
-from gigl_loader.workers.rendezvous import meet_ranks
 from gigl_loader.workers.sampled_input import seed_or_drawn
 
 logger = logging.getLogger(__name__)
@@ -98,6 +99,8 @@ class BaseDistLoader(LoaderParts, DistLoader):
 
     _is_forked = False
     """Whether this is the copy of a loader in a process that was forked off: its parent has it."""
+    _shutdowned = True
+    """GLT's name; also of a loader whose constructor raised before there was anything to stop."""
 
     def __init__(
         self,
@@ -122,7 +125,6 @@ class BaseDistLoader(LoaderParts, DistLoader):
         transform_sampler_output: Callable[[Any], Any] | None = None,
         sampler: DistSamplingProducer | Callable[..., int] | None = None,
     ) -> None:
-        self._shutdowned = True  # until something is there to shut down
         producer = the_producer(producer, sampler)
         is_remote = check_deployment(dataset, sampler_input, worker_options, producer)
         if even_ranks not in (None, "drop", "wrap"):
@@ -140,7 +142,6 @@ class BaseDistLoader(LoaderParts, DistLoader):
         self._non_blocking_transfers = non_blocking_transfers
         self._runtime = runtime
         self._even_ranks, self._shard = even_ranks, shard
-        self._world_share: WorldShare | None = None
         self._device_prefetch = device_prefetch
         self._transform = config.checked_function("transform", transform)
         self._transform_output = config.checked_function(
@@ -148,23 +149,22 @@ class BaseDistLoader(LoaderParts, DistLoader):
         )
         # One engine for all epochs: its side stream, and memory of the device, are used again.
         self._engine = self._make_engine()
-        # An iterator holds its loader; were it held in turn, dropping it (as `break` does) would
-        # not end the epoch before the garbage collector comes by.
-        self._last_iterator: Callable[[], EpochIterator | None] = lambda: None  # a weak reference
-        self._progress = EpochProgress()
-        self._started = False  # whether self._progress is of the epoch that the user is in
-        self._resumed = False
-        self._stats = LoaderStats()
-        self._recorders: list[Callable[[dict[str, Any]], None]] = []
+        self._handed_out = HandedOut()
+        self._recorders = self._handed_out.recorders
+        check_context(is_remote)
+        self._source = self._make_source(producer, is_remote, epoch_options)
+        self._epochs = Epochs(self._source)
         self._shutdowned = False
         # Before workers start: an interpreter that ends while they come up has to stop them, too.
         live.add(self)
         try:
-            self._start_source(
-                producer, is_remote, process_start_gap_seconds, max_concurrent_producer_inits,
-                epoch_options,
+            self._open_source(
+                StartTurns(
+                    gap_s=process_start_gap_seconds, max_concurrent=max_concurrent_producer_inits,
+                    local_rank=runtime.local_rank, local_world_size=runtime.local_world_size,
+                )
             )  # fmt: skip
-            self._steps = self._agree_on_steps()
+            self._agree_on_steps()
         # KeyboardInterrupt as well: workers would go on without a loader that anybody could shut
         # down. Nobody waits for their answers yet, hence no lingering.
         except BaseException:
@@ -177,6 +177,9 @@ class BaseDistLoader(LoaderParts, DistLoader):
     ) -> None:  # fmt: skip
         # the attributes that GLT's DistLoader.__init__ sets, under GLT's names
         self.data = None if is_remote else dataset
+        if not is_remote:
+            self.num_data_partitions = getattr(dataset, "num_partitions", 1)
+            self.data_partition_idx = getattr(dataset, "partition_idx", 0)
         self._given_dataset = dataset
         self.input_data = sampler_input
         self.sampling_config = sampling_config
@@ -193,77 +196,58 @@ class BaseDistLoader(LoaderParts, DistLoader):
         # What GLT calls a channel is there in all deployments, though workers of ours may not use
         # it.
         self._with_channel = True
-        self._num_recv = 0
-        self._epoch = 0
         inputs = sampler_input if is_remote else [sampler_input]
         self._input_type = inputs[0].input_type if inputs else None
 
     # -- start ----------------------------------------------------------------------------------
 
-    @explained_limits("starting the workers of a loader")
-    def _start_source(
-        self, producer: Any, is_remote: bool, gap_s: float | None, max_inits: int | None,
-        epoch_options: EpochOptions | None,
-    ) -> None:  # fmt: skip
-        check_context(is_remote)
-        if is_remote:
-            self._start_remote(producer, gap_s, max_inits, epoch_options)
-        else:
-            self._start_colocated(producer, gap_s)
-
-    def _start_colocated(self, producer: Any, gap_s: float | None) -> None:
-        self._mp_producer = producer
-        self._channel: Any = producer.channel
-        self._source: BatchSource = producer
-        self.num_data_partitions = getattr(self.data, "num_partitions", 1)
-        self.data_partition_idx = getattr(self.data, "partition_idx", 0)
-        self._input_len = len(self.input_data)
-        self._epoch_options = producer.epoch_options
-        # Ranks that differ are told so before any of them has started a worker.
-        self._check_shard()
-        stagger = Stagger(self._runtime.local_rank, self._runtime.local_world_size, gap_s)
-        # the last rank may come that much later
-        options = producer.epoch_options
-        meeting = meet_ranks(options.timeout_s + stagger.total_s, options.reconnect_timeout_s)
-        producer.join(meeting)
-        # Between meeting and starting: a rank whose turn comes late has been seen by all, so its
-        # absence means that it failed, and not that it waits.
-        stagger.wait(producer)
-        # Each rank announces its start before it waits for the others in `connect`: the next rank's
-        # turn depends on it.
-        producer.start()
-        producer.announce("started")
-        producer.connect()
-        self._num_expected = producer.num_batches
-
-    def _start_remote(
-        self, create: Callable[..., int], gap_s: float | None, max_inits: int | None,
-        epoch_options: EpochOptions | None,
-    ) -> None:  # fmt: skip
-        # Here, as colocated loaders do without the graph store's modules.
-        from gigl_loader.remote.source import RemoteSource
-
+    def _make_source(
+        self, producer: Any, is_remote: bool, epoch_options: EpochOptions | None
+    ) -> BatchSource:
+        """Return the source of this loader's batches, of which nothing was started."""
+        if not is_remote:
+            source: BatchSource = producer
+            return source
         seed = self.sampling_config.seed
-        self._epoch_options = epoch_options or EpochOptions(seed=seed_or_drawn(seed))
-        # Ranks are compared by the source itself, in `create`.
-        check_shard(self._shard, in_order=self._epoch_options.in_order)
-        source = RemoteSource(
-            self._given_dataset, self.input_data, self.sampling_config, self.worker_options,
-            self._sampler_options, self._epoch_options, pin_memory=self.to_device.type == "cuda",
-            shard=self._shard,
+        return RemoteSource(
+            producer, self._given_dataset, self.input_data, self.sampling_config,
+            self.worker_options, self._sampler_options,
+            epoch_options or EpochOptions(seed=seed_or_drawn(seed)),
+            pin_memory=self.to_device.type == "cuda", shard=self._shard,
         )  # fmt: skip
-        self._source = self._remote_source = source
-        source.create(create, gap_s=gap_s, max_concurrent=max_inits)
+
+    @explained_limits("starting the workers of a loader")
+    def _open_source(self, turns: StartTurns) -> None:
+        source = self._source
+        # Ranks that differ are told so before any of them has started a worker.
+        self._epoch_options, self._input_len = source.epoch_options, source.input_len
+        self._check_shard()
+        source.open(turns)
         self._epoch_options = source.epoch_options  # where ranks share a key: their leader's
         self._channel = source.channel
-        self._input_len = source.num_seeds
         self._num_expected = source.num_batches
+
+    @property
+    def _mp_producer(self) -> DistSamplingProducer | None:
+        """GLT's name for the worker processes of a loader; None: others sample for it."""
+        return self._source if isinstance(self._source, DistSamplingProducer) else None
+
+    @property
+    def _num_recv(self) -> int:
+        """GLT's name for the batches of the epoch that were received."""
+        return self._handed_out.num_received
+
+    @property
+    def _epoch(self) -> int:
+        """GLT's name for the number of epochs; here the one that comes next."""
+        return self._epochs.next_epoch
 
     def _check_shard(self) -> None:
         """Check that ranks which share their input were given the same; before workers start."""
         options = self._epoch_options
         check_shard(self._shard, in_order=options.in_order)
-        if self._shard == "world" and self._runtime.world_size > 1:
+        # A graph store's source compares ranks by itself, where they meet for their producers.
+        if self._shard == "world" and self._runtime.world_size > 1 and not self._is_remote_worker:
             # Everything that decides what is in a batch: two ranks that differ would take batches
             # of two different sequences for one, some seeds twice and others never.
             of_batches = options_of_batches(self.sampling_config, self._sampler_options, options)
@@ -275,15 +259,17 @@ class BaseDistLoader(LoaderParts, DistLoader):
             check_same_options([one for one, _ in everyone], 'shard="world"')
             check_same_seeds([one for _, one in everyone])
 
-    def _agree_on_steps(self) -> int:
-        own = int(self._num_expected)
+    def _agree_on_steps(self) -> None:
+        own, world_size, epochs = int(self._num_expected), self._runtime.world_size, self._epochs
+        epochs.num_batches = own
         if self._shard == "world":
-            self._world_share = WorldShare(
-                rank=self._runtime.rank, world_size=self._runtime.world_size, total=own,
+            epochs.share = WorldShare(
+                rank=self._runtime.rank, world_size=world_size, total=own,
                 even_ranks=self._even_ranks,
             )  # fmt: skip
-            return len(self._world_share.positions())
-        return even_steps(own, self._even_ranks, self._runtime.world_size)
+            epochs.num_steps = len(epochs.share.positions())
+        else:
+            epochs.num_steps = even_steps(own, self._even_ranks, world_size)
 
     def _make_engine(self) -> CopyEngine | None:
         if self.to_device.type != "cuda" or not self._non_blocking_transfers:
@@ -294,84 +280,55 @@ class BaseDistLoader(LoaderParts, DistLoader):
 
     def __len__(self) -> int:
         """Return the batches of an epoch on this rank."""
-        return self._steps
+        return self._epochs.num_steps
 
     def __repr__(self) -> str:
         """Name kind, deployment, seeds, batches, workers and the next epoch; raises nothing."""
         kind = type(self).__name__
-        if not hasattr(self, "_steps"):
+        if not hasattr(self, "_num_expected"):
             return f"{kind}(was not built)"
         deployment = "graph store" if self._is_remote_worker else "colocated"
         closed = ", shut down" if self._shutdowned else ""
-        source = self.worker_options if self._is_remote_worker else self._mp_producer
         return (
-            f"{kind}({deployment}, seeds={self._input_len}, batches={self._steps}, "
-            f"batch_size={self.batch_size}, workers={source.num_workers}, "
-            f"epoch={self._epoch}{closed})"
+            f"{kind}({deployment}, seeds={self._input_len}, batches={len(self)}, "
+            f"batch_size={self.batch_size}, workers={self._source.num_workers}, "
+            f"epoch={self.epoch}{closed})"
         )
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next ``iter`` is; without it, each is one more than the last."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise ConfigError(f"epoch must be an integer >= 0, got {epoch!r}")
-        resumes_at = self._progress.epoch if self._resumed else None
-        if resumes_at is not None and epoch != resumes_at:
-            logger.warning(
-                "set_epoch(%d) drops where load_state_dict() was to go on, after %d batches of "
-                "epoch %d: begin the loop with loader.epoch",
-                epoch, self._progress.yielded, resumes_at,
-            )  # fmt: skip
-        if epoch != resumes_at:
-            self._resumed = self._started = False
-        self._epoch = epoch
+        self._epochs.set_next(epoch)
 
     def __iter__(self) -> "Iterator[Data | HeteroData]":
         """Start an epoch. An iterator of an earlier one is ended, and raises when it is used."""
         self._check_usable()
-        # Before the source starts: what the old iterator has under way is cancelled by its end, and
-        # would take the new epoch along if it came later.
-        self._end_iterator("a newer iter() of the same loader ended it")
-        if not self._resumed:
-            self._progress = EpochProgress(epoch=self._epoch, share=self._world_share)
-        # Before a resume counts as used up: where this raises, the next iter() still goes on there.
+        return self._epochs.begin(self._check_start, self._make_iterator)
+
+    def _check_start(self, epoch: int, yielded: int) -> None:
         if self._shard == "world":
-            start = (self._progress.epoch, self._progress.yielded)
-            check_same_start(*start, self._runtime.world_size)
-        self._resumed, self._started = False, True
-        # A position is a step's in the epoch, a batch is one of the input's: with even_ranks="wrap"
-        # positions go on beyond the last batch, and count from the first one again.
-        positions = self._progress.positions_left(self._steps)
-        # An empty input has no places, but 0 would divide.
-        own = max(int(self._num_expected), 1)
-        self._num_recv = self._progress.yielded
-        self._source.start_epoch(self._progress.epoch, [position % own for position in positions])
-        self._epoch = self._progress.epoch + 1
-        iterator = EpochIterator(self, positions, self._progress)
-        self._last_iterator = weakref.ref(iterator)
-        return iterator
+            check_same_start(epoch, yielded, self._runtime.world_size)
+
+    def _make_iterator(self, positions: list[int], progress: EpochProgress) -> EpochIterator:
+        self._handed_out.num_received = progress.yielded
+        return EpochIterator(
+            self._source, positions, progress, num_batches=max(int(self._num_expected), 1),
+            collate=self._collate_fn, handed_out=self._handed_out, engine=self._engine,
+            depth=self._device_prefetch,
+        )  # fmt: skip
 
     def __next__(self) -> Data | HeteroData:
         """Return the next batch of the iterator that ``iter`` returned, while that is held."""
-        iterator = self._last_iterator()
+        iterator = self._epochs.iterator
         if iterator is None:
             raise UsageError(
                 "no epoch is under way: use `for batch in loader`, or it = iter(loader)"
             )
         return next(iterator)
 
-    def _end_iterator(self, why: str) -> None:
-        if (iterator := self._last_iterator()) is not None:
-            iterator.end(why)
-        self._last_iterator = lambda: None
-
-    def _is_under_way(self) -> bool:
-        iterator = self._last_iterator()
-        return iterator is not None and not iterator.is_over
-
     @property
     def epoch(self) -> int:
         """The epoch that the next ``iter`` starts."""
-        return self._epoch
+        return self._epochs.next_epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this loader is, by the contract of torchdata's ``StatefulDataLoader``.
@@ -380,11 +337,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
         that nothing was yielded. With ``shard="world"`` it counts those of the whole job, all ranks
         having done as many steps as this one: one rank's state is the state of all.
         """
-        # After set_epoch() to another epoch the old progress tells nothing of where the loader is.
-        progress = (
-            self._progress if self._started or self._resumed else EpochProgress(epoch=self._epoch)
-        )
-        return progress.to_dict(self._identity())
+        return self._epochs.state(self._identity())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next ``iter`` go on where ``state`` was taken: no batch twice, none left out.
@@ -396,13 +349,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
         """
         self._check_usable()
         in_step = self._even_ranks is not None
-        # Read first: a state that is refused leaves the epoch under way as it is.
-        progress = EpochProgress.from_dict(state, self._identity(), in_step=in_step)
-        self._end_iterator("load_state_dict() ended it")
-        progress.share = self._world_share
-        self._progress = progress
-        self._resumed, self._started = not progress.finished, True
-        self._epoch = progress.epoch + 1 if progress.finished else progress.epoch
+        self._epochs.load(state, self._identity(), in_step=in_step)
 
     def _identity(self) -> dict[str, Any]:
         of_world = self._shard == "world"
@@ -412,7 +359,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
             "shard": self._shard,
             "num_seeds": self._input_len,
             "seeds_digest": self._seeds_digest,
-            "num_batches": int(self._num_expected) if of_world else self._steps,
+            "num_batches": int(self._num_expected) if of_world else len(self),
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
@@ -442,10 +389,10 @@ class BaseDistLoader(LoaderParts, DistLoader):
         machines that ``remote_cache`` had; None without), ``verdict`` (one line: what to change
         first).
         """
-        remote_bytes = getattr(getattr(self, "_mp_producer", None), "remote_bytes", 0)
-        summary = self._stats.summary(remote_bytes, link_bytes_per_s())
+        counts = self._handed_out
+        summary = counts.stats.summary(self._source.remote_bytes, link_bytes_per_s())
         if reset:
-            self._stats = self._stats.after()
+            counts.stats = counts.stats.after()
         return summary
 
     # -- batches --------------------------------------------------------------------------------
@@ -565,13 +512,8 @@ class BaseDistLoader(LoaderParts, DistLoader):
         live.discard(self)
         # The iterator before its source: it cancels its epoch there, and drops what was copied
         # ahead, which may lie in memory that goes with the source.
-        self._end_iterator("shutdown() ended it")
-        remote = getattr(self, "_remote_source", None)
-        if remote is not None:
-            remote.shutdown(linger_s)
-        producer = getattr(self, "_mp_producer", None)
-        if producer is not None:
-            producer.shutdown(*(() if linger_s is None else (linger_s,)))
+        self._epochs.end("shutdown() ended it")
+        self._source.shutdown(linger_s)
 
     def __enter__(self) -> "BaseDistLoader":
         return self
@@ -597,3 +539,31 @@ class BaseDistLoader(LoaderParts, DistLoader):
         # on.
         with contextlib.suppress(Exception):
             self.shutdown(linger_s=0.0)
+
+
+def replay(loader: BaseDistLoader, epoch: int, batch: int) -> Data | HeteroData:
+    """Return batch ``batch`` of epoch ``epoch`` again, bit for bit, sampled now and alone.
+
+    It may be of any epoch, past or to come, of this run or of one before: what counts is that the
+    loader is built as that one was, with the same ``seed``. Where the loader is, and its
+    `BaseDistLoader.stats`, stay as they are.
+
+    Args:
+        loader: Any loader of this package, in any deployment, with no epoch under way. Ranks that
+            sample together (``exchange="collective"``) have to call it together, with one epoch.
+        epoch: Number of the epoch.
+        batch: Position of the batch in the epoch: the first batch that this rank is given is 0.
+            With ``shard="world"`` it counts over the whole job, and any rank has every batch.
+
+    Raises:
+        ConfigError: There is no such epoch or batch.
+        UsageError: An epoch is under way, or the loader was shut down.
+        PeerError: A worker or server failed.
+    """
+    if not isinstance(loader, BaseDistLoader):
+        raise WrongTypeError(f"replay takes a loader of gigl_loader, got {type(loader).__name__}")
+    loader._check_usable()
+    message = loader._epochs.again(epoch, batch).whole()
+    if loader._engine is not None:  # then the copies of an epoch go ahead of its batches
+        message = loader._copied(message)
+    return loader._collate_fn(message)

@@ -1,7 +1,5 @@
-"""Which deployment the parts of a loader are of, and when a process may start its workers."""
+"""Which deployment the parts of a loader are of, and whether this process may have one."""
 
-import logging
-import threading
 import warnings
 from typing import Any
 
@@ -15,38 +13,6 @@ from gigl_loader._glt import (
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.loader.in_process import InProcessSource
 from gigl_loader.workers.producer import DistSamplingProducer
-
-logger = logging.getLogger(__name__)
-
-_LONG_S = 10.0
-"""A wait that a user should hear of."""
-
-
-class Stagger:
-    """When a process starts its workers, so that the memory peaks of one machine do not add up."""
-
-    def __init__(self, local_rank: int, local_world_size: int, gap_s: float | None) -> None:
-        if gap_s is not None and gap_s < 0:
-            raise ConfigError(f"process_start_gap_seconds must be >= 0 or None, got {gap_s}")
-        self._local_rank, self._gap_s = local_rank, gap_s
-        self.total_s = (gap_s or 0.0) * local_world_size
-        """Seconds from the first start to the last."""
-
-    def wait(self, producer: DistSamplingProducer | InProcessSource) -> None:
-        """Wait for this process's turn: by the clock, or until the one before it is ready."""
-        # There is nobody before it.
-        if self._local_rank == 0:
-            return
-        if self._gap_s is None:
-            producer.wait_for_rank_before("started")
-        elif self._gap_s > 0:
-            seconds = self._local_rank * self._gap_s
-            logger.log(
-                logging.WARNING if seconds >= _LONG_S else logging.INFO,
-                "local rank %d starts its workers in %.0f s; with process_start_gap_seconds=None "
-                "it would as soon as the rank before it is ready", self._local_rank, seconds,
-            )  # fmt: skip
-            threading.Event().wait(seconds)
 
 
 def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, producer: Any) -> bool:

@@ -2,11 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import Any
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.world import WorldShare
@@ -19,30 +17,6 @@ _OF_OLD_STATES = {"shard": "machine", "draw_version": 1}
 """Values of older states, saved before there was a choice."""
 _OF_A_RANK = ("rank", "num_seeds", "seeds_digest")
 """Entries that may differ between ranks that take the same number of steps."""
-
-
-class BatchSource(Protocol):
-    """Where a loader's batches come from: a producer in this machine, or a graph store."""
-
-    def start_epoch(self, epoch: int, batches: Sequence[int]) -> None:
-        """Begin to sample these batches of an epoch; what was under way is dropped."""
-        ...
-
-    def cancel_epoch(self) -> None:
-        """Stop sampling for the epoch under way."""
-        ...
-
-    def next(self, timeout_s: float | None = None) -> Received | None:
-        """Return the next batch, or None at the end of the epoch."""
-        ...
-
-    def ready(self) -> bool:
-        """Return whether `next` would not wait."""
-        ...
-
-    def sample(self, index: Tensor) -> Received:
-        """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch."""
-        ...
 
 
 @dataclass
@@ -275,6 +249,32 @@ class LoaderStats(BatchCounts):
             f"network-bound: {where}; a cache of {size_in_words(size)} would hold "
             f"{size / remote_bytes:.0%} of them: give the loader remote_cache"
         )
+
+
+@dataclass
+class HandedOut:
+    """What a loader remembers of the batches that it handed out, of all epochs."""
+
+    stats: LoaderStats = field(default_factory=LoaderStats)
+    recorders: list[Callable[[dict[str, Any]], None]] = field(default_factory=list)
+    """Called with what workers noted of each batch; see `profile_workers`."""
+    num_received: int = 0
+    """Batches of the epoch under way, those before a resume included."""
+
+    def add(self, received: Received, wait_s: float, collate_s: float, waiting: int) -> None:
+        """Count one batch.
+
+        Args:
+            received: The batch.
+            wait_s: Seconds that the training loop waited for it.
+            collate_s: Seconds that it took to make a PyG batch of it.
+            waiting: Batches that could be handed out next without waiting.
+        """
+        self.num_received += 1
+        self.stats.add(received, wait_s, waiting)
+        self.stats.collate_s += collate_s
+        for record in self.recorders:
+            record(received.stats)
 
 
 # Of the elapsed time: below it, a faster loader would hardly be noticed.

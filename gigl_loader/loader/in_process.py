@@ -49,6 +49,8 @@ from gigl_loader.sampler.later import Later, LaterRows
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
 from gigl_loader.threads import new_thread
+from gigl_loader.workers.agreement import StartTurns
+from gigl_loader.workers.producer import LINGER_S
 from gigl_loader.workers.sampled_input import epoch_order, make_plan, view_of
 from gigl_loader.workers.schedule import num_batches
 
@@ -56,14 +58,12 @@ logger = logging.getLogger(__name__)
 
 _AHEAD = 2
 """Batches sampled and not taken, at least; a lane keeps one."""
-# Seconds; as workers do, see `gigl_loader.workers.producer.LINGER_S`.
-_LINGER_S = 30.0
 # Seconds between two looks at whether the ranks still exchange.
 _WAKE_S = 1.0
 
 
 class InProcessSource:
-    """Samples one input in this process; a `BatchSource`, and what a loader asks of its producer.
+    """Samples one input in this process; a `gigl_loader.loader.source.BatchSource`.
 
     Args:
         data: The dataset; with several partitions, all ranks build theirs together.
@@ -91,7 +91,7 @@ class InProcessSource:
     ) -> None:
         self.data, self.sampling_config, self.epoch_options = data, config, epoch_options
         self.channel = None
-        self.num_workers = 0
+        self.num_workers = self.remote_bytes = 0
         view = view_of(data, epoch_options.expansion.time_attr)
         self._plan = make_plan(view, sampler_input, config, epoch_options)
         # Samplers are written for workers, which have arrays; torch's tensors do not get into
@@ -113,19 +113,13 @@ class InProcessSource:
         self._epoch: EpochBatches | None = None
         self._shut_down = False
 
-    # -- as a producer -----------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------
 
-    def join(self, extra_s: float = 0.0) -> None:
-        """Do nothing: there is nobody to meet but in the process group."""
+    def open(self, turns: StartTurns) -> None:
+        """Build the samplers; with several partitions, together with the other ranks.
 
-    def wait_for_rank_before(self, what: str) -> None:
-        """Do nothing: no process is started."""
-
-    def announce(self, what: str) -> None:
-        """Do nothing: nobody waits."""
-
-    def start(self) -> None:
-        """Build the samplers; with several partitions, together with the other ranks."""
+        No process is started whose memory would have to wait for its turn.
+        """
         if self._view.num_partitions > 1:
             timeout_s = self.epoch_options.timeout_s
             # Lanes of all ranks are built in one order, since each makes a process group: ranks
@@ -153,8 +147,10 @@ class InProcessSource:
         sampler: Sampler = kind(self._view, self._plan, peers, **keywords)
         return sampler
 
-    def connect(self) -> None:
-        """Do nothing: `start` met the others."""
+    @property
+    def input_len(self) -> int:
+        """Seeds of the whole input."""
+        return len(self._seeds)
 
     @property
     def num_batches(self) -> int:
@@ -162,17 +158,11 @@ class InProcessSource:
         config = self.sampling_config
         return num_batches(len(self._seeds), config.batch_size, config.drop_last)
 
-    @property
-    def pids(self) -> list[int]:
-        """No process was started."""
-        return []
-
-    @property
-    def queue_depth(self) -> int:
-        """Batches that were sampled ahead and wait to be taken."""
+    def count_waiting(self) -> int:
+        """Return how many batches were sampled ahead and wait to be taken."""
         return self._epoch.num_ready if self._epoch is not None else 0
 
-    # -- as a source -------------------------------------------------------------------------------
+    # -- epochs ------------------------------------------------------------------------------------
 
     def start_epoch(self, epoch: int, batches: Sequence[int] | None = None) -> None:
         """Begin an epoch; what is left of the one before is dropped."""
@@ -386,10 +376,15 @@ class InProcessSource:
 
     # -- stop --------------------------------------------------------------------------------------
 
-    def shutdown(self, linger_s: float = _LINGER_S) -> None:
-        """End; but answer the other ranks until they end their epoch, for at most ``linger_s``."""
+    def shutdown(self, linger_s: float | None = None) -> None:
+        """End; but answer the other ranks until they end their epoch.
+
+        Args:
+            linger_s: Seconds for that, at most; None: as long as workers would.
+        """
         if self._shut_down:
             return
+        linger_s = LINGER_S if linger_s is None else linger_s
         self._shut_down = True
         self.cancel_epoch()
         deadline = time.monotonic() + linger_s

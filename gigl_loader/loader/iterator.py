@@ -1,57 +1,69 @@
-"""One pass over a loader's batches: receive, copy ahead, collate, count."""
+"""One pass over a loader's batches, and which pass a loader is in."""
 
 import contextlib
+import logging
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch.profiler import record_function
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.device.prefetch import NOT_READY, CopyAhead, CopyEngine, NotReady
-from gigl_loader.errors import NoEarlyEnd, UsageError
-from gigl_loader.loader.epoch import BatchSource, EpochProgress, LoaderStats
+from gigl_loader.errors import ConfigError, NoEarlyEnd, PeerError, UsageError
+from gigl_loader.loader.epoch import EpochProgress, HandedOut
+from gigl_loader.loader.source import BatchSource
+from gigl_loader.loader.world import WorldShare
 from gigl_loader.message import Received, SampleMessage
 
-
-class EpochOwner(Protocol):
-    """Members of a loader that its iterator uses."""
-
-    _source: BatchSource
-    _engine: CopyEngine | None
-    _device_prefetch: int
-    _num_expected: int
-    _num_recv: int
-    _stats: LoaderStats
-    _recorders: list[Callable[[dict[str, Any]], None]]
-
-    def _collate_fn(self, msg: SampleMessage) -> Data | HeteroData:
-        """Turn a message that is on the device into a batch."""
-        ...
+logger = logging.getLogger(__name__)
 
 
 class EpochIterator:
-    """One pass. Its loader refers to it weakly: dropping it, as `break` does, ends it."""
+    """One pass: receives, copies ahead, collates, counts.
 
-    def __init__(self, loader: EpochOwner, positions: list[int], progress: EpochProgress) -> None:
-        self._loader = loader
-        self._progress = progress
+    Its loader refers to it weakly: dropping it, as `break` does, ends it.
+
+    Args:
+        source: In the epoch already.
+        positions: Positions of the epoch that are to come, in order.
+        progress: Notes what was handed out.
+        num_batches: Batches of the source's input: further positions are of the first ones again.
+        collate: Turns a message that is on the device into a batch.
+        handed_out: Counts what was handed out.
+        engine: Copies messages to the device ahead of use; None: `collate` takes them as they come.
+        depth: Messages that are copied ahead.
+    """
+
+    def __init__(
+        self,
+        source: BatchSource,
+        positions: Sequence[int],
+        progress: EpochProgress,
+        *,
+        num_batches: int,
+        collate: Callable[[SampleMessage], Any],
+        handed_out: HandedOut,
+        engine: CopyEngine | None = None,
+        depth: int = 2,
+    ) -> None:
+        self._source, self._progress = source, progress
+        self._collate, self._handed_out = collate, handed_out
         self._left = len(positions)
         self._batch_positions: dict[int, list[int]] = {}
-        # See `BaseDistLoader.__iter__`: several positions may be of one batch, which then comes as
-        # often. The first of its places that is left is the one that it is handed out for.
-        own = max(int(loader._num_expected), 1)
+        # Several positions may be of one batch, which then comes as often. The first of its places
+        # that is left is the one that it is handed out for.
         for position in positions:
-            self._batch_positions.setdefault(position % own, []).append(position)
+            self._batch_positions.setdefault(position % num_batches, []).append(position)
         self._ended: str | None = None
         self._ahead: CopyAhead[Any] | None = None
-        if loader._engine is not None:
+        if engine is not None:
             # The source's and not a method: what held this iterator in turn would keep it, and its
             # epoch, after a `break` until the garbage collector comes by.
-            pull = partial(_pull, loader._source)
-            self._ahead = CopyAhead(pull, loader._engine, depth=loader._device_prefetch)
+            self._ahead = CopyAhead(partial(_pull, source), engine, depth=depth)
 
     def __iter__(self) -> "EpochIterator":
         return self
@@ -82,14 +94,21 @@ class EpochIterator:
             self._progress.finished = True
             return None
         waited = time.perf_counter()
-        ticket, message, stats = received
         with record_function("gigl_loader.collate"):
-            batch = self._loader._collate_fn(message)
-        self._count(ticket, stats, waited - started, time.perf_counter() - waited, batch)
+            batch = self._collate(received.message)
+        # Counted last, when nothing can fail any more but in the user's hands: a batch whose
+        # collating raised is not in the state, and comes again after a resume.
+        collate_s = time.perf_counter() - waited
+        self._left -= 1
+        self._progress.note(self._batch_positions[received.ticket.batch].pop(0))
+        self._handed_out.add(received, waited - started, collate_s, self._num_waiting())
         return batch
 
-    def _next_received(self) -> tuple[Any, SampleMessage, dict[str, Any]] | None:
-        if self._ahead is not None:
+    def _next_received(self) -> Received | None:
+        """Return the next batch, all rows in its message."""
+        if self._ahead is None:
+            received = self._source.next()
+        else:
             found = next(self._ahead, None)
             if found is None:
                 return None
@@ -97,33 +116,14 @@ class EpochIterator:
             # way does each batch that comes out have the ticket of the one that went in.
             message = dict(found)
             received = replace(message.pop("ticket"), message=message)
-            return received.ticket, received.whole(), received.stats
-        received = self._loader._source.next()
-        if received is None:
-            return None
-        return received.ticket, received.whole(), received.stats
-
-    def _count(
-        self, ticket: Any, stats: dict[str, Any], wait_s: float, collate_s: float, batch: Any
-    ) -> None:
-        # Counted last, when nothing can fail any more but in the user's hands: a batch whose
-        # collating raised is not in the state, and comes again after a resume.
-        self._left -= 1
-        self._loader._num_recv += 1
-        self._progress.note(self._batch_positions[ticket.batch].pop(0))
-        total = self._loader._stats
-        total.add(Received(ticket, {}, stats), wait_s, self._num_waiting())
-        total.collate_s += collate_s
-        for record in self._loader._recorders:
-            record(stats)
+        if received is None or received.rows is None:
+            return received
+        return replace(received, message=received.whole(), rows=None)
 
     def _num_waiting(self) -> int:
         """Return how many batches could be handed out without waiting."""
-        source: Any = self._loader._source
         ahead = 0 if self._ahead is None else self._ahead.num_ahead
-        if hasattr(source, "count_waiting"):
-            return ahead + int(source.count_waiting())
-        return ahead + int(getattr(source, "queue_depth", 0))
+        return ahead + self._source.count_waiting()
 
     @property
     def is_over(self) -> bool:
@@ -140,7 +140,7 @@ class EpochIterator:
         # A source whose epoch is over may be in the next one by now, of another iterator.
         if not self._progress.finished:
             with contextlib.suppress(Exception):  # the error that broke it off is what counts
-                self._loader._source.cancel_epoch()
+                self._source.cancel_epoch()
 
     def __del__(self) -> None:
         # `__init__` may have raised before.
@@ -157,3 +157,137 @@ def _pull(source: BatchSource, wait: bool) -> dict[str, Any] | NotReady:
     if received is None:
         raise StopIteration
     return {**received.message, "ticket": replace(received, message={})}
+
+
+class Epochs:
+    """The epochs of one loader: which is under way, how far it is, and which comes next.
+
+    Args:
+        source: Samples the batches.
+    """
+
+    num_batches = 0
+    """Batches of the source's input."""
+    num_steps = 0
+    """Batches of an epoch on this rank."""
+    share: WorldShare | None = None
+    """This rank's part of the job's batches; None: the input is this rank's alone."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self._source = source
+        self.next_epoch = 0
+        """The epoch that the next `begin` starts."""
+        self._progress = EpochProgress()
+        self._started = False  # whether self._progress is of the epoch that the user is in
+        self._resumed = False
+        # An iterator holds its loader; were it held in turn, dropping it (as `break` does) would
+        # not end the epoch before the garbage collector comes by.
+        self._last: Callable[[], EpochIterator | None] = lambda: None  # a weak reference
+
+    @property
+    def iterator(self) -> EpochIterator | None:
+        """The iterator that `begin` returned last, while somebody holds it."""
+        return self._last()
+
+    def set_next(self, epoch: int) -> None:
+        """Say which epoch the next `begin` starts."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ConfigError(f"epoch must be an integer >= 0, got {epoch!r}")
+        resumes_at = self._progress.epoch if self._resumed else None
+        if resumes_at is not None and epoch != resumes_at:
+            logger.warning(
+                "set_epoch(%d) drops where load_state_dict() was to go on, after %d batches of "
+                "epoch %d: begin the loop with loader.epoch",
+                epoch, self._progress.yielded, resumes_at,
+            )  # fmt: skip
+        if epoch != resumes_at:
+            self._resumed = self._started = False
+        self.next_epoch = epoch
+
+    def begin(
+        self,
+        check_start: Callable[[int, int], None],
+        make: Callable[[list[int], EpochProgress], EpochIterator],
+    ) -> EpochIterator:
+        """Start an epoch; an iterator of an earlier one is ended, and raises when it is used.
+
+        Args:
+            check_start: Called with the epoch and the batches that were yielded of it, before
+                anything is started; may raise.
+            make: Returns an iterator over positions, which notes them in the progress.
+        """
+        # Before the source starts: what the old iterator has under way is cancelled by its end, and
+        # would take the new epoch along if it came later.
+        self.end("a newer iter() of the same loader ended it")
+        if not self._resumed:
+            self._progress = EpochProgress(epoch=self.next_epoch, share=self.share)
+        # Before a resume counts as used up: where this raises, the next iter() still goes on there.
+        check_start(self._progress.epoch, self._progress.yielded)
+        self._resumed, self._started = False, True
+        # A position is a step's in the epoch, a batch is one of the input's: with even_ranks="wrap"
+        # positions go on beyond the last batch, and count from the first one again. An empty input
+        # has no places, but 0 would divide.
+        positions = self._progress.positions_left(self.num_steps)
+        own = max(self.num_batches, 1)
+        self._source.start_epoch(self._progress.epoch, [position % own for position in positions])
+        self.next_epoch = self._progress.epoch + 1
+        iterator = make(positions, self._progress)
+        self._last = weakref.ref(iterator)
+        return iterator
+
+    def end(self, why: str) -> None:
+        """End the iterator of the epoch under way."""
+        if (iterator := self.iterator) is not None:
+            iterator.end(why)
+        self._last = lambda: None
+
+    def again(self, epoch: int, batch: int) -> Received:
+        """Return one batch of any epoch, sampled now; progress and counts know nothing of it.
+
+        Raises:
+            ConfigError: There is no such epoch or batch.
+            UsageError: An epoch is under way.
+        """
+        _check_number("epoch", epoch, None)
+        _check_number("batch", batch, self.num_batches)
+        # One stream has one epoch: starting this one would end the other's.
+        if (iterator := self.iterator) is not None and not iterator.is_over:
+            raise UsageError(
+                "replay cannot go beside an epoch that is under way: end its loop first; to go on "
+                "with that epoch later, keep loader.state_dict() and give it to load_state_dict()"
+            )
+        source = self._source
+        try:
+            source.start_epoch(epoch, [batch])
+            received = source.next()
+            if received is None:
+                raise PeerError(f"batch {batch} of epoch {epoch} did not come: the epoch was empty")
+            source.next()  # past the end, so that the source is at rest as after any epoch
+        except BaseException:
+            source.cancel_epoch()
+            raise
+        return received
+
+    def state(self, identity: dict[str, Any]) -> dict[str, Any]:
+        """Return where the loader is, to `load`; ``identity`` tells the loader from others."""
+        # After set_next() to another epoch the old progress tells nothing of where the loader is.
+        if not (self._started or self._resumed):
+            return EpochProgress(epoch=self.next_epoch).to_dict(identity)
+        return self._progress.to_dict(identity)
+
+    def load(self, state: dict[str, Any], identity: dict[str, Any], *, in_step: bool) -> None:
+        """Let the next `begin` go on where ``state`` was taken; see `EpochProgress.from_dict`."""
+        # Read first: a state that is refused leaves the epoch under way as it is.
+        progress = EpochProgress.from_dict(state, identity, in_step=in_step)
+        self.end("load_state_dict() ended it")
+        progress.share = self.share
+        self._progress = progress
+        self._resumed, self._started = not progress.finished, True
+        self.next_epoch = progress.epoch + 1 if progress.finished else progress.epoch
+
+
+def _check_number(name: str, value: int, stop: int | None) -> None:
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or value < 0 or (stop is not None and value >= stop):
+        limit = ">= 0" if stop is None else f"in [0, {stop}), as many batches as an epoch has"
+        raise ConfigError(f"{name} must be an integer {limit}, got {value!r}")

@@ -1,7 +1,6 @@
 """`DistABLPLoader`: anchors, their positives and negatives, the neighbourhoods of all of them."""
 
 from collections.abc import Mapping, Sequence
-from itertools import count
 from typing import Any, Unpack
 
 import torch
@@ -12,26 +11,15 @@ from gigl_loader.collate.link import add_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.args import LoaderArgs
-from gigl_loader.loader.assemble import (
-    Parts,
-    colocated_parts,
-    end_own_group,
-    is_remote,
-    remote_parts,
-    told_to_others,
-)
+from gigl_loader.loader.args import LoaderOptions
+from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors
 from gigl_loader.loader.inputs import NodeInput
 from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
 from gigl_loader.loader.link_input import link_inputs
 from gigl_loader.loader.neighbor import DistNeighborLoader, local_input
-from gigl_loader.loader.runtime import (
-    DistributedContext,
-    DistributedRuntimeInfo,
-    runtime_or_alone,
-)
+from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.sampler_choice import SamplerClass
 from gigl_loader.loader.supervision import (
     SupervisionEdgeType,
@@ -90,8 +78,6 @@ class DistABLPLoader(BaseDistLoader):
         PeerError: A worker could not be started; none is left.
     """
 
-    _counter = count()
-
     def __init__(
         self,
         dataset: Dataset | RemoteDistDataset,
@@ -120,78 +106,41 @@ class DistABLPLoader(BaseDistLoader):
         input_time: TimeInput | None = None,
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
-        self._shutdowned = True  # until there is something to shut down
-        args = LoaderArgs.of(
-            num_neighbors, num_workers=num_workers, batch_size=batch_size,
-            context=context, local_process_rank=local_process_rank,
-            local_process_world_size=local_process_world_size,
-            pin_memory_device=pin_memory_device, worker_concurrency=worker_concurrency,
-            channel_size=channel_size, prefetch_size=prefetch_size,
-            process_start_gap_seconds=process_start_gap_seconds, num_cpu_threads=num_cpu_threads,
-            shuffle=shuffle, drop_last=drop_last, with_weight=with_weight,
-            sampler_options=sampler_options, non_blocking_transfers=non_blocking_transfers,
-            **keywords,
-        )  # fmt: skip
-        check_time_given(input_time, args.expansion)
-        if exclude_supervision and args.expansion.in_trees:
+        options = LoaderOptions.of(locals())
+        check_time_given(input_time, options.expansion)
+        if exclude_supervision and options.expansion.in_trees:
             raise ConfigError(
                 "exclude_supervision looks for copies among merged nodes: it cannot be combined "
                 "with disjoint or timed trees"
             )
         self._use_label_edge_index_output = use_label_edge_index_output
-        # Nothing was asked of other ranks so far: what was refused above is refused on each rank
-        # alone.
-        runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
-        try:
-            if is_remote(dataset):
-                parts = self._remote_parts(
-                    dataset, args, runtime, input_nodes, supervision_edge_type, exclude_supervision,
-                    input_time,
-                )  # fmt: skip
-            else:
-                with told_to_others(runtime):
-                    data = DistDataset.wrap(dataset)
-                    self._supervision = supervision_types(data.schema, supervision_edge_type)
-                    sampler = link_sampler(
-                        data.schema, self._supervision, exclude_supervision,
-                        max_labels=data.max_labels_per_anchor_node,
-                    )  # fmt: skip
-                parts = colocated_parts(
-                    data, args, runtime,
-                    lambda data: add_times(self._local_input(data, input_nodes), input_time),
-                    sampler,
-                )  # fmt: skip
-        finally:
-            # With a deprecated `context` a group is there for the exchange while the loader is
-            # built, and ends before workers start: GiGL's loaders leave none behind.
-            end_own_group(runtime)
-        parts.start(self)
 
-    def _local_input(self, data: DistDataset, input_nodes: Any) -> NodeSamplerInput:
-        found = local_input(data, input_nodes)
-        check_anchor_type(self._supervision, found.input_type)
-        return found
+        def local(data: DistDataset) -> tuple[NodeSamplerInput, SamplerClass]:
+            self._supervision = supervision_types(data.schema, supervision_edge_type)
+            found = local_input(data, input_nodes)
+            check_anchor_type(self._supervision, found.input_type)
+            sampler = link_sampler(
+                data.schema, self._supervision, exclude_supervision,
+                max_labels=data.max_labels_per_anchor_node,
+            )  # fmt: skip
+            return add_times(found, input_time), sampler
 
-    def _remote_parts(
-        self, dataset: Any, args: LoaderArgs, runtime: DistributedRuntimeInfo, input_nodes: Any,
-        supervision_edge_type: SupervisionEdgeType, exclude: bool | Sequence[EdgeType],
-        input_time: TimeInput | None,
-    ) -> Parts:  # fmt: skip
-        if supervision_edge_type is not None:
-            raise ConfigError(
-                f"supervision_edge_type={supervision_edge_type} belongs to colocated mode: with a "
-                "graph store, give it to fetch_ablp_input, whose result says what is predicted"
-            )
-        servers = range(dataset.cluster_info.num_storage_nodes)
-        self._supervision, inputs = link_inputs(input_nodes, dataset.fetch_num_nodes(), servers)
-        sampler = link_sampler(
-            dataset.fetch_schema(), self._supervision, exclude, labels_in_input=True
-        )
-        # Ranks build their loaders in the same order, so a number that counts them names the same
-        # loader on all: servers tell producers apart by it.
-        name = f"{type(self).__name__} {next(self._counter)}"
-        inputs = add_times_by_server(inputs, input_time)
-        return remote_parts(dataset, args, runtime, inputs, name, sampler)
+        def store(dataset: Any) -> tuple[list[NodeSamplerInput], SamplerClass]:
+            if supervision_edge_type is not None:
+                raise ConfigError(
+                    f"supervision_edge_type={supervision_edge_type} belongs to colocated mode: "
+                    "with a graph store, give it to fetch_ablp_input, whose result says what is "
+                    "predicted"
+                )
+            servers = range(dataset.cluster_info.num_storage_nodes)
+            self._supervision, inputs = link_inputs(input_nodes, dataset.fetch_num_nodes(), servers)
+            sampler = link_sampler(
+                dataset.fetch_schema(), self._supervision, exclude_supervision,
+                labels_in_input=True,
+            )  # fmt: skip
+            return add_times_by_server(inputs, input_time), sampler
+
+        start_loader(self, dataset, options, local=local, store=store)
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         batch = super()._make_batch(msg)

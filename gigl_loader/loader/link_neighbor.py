@@ -1,7 +1,6 @@
 """`DistLinkNeighborLoader`: batches seeded by edges, with negatives that are drawn for them."""
 
 from collections.abc import Mapping
-from itertools import count
 from typing import Any, Unpack
 
 import torch
@@ -14,14 +13,8 @@ from gigl_loader.collate.edges import add_edge_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType, NodeType
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.args import LoaderArgs
-from gigl_loader.loader.assemble import (
-    colocated_parts,
-    end_own_group,
-    is_remote,
-    remote_parts,
-    told_to_others,
-)
+from gigl_loader.loader.args import LoaderOptions
+from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors
 from gigl_loader.loader.edge_input import (
@@ -37,7 +30,7 @@ from gigl_loader.loader.edge_input import (
 from gigl_loader.loader.inputs import check_servers
 from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
 from gigl_loader.loader.neighbor import DistNeighborLoader
-from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
+from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.sampler_choice import SamplerClass
 from gigl_loader.loader.time_input import (
     TimeInput,
@@ -94,8 +87,6 @@ class DistLinkNeighborLoader(BaseDistLoader):
         PeerError: A worker could not be started; none is left.
     """
 
-    _counter = count()
-
     def __init__(
         self,
         dataset: Dataset | RemoteDistDataset,
@@ -125,52 +116,34 @@ class DistLinkNeighborLoader(BaseDistLoader):
         edge_label_time: TimeInput | None = None,
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
-        self._shutdowned = True  # until there is something to shut down
-        args = LoaderArgs.of(
-            num_neighbors, num_workers=num_workers, batch_size=batch_size,
-            context=context, local_process_rank=local_process_rank,
-            local_process_world_size=local_process_world_size,
-            pin_memory_device=pin_memory_device, worker_concurrency=worker_concurrency,
-            channel_size=channel_size, prefetch_size=prefetch_size,
-            process_start_gap_seconds=process_start_gap_seconds, num_cpu_threads=num_cpu_threads,
-            shuffle=shuffle, drop_last=drop_last, with_weight=with_weight,
-            sampler_options=sampler_options, non_blocking_transfers=non_blocking_transfers,
-            **keywords,
-        )  # fmt: skip
-        check_time_given(edge_label_time, args.expansion, _TIMES)
+        options = LoaderOptions.of(locals())
+        check_time_given(edge_label_time, options.expansion, _TIMES)
         # PyG's words: an edge has no time of its own that its ends could be asked for.
-        if edge_label_time is None and args.expansion.time_attr is not None:
+        if edge_label_time is None and options.expansion.time_attr is not None:
             raise ConfigError(
                 "'edge_label_time' is not set: time_attr needs the time of each seed edge"
             )
         self._negatives = negative_sampling(neg_sampling, neg_sampling_ratio, edge_label)
         self._strict = strict
-        runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
-        try:
-            if is_remote(dataset):
-                num_nodes = dataset.fetch_num_nodes()
-                servers = range(dataset.cluster_info.num_storage_nodes)
-                by_server = _by_server(
-                    edge_label_index, edge_label, dataset.fetch_schema(), num_nodes, servers
-                )
-                sampler = self._sampler(by_server[0].edge_type, num_nodes, strict)
-                name = f"{type(self).__name__} {next(self._counter)}"
-                inputs = [edges.sampler_input() for edges in self._shifted(by_server)]
-                times = _times_by_server(inputs, edge_label_time)
-                inputs = add_times_by_server(inputs, times, _TIMES)
-                parts = remote_parts(dataset, args, runtime, inputs, name, sampler)
-            else:
-                # Seed edges are read before `colocated_parts`, as their type decides the sampler.
-                with told_to_others(runtime):
-                    data = DistDataset.wrap(dataset)
-                    edges = _of_this_machine(data, edge_label_index, edge_label)
-                    sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict)
-                    given = self._shifted([edges])[0].sampler_input()
-                    add_times(given, edge_label_time, _TIMES)
-                parts = colocated_parts(data, args, runtime, lambda _: given, sampler)
-        finally:
-            end_own_group(runtime)
-        parts.start(self)
+
+        def local(data: DistDataset) -> tuple[NodeSamplerInput, SamplerClass]:
+            edges = _of_this_machine(data, edge_label_index, edge_label)
+            found = self._shifted([edges])[0].sampler_input()
+            sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict)
+            return add_times(found, edge_label_time, _TIMES), sampler
+
+        def store(dataset: Any) -> tuple[list[NodeSamplerInput], SamplerClass]:
+            num_nodes = dataset.fetch_num_nodes()
+            servers = range(dataset.cluster_info.num_storage_nodes)
+            by_server = _by_server(
+                edge_label_index, edge_label, dataset.fetch_schema(), num_nodes, servers
+            )
+            sampler = self._sampler(by_server[0].edge_type, num_nodes, strict)
+            inputs = [edges.sampler_input() for edges in self._shifted(by_server)]
+            times = _times_by_server(inputs, edge_label_time)
+            return add_times_by_server(inputs, times, _TIMES), sampler
+
+        start_loader(self, dataset, options, local=local, store=store)
 
     def _sampler(
         self, edge_type: EdgeType, num_nodes: Mapping[NodeType, int], strict: bool

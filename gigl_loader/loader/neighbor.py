@@ -1,6 +1,5 @@
 """`DistNeighborLoader`: k-hop neighbourhoods of given nodes, in both deployments."""
 
-from itertools import count
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -9,13 +8,8 @@ from torch import Tensor
 from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import NodeType
-from gigl_loader.loader.args import LoaderArgs
-from gigl_loader.loader.assemble import (
-    colocated_parts,
-    end_own_group,
-    is_remote,
-    remote_parts,
-)
+from gigl_loader.loader.args import LoaderOptions
+from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors
 from gigl_loader.loader.inputs import (
@@ -26,7 +20,7 @@ from gigl_loader.loader.inputs import (
     typed_seeds,
 )
 from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
-from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
+from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.sampler_choice import SamplerClass
 from gigl_loader.loader.time_input import (
     TimeInput,
@@ -89,7 +83,6 @@ class DistNeighborLoader(BaseDistLoader):
         PeerError: A worker could not be started; none is left.
     """
 
-    _counter = count()
     _sampler_class: ClassVar[SamplerClass | None] = None
     """Sampler class that workers run; None: the plain k-hop sampler."""
 
@@ -118,36 +111,16 @@ class DistNeighborLoader(BaseDistLoader):
         input_time: TimeInput | None = None,
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
-        self._shutdowned = True  # until there is something to shut down
-        args = LoaderArgs.of(
-            num_neighbors, num_workers=num_workers, batch_size=batch_size,
-            context=context, local_process_rank=local_process_rank,
-            local_process_world_size=local_process_world_size,
-            pin_memory_device=pin_memory_device, worker_concurrency=worker_concurrency,
-            channel_size=channel_size, prefetch_size=prefetch_size,
-            process_start_gap_seconds=process_start_gap_seconds, num_cpu_threads=num_cpu_threads,
-            shuffle=shuffle, drop_last=drop_last, with_weight=with_weight,
-            sampler_options=sampler_options, non_blocking_transfers=non_blocking_transfers,
-            **keywords,
+        options = LoaderOptions.of(locals())
+        check_time_given(input_time, options.expansion)
+        sampler = self._sampler_class
+        start_loader(
+            self, dataset, options,
+            local=lambda data: (add_times(local_input(data, input_nodes), input_time), sampler),
+            store=lambda store: (
+                add_times_by_server(remote_input(store, input_nodes), input_time), sampler
+            ),
         )  # fmt: skip
-        check_time_given(input_time, args.expansion)
-        runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
-        try:
-            if is_remote(dataset):
-                name = f"{type(self).__name__} {next(self._counter)}"
-                inputs = add_times_by_server(remote_input(dataset, input_nodes), input_time)
-                parts = remote_parts(dataset, args, runtime, inputs, name, self._sampler_class)
-            else:
-                # Seeds are read inside, where an error is told to the other ranks before it is
-                # raised.
-                parts = colocated_parts(
-                    dataset, args, runtime,
-                    lambda data: add_times(local_input(data, input_nodes), input_time),
-                    self._sampler_class,
-                )  # fmt: skip
-        finally:
-            end_own_group(runtime)
-        parts.start(self)
 
 
 def local_input(data: DistDataset, input_nodes: Any) -> NodeSamplerInput:

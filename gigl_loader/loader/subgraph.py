@@ -1,6 +1,5 @@
 """`DistSubGraphLoader`: the subgraph induced by a neighbourhood, as graphlearn-torch has it."""
 
-from itertools import count
 from typing import ClassVar, Unpack
 
 from gigl_loader._glt import Dataset
@@ -31,7 +30,6 @@ class DistSubGraphLoader(DistNeighborLoader):
         PeerError: A worker could not be started; none is left.
     """
 
-    _counter = count()
     _sampler_class: ClassVar[SamplerClass | None] = (
         "gigl_loader.sampler.neighbor.subgraph_sampler", {},
     )  # fmt: skip

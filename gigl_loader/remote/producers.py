@@ -11,7 +11,6 @@ from typing import Any
 
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.errors import (
-    ConfigError,
     GiglLoaderError,
     PeerError,
     PeerTimeoutError,
@@ -254,24 +253,6 @@ class RemoteProducers:
                 if not self._cluster.closed:
                     level = logging.DEBUG if is_broken else logging.WARNING
                     _log.log(level, "storage server %d: %s", server, error)
-
-
-def check_turns(gap_s: float | None, max_concurrent: int | None) -> None:
-    """Raise `ConfigError` unless `wait_turn` can be called with these."""
-    if max_concurrent is not None and max_concurrent < 1:
-        raise ConfigError(f"max_concurrent_producer_inits must be >= 1, got {max_concurrent}")
-    if gap_s is not None and gap_s < 0:
-        raise ConfigError(f"process_start_gap_seconds must be >= 0 or None, got {gap_s}")
-
-
-def wait_turn(position: int, gap_s: float | None, max_concurrent: int | None) -> None:
-    """Let leaders begin in batches."""
-    # by position, without a word between the leaders: each knows its own from the terms
-    batch = 0 if max_concurrent is None else position // max_concurrent
-    seconds = batch * (gap_s or 0.0)
-    if seconds > 0:
-        _log.info("this process creates its producers in %.0f s", seconds)
-        time.sleep(seconds)
 
 
 def name_of_recovery(key: str | None, cluster: Cluster, live: Sequence[int], attempt: int) -> str:

@@ -502,7 +502,7 @@ class SharedProducer:
         # a turn of it, and the start of a worker in another's place. No longer: `shutdown` ends
         # what it does
         self._thread.join(2 * _POLL_S + 5.0)
-        self.producer.shutdown(*(() if linger_s is None else (linger_s,)))
+        self.producer.shutdown(linger_s)
         with self._lock:
             waiting = [f for c in self._consumers.values() for f in self._take_waiting(c)]
             destroyed = UsageError(f"producer {self.key!r} was destroyed")

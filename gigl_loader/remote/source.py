@@ -39,12 +39,13 @@ from gigl_loader.remote.compact import NOBODY, ByServer, Runs, compacted, those_
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.filling_channel import FillingChannel
 from gigl_loader.remote.inputs import concatenated, digest_of
-from gigl_loader.remote.producers import RemoteProducers, check_turns, name_of_recovery, wait_turn
+from gigl_loader.remote.producers import RemoteProducers, name_of_recovery
 from gigl_loader.remote.shared import OwnBatches
 from gigl_loader.remote.terms import Offer, Outcome, Outcomes, Terms, settle, sum_up
 from gigl_loader.rowcache.machine import MachineRows, RowsClaim
 from gigl_loader.seeds import SeedsTold
 from gigl_loader.transport.failures import describe
+from gigl_loader.workers.agreement import StartTurns
 from gigl_loader.workers.schedule import num_batches
 
 _log = logging.getLogger(__name__)
@@ -58,7 +59,10 @@ _NOTICE_S = 5.0
 class RemoteSource:
     """A loader's batches from a graph store: creates the producers, then receives from them.
 
+    A `gigl_loader.loader.source.BatchSource`.
+
     Args:
+        create: What the servers are to call for a producer.
         dataset: A ``RemoteDistDataset``.
         inputs: One ``NodeSamplerInput`` per server, empty where a server has none. The loader's
             seeds are their concatenation, in server order.
@@ -72,6 +76,7 @@ class RemoteSource:
 
     def __init__(
         self,
+        create: Callable[..., int],
         dataset: Any,
         inputs: Sequence[NodeSamplerInput],
         config: Any,
@@ -109,7 +114,8 @@ class RemoteSource:
             self._servers,
             {server for server, one in zip(self._servers, inputs, strict=True) if len(one)},
         )
-        self.num_seeds = len(self._input)
+        self.input_len = len(self._input)
+        self.num_workers: int = getattr(options, "num_workers", 1)
         self._share = OwnBatches(0, 1)
         self._producers = RemoteProducers(
             self._cluster, self._input, config, sampler_options, self._active
@@ -123,7 +129,7 @@ class RemoteSource:
         self._sampling = self._active
         """Those of them that have batches."""
         self._ranks = NOBODY
-        self._create: Callable[..., int] | None = None
+        self._create = create
         self._attempts: Counter[str] = Counter()
         """How often producers were made anew, for each state that the servers were in."""
         self._epoch = 0
@@ -135,26 +141,18 @@ class RemoteSource:
 
     # -- start ----------------------------------------------------------------------------------
 
-    def create(
-        self, create: Callable[..., int], *, gap_s: float | None, max_concurrent: int | None
-    ) -> None:
+    def open(self, turns: StartTurns) -> None:
         """Create the producers, one per worker key and server, and open the channel.
 
         All compute processes have to call it. The lowest rank of each key asks all servers at once.
 
         Args:
-            create: What the servers are to call.
-            gap_s: Seconds between batches of leaders.
-            max_concurrent: Leaders per batch; None: all.
+            turns: When the leaders ask.
 
         Raises:
             PeerError: A producer could not be started, for whichever rank.
             ConfigError: Ranks share a key and differ in their input.
         """
-        self._create = create
-        # before the ranks meet: all of them are called with the same, so that all fail here and
-        # none waits
-        check_turns(gap_s, max_concurrent)
         rank, world_size = self._cluster.rank, self._cluster.world_size
         key = self._options.worker_key or f"rank {rank}"
         how = (self._config, self.epoch_options.expansion)
@@ -185,8 +183,8 @@ class RemoteSource:
                 "of their own"
             )
         elif rank == leader:
-            wait_turn(terms.place(rank), gap_s, max_concurrent)
-            outcome = self._create_all(create, ranks, options)
+            turns.wait_as_leader(terms.place(rank))
+            outcome = self._create_all(ranks, options)
         # told and not raised: the other ranks wait in the next exchange, and are to fail with these
         # words
         failure = describe(outcome) if isinstance(outcome, Exception) else None
@@ -208,7 +206,7 @@ class RemoteSource:
         return SeedsTold.of(self._input.node, extra, self._cluster.world_size)
 
     def _create_all(
-        self, create: Callable[..., int], ranks: Runs, epoch_options: EpochOptions
+        self, ranks: Runs, epoch_options: EpochOptions
     ) -> Mapping[int, int] | Exception:
         """Return the ids of fresh producers by server, or why there are none.
 
@@ -224,7 +222,7 @@ class RemoteSource:
                 return error
             try:
                 self._producers.create(
-                    create, options, ranks, epoch_options, request_id, self._live
+                    self._create, options, ranks, epoch_options, request_id, self._live
                 )
                 return self._producers.ids
             except GiglLoaderError as error:
@@ -292,7 +290,7 @@ class RemoteSource:
         return self._rows
 
     def _own_share(self) -> OwnBatches:
-        total = num_batches(self.num_seeds, self._config.batch_size, self._config.drop_last)
+        total = num_batches(self.input_len, self._config.batch_size, self._config.drop_last)
         num_shards = max(1, len(self._active))
         if self._shard == "world":  # the loader says which of all are this process's
             return OwnBatches(total, num_shards)
@@ -303,8 +301,7 @@ class RemoteSource:
         """Batches of an epoch that are this process's."""
         return len(self._share)
 
-    # -- epochs: gigl_loader.loader.epoch.BatchSource
-    # ------------------------------------------------
+    # -- epochs ---------------------------------------------------------------------------------
 
     def start_epoch(self, epoch: int, batches: Sequence[int]) -> None:
         """Begin an epoch on the servers; ``batches`` count within this process's share."""
@@ -451,7 +448,6 @@ class RemoteSource:
 
     def _make_anew(self) -> None:
         """Create the producers again, on the servers chosen; those of before are released."""
-        assert self._create is not None, "they were created once"
         # first: its thread reads the channel, and would take the end of it for a failure
         if self._rows is not None:
             self._rows.stop()
@@ -538,8 +534,12 @@ class RemoteSource:
         return self._channel if self._rows is None else self._rows
 
     @property
-    def queue_depth(self) -> int:
-        """Batches that have arrived and wait to be taken."""
+    def remote_bytes(self) -> int:
+        """Bytes of rows that other machines have: here all of them, which is not summed up."""
+        return 0
+
+    def count_waiting(self) -> int:
+        """Return how many batches have arrived and wait to be taken."""
         return 0 if self.channel is None else self._receiver.queue_depth
 
     # -- end ------------------------------------------------------------------------------------

@@ -40,13 +40,14 @@ from gigl_loader.options import (
     usable_cpus,
 )
 from gigl_loader.transport import Security
+from gigl_loader.workers.agreement import StartTurns
 from gigl_loader.workers.among_ranks import AmongRanks
 from gigl_loader.workers.dispatch import Dispatcher, MessageMemory
 from gigl_loader.workers.inbox import Failures, Inbox
 from gigl_loader.workers.plugins import is_own, main_path_of, pickled
 from gigl_loader.workers.pool import WorkerPool
 from gigl_loader.workers.recovery import LOOK_EVERY_S, Attendant, Recovery
-from gigl_loader.workers.rendezvous import Rendezvous
+from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
 from gigl_loader.workers.sampled_input import SeedOrders, make_plan, seed_or_drawn, view_of
 from gigl_loader.workers.schedule import BatchStream
 from gigl_loader.workers.setup import Plugins, SeedInput, WorkerSetup
@@ -131,6 +132,25 @@ class DistSamplingProducer:
         self.add_stream(0, channel.capacity)
 
     # -- start ----------------------------------------------------------------------------------
+
+    def open(self, turns: StartTurns) -> None:
+        """Start the workers in this process's turn, with those of the other ranks.
+
+        Raises:
+            ConfigError: As for `join`.
+            PeerError: A worker or another rank failed, or was not ready in time; none is left.
+        """
+        options = self.epoch_options
+        # the last rank may come that much later
+        self.join(meet_ranks(options.timeout_s + turns.total_s, options.reconnect_timeout_s))
+        # Between meeting and starting: a rank whose turn comes late has been seen by all, so its
+        # absence means that it failed, and not that it waits.
+        turns.wait(self.wait_for_rank_before)
+        # Each rank announces its start before it waits for the others in `connect`: the next rank's
+        # turn depends on it.
+        self.start()
+        self.announce("started")
+        self.connect()
 
     def init(self, rendezvous: Rendezvous | None = None, security: Security | None = None) -> None:
         """Start the workers and connect them with those of the other partitions; see `join`."""
@@ -473,13 +493,15 @@ class DistSamplingProducer:
 
     # -- stop -----------------------------------------------------------------------------------
 
-    def shutdown(self, linger_s: float = LINGER_S) -> None:
+    def shutdown(self, linger_s: float | None = None) -> None:
         """Stop the workers and release their memory. Idempotent.
 
         Args:
             linger_s: They go on answering other partitions whose loaders are still at work, until
-                those are done or have asked nothing for this long. 0: they end at once.
+                those are done or have asked nothing for this long. 0: they end at once; None:
+                `LINGER_S`.
         """
+        linger_s = LINGER_S if linger_s is None else linger_s
         with self._lock:
             if self._shut_down:
                 return

@@ -1,5 +1,6 @@
 """What the user gave, checked as a whole: which keyword goes with which, before anything starts."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -11,21 +12,30 @@ from gigl_loader import (
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
 )
-from gigl_loader.loader.args import LoaderArgs, check_device
+from gigl_loader.loader.args import LoaderOptions, check_device
 
 
-def _args(num_neighbors: Any = (2,), **how: Any) -> LoaderArgs:
-    return LoaderArgs.of(list(num_neighbors), **how)
+def _args(num_neighbors: Any = (2,), **how: Any) -> LoaderOptions:
+    return LoaderOptions.of({"num_neighbors": list(num_neighbors), **how})
 
 
 def test_what_was_left_out_has_its_default() -> None:
     args = _args(batch_size=7, disjoint=True)
-    assert (args.given["batch_size"], args.given["num_workers"]) == (7, 1)
+    assert (args.batch_size, args.num_workers) == (7, 1)
     assert args.expansion.disjoint is True
     options = args.epoch_options()
     assert options.expansion is args.expansion
     assert _args(seed=5, timeout=9.0).epoch_options().seed == 5
-    assert args.with_sampler(None).given == {**args.given, "sampler_options": None}
+    assert args.with_sampler(None) == args
+    other = PPRSamplerOptions()
+    assert args.with_sampler(other) == dataclasses.replace(args, sampler_options=other)
+
+
+def test_a_call_is_read_as_a_whole_and_what_is_of_one_loader_alone_is_left_out() -> None:
+    call = {"self": object(), "num_neighbors": [2], "batch_size": 3, "strict": True}
+    found = LoaderOptions.of({**call, "keywords": {"seed": 4, "time_window": 2, "time_attr": "t"}})
+    assert (found.batch_size, found.seed, found.expansion.time_window) == (3, 4, 2)
+    assert found == _args(batch_size=3, seed=4, time_window=2, time_attr="t")
 
 
 @pytest.mark.parametrize(
@@ -40,9 +50,9 @@ def test_who_samples(how: dict[str, Any], expected: bool) -> None:
 
 
 def test_naming_weights_asks_for_them() -> None:
-    assert not _args().with_weight
-    assert _args(weight_attr="w").with_weight
-    assert _args(with_weight=True).with_weight
+    assert not _args().is_weighted
+    assert _args(weight_attr="w").is_weighted
+    assert _args(with_weight=True).is_weighted
 
 
 def test_scores_decide_how_far_a_push_goes() -> None:

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from gigl_loader import ConfigError, DistDataset, PeerError
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.loader import assemble
-from gigl_loader.loader.args import LoaderArgs
+from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import (
     Told,
     _check_same_weights,
@@ -189,4 +189,4 @@ def test_a_graph_store_is_told_by_what_it_can_do() -> None:
 def test_a_graph_store_refuses_what_is_colocated(how: dict, words: str) -> None:
     """Before it is asked for anything: `object()` has nothing to ask."""
     with pytest.raises(ConfigError, match=words):
-        remote_parts(object(), LoaderArgs.of([2], **how), ALONE, [], "one")
+        remote_parts(object(), LoaderOptions(num_neighbors=[2], **how), ALONE, [], "one")

@@ -1,6 +1,5 @@
-"""Which deployment the parts of a loader are of, and when a rank may start its workers."""
+"""Which deployment the parts of a loader are of, and the role that a process needs for it."""
 
-import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,46 +14,12 @@ from gigl_loader._glt import (
 )
 from gigl_loader.loader import deployment
 from gigl_loader.loader.deployment import (
-    Stagger,
     check_context,
     check_deployment,
     the_producer,
 )
 from gigl_loader.loader.in_process import InProcessSource
 from gigl_loader.testing import TinyGraph
-
-
-class Producer:
-    """Notes whom it was told to wait for."""
-
-    def __init__(self) -> None:
-        self.waited: list[str] = []
-
-    def wait_for_rank_before(self, what: str) -> None:
-        self.waited.append(what)
-
-
-def test_a_long_wait_for_ones_turn_is_said(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
-    monkeypatch.setattr(threading.Event, "wait", lambda *_: True)
-    for gap_s, level in ((60.0, "WARNING"), (1.0, "INFO")):
-        with caplog.at_level("INFO"):
-            Stagger(1, 2, gap_s).wait(None)
-        (told,) = [one for one in caplog.records if "starts its workers" in one.getMessage()]
-        assert told.levelname == level
-        assert "process_start_gap_seconds=None" in told.getMessage()
-        caplog.clear()
-
-
-def test_a_rank_waits_for_the_one_before_it_and_the_first_for_nobody() -> None:
-    producer = Producer()
-    for rank in range(2):
-        Stagger(rank, 2, None).wait(producer)
-    assert producer.waited == ["started"]
-    Stagger(1, 2, 0.0).wait(producer)
-    assert producer.waited == ["started"]
-    assert (Stagger(0, 4, 2.5).total_s, Stagger(0, 4, None).total_s) == (10.0, 0.0)
-    with pytest.raises(ConfigError, match="must be >= 0 or None, got -1"):
-        Stagger(0, 1, -1.0)
 
 
 def _parts(is_remote: bool) -> dict[str, Any]:

@@ -9,9 +9,11 @@ import torch_geometric.loader as pyg
 
 from gigl_loader import ConfigError, DistABLPLoader, DistLinkNeighborLoader, DistNeighborLoader
 from gigl_loader.errors import WrongTypeError
+from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.foreign import ANSWERS, CHANGE_NOTHING
-from gigl_loader.loader.keywords import KEYWORDS, LoaderKeywords, SharedArguments
+from gigl_loader.loader.keywords import KEYWORDS, AllKeywords, LoaderKeywords
 from gigl_loader.loader.subgraph import DistSubGraphLoader
+from gigl_loader.options import ExpansionOptions
 from gigl_loader.testing import TinyGraph
 
 LOADERS = (DistNeighborLoader, DistABLPLoader, DistLinkNeighborLoader, DistSubGraphLoader)
@@ -48,11 +50,20 @@ def test_own_words_go_before_those_of_all_loaders() -> None:
     assert meaning(DistABLPLoader, "replace") == "Draw neighbours with replacement."
 
 
+def test_type_checkers_see_what_the_options_declare() -> None:
+    by_keyword = get_type_hints(LoaderKeywords)
+    declared = get_type_hints(LoaderOptions) | get_type_hints(ExpansionOptions)
+    assert get_type_hints(AllKeywords) == {name: declared[name] for name in KEYWORDS}
+    assert by_keyword.keys() < KEYWORDS.keys()
+    assert declared.keys() - KEYWORDS.keys() == {"num_neighbors", "expansion"}
+
+
 def test_positional_arguments_are_the_same_in_all_loaders() -> None:
-    assert SharedArguments.__annotations__.keys().isdisjoint(LoaderKeywords.__annotations__)
+    shared = KEYWORDS.keys() - get_type_hints(LoaderKeywords).keys()
+    assert len(shared) == 16
     for loader in LOADERS[:3]:
         named = inspect.signature(loader).parameters
-        for name in SharedArguments.__annotations__:
+        for name in shared:
             assert named[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
             declared = KEYWORDS[name]
             assert (named[name].annotation, named[name].default) == (
@@ -61,12 +72,10 @@ def test_positional_arguments_are_the_same_in_all_loaders() -> None:
 
 
 def test_defaults_are_of_their_types() -> None:
-    for name, declared in get_type_hints(LoaderKeywords, include_extras=True).items():
-        if not hasattr(declared, "__metadata__"):
-            continue  # of `ExpansionOptions`, whose defaults a type checker reads
-        kind, default = get_args(declared)
+    for name, declared in KEYWORDS.items():
+        kind = declared.annotation
         kinds = get_args(kind) if get_origin(kind) is not None else (kind,)
-        assert type(default) in kinds, name
+        assert type(declared.default) in kinds, name
 
 
 def test_an_unknown_keyword_is_refused_with_the_most_similar_one() -> None:

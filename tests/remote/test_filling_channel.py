@@ -73,7 +73,7 @@ def _client(info, rank: int) -> None:
                 assert torch.equal(batch["user"].x, features[batch["user"].n_id])
             expected, at_once = _digests(loader), batch_digest(loader([3, 0, 3]))
             assert loader.stats()["hit_rate"] is None
-            assert loader._remote_source.channel.rows_apart, "each server asks the other machine"
+            assert loader._source.channel.rows_apart, "each server asks the other machine"
         cases = {"0": {"remote_cache": "20%"}, "1": {"remote_cache": "100%", "lookahead": 0}}
         for same_memory, how in cases.items():
             os.environ[SAME_MEMORY_VARIABLE] = same_memory

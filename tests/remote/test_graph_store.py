@@ -147,7 +147,7 @@ def _own_keys(info, rank, folder):
         torch.save(own, f"{folder}/{rank}.ids.pt")
         in_memory = reads_same_memory()
         assert train.stats()["partitions_over_tcp"] == (0 if in_memory else servers - 1)
-        assert train._remote_source.channel.rows_apart == (not may_be_one_machine())
+        assert train._source.channel.rows_apart == (not may_be_one_machine())
         iterator = iter(train)  # epoch 2, under way
         first = [next(iterator), next(iterator)]
         with _loader(info, rank, {servers - 1: nodes[servers - 1]}) as val:  # made meanwhile

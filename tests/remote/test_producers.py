@@ -8,11 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gigl_loader.errors import (
-    ConfigError,
     PeerError,
     PeerTimeoutError,
     ServerDiedError,
@@ -23,9 +20,7 @@ from gigl_loader.remote import patience, producers
 from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.remote.producers import (
     RemoteProducers,
-    check_turns,
     name_of_recovery,
-    wait_turn,
 )
 from gigl_loader.workers.producer import LINGER_S
 
@@ -247,28 +242,7 @@ def test_a_release_never_raises(error, is_broken: bool, level: str, caplog) -> N
     assert caplog.messages == [], "whoever left the cluster has no producers there"
 
 
-# --- turns and names ------------------------------------------------------------------------------
-
-
-def test_turns_are_checked() -> None:
-    for fits in ((None, None), (0.0, 1), (2.5, 100)):
-        check_turns(*fits)
-    with pytest.raises(ConfigError, match="max_concurrent_producer_inits must be >= 1, got 0"):
-        check_turns(None, 0)
-    with pytest.raises(ConfigError, match="process_start_gap_seconds must be >= 0 or None, got -1"):
-        check_turns(-1, None)
-
-
-@given(st.integers(0, 20), st.none() | st.floats(0, 10), st.none() | st.integers(1, 5))
-def test_leaders_begin_in_batches(position: int, gap: float | None, most: int | None) -> None:
-    slept: list[float] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(producers, "time", SimpleNamespace(sleep=slept.append))
-        wait_turn(position, gap, most)
-    begins = sum(slept)
-    before = 0 if most is None else position // most
-    assert begins == pytest.approx(before * (gap or 0.0))
-    assert len(slept) == (begins > 0), "the first batch does not wait"
+# --- names ----------------------------------------------------------------------------------------
 
 
 def test_sharers_name_a_recovery_alike_and_no_two_recoveries_have_one_name() -> None:

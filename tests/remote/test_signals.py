@@ -76,7 +76,7 @@ def _client(info, rank, folder):
     loader = _loader(info, rank, nodes)
     iterator = iter(loader)
     next(iterator)
-    loader._remote_source.channel._timeout_s = TIMEOUT_S  # all are up, and answer at once
+    loader._source.channel._timeout_s = TIMEOUT_S  # all are up, and answer at once
     _send(rank, pids[1], signal.SIGSTOP, "stopped")
     _server_1_is_stopped(info, rank, nodes, loader, iterator)
     _send(rank, pids[1], signal.SIGCONT)

@@ -22,6 +22,7 @@ from gigl_loader.options import EpochOptions
 from gigl_loader.remote import source as module
 from gigl_loader.remote.source import RemoteSource
 from gigl_loader.remote.terms import Outcome
+from gigl_loader.workers.agreement import StartTurns
 
 BATCH_SIZE, NUM_SERVERS = 2, 4
 OPTIONS = EpochOptions(seed=1, timeout_s=5.0, reconnect_timeout_s=0.2)
@@ -135,13 +136,12 @@ def _source(
         server_rank=list(servers), worker_key=changes.pop("key", None), prefetch_size=2
     )
     how = {"shard": "machine", "epoch_options": OPTIONS, **changes}
-    return RemoteSource(None, _inputs(*counts), config, options, None, **how)
+    return RemoteSource(lambda: 0, None, _inputs(*counts), config, options, None, **how)
 
 
 def _created(**how: Any) -> tuple[RemoteSource, _Producers]:
     source = _source(**how)
-    call: Any = lambda: None  # noqa: E731
-    source.create(call, gap_s=None, max_concurrent=None)
+    source.open(StartTurns())
     producers: Any = source._producers
     return source, producers
 
@@ -171,17 +171,17 @@ def test_each_server_has_to_have_an_input(cluster) -> None:
 def test_the_callers_options_are_left_as_they_are(cluster) -> None:
     config = SimpleNamespace(batch_size=BATCH_SIZE, drop_last=False, seed=None)
     options = SimpleNamespace(server_rank=[0, 1, 2, 3], worker_key="mine", prefetch_size=2)
-    source = RemoteSource(None, _inputs(8, 8, 8, 8), config, options, None, OPTIONS)
+    source = RemoteSource(lambda: 0, None, _inputs(8, 8, 8, 8), config, options, None, OPTIONS)
     assert source._options is not options
     assert (options.server_rank, options.worker_key) == ([0, 1, 2, 3], "mine")
-    assert source.num_seeds == 32
+    assert source.input_len == 32
 
 
 def test_before_producers_are_created_there_is_nothing_to_take(cluster) -> None:
     source = _source()
     with pytest.raises(UsageError, match="its producers were not created"):
         source.next()
-    assert source.queue_depth == 0
+    assert source.count_waiting() == 0
     source.cancel_epoch()
     source.shutdown()
 
@@ -364,8 +364,7 @@ def test_producers_that_could_not_be_created_for_a_lost_server_are_created_again
     producers: Any = source._producers
     cluster.lost = [1]
     producers.errors.append(ServerDiedError("storage server 1 is gone"))
-    call: Any = lambda: None  # noqa: E731
-    source.create(call, gap_s=None, max_concurrent=None)
+    source.open(StartTurns())
     ((name, servers),) = producers.created
     assert servers == [0, 2, 3]
     assert name is not None
@@ -373,7 +372,7 @@ def test_producers_that_could_not_be_created_for_a_lost_server_are_created_again
     producers = failed._producers
     producers.errors.append(PeerError("no memory"))
     with pytest.raises(PeerError, match="no memory"):
-        failed.create(call, gap_s=None, max_concurrent=None)
+        failed.open(StartTurns())
     assert producers.released == [{"is_broken": True}]
 
 

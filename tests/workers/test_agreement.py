@@ -6,12 +6,14 @@ import threading
 
 import pytest
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Mode, Security
 from gigl_loader.workers import agreement
-from gigl_loader.workers.agreement import Agreement, _by_partition, _Member
+from gigl_loader.workers.agreement import Agreement, StartTurns, _by_partition, _Member
 from gigl_loader.workers.rendezvous import StoreRendezvous
 
 VIEWS = [part.view() for part in TinyGraph.random(20, 60).partitions(2)]
@@ -139,3 +141,51 @@ def test_workers_by_partition() -> None:
     assert [(worker.host, worker.port) for worker in found[1]] == [("a", 1), ("a", 2)]
     with pytest.raises(ConfigError, match=r"no process loaded partitions \[1, 2\] of 3"):
         _by_partition([member], 3)
+
+
+# --- turns ----------------------------------------------------------------------------------------
+
+
+def test_a_long_wait_for_ones_turn_is_said(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+    monkeypatch.setattr(threading.Event, "wait", lambda *_: True)
+    for gap_s, level in ((60.0, "WARNING"), (1.0, "INFO")):
+        with caplog.at_level("INFO"):
+            StartTurns(local_rank=1, local_world_size=2, gap_s=gap_s).wait(_waits_for_nobody)
+        (told,) = [one for one in caplog.records if "starts its workers" in one.getMessage()]
+        assert told.levelname == level
+        assert "process_start_gap_seconds=None" in told.getMessage()
+        caplog.clear()
+
+
+def _waits_for_nobody(what: str) -> None:
+    pytest.fail(f"waited for {what!r} of the rank before")
+
+
+def test_a_rank_waits_for_the_one_before_it_and_the_first_for_nobody() -> None:
+    waited: list[str] = []
+    for rank in range(2):
+        StartTurns(local_rank=rank, local_world_size=2).wait(waited.append)
+    assert waited == ["started"]
+    StartTurns(local_rank=1, local_world_size=2, gap_s=0.0).wait(_waits_for_nobody)
+    assert StartTurns(local_world_size=4, gap_s=2.5).total_s == 10.0
+    assert StartTurns(local_world_size=4).total_s == 0.0
+
+
+def test_turns_are_checked() -> None:
+    for gap_s, most in ((None, None), (0.0, 1), (2.5, 100)):
+        StartTurns(gap_s=gap_s, max_concurrent=most)
+    with pytest.raises(ConfigError, match="max_concurrent_producer_inits must be >= 1, got 0"):
+        StartTurns(max_concurrent=0)
+    with pytest.raises(ConfigError, match="process_start_gap_seconds must be >= 0 or None, got -1"):
+        StartTurns(gap_s=-1)
+
+
+@given(st.integers(0, 20), st.none() | st.floats(0, 10), st.none() | st.integers(1, 5))
+def test_leaders_begin_in_batches(position: int, gap: float | None, most: int | None) -> None:
+    waited: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Event, "wait", lambda _, seconds: waited.append(seconds))
+        StartTurns(gap_s=gap, max_concurrent=most).wait_as_leader(position)
+    before = 0 if most is None else position // most
+    assert sum(waited) == pytest.approx(before * (gap or 0.0))
+    assert len(waited) == (sum(waited) > 0), "the first batch does not wait"

@@ -26,12 +26,11 @@ import torch
 from gigl_loader._glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions, SamplingConfig
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.loader import config as loader_config
 from gigl_loader.loader import iterator
 from gigl_loader.loader import world as loader_world
-from gigl_loader.loader.epoch import EpochProgress, LoaderStats
+from gigl_loader.loader.epoch import EpochProgress, HandedOut
 from gigl_loader.loader.world import WorldShare, check_same_start
 from gigl_loader.message import BATCH
 from gigl_loader.options import CacheOptions, EpochOptions
@@ -63,6 +62,7 @@ from gigl_loader.rowcache import tables as tables
 from gigl_loader.testing._graphs import TinyGraph
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, among_ranks, inbox, producer, recovery, sampled_input
+from gigl_loader.workers.agreement import StartTurns
 from support.simulation.group import SimulatedGroup
 from support.simulation.memory import held_by, own_bytes
 from support.simulation.network import SimulatedNetwork
@@ -115,30 +115,6 @@ class _Partition(DistDataset):
     def weighted_by(self, name: str | None) -> "DistDataset":
         """Return this one."""
         return self
-
-
-class _Loader:
-    """What an `EpochIterator` needs of its loader."""
-
-    _engine: CopyEngine | None = None
-    # no device: batches are handed out as they come
-    _device_prefetch = 0
-    _num_recv = 0
-
-    def __init__(self, remote: RemoteSource) -> None:
-        self._source: Any = remote
-        self._num_expected = remote.num_batches
-        self._stats = LoaderStats()
-        self._recorders: list[Callable[[dict[str, Any]], None]] = []
-
-    def _collate_fn(self, msg: Any) -> Any:
-        return msg
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of the rows so far that the rank had kept."""
-        stats = self._stats
-        return stats.cached_rows / max(1, stats.cached_rows + stats.rows_from.total())
 
 
 @dataclass
@@ -415,14 +391,15 @@ class SimulatedJob:
         self._clusters[rank.process] = joined
         try:
             loaded = RemoteSource(
-                None, self._inputs, self._config, self._options(), None,
+                DistServer.create_sampling_producer, None, self._inputs, self._config,
+                self._options(), None,
                 EpochOptions(
                     seed=size.seed, timeout_s=size.timeout_s,
                     cache=CacheOptions(size=size.cache) if size.cache else None,
                 ),
                 shard="world",
             )  # fmt: skip
-            loaded.create(DistServer.create_sampling_producer, gap_s=None, max_concurrent=None)
+            loaded.open(StartTurns())
             self._note_start(rank, loaded)
             total = size.ranks * size.batches
             share = WorldShare(rank=rank.number, world_size=world_size, total=total)
@@ -475,12 +452,18 @@ class SimulatedJob:
         left = self.size.ranks * self.size.batches - progress.yielded
         common = left // world_size  # steps that all ranks make: the last may be one of a few
         loaded.start_epoch(progress.epoch, positions)
-        loader = _Loader(loaded)
-        batches = iterator.EpochIterator(loader, positions, progress)
+        handed_out = HandedOut()
+        stats = handed_out.stats
+        batches = iterator.EpochIterator(
+            loaded, positions, progress, num_batches=loaded.num_batches,
+            collate=lambda message: message, handed_out=handed_out,
+        )  # fmt: skip
         for step, message in enumerate(batches):
             if self.size.cache:
                 rank.wrong_rows += not are_right(message)
-                rank.hit_rate = loader.hit_rate
+                rank.hit_rate = stats.cached_rows / max(
+                    1, stats.cached_rows + stats.rows_from.total()
+                )
             self._note_batch(rank, (progress.epoch, positions[step]), message[BATCH].tolist())
             self.world.sleep(self.size.costs.step_s * rank.process.slowness)
             if self.size.in_step and step < common:
