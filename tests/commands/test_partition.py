@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 from table_graphs import BUYS, KNOWS, Tables, check
 
@@ -65,7 +66,9 @@ def test_flags_describe_a_graph_of_one_type(tmp_path: Path) -> None:
     dataset = DistDataset.load(tmp_path / "parts", 0, memory="mapped")
     order = dataset.view_by_time("time").times[DEFAULT_HOMOGENEOUS_EDGE_TYPE]
     assert order.times.tolist() == [1]  # of u2, the only neighbour
-    assert dataset.to_original(dataset.train_node_ids).tolist() == ["u1"]
+    train = dataset.train_node_ids
+    assert isinstance(train, torch.Tensor)
+    assert dataset.to_original(train).tolist() == ["u1"]
     assert dataset.to_original(dataset.view().adjacency[next(iter(dataset.view().adjacency))]
                                .indices).tolist() == ["u2"]  # fmt: skip
     table = pq.read_table(next((tmp_path / "parts" / "ids").glob("*.parquet")))

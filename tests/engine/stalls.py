@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from gigl_loader import DistNeighborLoader
 from gigl_loader.workers.pool import process_state
@@ -14,7 +15,7 @@ def pass_the_timeout(loader: DistNeighborLoader, hangs: Callable[[], object]) ->
 
     A short timeout would do, were it not that a healthy worker of a busy machine may take longer.
     """
-    producer = loader._mp_producer
+    producer: Any = loader._mp_producer
     pump, recovery = producer.pump, producer._recovery
 
     def pump_and_age(timeout_s: float, *failures: list) -> bool:

@@ -163,7 +163,8 @@ def test_a_sampler_that_raises() -> None:
         assert len(list(loader)) == 30
         with _bounded(), pytest.raises(SamplingError, match=r"epoch 1, batch 4") as caught:
             list(loader)
-        pids = loader._mp_producer.pids
+        producer: Any = loader._mp_producer
+        pids = producer.pids
         assert re.search(rf"worker (0 .pid {pids[0]}|1 .pid {pids[1]})", str(caught.value))
         assert "ArithmeticError: this batch does not add up" in str(caught.value)
         assert "faults.py" in caught.value.remote_traceback
@@ -224,7 +225,8 @@ def test_a_killed_supervisor() -> None:
         iterator = iter(loader)
         next(iterator)
         seen.look(os.getpid())
-        pool = loader._mp_producer._pool
+        producer: Any = loader._mp_producer
+        pool = producer._pool
         _kill(pool._supervisor.pid, dead=tuple(pool.pids))
         with (
             _bounded(),

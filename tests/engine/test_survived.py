@@ -92,7 +92,7 @@ def test_a_worker_killed_at_drawn_batches(undisturbed: str, caplog) -> None:
     killed: list[Any] = []
 
     def disturb(epoch: int, batch: int) -> None:
-        producer = loader._mp_producer
+        producer: Any = loader._mp_producer
         if (epoch, batch) not in kills and batch != 90:
             return
         seen.look(os.getpid())
@@ -139,7 +139,8 @@ def test_a_supervisor_killed_while_all_cores_are_busy(undisturbed: str, in_order
 
     def disturb(epoch: int, batch: int) -> None:
         if batch % 24 == 5:
-            kills.append(loader._mp_producer._pool._supervisor.pid)
+            producer: Any = loader._mp_producer
+            kills.append(producer._pool._supervisor.pid)
             os.kill(kills[-1], signal.SIGKILL)
 
     with _busy_cores(), _make(in_order=in_order, max_restarts=1000) as loader:
