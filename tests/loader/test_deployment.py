@@ -38,7 +38,7 @@ def test_a_long_wait_for_ones_turn_is_said(caplog: pytest.LogCaptureFixture, mon
     monkeypatch.setattr(threading.Event, "wait", lambda *_: True)
     for gap_s, level in ((60.0, "WARNING"), (1.0, "INFO")):
         with caplog.at_level("INFO"):
-            Stagger(1, 2, gap_s).wait(None)
+            Stagger(1, 2, gap_s).wait(None)  # type: ignore[arg-type]  # nobody is told
         (told,) = [one for one in caplog.records if "starts its workers" in one.getMessage()]
         assert told.levelname == level
         assert "process_start_gap_seconds=None" in told.getMessage()
@@ -46,7 +46,7 @@ def test_a_long_wait_for_ones_turn_is_said(caplog: pytest.LogCaptureFixture, mon
 
 
 def test_a_rank_waits_for_the_one_before_it_and_the_first_for_nobody() -> None:
-    producer = Producer()
+    producer: Any = Producer()
     for rank in range(2):
         Stagger(rank, 2, None).wait(producer)
     assert producer.waited == ["started"]
@@ -115,5 +115,6 @@ def test_the_old_name_of_the_producer() -> None:
 
 
 def test_parts_of_two_deployments() -> None:
+    none: Any = None  # not looked at yet
     with pytest.raises(WrongTypeError, match=r"one deployment.*dataset.*producer"):
-        BaseDistLoader(DATASET, [], None, None, None, torch.device("cpu"), None, lambda: 1)
+        BaseDistLoader(DATASET, [], none, None, None, torch.device("cpu"), none, lambda: 1)
