@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar
 
 import in_process_jobs
@@ -61,8 +62,8 @@ class StandIn(dist.ProcessGroup):
     exchanges = 0
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
-        self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        super().__init__(rank, size)  # type: ignore[call-arg]  # torch's own types lack this one
+        self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
 
     # what torch asks of a backend of its own
 
@@ -73,7 +74,7 @@ class StandIn(dist.ProcessGroup):
         self._name = name
 
     @property
-    def group_name(self) -> str:
+    def group_name(self) -> Any:
         return self._name
 
     def shutdown(self) -> None:
@@ -90,7 +91,8 @@ class StandIn(dist.ProcessGroup):
         came.copy_(on_host)
         done: Any = torch.futures.Future()
         done.set_result([came])
-        return torch._C._distributed_c10d._create_work_from_future(done)
+        c10d: Any = torch._C._distributed_c10d
+        return c10d._create_work_from_future(done)
 
     def before_an_exchange(self) -> None:
         """What a test has happen."""
@@ -145,18 +147,22 @@ def rows_stay_on_the_device(rank: int, size: int) -> None:
                 assert StandIn.exchanges > before
                 assert batch_digest(replay(parts, 1, 0)) == batch_digest(replay(whole, 1, 0))
         _of_other_types(rank, size)
-        how: Any = {"batch_size": 7, "seed": 2}
-        with (
-            DistABLPLoader(linked(0, 1), [2, 2], torch.arange(60), num_workers=0, **how) as whole,
-            DistABLPLoader(
-                linked(rank, size), [2, 2], torch.arange(60), exchange="collective", **how
-            ) as parts,
-        ):
-            check_same_batches(whole, parts)
+        _of_links(rank, size)
         in_process_jobs.ranks_that_have_fewer_batches(rank, size)
         in_process_jobs.all_break_off(rank, size)
         in_process_jobs.beside_other_collectives(rank, size)
         _an_answer_fails(rank)
+
+
+def _of_links(rank: int, size: int) -> None:
+    how: dict[str, Any] = {"batch_size": 7, "seed": 2}
+    with (
+        DistABLPLoader(linked(0, 1), [2, 2], torch.arange(60), num_workers=0, **how) as whole,
+        DistABLPLoader(
+            linked(rank, size), [2, 2], torch.arange(60), exchange="collective", **how
+        ) as parts,
+    ):
+        check_same_batches(whole, parts)
 
 
 def _of_other_types(rank: int, size: int) -> None:
@@ -202,7 +208,8 @@ def a_rank_dies_while_rows_are_exchanged(rank: int, size: int) -> None:
         loader = in_process_jobs._loader(rank, size)
         meet_in_store("all have built")
         if rank == 1:
-            StandIn.before_an_exchange = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+            die = partial(os.kill, os.getpid(), signal.SIGKILL)
+            pytest.MonkeyPatch().setattr(StandIn, "before_an_exchange", staticmethod(die))
         with pytest.raises(PeerError, match="a rank has ended"):
             list(loader)
     os._exit(0)  # the groups are broken

@@ -7,6 +7,7 @@ in ``digests.json``: a redesign that changes one bit of one batch is seen.
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def partition(rank: int, count: int, typed: bool, edge_dir: EdgeDir = "in") -> D
 class Case:
     """A loader: its class, graph and keywords."""
 
-    kind: type[BaseDistLoader] = DistNeighborLoader
+    kind: Callable[..., BaseDistLoader] = DistNeighborLoader
     typed: bool = False
     edge_dir: EdgeDir = "in"
     how: dict[str, Any] = field(default_factory=dict)

@@ -54,7 +54,7 @@ from gigl_loader.workers.rendezvous import meet_ranks
 
 GRAPH = TinyGraph.random(60, 500)
 TYPED = TinyGraph.random(40, 300, heterogeneous=True)
-CASES = {
+CASES: dict[str, tuple[TinyGraph, EdgeDir, Any, dict[str, Any]]] = {
     "plain": (GRAPH, "in", torch.arange(60), {"num_neighbors": [3, -1]}),
     "typed": (TYPED, "out", ("user", torch.arange(39, -1, -1)), {"num_neighbors": [2, 2]}),
 }
@@ -66,6 +66,11 @@ COMMON: dict[str, Any] = {
     "shuffle": True,
     "with_weight": True,
 }
+
+
+def _set(owner: object, name: str, value: object) -> None:
+    """Set an attribute for the rest of this process, which is a rank of one test."""
+    pytest.MonkeyPatch().setattr(owner, name, value)
 
 
 def share(given, rank: int, size: int):
@@ -198,6 +203,7 @@ def an_input_that_is_empty_on_one_rank(rank: int, size: int) -> None:
 def seeds_of_its_own(rank: int, size: int) -> None:
     """Every seed once, whether the ranks are given the same, or each what its partition owns."""
     dataset = GRAPH.partitions(size)[rank]
+    given: Any
     for given in (None, dataset.node_ids, torch.arange(60)):
         with DistNeighborLoader(dataset, [2], given, batch_size=7, seed=1) as loader:
             found = [batch.batch for batch in loader]
@@ -228,7 +234,7 @@ def seeds_that_would_come_twice(rank: int, size: int) -> None:
         assert 'shard="world"' in str(caught.value)
         assert 'shard="none"' in str(caught.value)
         own = given.tolist()
-        both = [None] * size
+        both: list[Any] = [None] * size
         dist.all_gather_object(both, own)
         found = _once(rank, size, input_nodes=given, num_workers=0, shard="none")
         assert found == sorted(seed for part in both for seed in part), "asked for by name"
@@ -258,8 +264,11 @@ def options_that_differ(rank: int, size: int) -> None:
         "with_edge": (None, True),
     }.items():  # fmt: skip
         for shard in ("machine", "none"):
-            how = {"num_neighbors": [2], "input_nodes": half, "num_workers": 0, "shard": shard}
-            make = partial(DistNeighborLoader, GRAPH.dataset(), **{**how, name: values[rank]})
+            how: dict[str, Any] = {
+                "num_neighbors": [2], "input_nodes": half, "num_workers": 0, "shard": shard,
+                name: values[rank],
+            }  # fmt: skip
+            make = partial(DistNeighborLoader, GRAPH.dataset(), **how)
             words = rf"same {name} on all ranks, got .* on ranks \[0\]; .* on ranks \[1\]"
             with pytest.raises(ConfigError, match=words):
                 make()
@@ -290,8 +299,8 @@ def partitions_here_and_there(rank: int, size: int) -> None:
     rank_0_decides(rank, size)
     exchange = Agreement.exchange
 
-    def exchange_and_spoil(self: Agreement, *told: Any) -> PeerPlan:
-        plan = exchange(self, *told)
+    def exchange_and_spoil(self: Agreement, *told: Any, **how: Any) -> PeerPlan:
+        plan = exchange(self, *told, **how)
         for offers in plan.offers.values():
             for number, offer in enumerate(offers):
                 region = dataclasses.replace(offer.mark.region, fd=0)
@@ -302,7 +311,7 @@ def partitions_here_and_there(rank: int, size: int) -> None:
     os.environ[SAME_MEMORY_VARIABLE] = "0" if rank == 2 else "1"
     one_cache_for_a_machine(rank, size)
     if rank == 1:
-        Agreement.exchange = exchange_and_spoil  # type: ignore[method-assign]
+        _set(Agreement, "exchange", exchange_and_spoil)
     graph, edge_dir, given, how = CASES["typed"]
     found = []
     for dataset in (
@@ -404,7 +413,7 @@ def rank_0_decides(rank: int, size: int) -> None:
     for length in (0, 1, 70_000):
         # of another length on each rank, the longest is the last: data are padded on their way
         told = [(one, b"\0x" * (one * length), None) for one in range(size)]
-        came = []
+        came: list[Any] = []
 
         def decide(found: list[tuple[int, bytes, None]], came: list = came) -> dict[int, str]:
             came.append(found)
@@ -612,7 +621,7 @@ def raise_at_start(number: int) -> None:
 
 def ranks_of_two_machines(rank: int, size: int, folder: Path) -> None:
     """Each rank has an address of its own: refused while open to strangers; then token and TLS."""
-    agreement.address_towards = lambda host: f"127.0.0.{rank + 1}"  # type: ignore[assignment]
+    _set(agreement, "address_towards", lambda host: f"127.0.0.{rank + 1}")
     set_security()
     with pytest.raises(ConfigError, match=r"gigl-loader certs.*gigl-loader token.*INSECURE") as at:
         _big_loader(rank, size)
@@ -654,7 +663,7 @@ def set_security(**settings: str) -> None:
 
 def a_bind_that_fails(rank: int, size: int) -> None:
     """No interface of this machine has the address that workers are to answer on."""
-    agreement.address_towards = lambda host: f"192.0.2.{rank + 1}"  # type: ignore[assignment]
+    _set(agreement, "address_towards", lambda host: f"192.0.2.{rank + 1}")
     producer = _producer(GRAPH.partitions(size)[rank])
     with pytest.raises(PeerError, match=r"192\.0\.2\."):
         producer.init(meet_ranks(60.0), Security.resolve("", "", True))

@@ -23,8 +23,9 @@ from gigl_loader.testing import TinyGraph
 
 GRAPH = TinyGraph.random(30, 90)
 TYPED = TinyGraph.random(30, 90, heterogeneous=True)
-TYPES = next(name for name in TYPED.dataset().schema.edge_types if name[0] != name[2])
+TYPES = next(name for name in TYPED.edges if name[0] != name[2])
 BUYS = ("user", "to", "item")
+NO_TYPE: Any = {"buys": [2]}
 
 
 def _swapped() -> Any:
@@ -46,7 +47,7 @@ def _swapped() -> Any:
          "got DistDataset: the model comes first"),
         (lambda: DistNeighborLoader(TYPED.dataset(), {TYPES[::-1]: [2]}, ("user", [1])),
          r"is none of them, did you mean .*; it lacks .*; a list in place of the dict"),
-        (lambda: DistNeighborLoader(TYPED.dataset(), {"buys": [2]}, ("user", [1])),
+        (lambda: DistNeighborLoader(TYPED.dataset(), NO_TYPE, ("user", [1])),
          r"'buys' is no edge type \(source, relation, destination\)"),
         (_swapped, r"of 'user' are in \[0, 5\); are its rows swapped\? 'user' is row 0"),
     ],

@@ -69,9 +69,14 @@ def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
     by_rank = [given[kind] for kind in inputs]
     everyone: list[Told] = []
     shares, errors = [], []
+
+    def tell(own: Told, *_: object) -> list[Told]:
+        everyone.append(own)
+        return [own]
+
     with pytest.MonkeyPatch.context() as patch:
         # Each rank tells first, and then each goes on with what all told.
-        patch.setattr(assemble, "gather_from_ranks", lambda own, *_: everyone.append(own) or [own])
+        patch.setattr(assemble, "gather_from_ranks", tell)
         for one in by_rank:
             share_input(one, _rank(0, machines, 4 // machines), Told())
         patch.setattr(assemble, "gather_from_ranks", lambda own, *_: everyone)
@@ -166,7 +171,7 @@ def test_weights_and_edge_ids_that_a_dataset_has_not() -> None:
     check_edge_ids(full, True)
     without = replace(next(iter(full.view().adjacency.values())), edge_ids=None)
     view = SimpleNamespace(adjacency={("a", "to", "a"): without})
-    keeps_none = SimpleNamespace(view=lambda: view)
+    keeps_none: Any = SimpleNamespace(view=lambda: view)
     check_edge_ids(keeps_none, False)
     if not without.has_edge_ids:
         with pytest.raises(ConfigError, match="keep no edge ids"):

@@ -70,6 +70,8 @@ def test_one_round_answers_all_that_was_asked_before_it(peers: CollectivePeers) 
     )
     for one, other in ((found.counts, expected.counts), (found.neighbors, expected.neighbors),
                        (found.edge_ids, expected.edge_ids)):  # fmt: skip
+        assert one is not None
+        assert other is not None
         assert one.tolist() == other.tolist()
     assert rows.wait().values[:, 0].tolist() == nodes.tolist()
     assert again.wait().counts.size == 1

@@ -44,7 +44,8 @@ class _Named(NamedTuple):
 
 def test_a_list_holds_for_every_type_that_is_walked() -> None:
     assert patch_fanout([5, -1], PLAIN) == [5, -1]
-    assert patch_fanout((3,), TYPED) == {BUYS: [3], KNOWS: [3]}  # never for label edges
+    fanout: Any = (3,)
+    assert patch_fanout(fanout, TYPED) == {BUYS: [3], KNOWS: [3]}  # never for label edges
     assert patch_fanout([], PLAIN) == []
 
 

@@ -80,5 +80,6 @@ def test_the_old_name_of_the_producer() -> None:
 
 
 def test_parts_of_two_deployments() -> None:
+    none: Any = None  # not looked at yet
     with pytest.raises(WrongTypeError, match=r"one deployment.*dataset.*producer"):
-        BaseDistLoader(DATASET, [], None, None, None, torch.device("cpu"), None, lambda: 1)
+        BaseDistLoader(DATASET, [], none, None, None, torch.device("cpu"), none, lambda: 1)

@@ -87,6 +87,7 @@ def test_arrays_and_lists_are_seed_edges_too() -> None:
     for index in (wanted, wanted.numpy(), wanted.tolist()):
         found = read_edges(BUYS, index, [0.5, 1.5], {"u": 5, "i": 3})
         assert found.index.equal(wanted)
+        assert found.label is not None
         assert found.label.tolist() == [0.5, 1.5]
 
 
@@ -114,8 +115,11 @@ def test_negatives_as_pyg_takes_them() -> None:
     assert negative_sampling(None, None, None) is None
     assert negative_sampling(None, 0.0, None) is None
     found = negative_sampling(None, 2.5, None)
+    assert found is not None
     assert (found.is_binary(), found.amount) == (True, 2.5)
-    assert negative_sampling("triplet", None, None).is_triplet()
+    found = negative_sampling("triplet", None, None)
+    assert found is not None
+    assert found.is_triplet()
     assert negative_sampling(BINARY, None, torch.ones(1)) is BINARY
     for sampling, ratio, label, words in (
         (BINARY, 1.0, None, "both given"),

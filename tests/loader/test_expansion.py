@@ -1,7 +1,6 @@
 """Time, trees, subgraphs and LABOR through the loaders: here, in workers, over a graph store."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -66,7 +65,7 @@ def _expected(seeds, number, how, *, make=NeighborSampler, epoch=0, **extra):
     dataset, time_attr = GRAPH.dataset(), how.get("time_attr")
     view = dataset.view() if time_attr is None else dataset.view_by_time(time_attr)
     positions = torch.arange(seeds.numel())
-    request = SampleRequest(BatchTicket(0, 1, epoch, number), seeds, positions, extra)
+    request = SampleRequest(BatchTicket(0, 1, epoch, number), seeds, positions.numpy(), extra)
     return sample_message(make(as_worker_gets(view), plan, None), request)
 
 
@@ -165,10 +164,9 @@ def _use_store(info, rank: int, digests: list[list[str]]) -> None:
             _same(batch, _expected(seeds, number, HOW[0], make=subgraph_sampler))
     index = torch.tensor(GRAPH.edges[E][:20]).t().contiguous()
     when = index.max(0).values * 3
-    how: dict[str, Any] = {"time_attr": "node_time"}
     with DistLinkNeighborLoader(
         remote, FANOUT, index, neg_sampling="triplet", edge_label_time=when, batch_size=5, seed=2,
-        with_edge=True, shard="none", **how,
+        with_edge=True, shard="none", time_attr="node_time",
     ) as loader:  # fmt: skip
         found = []
         for number, batch in enumerate(loader):
@@ -176,7 +174,7 @@ def _use_store(info, rank: int, digests: list[list[str]]) -> None:
             found += pairs.t().tolist()
             assert bool((3 * batch.n_id[batch.dst_neg_index] <= batch.seed_time).all())
             message = _expected(
-                pairs[0], number, how,
+                pairs[0], number, {"time_attr": "node_time"},
                 make=lambda *args: edge_sampler(*args, edge_type=E, negatives="triplet"),
                 **{EDGE_TARGETS: pairs[1], SEED_TIME: batch.seed_time},
             )  # fmt: skip
@@ -293,7 +291,7 @@ def test_links_and_anchors_refuse_too() -> None:
     with pytest.raises(ConfigError, match="looks for copies among merged nodes"):
         DistABLPLoader(dataset, FANOUT, index[0], exclude_supervision=True, disjoint=True)
     with pytest.raises(TypeError, match="unexpected keyword argument 'disjunct'"):
-        DistNeighborLoader(dataset, FANOUT, index[0], disjunct=True)
+        DistNeighborLoader(dataset, FANOUT, index[0], disjunct=True)  # type: ignore[call-arg]
 
 
 def test_no_hop_leaves_the_seeds_alone() -> None:

@@ -147,7 +147,8 @@ def test_waiting_batches_are_those_of_the_source_and_those_copied_ahead() -> Non
 def test_a_stop_iteration_of_something_else_is_not_the_end(ahead: bool) -> None:
     """A bare next() in a sampler, in a producer: the loop would end as if the epoch were whole."""
     owner = Owner(Source(0, StopIteration("foreign"), 1), 3, ahead)
-    iterator, found = _iterate(owner, [0, 1, 2]), []
+    iterator = _iterate(owner, [0, 1, 2])
+    found: list[Any] = []
     with pytest.raises(SamplingError, match="StopIteration was raised"):
         found.extend(batch for batch in iterator)
     assert found == [0]

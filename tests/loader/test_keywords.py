@@ -1,7 +1,7 @@
 """The keywords that loaders share are declared once, and shown by all of them."""
 
 import inspect
-from typing import get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -80,15 +80,18 @@ def test_defaults_are_of_their_types() -> None:
 
 def test_an_unknown_keyword_is_refused_with_the_most_similar_one() -> None:
     dataset = TinyGraph.random(8, 10).dataset()
+    shufle: dict[str, Any] = {"shufle": True}
+    input_tme: dict[str, Any] = {"input_tme": None}
+    qq: dict[str, Any] = {"qq": 1}
     match = r"DistNeighborLoader.*unexpected keyword argument 'shufle'; did you mean 'shuffle'\?"
     with pytest.raises(WrongTypeError, match=match):
-        DistNeighborLoader(dataset, [2], torch.arange(3), shufle=True)
+        DistNeighborLoader(dataset, [2], torch.arange(3), **shufle)
     with pytest.raises(WrongTypeError, match=r"'input_tme'; did you mean 'input_time'\?"):
-        DistSubGraphLoader(dataset, torch.arange(3), [2], input_tme=None)
+        DistSubGraphLoader(dataset, torch.arange(3), [2], **input_tme)
     with pytest.raises(TypeError, match=r"'shufle'; did you mean 'shuffle'\?. And 'qq'$"):
-        DistNeighborLoader(dataset, [2], torch.arange(3), shufle=True, qq=1)
+        DistNeighborLoader(dataset, [2], torch.arange(3), **shufle, **qq)
     with pytest.raises(WrongTypeError, match=r"unexpected keyword argument 'qq'$"):
-        DistNeighborLoader(dataset, [2], torch.arange(3), qq=1)
+        DistNeighborLoader(dataset, [2], torch.arange(3), **qq)
 
 
 @pytest.mark.parametrize("loader", LOADERS)

@@ -6,7 +6,7 @@ import os
 import pickle
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 import torch
@@ -146,8 +146,10 @@ def test_most_labels_of_an_anchor(form, alone) -> None:
         assert {a: batch.n_id[labels].tolist() for a, labels in found.items()} == by_anchor
     _, anchors, labels, others = server.get_ablp_input(ABLPRequest())
     assert anchors.tolist() == list(range(10))
+    assert others is not None
     assert [table.tolist()[:3] for table in labels.values()] == [[[3, 4], [8, -1], [-1, -1]]]
     assert [table.tolist()[:3] for table in others.values()] == [[[-1, -1], [-1, -1], [4, 5]]]
+    wrong: Any
     for wrong in (0, -1, 1.5, True):
         with pytest.raises(ConfigError, match="max_labels_per_anchor_node must be an integer > 0"):
             dataset.max_labels_per_anchor_node = wrong
@@ -169,12 +171,13 @@ def test_named_tuples_as_edge_types(alone) -> None:
     buys = GiglEdgeType(*BUYS)
     fanouts = {GiglEdgeType(*name): hops for name, hops in _lists(graph, -1, -1).items()}
     everybody = ("user", _all_of(graph))
-    for exclude in (False, [GiglEdgeType(*REV_BUYS)]):
+    excluded = [GiglEdgeType(*REV_BUYS)]
+    for exclude in (False, excluded):
         with _loader(
             graph.partitions()[0], fanouts, everybody, supervision_edge_type=buys,
             exclude_supervision=exclude,
         ) as loader:  # fmt: skip
-            expected = tuple(exclude or ())
+            expected = tuple(excluded if exclude else ())
             assert _check_epoch(loader, graph, [BUYS], "in", expected) == everybody[1].tolist()
     data = HeteroData()
     data["user"].num_nodes = data["item"].num_nodes = 3
@@ -192,6 +195,7 @@ def test_named_tuples_as_edge_types(alone) -> None:
     )
     for dataset in (held, built):
         ForkingPickler.dumps(dataset)
+        assert dataset.schema.edge_types is not None
         assert {type(name) for name in dataset.schema.edge_types} == {tuple}
 
 
@@ -278,7 +282,7 @@ def _on_each_rank(rank: int, size: int) -> None:
             anchors = _all_of(graph)  # of both partitions: each rank takes its share
             given = ("user", anchors) if graph.heterogeneous else anchors
             share = anchors.tensor_split(size)[rank].tolist()
-            how = {"supervision_edge_type": supervision}
+            how: dict[str, Any] = {"supervision_edge_type": supervision}
             with _loader(dataset, _lists(graph, -1, -1), given, **how) as loader:
                 assert _check_epoch(loader, graph, supervision, edge_dir) == share
             how["exclude_supervision"] = True

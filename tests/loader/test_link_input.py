@@ -93,6 +93,7 @@ def test_labels_by_label_edge_type_are_still_there() -> None:
     assert {t: v.tolist() for t, v in nodes.positive_labels.items()} == {
         POSITIVE: [[1, -1], [2, 3]]
     }
+    assert nodes.negative_labels is not None
     assert {t: v.tolist() for t, v in nodes.negative_labels.items()} == {NEGATIVE: [[0], [3]]}
     assert _nodes().negative_labels is None
 

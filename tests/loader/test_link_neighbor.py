@@ -2,7 +2,9 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Iterable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -48,7 +50,8 @@ def test_batches_have_what_pyg_gives_them(kind: str | None) -> None:
             if kind == "triplet":
                 assert batch.dst_neg_index.shape == batch.src_index.shape
             else:  # labels that begin at 0 make room for the negatives' 0
-                more = [label + 1 for label in label[given].tolist()] if kind else label[given]
+                assert label is not None
+                more = (label[given] + (kind is not None)).tolist()
                 assert batch.edge_label.tolist() == [*more, *[0] * len(negatives)]
 
 
@@ -93,8 +96,10 @@ def test_a_heterogeneous_graph_all_its_edges_and_a_resumed_epoch() -> None:
 @pytest.mark.multiprocess
 def test_glts_input_and_another_target_is_another_state() -> None:
     graph = TinyGraph.random(20, 60)
-    given = SimpleNamespace(row=torch.tensor([1, 2]), col=torch.tensor([3, 4]), input_type=None,
-                            label=torch.tensor([0.5, 1.5]))  # fmt: skip
+    given: Any = SimpleNamespace(
+        row=torch.tensor([1, 2]), col=torch.tensor([3, 4]), input_type=None,
+        label=torch.tensor([0.5, 1.5]),
+    )  # fmt: skip
     with DistLinkNeighborLoader(graph.dataset(), [2], given, batch_size=2, seed=1) as loader:
         batch = next(iter(loader))
         state = loader.state_dict()
@@ -161,15 +166,19 @@ def test_other_ranks_are_told_of_bad_edges_before_they_are_an_error(monkeypatch)
     assert "= 99 is no node id" in told[0]
 
 
+def _labels(inputs: Iterable[Any]) -> list:
+    return [one.label.tolist() for one in inputs]
+
+
 def test_labels_of_all_servers_make_room_for_negatives_together() -> None:
     """By itself, the second server's part begins at 1: its labels would be one too low."""
     index = torch.arange(12).view(2, 6)
     parts = _by_server(index, torch.tensor([0, 0, 2, 1, 1, 2]), GRAPH.schema, {NODE: 12}, range(2))
     loader = DistLinkNeighborLoader.__new__(DistLinkNeighborLoader)
     loader._shutdowned, loader._negatives = True, NegativeSampling("binary")
-    assert [one.label.tolist() for one in loader._shifted(parts)] == [[1, 1, 3], [2, 2, 3]]
+    assert _labels(loader._shifted(parts)) == [[1, 1, 3], [2, 2, 3]]
     loader._negatives = None
-    assert [one.label.tolist() for one in loader._shifted(parts)] == [[0, 0, 2], [1, 1, 2]]
+    assert _labels(loader._shifted(parts)) == [[0, 0, 2], [1, 1, 2]]
 
 
 NODE = DEFAULT_HOMOGENEOUS_EDGE_TYPE[0]
@@ -192,9 +201,10 @@ def test_edges_by_server_and_a_server_without_any() -> None:
     index = {1: torch.tensor([[3], [4]])}
     label = {1: torch.tensor([[0.5, 1.5]])}
     first, second = _by_server(index, label, GRAPH.schema, {NODE: 12}, range(2))
+    assert first.label is not None
     assert (first.index.shape, first.label.shape) == ((2, 0), (0, 2))
     assert first.label.dtype == torch.float32
-    assert second.label.tolist() == [[0.5, 1.5]]
+    assert _labels([second]) == [[[0.5, 1.5]]]
     for given, wrong, words in (
         (None, None, "edge_label_index must be given"),
         ({2: torch.zeros(2, 0, dtype=torch.int64)}, None, r"names storage servers \[2\]"),

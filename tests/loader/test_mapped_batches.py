@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -34,9 +35,9 @@ def test_where_a_partition_lies_does_not_change_a_batch(tmp_path: Path) -> None:
     partition_graph(graph, 1, tmp_path / "degree", order="degree", progress=False)
     expected = _batches(DistDataset.load(tmp_path / "glt", 0))
     assert len(expected) == 5
-    for name, memory, init in (
-        ("mapped", "resident", None), ("mapped", "mapped", None),
-        ("degree", "mapped", _as_from_disk),
+    for name, is_mapped, init in (
+        ("mapped", False, None), ("mapped", True, None), ("degree", True, _as_from_disk),
     ):  # fmt: skip
+        memory: Literal["mapped", "resident"] = "mapped" if is_mapped else "resident"
         found = _batches(DistDataset.load(tmp_path / name, 0, memory=memory), init)
         check_same_batches(found, expected)

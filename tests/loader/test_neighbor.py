@@ -2,7 +2,7 @@
 
 import gc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ TYPED = TinyGraph.random(40, 300, heterogeneous=True)
 FANOUTS = {("user", "buys", "item"): [2, -1], ("item", "rev_buys", "user"): [0, 3],
            ("user", "knows", "user"): [-1, 1]}  # fmt: skip
 
-SETUPS = {
+SETUPS: dict[str, tuple[TinyGraph, EdgeDir, dict, int]] = {
     "one worker": (PLAIN, "in", {"num_neighbors": [3, 2], "num_workers": 1, "batch_size": 5}, 37),
     "three workers, shuffled, even": (
         PLAIN, "out",
@@ -340,7 +340,7 @@ def test_no_seeds_no_batches_and_a_use_after_the_end() -> None:
         assert list(made.loader) == []
         iterator = iter(made.loader)
     made.loader.shutdown()
-    uses = [iter, next, lambda loader: loader.load_state_dict({})]
+    uses: list[Callable] = [iter, next, lambda loader: loader.load_state_dict({})]
     for use in uses:
         with pytest.raises(UsageError, match=r"shut down|iter\("):
             use(made.loader)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gigl_loader import BaseDistLoader, ConfigError, DistNeighborLoader
+from gigl_loader._glt import get_context, init_worker_group
 from gigl_loader.device.pin import PinMemoryError
 from gigl_loader.loader import parts
 from gigl_loader.testing import TinyGraph
@@ -43,7 +44,7 @@ def test_joining_the_workers_group_sets_threads_and_finds_a_port(
     )  # fmt: skip
     assert 0 < port < 2**16
     assert torch.get_num_threads() == expected
-    context = parts.get_context()
+    context = get_context()
     assert context.is_worker()
     assert (context.rank, context.world_size) == (0, 1)
 
@@ -52,12 +53,12 @@ def test_joining_the_workers_group_sets_threads_and_finds_a_port(
 def test_a_worker_group_of_another_size_is_joined_anew() -> None:
     """As an earlier job of this process left it, one of three; of the same size it stays."""
     for size in (3, 1):
-        parts.init_worker_group(size, size - 1, "somebody's")
+        init_worker_group(size, size - 1, "somebody's")
         BaseDistLoader.initialize_colocated_sampling_worker(
             local_rank=0, local_world_size=1, node_rank=0, node_world_size=1,
             master_ip_address="127.0.0.1", device=torch.device("cpu"), num_cpu_threads=1,
         )  # fmt: skip
-        context = parts.get_context()
+        context = get_context()
         assert (context.rank, context.world_size) == (0, 1)
         assert (context.group_name == "somebody's") == (size == 1), "a second loader leaves it"
 
@@ -98,11 +99,11 @@ def test_on_a_gpu_torchs_threads_are_the_users() -> None:
     ],
 )
 def test_a_graph_stores_options_are_checked_before_it_is_asked(how: dict, words: str) -> None:
-    """`object()` cannot be asked for a port."""
+    nothing: Any = object()  # cannot be asked for a port
     given = {"num_workers": 1, "prefetch_size": 4, **HOW, **how}
     with pytest.raises(ConfigError, match=words):
         BaseDistLoader.create_graph_store_worker_options(
-            dataset=object(), compute_rank=0, worker_key="one", **given
+            dataset=nothing, compute_rank=0, worker_key="one", **given
         )
 
 

@@ -17,6 +17,7 @@ from gigl_loader import (
     PPRSamplerOptions,
 )
 from gigl_loader.message import BatchTicket
+from gigl_loader.options import Channel
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.sampler.ppr import ppr_sampler, to_keywords
 from gigl_loader.testing import (
@@ -99,7 +100,9 @@ def test_heterogeneous_walks_cross_types_and_channels_do_not(edge_dir: Any) -> N
         )
     walked = {name[1]: name for name in graph.edges}
     base: dict[str, Any] = {"alpha": 0.4, "eps": 1e-8, "max_ppr_nodes": 60}
-    ratios = {walked["buys"]: 0.5, (walked["rev_buys"], walked["knows"]): 0.5}
+    ratios: dict[Channel, float] = {
+        walked["buys"]: 0.5, (walked["rev_buys"], walked["knows"]): 0.5,
+    }  # fmt: skip
     how: dict[str, Any] = {
         "num_neighbors": [],
         "input_nodes": ("user", torch.tensor([4, 0])),
@@ -228,10 +231,12 @@ def test_what_does_not_go_together_is_refused() -> None:
         with pytest.raises(ConfigError, match=f"PPRSamplerOptions.{next(iter(wrong))}|must sum to"):
             PPRSamplerOptions(**wrong)
     graph = TinyGraph.random(10, 20).dataset()
-    for how in ({"with_weight": True}, {}):
-        options = PPRSamplerOptions(include_sampled_edges=not how)
+    for weighted in (True, False):
+        options = PPRSamplerOptions(include_sampled_edges=not weighted)
         with pytest.raises(ConfigError, match="PPRSamplerOptions"):
-            DistNeighborLoader(graph, [], sampler_options=options, num_workers=0, **how)
+            DistNeighborLoader(
+                graph, [], sampler_options=options, num_workers=0, with_weight=weighted
+            )
     channel = PPRSamplerOptions(typed_channel_ratios={("user", "likes", "user"): 1.0})
     with pytest.raises(ConfigError, match="likes"):
         DistNeighborLoader(

@@ -156,6 +156,7 @@ def test_files_that_are_no_trace(tmp_path: Path, text: str) -> None:
 
 
 def test_loaders_that_have_no_workers() -> None:
+    loader: Any
     for loader in ([torch.ones(1)], DevicePrefetcher([torch.ones(1)], "cpu")):
         with pytest.raises(ConfigError, match="takes a loader"), profile_workers(loader):
             pass

@@ -43,6 +43,7 @@ def test_a_loader_that_was_broken_off_goes_on_where_it_was() -> None:
 
 def test_what_there_is_not() -> None:
     with world_jobs.neighbors(num_workers=0, shard="machine") as loader:
+        batch: Any
         for epoch, batch, match in (
             (0, 15, r"batch must be.*\[0, 15\).*got 15"),
             (0, -1, "batch must be.*-1"),
@@ -71,10 +72,19 @@ def test_what_failed_is_not_left_under_way(monkeypatch: pytest.MonkeyPatch) -> N
     """Else its batch would still be sampled, and wait for somebody to take it."""
     with world_jobs.neighbors(num_workers=0, shard="machine") as loader:
         whole = list(map(batch_digest, loader))
-        cancelled = []
+        cancelled: list[int] = []
         source, cancel, take = loader._source, loader._source.cancel_epoch, loader._source.next
-        monkeypatch.setattr(source, "cancel_epoch", lambda: (cancelled.append(1), cancel()))
-        monkeypatch.setattr(source, "next", lambda: cancelled.clear() or 1 // 0)
+
+        def note_and_cancel() -> None:
+            cancelled.append(1)
+            cancel()
+
+        def fail() -> None:
+            cancelled.clear()
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(source, "cancel_epoch", note_and_cancel)
+        monkeypatch.setattr(source, "next", fail)
         with pytest.raises(ZeroDivisionError):
             replay(loader, 0, 3)
         assert cancelled == [1], "after the failure"

@@ -1,5 +1,7 @@
 """What is predicted, and which edges could give it away; no process is started."""
 
+from typing import Any
+
 import pytest
 
 from gigl_loader.dataset.schema import (
@@ -81,6 +83,7 @@ def test_copies_are_looked_for_between_the_same_two_types() -> None:
     for wrong in (KNOWS, MADE, POSITIVE):
         with pytest.raises(ConfigError, match="cannot hold copies"):
             excluded_types(TYPES, [BUYS], [wrong])
-    for wrong in (None, "buys", 1):
+    no_type: Any
+    for no_type in (None, "buys", 1):
         with pytest.raises(WrongTypeError, match="True, False or a list of edge types, got"):
-            excluded_types(TYPES, [BUYS], wrong)
+            excluded_types(TYPES, [BUYS], no_type)

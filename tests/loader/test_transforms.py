@@ -37,7 +37,7 @@ def test_a_batch_is_transformed_as_the_loop_gets_it() -> None:
         assert loader([3])[0] == plain([3]).num_nodes
         assert [sorted(one) for one in labels] == [list(range(6))]  # labels are in it by then
     with pytest.raises(ConfigError, match="transform must be a function"):
-        DistNeighborLoader(GRAPH.dataset(), [3], transform="x", **HERE)
+        DistNeighborLoader(GRAPH.dataset(), [3], transform="x", **HERE)  # type: ignore[arg-type]
 
 
 def _reversed(out: Any) -> Any:
@@ -160,6 +160,7 @@ def test_an_attribute_of_the_edges_is_drawn_by() -> None:
     view = part.weighted_by("strength").view()
     (adjacency,) = view.adjacency.values()
     ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel()))
+    assert adjacency.weights is not None
     assert torch.equal(adjacency.weights, strength[ids])
     for name, text in (("x", "no attribute"), ("edge_age", "a number for each edge")):
         with pytest.raises(ConfigError, match=text):
