@@ -146,23 +146,15 @@ def partition_tables(
         if scratch:  # two runs to different roots may have been given the same
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(only_writer(folder / LOCK, folder))
-        check_root()  # again: another run may have ended since
         from gigl_loader.tables._job import Job  # these need what may not be installed
         from gigl_loader.tables._run import Run
 
+        # a scratch directory that was named may hold the run of another root
         of_others = not scratch and Job.is_of_others(folder, settings)
-        if is_done := _is_published(folder, building, target):
-            shutil.rmtree(_old(target), ignore_errors=True)
-        if is_done or (of_others and overwrite):
-            _log.info("removing %s, which a run that was killed left", folder)
-            shutil.rmtree(folder)
-            if is_done and not of_others:
-                return Report.read(target)
-            check_root()
-        # Without its notes, what a run had built is of no use: scratch was removed by hand, or is
-        # another directory than before.
-        if not (folder / "job.json").exists():
-            shutil.rmtree(building, ignore_errors=True)
+        found = _left_behind(folder, building, target, of_others=of_others, overwrite=overwrite)
+        if found is not None:
+            return found
+        check_root()  # again: another run may have ended since
         run_steps, count = stack.enter_context(_tasks(engine, limit, threads))
         job = Job(
             folder, settings, memory=limit, threads=count, progress=progress, run_steps=run_steps
@@ -178,6 +170,24 @@ def partition_tables(
             raise
         _finish(report, building, target, format, limit, method=method, seed=seed)
         shutil.rmtree(folder)  # last: until then, a run that is killed is known to have been ours
+    return report
+
+
+def _left_behind(
+    folder: Path, building: Path, target: Path, *, of_others: bool, overwrite: bool
+) -> Report | None:
+    """Remove what a killed run left that is of no use; return its result, if that is asked for."""
+    report = None
+    if is_done := _is_published(folder, building, target):
+        shutil.rmtree(_old(target), ignore_errors=True)
+        report = None if of_others else Report.read(target)
+    if is_done or (of_others and overwrite):
+        _log.info("removing %s, which a run that was killed left", folder)
+        shutil.rmtree(folder)
+    # Without its notes, what a run had built is of no use: scratch was removed by hand, or is
+    # another directory than before.
+    if not (folder / "job.json").exists():
+        shutil.rmtree(building, ignore_errors=True)
     return report
 
 

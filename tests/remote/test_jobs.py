@@ -206,7 +206,7 @@ def test_a_server_that_was_started_again_gives_no_number_twice() -> None:
     assert (book.job, len(book.present)) == (4, 2)
     for member in list(book.present.values()):
         book.leave(member)
-    with pytest.raises(PeerError, match="job 4 .* is over"):
+    with pytest.raises(PeerError, match=r"job 4 .* is over"):
         book.readmit(client(0, job=4), others_until=100.0)
     book.heard_of(7)
     joined(book, client(0), client(1)).begin()
