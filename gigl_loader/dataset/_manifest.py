@@ -5,6 +5,7 @@ it is. What the first two formats wrote has none, and says so by its version.
 """
 
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ FORMAT_VERSION = 3
 _HEAD = re.compile(rb'\{\n "checksum": "([0-9a-f]{32})",\n')
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 def write_manifest(path: Path, content: Mapping[str, Any]) -> str:
@@ -73,6 +75,12 @@ def read_manifest(path: Path, unchecked: int) -> tuple[dict[str, Any], str]:
     # without its checksum, a file of this version would be taken for one that never had any
     if (version == FORMAT_VERSION) != (head is not None):
         raise ConfigError(f"{path} is damaged: its first lines are not a checksum; copy it again")
+    if version == unchecked:
+        _log.warning(
+            "%s is of format version %d, which has no checksums: a damaged file is not noticed, "
+            "and partitions of two runs are not told apart; partition the graph again",
+            *(path, version),
+        )
     return content, digest_of(data)
 
 

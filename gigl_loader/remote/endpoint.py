@@ -153,7 +153,7 @@ class Endpoint:
         return Join(
             role=Role.SERVER, rank=self.server.server_rank, num_servers=self.server.num_servers,
             address=self.address, incarnation=self.incarnation, process=self._process,
-            cluster=self.cluster, graph=self.graph,
+            cluster=self.cluster, graph=self.graph, job=self._book.latest,
         )  # fmt: skip
 
     def _table(self) -> dict[str, Method]:
@@ -261,6 +261,7 @@ class Endpoint:
             raise
         # not before: one that was refused above is not here
         self._attendance.came(member)
+        self._book.heard_of(join.job)
         if self.server.server_rank == 0:
             self.cluster = self.cluster or join.cluster
         # a job of which some ranks were never seen ends when all of the next one are here, as now
@@ -342,11 +343,9 @@ class Endpoint:
         # on other servers than 0 the book is empty, and never complete
         if book.running or not book.complete or not self._servers_known.complete(servers):
             return
-        book.running = True
+        book.begin()
         self.cluster = self.cluster or secrets.token_hex(8)
         _log.info("job %d begins with %d compute processes", book.job, len(book.present))
-        for member in book.present.values():
-            member.job = book.job
 
     def _tell_where(self, members: Sequence[Member] | None = None) -> None:
         """Tell clients of the job and servers (None: all of them) where all servers are."""
@@ -456,7 +455,11 @@ class Endpoint:
         # a server 0 that was started again has counted none, but its clients said which job theirs
         # is
         self.jobs_served = max(self.jobs_served + 1, self._book.job)
-        _log.info("job %d is over", self._book.job - 1)
+        if self._book.lapsed:
+            words = "job %d is given up: its compute processes ended without a goodbye"
+            _log.warning(words, self._book.job - 1)
+        else:
+            _log.info("job %d is over", self._book.job - 1)
         if self._num_jobs is not None and self.jobs_served >= self._num_jobs:
             # all hear of it before `over`, after which the listener closes
             self._lose_missing()

@@ -193,8 +193,12 @@ class JobBook:
     """Compute ranks of the running job that were not here yet since this server was started."""
     unseen_until: float = 0.0
     """When these are taken for gone, should nobody of the job be here then (`time.monotonic`)."""
+    latest: int = -1
+    """The latest job that anybody spoke of: a server 0 that was started again has counted none."""
     lapsed: bool = False
     """Whether the last client to leave was given up, without a goodbye: its job may still live."""
+    _first: int = 0
+    """The first job that began here; one of before may live, beside those that began since."""
 
     def join(self, member: Member) -> None:
         """Take a client in, or put it in the queue.
@@ -224,6 +228,19 @@ class JobBook:
         self.world_size = world_size
         self.present[rank] = member
 
+    def begin(self) -> None:
+        """Let the job begin that is complete, under a number that no other one has or had."""
+        # else two jobs with one number would have each other's producers
+        if self.latest >= self.job:
+            self.job = self._first = self.latest + 1
+        self.running = True
+        for member in self.present.values():
+            member.job = self.job
+
+    def heard_of(self, job: int | None) -> None:
+        """Note the number of a job that another process has, or had."""
+        self.latest = max(self.latest, -1 if job is None else job)
+
     def _make_room(self, join: Join) -> None:
         """Forget clients that are gone without a goodbye, in whose places others come.
 
@@ -250,7 +267,7 @@ class JobBook:
         # of them have hung up, and are back a moment after they were given up.
         if self.lapsed and join.job == self.job - 1 and not (self.running or self.present):
             self.job = join.job
-        if join.job < self.job:
+        if self._first <= join.job < self.job:
             raise JoinRefusedError(
                 f"job {join.job} of the storage cluster is over: compute process {join.rank} was "
                 "away for too long; start the job again",

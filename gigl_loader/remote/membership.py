@@ -31,7 +31,8 @@ class Join:
     world_size: int = 0
     """Compute processes of the job; the first one to come says it for all."""
     job: int | None = None
-    """Which job the client belongs to; None: to be told by server 0."""
+    """Which job the client belongs to; None: to be told by server 0. Of a storage server: the
+    latest that it knows; -1: none."""
     address: tuple[str, int] | None = None
     """Host and port on which a storage server listens."""
     incarnation: int = 0

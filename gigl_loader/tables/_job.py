@@ -26,6 +26,13 @@ _SPARE_FILES = 64
 """Open files beside those of partitions: those of the engine, of tables and of libraries."""
 
 
+def _mark_of(settings: Mapping[str, Any]) -> str:
+    # A digest, since the settings name every file of every table. `default=str`: paths and numpy's
+    # numbers are no JSON, and are compared only. Memory and threads are no settings: a run that had
+    # too little memory is to go on with more.
+    return hashlib.blake2b(json.dumps(settings, default=str).encode()).hexdigest()
+
+
 class Job:
     """Scratch space, memory and progress of one run.
 
@@ -49,16 +56,12 @@ class Job:
         self._run_steps = run_steps or _one_by_one
         self.folder, self.threads, self._shown = folder, threads, progress
         self.usable_bytes = memory - _BASE_BYTES
-        # A digest, since the settings name every file of every table. `default=str`: paths and
-        # numpy's numbers are no JSON, and are compared only. Memory and threads are no settings:
-        # a run that had too little memory is to go on with more.
-        mark = hashlib.blake2b(json.dumps(settings, default=str).encode()).hexdigest()
-        state = folder / "job.json"
+        mark, state = _mark_of(settings), folder / "job.json"
         if state.exists():
             if json.loads(state.read_text()) != mark:
                 raise ConfigError(
                     f"{folder} holds the unfinished run of other tables or settings: run that one "
-                    "again to finish it, or remove the directory"
+                    "again to finish it, remove the directory, or give overwrite=True"
                 )
         elif folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
             raise ConfigError(f"scratch {folder} holds other files: give an empty directory")
@@ -68,6 +71,12 @@ class Job:
         # Of steps that were not done: their names are new each time, so nothing else replaces them.
         for path in (folder / "spill", *folder.glob("**/*.tmp")):
             shutil.rmtree(path, ignore_errors=True)
+
+    @staticmethod
+    def is_of_others(folder: Path, settings: Mapping[str, Any]) -> bool:
+        """Return whether ``folder`` holds what a run with other settings left."""
+        state = folder / "job.json"
+        return state.exists() and json.loads(state.read_text()) != _mark_of(settings)
 
     def step(self, name: str, make: Callable[[], Any]) -> Any:
         """Return what ``make`` returns, or returned in the run that was killed.

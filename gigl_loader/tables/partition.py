@@ -13,6 +13,7 @@ method reads, and from there to numbers.
 import hashlib
 import importlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -28,6 +29,8 @@ from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.sizes import parse_size
 from gigl_loader.tables._report import Report
 from gigl_loader.tables.spec import METHODS, Edges, Graph, Nodes, read_graph
+
+_log = logging.getLogger(__name__)
 
 _MOST_PARTITIONS = 1024
 """Each has open files while edges and rows are written; owners are int16 and uint16 in places."""
@@ -82,7 +85,8 @@ def partition_tables(
         scratch: A directory for that, and for the state of the run. None: beside ``root``.
         threads: Of the engine. None: one for each CPU.
         drop_dangling: Leave edges out of which an end is no node, instead of an error.
-        overwrite: Replace partitions that are at ``root``.
+        overwrite: Replace partitions that are at ``root``, and what a killed run with other
+            tables or settings left beside it.
         progress: Show rows, rows/s and time left for each stage on stderr.
         format: ``"mapped"``: our own; ``"glt"``: graphlearn-torch's, which its own classes read
             too. That one has a partition in memory at a time, and a book of 8 bytes an edge.
@@ -142,18 +146,15 @@ def partition_tables(
         if scratch:  # two runs to different roots may have been given the same
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(only_writer(folder / LOCK, folder))
-        check_root()  # again: another run may have ended since
-        if _is_published(folder, building, target):
-            shutil.rmtree(_old(target), ignore_errors=True)
-            shutil.rmtree(folder)
-            return Report.read(target)
-        # Without its notes, what a run had built is of no use: scratch was removed by hand, or is
-        # another directory than before.
-        if not (folder / "job.json").exists():
-            shutil.rmtree(building, ignore_errors=True)
         from gigl_loader.tables._job import Job  # these need what may not be installed
         from gigl_loader.tables._run import Run
 
+        # a scratch directory that was named may hold the run of another root
+        of_others = not scratch and Job.is_of_others(folder, settings)
+        found = _left_behind(folder, building, target, of_others=of_others, overwrite=overwrite)
+        if found is not None:
+            return found
+        check_root()  # again: another run may have ended since
         run_steps, count = stack.enter_context(_tasks(engine, limit, threads))
         job = Job(
             folder, settings, memory=limit, threads=count, progress=progress, run_steps=run_steps
@@ -169,6 +170,24 @@ def partition_tables(
             raise
         _finish(report, building, target, format, limit, method=method, seed=seed)
         shutil.rmtree(folder)  # last: until then, a run that is killed is known to have been ours
+    return report
+
+
+def _left_behind(
+    folder: Path, building: Path, target: Path, *, of_others: bool, overwrite: bool
+) -> Report | None:
+    """Remove what a killed run left that is of no use; return its result, if that is asked for."""
+    report = None
+    if is_done := _is_published(folder, building, target):
+        shutil.rmtree(_old(target), ignore_errors=True)
+        report = None if of_others else Report.read(target)
+    if is_done or (of_others and overwrite):
+        _log.info("removing %s, which a run that was killed left", folder)
+        shutil.rmtree(folder)
+    # Without its notes, what a run had built is of no use: scratch was removed by hand, or is
+    # another directory than before.
+    if not (folder / "job.json").exists():
+        shutil.rmtree(building, ignore_errors=True)
     return report
 
 

@@ -67,12 +67,16 @@ def as_before_checksums(root: Path) -> dict:
     return found
 
 
-def test_a_directory_without_checksums_of_manifests_still_opens(tmp_path: Path) -> None:
+def test_a_directory_without_checksums_of_manifests_still_opens(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(SHOP, tmp_path, method="random")
     as_before_checksums(tmp_path)
     found = [DistDataset.load(tmp_path, index, verify="now") for index in range(2)]
     check_partitions(SHOP, found, "in")
     assert found[0].graph_identity == found[1].graph_identity
+    assert "no checksums: a damaged file is not noticed" in caplog.text
+    assert "partition the graph again" in caplog.text
     arrays(tmp_path)[0].write_bytes(b"")
     with pytest.raises(ConfigError, match="has 0 bytes"):
         [DistDataset.load(tmp_path, index) for index in range(2)]

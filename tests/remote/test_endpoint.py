@@ -234,3 +234,22 @@ def test_a_server_tells_its_status_while_a_client_that_came_back_is_freed(monkey
             came.result(60)
             assert endpoint.status()["clients"] == [0]
         again.close()
+
+
+def test_a_server_0_that_was_started_again_gives_no_job_the_number_of_another() -> None:
+    """Server 1 tells it which jobs it has had."""
+    with storage(2, rejoin_s=60.0) as (zero, one):
+        for job in range(2):
+            with joined(zero.address, 2) as cluster:
+                cluster.connection(1).call("ping").result(60)
+                assert cluster.job == job
+        wait_until(lambda: one.status()["clients"] == [], "the second job is over")
+        zero.close()
+        server = DistServer(tiny_partition(0, 2), 0, 2, security=SECURITY)
+        again = Endpoint(server, *zero.address, SECURITY, rejoin_s=60.0)
+        try:
+            again.start()
+            with joined(zero.address, 2) as cluster:
+                assert cluster.job == 2
+        finally:
+            again.close()

@@ -35,7 +35,7 @@ from gigl_loader.errors import (
     ProtocolError,
     UsageError,
 )
-from gigl_loader.graph_store import DistServer
+from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.compact import Runs
@@ -81,17 +81,23 @@ def _train(info: Any, rank: int, folder: str, in_order: bool) -> None:
         dataset, [3, 2], seeds, batch_size=2, seed=7, shuffle=True, timeout=90.0,
         reconnect_timeout=LIMIT_S, prefetch_size=2, in_order=in_order,
     ) as loader:  # fmt: skip
-        expected = Counter(map(_digest, loader))
-        loader.set_epoch(0)
+        # The one with the first producer of the server: the next server's first is another rank's.
+        # And in the first epoch of both: what they ask for differs in nothing but the process.
+        producers = request_server(0, DistServer.status)["producers"]
+        suspended = f"(0, {rank})" in next(iter(producers.values()))["consumers"]
         found: Counter[str] = Counter()
         for number, batch in enumerate(loader):
             found[_digest(batch)] += 1
             if number == 3:
+                if suspended:
+                    (Path(folder) / "pid").write_text(str(os.getpid()))
                 (Path(folder) / f"rank {rank} is ready").touch()
                 wait_for("the server was started again")
-            if number == 9 and rank == 1:
-                (Path(folder) / "rank 1 goes on").touch()
-                wait_for("rank 0 goes on")
+            if number == 9 and not suspended:
+                (Path(folder) / "the other rank goes on").touch()
+                wait_for("the suspended one goes on")
+        loader.set_epoch(0)
+        expected = Counter(map(_digest, loader))
         assert found == expected, "each of its own batches once, and none of another rank"
         assert found.total() == 15
 
@@ -116,15 +122,15 @@ def test_a_rank_that_was_suspended_meets_another_server(tmp_path: Path, in_order
 
         for rank in (0, 1):
             wait_for(f"rank {rank} is ready")
-        assert ranks[0].pid is not None
-        os.kill(ranks[0].pid, signal.SIGSTOP)
+        pid = int((tmp_path / "pid").read_text())
+        os.kill(pid, signal.SIGSTOP)
         server.kill()
         server.join(60)
         server = started.start(serve, info, 0, 1)
         (tmp_path / "the server was started again").touch()
-        wait_for("rank 1 goes on")
-        os.kill(ranks[0].pid, signal.SIGCONT)
-        (tmp_path / "rank 0 goes on").touch()
+        wait_for("the other rank goes on")
+        os.kill(pid, signal.SIGCONT)
+        (tmp_path / "the suspended one goes on").touch()
         started.join([*ranks, server])
 
 

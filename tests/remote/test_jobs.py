@@ -193,3 +193,21 @@ def test_a_later_server_keeps_the_position_of_the_one_before() -> None:
     assert attendance.servers == {1: later}
     attendance.left(later)
     assert (attendance.servers, attendance.members) == ({}, {})
+
+
+def test_a_server_that_was_started_again_gives_no_number_twice() -> None:
+    """It has counted no job; two jobs of one number would have each other's producers."""
+    book = joined(JobBook(), client(0), client(1))
+    book.heard_of(3)  # another server had clients of it
+    assert book.complete
+    book.begin()
+    assert (book.job, [one.job for one in book.present.values()]) == (4, [4, 4])
+    book.readmit(client(0, job=3), others_until=100.0)  # it lives, and only now came back
+    assert (book.job, len(book.present)) == (4, 2)
+    for member in list(book.present.values()):
+        book.leave(member)
+    with pytest.raises(PeerError, match=r"job 4 .* is over"):
+        book.readmit(client(0, job=4), others_until=100.0)
+    book.heard_of(7)
+    joined(book, client(0), client(1)).begin()
+    assert book.job == 8

@@ -1,6 +1,7 @@
 """A run that goes on does so with the tables that it began with."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_an_arrow_table_with_other_values_is_another_one(
     given = _given(tmp_path, pa.table({"id": [0, 1, 2, 3]}))
     _stopped(given, monkeypatch)
     other = EdgeTable(pa.table(EDGES | {"dst": [1, 2, 1]}))  # as many bytes
-    with pytest.raises(ConfigError, match="unfinished run of other tables or settings"):
+    with pytest.raises(ConfigError, match=r"unfinished run of other .* give overwrite=True"):
         partition_tables(**given | {"edges": other})
     same = EdgeTable(pa.table(EDGES))
     assert sum(part.edges for part in partition_tables(**given | {"edges": same}).parts) == 3
@@ -89,3 +90,36 @@ def _noted_only(made: Any) -> Any:
 def _refuse(makes: list[Any]) -> Any:
     assert not makes, "nothing is left to do"
     return iter(())
+
+
+def test_what_a_killed_run_with_other_settings_left_is_removed_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = _given(tmp_path, pa.table({"id": [0, 1, 2, 3]}))
+    _stopped(given, monkeypatch)
+    beside = {path.name for path in tmp_path.iterdir()}
+    assert {".parts.building", ".parts.scratch"} <= beside
+    report = partition_tables(**given | {"num_partitions": 3, "overwrite": True})
+    assert len(report.parts) == 3
+    assert {path.name for path in tmp_path.iterdir()} == {"nodes.parquet", "x.npy", "parts"}
+
+
+def test_a_run_that_was_killed_at_its_very_end_is_no_result_of_other_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: its partitions were returned for those that were asked for."""
+    given = _given(tmp_path, pa.table({"id": [0, 1, 2, 3]}))
+    remove = shutil.rmtree
+
+    def killed(path: Path, **how: Any) -> None:
+        if path.name == ".parts.scratch":
+            raise KeyboardInterrupt
+        remove(path, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            partition_tables(**given)
+    with pytest.raises(ConfigError, match="overwrite=True"):
+        partition_tables(**given | {"num_partitions": 3})
+    assert len(partition_tables(**given | {"num_partitions": 3, "overwrite": True}).parts) == 3
