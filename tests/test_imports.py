@@ -40,7 +40,8 @@ ONLY_IMPORTERS = {
         "workers/pipe.py",  # a Unix pair that passes descriptors; multiprocessing has none whole
     },
     "pickle": {  # none of them reads what came over a network
-        "dataset/_disk.py",  # directories in GLT's format, by a reader that knows tensors alone
+        "dataset/disk.py",  # directories in GLT's format, by a reader that knows tensors alone
+        "dataset/glt_writer.py",  # the same, written
         "memory/segments.py",  # between a process and the workers that it started
         "memory/tensors.py",
         "options.py",  # asks whether keywords can go to workers; reads nothing

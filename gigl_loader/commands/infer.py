@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessRaisedException, spawn
 
-from gigl_loader.dataset import _disk
+from gigl_loader.dataset import disk
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.inference.layerwise import full_graph_inference
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         # On the CPU, once more than needed: a mistake in the arguments is one line here, and not a
         # traceback from each rank.
         load_model(args)  # before anything starts
-        num_partitions = _disk.count_partitions(args.root)
+        num_partitions = disk.count_partitions(args.root)
         # set by torchrun and the like
         if "RANK" in os.environ:
             dist.init_process_group("gloo")

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.dataset._target import FORMATS, ORDERS
+from gigl_loader.dataset.directory import FORMATS, ORDERS
 from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.tables.partition import ENGINES, partition_tables
 from gigl_loader.tables.spec import FEATURE_DTYPES, METHODS, EdgeTable, NodeTable

@@ -182,9 +182,9 @@ def read_root(root: Path) -> tuple[dict[str, Any], DegreeDistribution, int]:
     """Return a directory's figures for a `Job`, the degrees of its nodes, and its partitions."""
     import torch
 
-    from gigl_loader.dataset._disk import count_partitions
-    from gigl_loader.dataset._mapped import is_mapped_format
+    from gigl_loader.dataset.disk import count_partitions
     from gigl_loader.dataset.local import DistDataset
+    from gigl_loader.dataset.mapped import is_mapped_format
 
     nodes, edges, remote = 0, 0, 0
     degrees = pulls = np.empty(0, np.int64)

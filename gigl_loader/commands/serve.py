@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from gigl_loader.commands import status
 from gigl_loader.commands.status import add_security
-from gigl_loader.dataset._disk import count_partitions
+from gigl_loader.dataset.disk import count_partitions
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.logs import showing_where

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gigl_loader._glt import Feature, Graph, RangePartitionBook, Topology
 from gigl_loader.dataset._books import read_book
-from gigl_loader.dataset._build import canonical, is_canonical, make_rows
 from gigl_loader.dataset._pieces import (
     SPLITS,
     WEIGHT_NAMES,
@@ -17,6 +16,7 @@ from gigl_loader.dataset._pieces import (
     is_labeled_homogeneous,
     warn_not_carried,
 )
+from gigl_loader.dataset.build import canonical, is_canonical, make_rows
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,

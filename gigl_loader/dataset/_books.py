@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset._build import make_book
+from gigl_loader.dataset.build import make_book
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError, WrongTypeError

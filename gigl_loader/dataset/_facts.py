@@ -5,9 +5,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset._build import owned_ids
 from gigl_loader.dataset._checks import check_count
 from gigl_loader.dataset._pieces import SPLITS
+from gigl_loader.dataset.build import owned_ids
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.neighbours import edges_of
 from gigl_loader.dataset.schema import (

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset._build import compress, make_rows, owned_ids
+from gigl_loader.dataset.build import compress, make_rows, owned_ids
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
 from gigl_loader.dataset.schema import (

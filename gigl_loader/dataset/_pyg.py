@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset._build import make_book, owned_ids
 from gigl_loader.dataset._checks import (
     check_edge_index,
     check_edge_type,
@@ -25,6 +24,7 @@ from gigl_loader.dataset._pieces import (
     expanded_end,
     warn_not_carried,
 )
+from gigl_loader.dataset.build import make_book, owned_ids
 from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,

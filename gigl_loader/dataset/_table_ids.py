@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset._original import OriginalIds
+from gigl_loader.dataset.original_ids import OriginalIds
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, UsageError

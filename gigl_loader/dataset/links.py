@@ -25,14 +25,14 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset._checks import check_edge_type
-from gigl_loader.dataset._disk import load_tensor, read_edges, read_partition, save_tensor
-from gigl_loader.dataset._mapped import is_mapped_format
 from gigl_loader.dataset._pieces import SPLITS, label_adjacency, no_edges
 from gigl_loader.dataset._pyg import read_pyg
-from gigl_loader.dataset._target import check_target
-from gigl_loader.dataset._writer import complete_or_nothing
+from gigl_loader.dataset.directory import check_target, complete_or_nothing
+from gigl_loader.dataset.disk import load_tensor, read_edges, read_partition
+from gigl_loader.dataset.glt_writer import save_tensor, write_glt
+from gigl_loader.dataset.mapped import is_mapped_format
 from gigl_loader.dataset.neighbours import edges_of, kept_edges
-from gigl_loader.dataset.partition import write_glt, write_mapped
+from gigl_loader.dataset.partition import write_mapped
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     EdgeType,

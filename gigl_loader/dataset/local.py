@@ -16,17 +16,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader import _glt
-from gigl_loader.dataset import _attributes, _disk
+from gigl_loader.dataset import _attributes, disk
 from gigl_loader.dataset._attributes import MadeWhenAsked
 from gigl_loader.dataset._books import read_node_books
 from gigl_loader.dataset._checks import check_edge_dir, check_partitions
 from gigl_loader.dataset._facts import PartitionFacts
-from gigl_loader.dataset._mapped import is_mapped_format
-from gigl_loader.dataset._mapped_io import MappedPart, Memory
-from gigl_loader.dataset._original import OriginalIds
 from gigl_loader.dataset._output import read_output
 from gigl_loader.dataset._pieces import make_schema, make_view
-from gigl_loader.dataset._progress import showing
 from gigl_loader.dataset._pyg import (
     CheckedGraph,
     Cutter,
@@ -35,10 +31,14 @@ from gigl_loader.dataset._pyg import (
     read_pyg,
 )
 from gigl_loader.dataset._table_ids import TableIds
-from gigl_loader.dataset._weight_attr import weighted_view
+from gigl_loader.dataset.by_attribute import weighted_view, with_times
 from gigl_loader.dataset.identity import identity_of
 from gigl_loader.dataset.lookup import DistFeature, Kind
+from gigl_loader.dataset.mapped import is_mapped_format
+from gigl_loader.dataset.mapped_reader import MappedPart, Memory
+from gigl_loader.dataset.original_ids import OriginalIds
 from gigl_loader.dataset.parts import PartitionBook, PartitionOutput
+from gigl_loader.dataset.progress import showing
 from gigl_loader.dataset.schema import (
     DatasetSchema,
     EdgeDir,
@@ -46,7 +46,6 @@ from gigl_loader.dataset.schema import (
     FilePath,
     NodeType,
 )
-from gigl_loader.dataset.times import with_times
 from gigl_loader.dataset.view import Book, PartitionView, Splits
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 
@@ -228,13 +227,13 @@ class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
                 "partition the graph again"
             )
         # it lists all files, which takes its time on a network's disk
-        total = _disk.bytes_to_read(root, partition_idx) if progress else 0
+        total = disk.bytes_to_read(root, partition_idx) if progress else 0
         with showing(f"load partition {partition_idx}", total, shown=progress):
             if ours:
                 return cls._open(Path(root), partition_idx, edge_dir, whole_node_label_file,
                                  memory, verify)  # fmt: skip
             return cls._of(
-                *_disk.read_partition(Path(root), partition_idx, edge_dir, whole_node_label_file)
+                *disk.read_partition(Path(root), partition_idx, edge_dir, whole_node_label_file)
             )
 
     @classmethod

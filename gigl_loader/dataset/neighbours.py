@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset._build import expand_rows
+from gigl_loader.dataset.build import expand_rows
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.dataset.view import Adjacency
 

@@ -2,28 +2,15 @@
 
 import importlib
 import logging
-import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset._build import book_table, compress, contiguous_book, make_book
 from gigl_loader.dataset._checks import check_edge_dir, check_partitions
-from gigl_loader.dataset._disk import (
-    save_tensor,
-    type_str,
-    without_weights,
-    write_meta,
-    write_partition,
-)
-from gigl_loader.dataset._extras import write_extras
-from gigl_loader.dataset._mapped_writer import MappedWriter
 from gigl_loader.dataset._pieces import make_view
-from gigl_loader.dataset._progress import ProgressBar, showing
 from gigl_loader.dataset._pyg import (
     CheckedGraph,
     Cutter,
@@ -32,18 +19,25 @@ from gigl_loader.dataset._pyg import (
     keep_neighbor_times,
     read_pyg,
 )
-from gigl_loader.dataset._target import check_format, check_order, check_target
-from gigl_loader.dataset._writer import complete_or_nothing
-from gigl_loader.dataset.identity import content_digest, digest_of
+from gigl_loader.dataset.build import book_table, compress, contiguous_book, make_book
+from gigl_loader.dataset.directory import (
+    check_format,
+    check_order,
+    check_target,
+    complete_or_nothing,
+)
+from gigl_loader.dataset.disk import type_str
+from gigl_loader.dataset.glt_writer import write_glt
+from gigl_loader.dataset.mapped_writer import MappedWriter
+from gigl_loader.dataset.progress import ProgressBar, showing
 from gigl_loader.dataset.quantised import FeatureDtype, check_feature_dtype, quantise
 from gigl_loader.dataset.schema import (
     EdgeDir,
     EdgeType,
     FilePath,
     NodeType,
-    is_label_edge_type,
 )
-from gigl_loader.dataset.view import Book, PartitionView, WithSplits
+from gigl_loader.dataset.view import Book, WithSplits
 from gigl_loader.errors import ConfigError, WrongTypeError
 
 if TYPE_CHECKING:
@@ -241,66 +235,6 @@ def write_mapped(
     for view, splits in shares:
         writer.add(view, splits)
     writer.finish(view, **made)
-
-
-def write_glt(
-    folder: Path, shares: Iterable[WithSplits], *, books_of: Path | None = None, **made: Any
-) -> None:
-    """Write all partitions, in order, in graphlearn-torch's format.
-
-    Args:
-        folder: An empty directory.
-        shares: All partitions, the last of which says how many they are.
-        books_of: A directory in this format with the same nodes and edge ids, whose books are
-            copied: edges may have been left out, and books are of all ids.
-        made: How they were made.
-    """
-    digests = []
-    for found, splits in shares:
-        # GLT's format has a place for weights, from which they are carried again
-        view = replace(without_weights(found), identity=None)
-        write_partition(folder, view, splits)
-        digests.append(content_digest([view, splits], whole=True))
-    if books_of is None:
-        _write_books(folder, view)
-    else:
-        _copy_books(books_of, folder)
-    run = digest_of(" ".join(digests).encode())
-    write_extras(folder, view, splits, run=run, **made)
-    # last: without it, the directory is no partition to GLT or to us
-    write_meta(
-        folder,
-        num_partitions=view.num_partitions,
-        heterogeneous=view.is_heterogeneous,
-        node_types=list(view.num_nodes),
-        edge_types=[t for t in view.adjacency if not is_label_edge_type(t)],
-    )
-
-
-def _write_books(folder: Path, view: PartitionView) -> None:
-    nodes, edges = dict(view.node_books), dict(view.edge_books)
-    if (
-        view.num_partitions == 1
-    ):  # a view of one partition has no books; GLT wants them all the same
-        nodes = {t: contiguous_book(count, 1) for t, count in view.num_nodes.items()}
-        edges = {
-            t: contiguous_book(found.indices.numel(), 1)
-            for t, found in view.adjacency.items()
-            if not is_label_edge_type(t)
-        }
-    kinds: list[tuple[str, dict[Any, Book]]] = [("node_pb", nodes), ("edge_pb", edges)]
-    for kind, books in kinds:
-        for key, book in books.items():
-            name = f"{kind}/{type_str(key)}.pt" if view.is_heterogeneous else f"{kind}.pt"
-            save_tensor(folder / name, book_table(book))
-
-
-def _copy_books(root: Path, folder: Path) -> None:
-    for path in [*root.glob("node_pb*"), *root.glob("edge_pb*")]:
-        if path.is_dir():
-            shutil.copytree(path, folder / path.name)
-        else:
-            shutil.copyfile(path, folder / path.name)
 
 
 def _store_in_fewer_bytes(source: CheckedGraph, dtypes: FeatureDtype | None, format: str) -> None:

@@ -20,8 +20,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.dataset.view import Adjacency, PartitionView
 from gigl_loader.errors import ConfigError
 from gigl_loader.exchange import RankExchange
-from gigl_loader.inference.plan import EdgePlan, narrow_plans, plan_edges, position_of
-from gigl_loader.inference.shares import NodeShares
+from gigl_loader.inference.plan import EdgePlan, NodeShares, narrow_plans, plan_edges, position_of
 
 _SPLITS = ("train", "val", "test")
 

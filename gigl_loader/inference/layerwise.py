@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.progress import ProgressLine
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.kept import KeptTensors
 from gigl_loader.inference.layers import Layer, LayerFunction, layers_of
 from gigl_loader.inference.parquet import ParquetRows, ToOriginal, check_parquet
-from gigl_loader.inference.progress import ProgressLine
 from gigl_loader.inference.results import Results, model_digest
 from gigl_loader.inference.run import KEPT_DTYPES, LayerRun
 from gigl_loader.inference.sources import GraphSource, PartitionGraph, StoredGraph

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gigl_loader.dataset.progress import ProgressLine
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.device.prefetch import DevicePrefetcher
 from gigl_loader.errors import ConfigError
@@ -15,7 +16,6 @@ from gigl_loader.inference.chunks import Chunk, ChunkReader, Reads
 from gigl_loader.inference.layers import Layer
 from gigl_loader.inference.norms import Norm
 from gigl_loader.inference.parquet import ParquetRows
-from gigl_loader.inference.progress import ProgressLine
 from gigl_loader.inference.results import Results
 from gigl_loader.inference.rows import OwnedRows, RowSource
 from gigl_loader.inference.sources import GraphSource

@@ -22,9 +22,9 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.graph import message_types
 from gigl_loader.inference.kept import KeptTensors
+from gigl_loader.inference.plan import NodeShares
 from gigl_loader.inference.results import tensor_digest
 from gigl_loader.inference.rows import OwnedRows, Owners, RowSource, StoredRows
-from gigl_loader.inference.shares import NodeShares
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 _SAMPLE_ROWS = 4096

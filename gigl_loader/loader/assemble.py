@@ -19,7 +19,7 @@ from gigl_loader._glt import (
     SamplingConfig,
     init_worker_group,
 )
-from gigl_loader.dataset.held import check_held
+from gigl_loader.dataset.holders import check_held
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType, is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, explained_limits

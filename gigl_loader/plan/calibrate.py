@@ -146,7 +146,7 @@ def _write_graph(width: int, root: Path) -> str:
 
 def _load_s_per_gb(root: str) -> float:
     """Return the seconds for 10**9 bytes of a partition that has just been written."""
-    from gigl_loader.dataset._disk import bytes_to_read
+    from gigl_loader.dataset.disk import bytes_to_read
     from gigl_loader.dataset.local import DistDataset
 
     # Wall time, and from the page cache: disks are an argument of the plan.

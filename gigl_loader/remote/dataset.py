@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 from torch import Tensor
 
+from gigl_loader.dataset.holders import Share, shares_of
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,
@@ -21,7 +22,6 @@ from gigl_loader.dataset.schema import (
     plain_edge_type,
     positive_label_to_message_passing,
 )
-from gigl_loader.dataset.shares import Share, shares_of
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.options import DEFAULT_RECONNECT_S, DEFAULT_TIMEOUT_S, check_reconnect
 from gigl_loader.ranks import tell_ranks

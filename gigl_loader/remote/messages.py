@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from gigl_loader.dataset.holders import WHOLE, Share
 from gigl_loader.dataset.schema import EdgeType, NodeType
-from gigl_loader.dataset.shares import WHOLE, Share
 from gigl_loader.memory import same_host
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import EpochOptions

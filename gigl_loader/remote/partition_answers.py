@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gigl_loader.dataset.holders import Share
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.lookup import check_ids
 from gigl_loader.dataset.neighbours import all_edges
@@ -20,7 +21,6 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
-from gigl_loader.dataset.shares import Share
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array

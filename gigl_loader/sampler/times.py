@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gigl_loader.dataset.time_keys import earlier, keys_of
+from gigl_loader.dataset.view import earlier, keys_of
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.message import SEED_TIME
 from gigl_loader.sampler.nodes import BatchNodes

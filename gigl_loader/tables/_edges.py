@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gigl_loader.dataset._mapped import ArraySpec, Part, array_path
-from gigl_loader.dataset._original import EDGE_ROWS
+from gigl_loader.dataset.mapped import ArraySpec, Part, array_path
+from gigl_loader.dataset.original_ids import EDGE_ROWS
 from gigl_loader.dataset.schema import EdgeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array

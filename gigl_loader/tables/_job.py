@@ -15,7 +15,7 @@ from typing import Any
 
 import duckdb
 
-from gigl_loader.dataset._writer import LOCK
+from gigl_loader.dataset.directory import LOCK
 from gigl_loader.errors import ConfigError, UsageError
 
 _ENGINE_SHARE = 0.6

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gigl_loader.dataset._mapped import ArraySpec, Part, array_path, note_file
-from gigl_loader.dataset._original import PARQUET
+from gigl_loader.dataset.mapped import ArraySpec, Part, array_path, note_file
+from gigl_loader.dataset.original_ids import PARQUET
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
@@ -217,7 +217,7 @@ def _write_pairs(
 
 
 class _Ids:
-    """Writes the ids of nodes in the order of their numbers: see `dataset._original`."""
+    """Writes the ids of nodes in the order of their numbers: see `gigl_loader.dataset.original_ids`."""
 
     def __init__(
         self, out: Path | None, node_type: NodeType, numbering: Numbering, text: list[int]

@@ -24,7 +24,7 @@ import numba
 import numpy as np
 import pyarrow as pa
 
-from gigl_loader.dataset._mapped import LOOKUPS, Part, array_path
+from gigl_loader.dataset.mapped import LOOKUPS, Part, array_path
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.memory.segments import Array
 from gigl_loader.tables._job import Job, allow_files

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gigl_loader.dataset._mapped import Part, write_array
+from gigl_loader.dataset.mapped import Part, write_array
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset._mapped import Part, array_path, seal
+from gigl_loader.dataset.mapped import Part, array_path, seal
 from gigl_loader.dataset.schema import (
     EdgeDir,
     EdgeType,

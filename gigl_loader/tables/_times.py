@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset._mapped import LOOKUPS, ArraySpec, Part, array_path
+from gigl_loader.dataset.mapped import LOOKUPS, ArraySpec, Part, array_path
 from gigl_loader.dataset.schema import (
     NEIGHBOR_TIME,
     EdgeDir,

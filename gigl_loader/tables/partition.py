@@ -22,8 +22,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.dataset._target import check_format, check_order, check_target
-from gigl_loader.dataset._writer import LOCK, clear_killed, lock_of, only_writer
+from gigl_loader.dataset.directory import (
+    LOCK,
+    check_format,
+    check_order,
+    check_target,
+    clear_killed,
+    lock_of,
+    only_writer,
+)
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.sizes import parse_size
@@ -234,8 +241,8 @@ def _check_fits(report: Report, limit: int) -> None:
 
 def _as_glt(mapped: Path, num_partitions: int, **made: Any) -> Path:
     """Write the partitions of a directory in graphlearn-torch's format beside it."""
-    from gigl_loader.dataset._disk import read_partition  # with torch, which nothing else needs
-    from gigl_loader.dataset.partition import write_glt
+    from gigl_loader.dataset.disk import read_partition  # with torch, which nothing else needs
+    from gigl_loader.dataset.glt_writer import write_glt
 
     plain = mapped.with_suffix(".glt")
     shutil.rmtree(plain, ignore_errors=True)

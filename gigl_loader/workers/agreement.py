@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from gigl_loader._glt import get_context
-from gigl_loader.dataset.held import check_enough, check_held
+from gigl_loader.dataset.holders import check_enough, check_held
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.same_host import Offer, Offered

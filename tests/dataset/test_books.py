@@ -6,7 +6,7 @@ from dataset_reference import E, Graph, N
 
 from gigl_loader import _glt
 from gigl_loader.dataset._books import count_partitions, read_book, read_node_books
-from gigl_loader.dataset._build import book_table
+from gigl_loader.dataset.build import book_table
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError

@@ -5,7 +5,7 @@ from dataset_reference import as_index, rows_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.dataset._build import (
+from gigl_loader.dataset.build import (
     book_table,
     canonical,
     compress,

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from dataset_reference import RING, SHOP, N, arrays, check_partitions, write
 
-from gigl_loader.dataset import _mapped
-from gigl_loader.dataset._manifest import write_manifest
+from gigl_loader.dataset import mapped
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.mapped import write_manifest
 from gigl_loader.errors import ConfigError
 
 
@@ -52,7 +52,7 @@ def test_every_missing_or_short_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_is_found_on_request(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(_mapped, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(mapped, "BLOCK_BYTES", 16)
     write(RING, tmp_path)
     path = tmp_path / "part0" / "node_features" / N / "values.bin"
     content = bytearray(path.read_bytes())

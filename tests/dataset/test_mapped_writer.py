@@ -10,9 +10,9 @@ import torch
 from dataset_reference import BUYS, RING, SHOP, E, Graph, N, by_type, write
 
 from gigl_loader import partition_graph
-from gigl_loader.dataset._mapped import read_header, read_part, seal, write_array
 from gigl_loader.dataset.links import split_partitions
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.mapped import read_header, read_part, seal, write_array
 
 
 def _with_rows(graph: Graph):

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gigl_loader.dataset._mapped import Part, write_array
-from gigl_loader.dataset._original import PARQUET, OriginalIds
+from gigl_loader.dataset.mapped import Part, write_array
+from gigl_loader.dataset.original_ids import PARQUET, OriginalIds
 from gigl_loader.errors import ConfigError, WrongTypeError
 
 NAMES = [["b", "", "äö"], [], ["zz", "a"]]

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gigl_loader import _glt
-from gigl_loader.dataset import partition
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.partition import partition_graph
 from gigl_loader.dataset.schema import EdgeDir
@@ -160,7 +159,7 @@ def test_a_run_that_fails_leaves_the_old_directory(tmp_path: Path, monkeypatch) 
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(partition, "write_partition", fail)
+    monkeypatch.setattr(torch, "save", fail)
     for name in ("graph", "new"):
         with pytest.raises(OSError, match="disk full"):
             written(SHOP, 2, tmp_path / name)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gigl_loader import DistDataset, ResourceError, partition_graph
-from gigl_loader.dataset import _progress
+from gigl_loader.dataset import progress
 from gigl_loader.errors import explained_limits
 from gigl_loader.testing import TinyGraph
 
@@ -16,10 +16,10 @@ GRAPH = TinyGraph.random(40, 200)
 
 
 @pytest.fixture
-def bars(monkeypatch) -> list[_progress.ProgressBar]:
+def bars(monkeypatch) -> list[progress.ProgressBar]:
     made = []
 
-    class Recorded(_progress.ProgressBar):
+    class Recorded(progress.ProgressBar):
         def __init__(self, title: str, total: int, *, shown: bool | None) -> None:
             super().__init__(title, total, shown=False)
             self.moves: list[float] = []
@@ -29,7 +29,7 @@ def bars(monkeypatch) -> list[_progress.ProgressBar]:
             super().add(nbytes)
             self.moves.append(self.done / self._total)
 
-    monkeypatch.setattr(_progress, "ProgressBar", Recorded)
+    monkeypatch.setattr(progress, "ProgressBar", Recorded)
     return made
 
 
@@ -39,7 +39,7 @@ def test_a_long_load_says_how_far_it_is_where_nobody_asked_for_a_bar(
     partition_graph(GRAPH.to_pyg(), 1, tmp_path / "g", progress=False)
     DistDataset.load(tmp_path / "g", 0)
     assert caplog.text == "", "it did not take long"
-    monkeypatch.setattr(_progress, "_LATE_S", 0.0)
+    monkeypatch.setattr(progress, "_LATE_S", 0.0)
     DistDataset.load(tmp_path / "g", 0, progress=False)
     assert caplog.text == "", "it was not wanted"
     DistDataset.load(tmp_path / "g", 0)

@@ -7,7 +7,7 @@ import pytest
 from dataset_reference import RING, written
 
 from gigl_loader import partition_graph
-from gigl_loader.dataset._target import check_format, check_order, check_target
+from gigl_loader.dataset.directory import check_format, check_order, check_target
 from gigl_loader.errors import ConfigError
 from gigl_loader.testing import TinyGraph
 

@@ -12,7 +12,7 @@ from dataset_reference import RING, ring, write
 from support.scripts import run_python
 
 from gigl_loader import UsageError, partition_graph
-from gigl_loader.dataset._writer import lock_of, only_writer
+from gigl_loader.dataset.directory import lock_of, only_writer
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
 
@@ -20,7 +20,7 @@ WRITER = """
 import os, signal, sys
 import torch
 from torch_geometric.data import Data
-from gigl_loader.dataset import _writer, partition
+from gigl_loader.dataset import directory, partition
 root, at = sys.argv[1:]
 data = Data(x=torch.ones(8, 1), edge_index=torch.tensor([[0], [1]]))
 def stop(*args, **kwargs):

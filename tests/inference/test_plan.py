@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
-from gigl_loader.inference.plan import EdgePlan, narrow_plans, plan_edges, position_of
-from gigl_loader.inference.shares import NodeShares
+from gigl_loader.inference.plan import EdgePlan, NodeShares, narrow_plans, plan_edges, position_of
 
 
 def test_place_of() -> None:

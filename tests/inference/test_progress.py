@@ -7,9 +7,9 @@ import full_jobs
 import pytest
 from layerwise_jobs import make
 
-from gigl_loader.inference import progress
+from gigl_loader.dataset import progress
+from gigl_loader.dataset.progress import ProgressLine
 from gigl_loader.inference.layerwise import full_graph_inference
-from gigl_loader.inference.progress import ProgressLine
 
 DATASET = full_jobs.partition(full_jobs.graph(), 0, 1)
 

@@ -12,11 +12,11 @@ import torch
 from store_cluster import info_of
 
 from gigl_loader import GraphStoreInfo, RemoteDistDataset
+from gigl_loader.dataset.holders import Share
 from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
-from gigl_loader.dataset.shares import Share
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError, UsageError
 from gigl_loader.ranks import gather_from_ranks
 from gigl_loader.remote import dataset as dataset_module

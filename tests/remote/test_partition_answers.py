@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import HeteroData
 
 from gigl_loader import DistDataset
-from gigl_loader.dataset.shares import Share
+from gigl_loader.dataset.holders import Share
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest
 from gigl_loader.remote.partition_answers import PartitionAnswers, padded_rows

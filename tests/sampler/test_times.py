@@ -13,7 +13,7 @@ from gigl_loader import ConfigError, DistDataset
 from gigl_loader.collate.edges import add_edge_labels
 from gigl_loader.collate.pyg import to_data, to_hetero_data
 from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeDir, reverse_edge_type
-from gigl_loader.dataset.time_keys import earlier, keys_of
+from gigl_loader.dataset.view import earlier, keys_of
 from gigl_loader.errors import ProtocolError
 from gigl_loader.message import EDGE_TARGETS, SEED_TIME, BatchTicket
 from gigl_loader.options import ExpansionOptions

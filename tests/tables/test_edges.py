@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
-from gigl_loader.dataset._mapped import Part, array_path
+from gigl_loader.dataset.mapped import Part, array_path
 from gigl_loader.errors import ConfigError
 from gigl_loader.tables import _edges, _nodes
 from gigl_loader.tables._edges import Extras, Mapped, _IndexPointer, read_extras, sort_edges

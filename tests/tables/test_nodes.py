@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gigl_loader.dataset._mapped import Part, array_path
-from gigl_loader.dataset._original import PARQUET
+from gigl_loader.dataset.mapped import Part, array_path
+from gigl_loader.dataset.original_ids import PARQUET
 from gigl_loader.errors import ConfigError
 from gigl_loader.tables import _index, _nodes
 from gigl_loader.tables._index import NO_NODE, Index

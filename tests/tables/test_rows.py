@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gigl_loader import DistDataset, EdgeTable, partition_tables
-from gigl_loader.dataset._mapped import Part, array_path
+from gigl_loader.dataset.mapped import Part, array_path
 from gigl_loader.errors import ConfigError
 from gigl_loader.tables._job import Job
 from gigl_loader.tables._nodes import Numbering

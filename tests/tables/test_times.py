@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gigl_loader.dataset._mapped import ArraySpec, Part, array_path
+from gigl_loader.dataset.mapped import ArraySpec, Part, array_path
 from gigl_loader.dataset.schema import NEIGHBOR_TIME
 from gigl_loader.errors import ConfigError
 from gigl_loader.tables import _times

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset._mapped import Part, array_path, verify_file
+from gigl_loader.dataset.mapped import Part, array_path, verify_file
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.memory.segments import Array, storage_dtype
 

@@ -1,4 +1,4 @@
-"""Writes partitions that are in memory in our own format, which `_mapped_io` reads."""
+"""Writes partitions in our own format, which `mapped_reader` reads."""
 
 import shutil
 from pathlib import Path
@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset._build import ids_of
-from gigl_loader.dataset._mapped import (
+from gigl_loader.dataset._pieces import expanded_end
+from gigl_loader.dataset.build import ids_of
+from gigl_loader.dataset.mapped import (
     LOOKUPS,
     ArraySpec,
     Part,
@@ -17,7 +18,6 @@ from gigl_loader.dataset._mapped import (
     seal,
     write_array,
 )
-from gigl_loader.dataset._pieces import expanded_end
 from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,

@@ -8,7 +8,7 @@ GLT's part (read by GLT's ``load_partition`` too)::
 
 Ours, which GLT ignores::
 
-    gigl_loader.json                                  see `_extras`
+    gigl_loader.json                                  see `GltExtras`
     part<k>/gigl_loader/node_labels/<type>.pt         {"values", "ids"}
     part<k>/gigl_loader/splits/<split>/<type>.pt      ids
     part<k>/gigl_loader/label_edges/<type>.pt         [2, n], anchors first
@@ -19,24 +19,29 @@ Ours, which GLT ignores::
 import io
 import pickle
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gigl_loader.dataset._books import read_book
-from gigl_loader.dataset._build import ids_of
 from gigl_loader.dataset._checks import check_ids, check_partitions, check_weights
 from gigl_loader.dataset._direction import choose_edge_dir, keep_owned
-from gigl_loader.dataset._extras import attributes_by_type, read_extras
-from gigl_loader.dataset._mapped import is_mapped_format, read_header
-from gigl_loader.dataset._mapped_io import MappedPart
-from gigl_loader.dataset._pieces import SPLITS, WEIGHT_NAMES, Pieces, make_view
-from gigl_loader.dataset._progress import note
+from gigl_loader.dataset._pieces import Pieces, make_view
+from gigl_loader.dataset.identity import GraphIdentity
+from gigl_loader.dataset.mapped import (
+    ROOT_FILE,
+    is_mapped_format,
+    read_header,
+    read_manifest,
+    typed,
+)
+from gigl_loader.dataset.mapped_reader import MappedPart
 from gigl_loader.dataset.neighbours import edges_of
 from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
+from gigl_loader.dataset.progress import note
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -44,17 +49,14 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,
     edge_type_str,
-    is_label_edge_type,
 )
-from gigl_loader.dataset.view import Adjacency, PartitionView, Rows, Splits, WithSplits
+from gigl_loader.dataset.view import WithSplits
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.tensors import empty_shared
 
 EXTRAS_DIR = "gigl_loader"
-# What a reader of features holds beside the matrix that it fills; GLT reads chunks of any size.
-CHUNK_BYTES = 64 * 1024 * 1024
-
-_T = TypeVar("_T")
+_UNCHECKED_VERSION = 1
+"""The version before the file had a checksum, and the graph an identity."""
 
 
 def bytes_to_read(root: Any, partition_idx: int) -> int:
@@ -71,7 +73,7 @@ def read_partition(
     if is_mapped_format(root):
         part = MappedPart(root, partition_idx, "mapped")
         return part.view(), part.splits()
-    reader = _Reader(root)
+    reader = _GltReader(root)
     check_partitions(reader.num_partitions, partition_idx)
     pieces = reader.read(partition_idx, edge_dir, whole_node_label_file)
     return make_view(pieces), pieces.splits
@@ -82,7 +84,7 @@ def read_edges(root: Path, partition_idx: int, edge_type: EdgeType, edge_dir: Ed
     if is_mapped_format(root):
         view = MappedPart(root, partition_idx, "mapped").view()
         return edges_of(view.adjacency[edge_type], view.edge_dir)
-    reader = _Reader(root)
+    reader = _GltReader(root)
     edges = reader.edges(edge_type, partition_idx)
     return keep_owned(reader, edge_type, edges, edge_dir, partition_idx).edge_index
 
@@ -94,7 +96,51 @@ def count_partitions(root: Any) -> int:
     return int(_load_meta(Path(root))["num_parts"])
 
 
-class _Reader:
+@dataclass(frozen=True)
+class GltExtras:
+    """The manifest beside GLT's files."""
+
+    edge_dir: EdgeDir
+    node_labels: list[NodeType]
+    splits: dict[str, list[NodeType]]
+    label_edge_types: list[EdgeType]
+    # what follows is missing in directories of the first gigl_loader
+    node_attributes: list[tuple[NodeType, list[str]]] = field(default_factory=list)
+    edge_attributes: list[tuple[EdgeType, list[str]]] = field(default_factory=list)
+    num_classes: dict[NodeType, int] = field(default_factory=dict)
+    flat_nodes: list[NodeType] = field(default_factory=list)
+    """Types whose features had one dimension, which GLT's format has no place for."""
+    flat_edges: list[EdgeType] = field(default_factory=list)
+    run: str = ""
+    """Digest of all partitions."""
+
+
+def _read_extras(
+    root: Path, node_types: list[NodeType], edge_types: list[EdgeType]
+) -> tuple[GltExtras | None, GraphIdentity | None]:
+    """Return what a directory says, and which graph it is; None: it does not, as GLT wrote it.
+
+    Raises:
+        ConfigError: The file is damaged or of another version, or names types that there are not.
+    """
+    path = root / ROOT_FILE
+    if not path.exists():
+        return None, None
+    content, digest = read_manifest(path, _UNCHECKED_VERSION)
+    extras = typed(content, GltExtras, path)
+    of_nodes = {
+        *extras.node_labels, *extras.flat_nodes, *extras.num_classes,
+        *(name for names in extras.splits.values() for name in names),
+        *(name for name, _ in extras.node_attributes),
+    }  # fmt: skip
+    of_edges = {*extras.flat_edges, *(name for name, _ in extras.edge_attributes)}
+    unknown = sorted(of_nodes - {*node_types}) + sorted(of_edges - {*edge_types})
+    if unknown:
+        raise ConfigError(f"{path} is damaged: it names types that META does not: {unknown}")
+    return extras, GraphIdentity(extras.run, digest) if extras.run else None
+
+
+class _GltReader:
     def __init__(self, root: Path) -> None:
         self.root = root
         meta = _load_meta(root)
@@ -105,7 +151,7 @@ class _Reader:
         if self.heterogeneous:
             self.node_types = list(meta["node_types"])
             self.edge_types = [tuple(edge_type) for edge_type in meta["edge_types"]]
-        self.extras, self.identity = read_extras(root, self.node_types, self.edge_types)
+        self.extras, self.identity = _read_extras(root, self.node_types, self.edge_types)
         self.node_books = {
             node_type: self._book(f"node_pb{self._sub(node_type)}.pt")
             for node_type in self.node_types
@@ -156,7 +202,7 @@ class _Reader:
         for edge_type in self.edge_types:
             self._read_features(pieces.edge_features, partition_idx, "edge_feat", edge_type)
         if self.extras is not None:
-            self._read_extras(pieces)
+            self._read_our_files(pieces)
         if label_file is not None:
             self._read_label_file(pieces, label_file)
         return pieces
@@ -213,7 +259,7 @@ class _Reader:
         if (folder / "feats.pkl").exists() or (folder / "ids.pkl").exists():
             target[key] = _load_features(folder)
 
-    def _read_extras(self, pieces: Pieces) -> None:
+    def _read_our_files(self, pieces: Pieces) -> None:
         folder = self.part(pieces.partition_idx) / EXTRAS_DIR
         assert self.extras is not None
         for node_type in self.extras.node_labels:
@@ -263,7 +309,7 @@ class _Reader:
 # --- files, read ----------------------------------------------------------------------------------
 
 
-class _Unpickler(pickle.Unpickler):
+class _TensorUnpickler(pickle.Unpickler):
     """Reads numbers, texts, containers and tensors, and nothing that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -311,7 +357,7 @@ def _load_meta(root: Path) -> dict[str, Any]:
         )
     with _open(path) as file:
         try:
-            meta = _Unpickler(file).load()
+            meta = _TensorUnpickler(file).load()
             wanted = {"num_parts", "data_cls", "node_types", "edge_types"}
             if not isinstance(meta, dict) or not wanted <= meta.keys():
                 raise ValueError(f"it needs the keys {sorted(wanted)}")
@@ -349,7 +395,7 @@ def _load_stream(path: Path) -> Iterator[Tensor]:
         # damage
         while file.peek(1):
             try:
-                tensor = _Unpickler(file).load()
+                tensor = _TensorUnpickler(file).load()
             except Exception as error:
                 raise _damaged(path, error) from error
             if not isinstance(tensor, Tensor):
@@ -398,117 +444,3 @@ def _flat(rows: FeaturePartitionData) -> FeaturePartitionData:
 def type_str(key: NodeType | EdgeType) -> str:
     """Return a type as GLT writes it in paths."""
     return key if isinstance(key, str) else edge_type_str(key)
-
-
-# --- files, written -------------------------------------------------------------------------------
-
-
-def write_meta(root: Path, *, num_partitions: int, heterogeneous: bool, node_types: list[NodeType],
-               edge_types: list[EdgeType]) -> None:  # fmt: skip
-    """Write the file that makes a directory readable: the last one to write."""
-    meta = {
-        "num_parts": num_partitions,
-        "data_cls": "hetero" if heterogeneous else "homo",
-        "node_types": node_types if heterogeneous else None,
-        "edge_types": edge_types if heterogeneous else None,
-    }
-    with (root / "META").open("wb") as file:
-        pickle.dump(meta, file, pickle.HIGHEST_PROTOCOL)
-
-
-def save_tensor(path: Path, tensor: Tensor) -> None:
-    """Write one tensor (not the storage that it may be a part of)."""
-    # torch.save writes the whole storage behind a view: one row of a matrix would be all of it
-    _save(path, tensor.clone())
-    note(tensor)
-
-
-def _save(path: Path, values: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:  # a file of Python's says why it could not be written
-        torch.save(values, file)
-
-
-def write_partition(root: Path, view: PartitionView, splits: Splits) -> None:
-    """Write the files of one partition."""
-    part = root / f"part{view.partition_idx}"
-
-    def sub(key: NodeType | EdgeType) -> str:
-        return type_str(key) if view.is_heterogeneous else ""
-
-    for edge_type, adjacency in view.adjacency.items():
-        if is_label_edge_type(edge_type):
-            path = part / EXTRAS_DIR / "label_edges" / f"{edge_type_str(edge_type)}.pt"
-            save_tensor(path, edges_of(adjacency, "out"))
-            continue
-        folder = part / "graph" / sub(edge_type)
-        edge_ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel()))
-        # as features of edges lie: GLT's own files have both in one order
-        order = torch.argsort(edge_ids)
-        edges = edges_of(adjacency, view.edge_dir)[:, order]
-        save_tensor(folder / "rows.pt", edges[0])
-        save_tensor(folder / "cols.pt", edges[1])
-        save_tensor(folder / "eids.pt", edge_ids[order])
-        if adjacency.weights is not None:
-            save_tensor(folder / "weights.pt", adjacency.weights[order])
-    for node_type, rows in view.node_features.items():
-        _write_features(part / "node_feat" / sub(node_type), rows)
-    for edge_type, rows in view.edge_features.items():
-        _write_features(part / "edge_feat" / sub(edge_type), rows)
-    _write_extras(part / EXTRAS_DIR, view, splits)
-
-
-def without_weights(view: PartitionView) -> PartitionView:
-    """Return ``view`` without the attributes that say what the weights of the edges do."""
-    kept = {
-        (edge_type, name): rows
-        for (edge_type, name), rows in view.edge_attributes.items()
-        # by two names a graph has two attributes, and what is read is given the first alone
-        if name != WEIGHT_NAMES[0]
-        or (edge_type, WEIGHT_NAMES[1]) in view.edge_attributes
-        or not _are_weights(rows, view.adjacency[edge_type])
-    }
-    return replace(view, edge_attributes=kept)
-
-
-def _are_weights(rows: Rows, adjacency: Adjacency) -> bool:
-    if adjacency.weights is None or rows.values.dtype != adjacency.weights.dtype:
-        return False
-    ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel()))
-    return torch.equal(rows.values[rows.locate(ids)], adjacency.weights)
-
-
-def _write_extras(folder: Path, view: PartitionView, splits: Splits) -> None:
-    for node_type, rows in view.node_labels.items():
-        path = folder / "node_labels" / f"{node_type}.pt"
-        _save(path, {"values": rows.values.clone(), "ids": ids_of(rows)})
-        note(rows.values)
-    for split in SPLITS:
-        for node_type, ids in splits.get(split, {}).items():
-            save_tensor(folder / "splits" / split / f"{node_type}.pt", ids)
-    for group, attributes in (
-        ("node_attributes", view.node_attributes), ("edge_attributes", view.edge_attributes),
-    ):  # fmt: skip
-        for key, named in attributes_by_type(attributes).items():
-            known = ids_of(next(iter(named.values())))
-            values = {name: rows.values.clone() for name, rows in named.items()}
-            _save(folder / group / f"{type_str(key)}.pt", {"values": values, "ids": known})
-            for rows in named.values():
-                note(rows.values)
-
-
-def _write_features(folder: Path, rows: Rows) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    values, ids = rows.values, ids_of(rows)
-    if ids is None:
-        ids = torch.arange(values.size(0))
-    # at least 1: a matrix may have no columns, or no rows
-    row_bytes = max(1, values[:1].numel() * values.element_size())
-    step = max(1, CHUNK_BYTES // row_bytes)
-    with (folder / "feats.pkl").open("wb") as feats, (folder / "ids.pkl").open("wb") as id_file:
-        # one empty chunk where there are no rows: the reader takes width and type from it
-        for start in range(0, max(ids.numel(), 1), step):
-            chunk = values[start : start + step]
-            pickle.dump(chunk.reshape(-1, 1) if chunk.dim() == 1 else chunk.clone(), feats)
-            note(chunk)
-            pickle.dump(ids[start : start + step].clone(), id_file)

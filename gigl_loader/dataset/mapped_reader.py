@@ -1,4 +1,4 @@
-"""Opens a partition in the format that is mapped; `_mapped_writer` writes it."""
+"""Opens a partition in the format that is mapped; `mapped_writer` writes it."""
 
 import logging
 import os
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset._checks import check_partitions
-from gigl_loader.dataset._manifest import ROOT_FILE
-from gigl_loader.dataset._mapped import (
+from gigl_loader.dataset._pieces import WEIGHT_NAMES, is_labeled_homogeneous
+from gigl_loader.dataset.identity import GraphIdentity
+from gigl_loader.dataset.mapped import (
     LOOKUPS,
+    ROOT_FILE,
     ArraySpec,
     array_path,
     check_sizes,
@@ -21,10 +23,8 @@ from gigl_loader.dataset._mapped import (
     read_part,
     verify,
 )
-from gigl_loader.dataset._original import EDGE_ROWS, OriginalIds
-from gigl_loader.dataset._pieces import WEIGHT_NAMES, is_labeled_homogeneous
-from gigl_loader.dataset._progress import note
-from gigl_loader.dataset.identity import GraphIdentity
+from gigl_loader.dataset.original_ids import EDGE_ROWS, OriginalIds
+from gigl_loader.dataset.progress import note
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, edge_type_str
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, Splits
 from gigl_loader.errors import ConfigError, GiglLoaderError
