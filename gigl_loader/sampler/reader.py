@@ -19,7 +19,7 @@ from gigl_loader.memory import read_ahead
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.sampler import _kernels as kernels
 from gigl_loader.sampler import _tree_kernels as tree_kernels
-from gigl_loader.sampler.later import Later, LaterRows
+from gigl_loader.sampler.later import LaterPeers, LaterRows
 from gigl_loader.sampler.questions import (
     Asked,
     Draw,
@@ -243,7 +243,7 @@ class GraphReader:
         self._here = {p: LocalReader(part, self._scratch) for p, part in here.items()}
         self._alone = peers is None and len(self._here) == 1
         self._local = self._here[view.partition_idx]
-        self._later = isinstance(peers, Later)
+        self._later = isinstance(peers, LaterPeers)
         self._kept: tuple[Split | None, Array] = (None, np.empty(0, np.int64))
         self._unread: WeakValueDictionary[str, _Unread] = WeakValueDictionary()
         """By matrix, whose answers come to lie in its named work memory."""

@@ -27,7 +27,7 @@ from gigl_loader.rowcache.machine import (
     name_of_rows,
     shared_memory,
 )
-from gigl_loader.rowcache.tables import Owner, Table
+from gigl_loader.rowcache.tables import Owner, RowTable
 from gigl_loader.testing import TinyGraph, open_files
 from gigl_loader.workers.agreement import Agreement, _first_like, _Member
 from gigl_loader.workers.rendezvous import StoreRendezvous
@@ -39,7 +39,7 @@ CONFIG = SimpleNamespace(with_edge=False, collect_features=True)
 
 def _tables(capacity: int, num_ids: int = 50) -> dict:
     return {
-        OWNER: Table(num_ids=num_ids, capacity=capacity, matrices={MATRIX: ("float32", (2,))},
+        OWNER: RowTable(num_ids=num_ids, capacity=capacity, matrices={MATRIX: ("float32", (2,))},
                      references=100)
     }  # fmt: skip
 
@@ -212,7 +212,7 @@ def test_ranks_need_not_name_their_types_in_one_order() -> None:
 
     def tables(order: int) -> dict:
         return {
-            owner: Table(num_ids=50, capacity=10, references=100,
+            owner: RowTable(num_ids=50, capacity=10, references=100,
                          matrices=dict(list(matrices[owner].items())[::order]))
             for owner in owners[::order]
         }  # fmt: skip
