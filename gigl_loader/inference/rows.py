@@ -18,7 +18,8 @@ from gigl_loader.memory.tensors import as_array, dtype_name
 from gigl_loader.message import Field
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler import _kernels as kernels
-from gigl_loader.sampler.reader import Scratch, gather_rows
+from gigl_loader.sampler.reader import Scratch
+from gigl_loader.sampler.row_exchange import gather_rows
 
 
 class Owners(Protocol):
