@@ -162,12 +162,16 @@ def test_loaders_over_the_same_rows_have_one_memory() -> None:
 
 def test_the_first_rank_decides_how_much_is_kept() -> None:
     """Whoever maps the memory first: it is as large before any other rank can see it."""
-    offers: list[bytes] = []
-    first = shared_memory(_tables(10), "first", lambda make: offers.append(make()))
-    (offer,) = [msgspec.msgpack.decode(one, type=machine.RowsOffer) for one in offers]
-    other = MachineRows.of(offer)
-    assert other.cache(_tables(7)) is not None
-    assert other.shared.tables[OWNER].capacity == 10 == first.shared.tables[OWNER].capacity
+    others: list[MachineRows] = []
+
+    def share(make) -> None:
+        """Let another rank map the memory as soon as it is offered."""
+        others.append(MachineRows.of(msgspec.msgpack.decode(make(), type=machine.RowsOffer)))
+        assert others[0].cache(_tables(7)) is not None
+
+    first = shared_memory(_tables(10), "first", share)
+    for one in (first, *others):
+        assert one.shared.tables[OWNER].capacity == 10
 
 
 def test_rows_are_the_same_where_the_tensors_are() -> None:

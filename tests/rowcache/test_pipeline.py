@@ -181,11 +181,15 @@ def test_what_is_asked_for_is_what_the_plans_miss(share: float) -> None:
     assert missing == sum(one.ids.size for one in asked if one.kind == "node_features")
 
 
-def _two_partitions() -> tuple[list, Any, RowCache]:
+def _two_partitions(*kinds: str) -> tuple[list, Any, RowCache]:
     views = [part.view() for part in TinyGraph.random(40, 100).partitions(2)]
     view = as_worker_gets(views[0])
     remote = {OWNER: int((view.node_books[NODE].owner(np.arange(40)) != 0).sum())}
-    return views, view, cache_of(make_tables(view, remote, 0.5, {"node_features": True}))
+    return (
+        views,
+        view,
+        cache_of(make_tables(view, remote, 0.5, dict.fromkeys(("node_features", *kinds), True))),
+    )
 
 
 def test_a_drawn_batch_outlives_the_next_one_of_its_sampler() -> None:
@@ -241,19 +245,20 @@ def test_patience_ends_with_rows_that_did_not_come_and_returns_with_some_that_do
 
 def test_rows_that_are_given_up_are_asked_for_at_once() -> None:
     """By who was to fetch them: nobody waits out the time that is meant for those who died."""
-    views, view, cache = _two_partitions()
+    views, view, cache = _two_partitions("node_labels", "node_attributes")
     peers = InProcessPeers(views)
     sampler = NeighborSampler(view, plan_of(TinyGraph.random(40, 100), False), LaterPeers(peers))
     seeds = np.arange(40)
     drawn = keep_structure(sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)),
                            {0: view})  # fmt: skip
     user = cache.join()
-    first, second = (cache.add(user, drawn.wanted()) for _ in range(2))
+    first, second, third = (cache.add(user, drawn.wanted()) for _ in range(3))
     plan = cache.plan(first, drawn.wanted())[OWNER]
     kept = np.flatnonzero(plan < -1)
     cache.abandon(OWNER, -2 - plan[kept], drawn.wanted()[OWNER][kept])
     pipeline = Pipeline(peers, Scratch(), cache, user, view=view, ready_s=600.0)
-    found = pipeline.complete(pipeline.ask(drawn, second), read_fields)
+    assert (cache.plan(second, drawn.wanted())[OWNER] >= 0).any(), "there is something to wait for"
+    found = pipeline.complete(pipeline.ask(drawn, third), read_fields)
     assert found["x"][:, 0].tolist() == found["n_id"].tolist()
 
 
@@ -277,7 +282,7 @@ class _Lost(InProcessPeers):
 @pytest.mark.parametrize("how", ["refuses", "breaks", "write"])
 def test_rows_of_a_batch_that_fails_are_awaited_by_nobody(how: str) -> None:
     """Neither where a question fails, nor an answer, nor what writes the batch."""
-    views, view, cache = _two_partitions()
+    views, view, cache = _two_partitions("node_labels", "node_attributes")
     lost, peers = _Lost(views), InProcessPeers(views)
     sampler = NeighborSampler(view, plan_of(TinyGraph.random(40, 100), False), LaterPeers(peers))
     seeds = np.arange(40)
@@ -294,7 +299,10 @@ def test_rows_of_a_batch_that_fails_are_awaited_by_nobody(how: str) -> None:
 
     with pytest.raises((PeerError, OSError), match=r"no connection|it is gone|no memory"):
         first.complete(first.ask(drawn, numbers[0]), write)
-    found = second.complete(second.ask(drawn, numbers[1]), read_fields)
+    filling = second.ask(drawn, numbers[1])
+    assert filling.num_cached > 0, "there is something to wait for"
+    found = second.complete(filling, read_fields)
+    assert filling.num_cached == 0
     assert found["x"][:, 0].tolist() == found["n_id"].tolist()
 
 
