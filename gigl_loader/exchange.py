@@ -18,6 +18,9 @@ from gigl_loader.ranks import exchanged_on, gather_values
 
 T = TypeVar("T")
 
+_FEW_RANKS = 8
+"""Up to so many, a pass over the ids for each rank costs less than to sort them."""
+
 
 @contextmanager
 def named_failures(doing: str) -> Iterator[None]:
@@ -146,10 +149,12 @@ class AskedRanks:
     def __init__(self, exchange: RankExchange, ids: Tensor, owner: Tensor) -> None:
         self._exchange, rank = exchange, exchange.rank
         owners: Any = owner.numpy()
-        # numpy sorts the 2 bytes of the narrow ones by radix, four times as fast
-        narrow = owners.astype(np.int16) if exchange.size <= 1 << 15 else owners
         # all_to_all wants the ids of rank 0 first, then those of rank 1...
-        order = np.argsort(narrow, kind="stable")
+        if exchange.size <= _FEW_RANKS:
+            order = np.concatenate([np.flatnonzero(owners == r) for r in range(exchange.size)])
+        else:  # numpy sorts the 2 bytes of the narrow ones by radix, four times as fast
+            narrow = owners.astype(np.int16) if exchange.size <= 1 << 15 else owners
+            order = np.argsort(narrow, kind="stable")
         counts = np.bincount(owners, minlength=exchange.size)
         start, stop = int(counts[:rank].sum()), int(counts[: rank + 1].sum())
         self.mine = order[start:stop]
