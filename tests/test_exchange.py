@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from exchange_in_threads import ThreadExchange, run_threads
 
-from gigl_loader.exchange import RankExchange
+from gigl_loader.exchange import AskedRanks, RankExchange
 
 
 class _Backend:
@@ -65,3 +66,25 @@ def test_nccl_is_given_what_lies_on_the_cpu_on_its_device(monkeypatch: pytest.Mo
     with pytest.raises(NotImplementedError):  # the stand-in has no values to bring back
         exchange.swap(torch.empty(5, 3), [2, 3], [4, 0])
     assert backend.devices == ["meta", "meta"]
+
+
+@pytest.mark.parametrize("size", [2, 9])
+def test_each_rank_is_asked_for_its_own_ids_and_itself_for_none(size: int) -> None:
+    """Of few ranks and of many, which are put in order in two ways; one needs nothing."""
+
+    def job(exchange: ThreadExchange) -> None:
+        random = torch.Generator().manual_seed(exchange.rank)
+        count = 0 if exchange.rank == 1 else 40
+        ids = torch.randint(0, 100, (count,), generator=random)
+        asked = AskedRanks(exchange, ids, ids % size)  # type: ignore[arg-type]
+        assert (ids[asked.mine] % size == exchange.rank).all()
+        assert (asked.theirs % size == exchange.rank).all()
+        others = ids[asked.others]
+        assert (others % size != exchange.rank).all()
+        assert sorted([*asked.mine, *asked.others]) == list(range(count))
+        assert torch.equal(asked.answers(10 * asked.theirs), 10 * others)
+        came = torch.empty(len(asked.others), dtype=torch.int64)
+        assert asked.answers(asked.theirs, came) is came
+        assert torch.equal(came, others)
+
+    run_threads(size, job)

@@ -10,7 +10,7 @@ from gigl_loader.dataset.quantised import widened
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
-from gigl_loader.exchange import RankExchange
+from gigl_loader.exchange import AskedRanks, RankExchange
 
 if TYPE_CHECKING:  # it imports this module
     from gigl_loader.dataset.local import DistDataset
@@ -69,17 +69,12 @@ class RowLookup:
         check_ids(ids, name, self._num_ids(name, rows) if book is None else book.num_ids)
         if book is None or f"{kind} {name}" in self._whole or self._exchange.size == 1:
             return _take(rows, ids, name)
-        owner = self._rank_of[book.owner(ids)]
-        # all_to_all wants the ids of rank 0 first, then those of rank 1...
-        order = torch.argsort(owner, stable=True)
-        ask = torch.bincount(owner, minlength=self._exchange.size).tolist()
-        # sizes go first: a receiver has to allocate before values come
-        asked = self._exchange.swap_counts(ask)
-        theirs = self._exchange.swap_values(ids[order], ask, asked)
-        found = self._exchange.swap_values(_take(rows, theirs), asked, ask)
-        out = torch.empty_like(found)
-        # answers come in the order of the questions, by owner: back to the caller's
-        out[order] = found
+        asked = AskedRanks(self._exchange, ids, self._rank_of[book.owner(ids)])
+        found = asked.answers(_take(rows, asked.theirs))
+        out = found.new_empty((ids.numel(), *found.shape[1:]))
+        mine = torch.from_numpy(asked.mine)
+        out[mine] = _take(rows, ids[mine])
+        out[torch.from_numpy(asked.others)] = found
         return out
 
     def _num_ids(self, name: NodeType | EdgeType, rows: Rows) -> int:

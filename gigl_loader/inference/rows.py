@@ -10,15 +10,15 @@ from torch import Tensor
 
 from gigl_loader.dataset.quantised import widened
 from gigl_loader.dataset.schema import NodeType
-from gigl_loader.exchange import RankExchange
+from gigl_loader.exchange import AskedRanks, RankExchange
 from gigl_loader.inference.plan import position_of
 from gigl_loader.memory.own_messages import OwnMessages
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array, dtype_name
 from gigl_loader.message import Field
 from gigl_loader.remote.dataset import RemoteDistDataset
-from gigl_loader.sampler import _kernels as kernels
-from gigl_loader.sampler.reader import Scratch, gather_rows
+from gigl_loader.sampler.reader import Scratch
+from gigl_loader.sampler.row_exchange import gather_rows
 
 
 class Owners(Protocol):
@@ -116,46 +116,32 @@ class RowFetcher:
         if self._exchange.size == 1:
             here = self._positions(node_type, nodes)
             return [self._gathered(source, [source.part(here, None)], nodes) for source in sources]
-        rank, size = self._exchange.rank, self._exchange.size
-        # `order` lists positions in `nodes` by owner, so that the part of each owner is contiguous
-        order, counts = np.empty(nodes.numel(), np.int64), np.empty(size, np.int64)
-        kernels.group_by_owner(self._owners.owner(node_type, nodes).numpy(), order, counts)
-        start, stop = int(counts[:rank].sum()), int(counts[: rank + 1].sum())
-        mine, others = order[start:stop], np.concatenate([order[:start], order[stop:]])
-        counts[rank] = 0  # what is here needs no exchange
-        send: list[int] = counts.tolist()
         # one exchange of ids serves all sources; each of them then sends its own rows
-        receive = self._exchange.swap_counts(send)
-        ids = torch.from_numpy(nodes.numpy()[others])
-        theirs = self._positions(node_type, self._exchange.swap_values(ids, send, receive))
-        here = self._positions(node_type, torch.from_numpy(nodes.numpy()[mine]))
+        asked = AskedRanks(self._exchange, nodes, self._owners.owner(node_type, nodes))
+        theirs = self._positions(node_type, asked.theirs)
+        here = self._positions(node_type, torch.from_numpy(nodes.numpy()[asked.mine]))
         found = []
         for source in sources:
-            # rows go the opposite way of the ids that asked for them, so the two counts change
-            # positions
-            came = self._swapped(source, theirs, receive, send)
+            came = self._answers(asked, source, theirs)
             # Both parts are written straight to their places among `nodes`. `came` is memory that
             # the next source's exchange writes to: it is read before the loop goes on.
             parts: list[_Part] = [
-                source.part(here, mine), (came, np.arange(others.size), others),
+                source.part(here, asked.mine), (came, np.arange(asked.others.size), asked.others),
             ]  # fmt: skip
             found.append(self._gathered(source, parts, nodes))
         return found
 
-    def _swapped(
-        self, source: OwnedRows, theirs: Array, send: list[int], receive: list[int]
-    ) -> Array:
+    def _answers(self, asked: AskedRanks, source: OwnedRows, theirs: Array) -> Array:
         """Send other ranks their rows; return those that come for this one."""
         sent, came = (
             self._scratch.matrix(
-                name, dtype_name(source.values.dtype), (sum(counts), *source.values.shape[1:])
+                name, dtype_name(source.values.dtype), (count, *source.values.shape[1:])
             )
-            for name, counts in (("sent", send), ("came", receive))
+            for name, count in (("sent", theirs.size), ("came", asked.others.size))
         )
         # as they are stored, e.g. as int8: what travels is not widened yet
         gather_rows([source.part(theirs, None)], sent)
-        out = torch.from_numpy(came)
-        self._exchange.swap_values(torch.from_numpy(sent), send, receive, out)
+        asked.answers(torch.from_numpy(sent), torch.from_numpy(came))
         return came
 
     def _gathered(self, source: OwnedRows, parts: Sequence[_Part], nodes: Tensor) -> Tensor:

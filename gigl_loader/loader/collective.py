@@ -152,6 +152,11 @@ class CollectiveCall(Generic[T]):
         """Take the answer."""
         self._answer = self._read(reader)
 
+    @property
+    def has_come(self) -> bool:
+        """Whether `wait` would not wait."""
+        return self._answer is not None
+
     def wait(self) -> T:
         """Return the answer, which is kept until the batch is finished.
 

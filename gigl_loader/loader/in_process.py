@@ -45,7 +45,7 @@ from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.own_messages import OwnMessages
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, BatchTicket, Received
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
-from gigl_loader.sampler.later import Later, LaterRows
+from gigl_loader.sampler.later import LaterPeers, LaterRows
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
 from gigl_loader.threads import new_thread
@@ -138,7 +138,7 @@ class InProcessSource:
 
     def _load_sampler(self, lane: CollectivePeers | None) -> Sampler:
         # rows that go from device to device are exchanged after the batch was sampled
-        peers = lane if lane is None or self._rows is None else Later(lane)
+        peers = lane if lane is None or self._rows is None else LaterPeers(lane)
         if self._sampler_class is None:
             return NeighborSampler(self._view, self._plan, peers)
         path, keywords = self._sampler_class

@@ -17,7 +17,7 @@ most is held all the time.
 from gigl_loader.plan.costs import Costs
 from gigl_loader.plan.expect import BatchSize
 from gigl_loader.plan.job import CONCURRENCY, Job
-from gigl_loader.rowcache.tables import WINDOW, Matrix, Owner, Table, segment_bytes, tables_of
+from gigl_loader.rowcache.tables import WINDOW, Matrix, Owner, RowTable, segment_bytes, tables_of
 
 _GROWN = 1.25
 """Work memory that was too small is made this much larger than what did not fit."""
@@ -180,7 +180,7 @@ def share_kept(job: Job, nbytes: int) -> float:
     return min(1.0, table.capacity / int(remote_rows))
 
 
-def _tables(job: Job, remote_rows: float, size: int | float) -> dict[Owner, Table]:
+def _tables(job: Job, remote_rows: float, size: int | float) -> dict[Owner, RowTable]:
     # Only bytes matter here: one type, one matrix, as wide as all columns together.
     owner: Owner = ("node", "")
     rows: dict[Matrix, tuple[str, tuple[int, ...]]]

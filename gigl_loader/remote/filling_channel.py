@@ -40,7 +40,7 @@ from gigl_loader.rowcache.remote_rows import READY_S
 from gigl_loader.rowcache.tables import Matrix, Owner, owner_of, tables_of
 from gigl_loader.sampler.apart import read_rows_apart
 from gigl_loader.sampler.later import LaterRows
-from gigl_loader.sampler.reader import Split
+from gigl_loader.sampler.row_exchange import Split
 from gigl_loader.threads import new_thread
 
 _UNDER_WAY = 3

@@ -15,7 +15,7 @@ from gigl_loader.remote.messages import RowBook
 from gigl_loader.remote.service import CALLS
 from gigl_loader.rowcache.tables import Owner
 from gigl_loader.sampler.questions import RowsAnswer, RowsRequest
-from gigl_loader.sampler.reader import Split
+from gigl_loader.sampler.row_exchange import Split, split_by_owner
 from gigl_loader.transport import Caller, into_array
 from gigl_loader.workers.wire import RowsQuestion
 
@@ -103,15 +103,8 @@ class RowQuestions:
         # nobody owns rows that are whole everywhere: one server has as good ones as any
         if book.table is None and book.bounds is None:
             return {self._server_of[0]: np.arange(ids.size)} if ids.size else {}
-        parts = Book(book.table, book.bounds).owner(ids)
-        # numpy sorts the 2 bytes of the narrow ones by radix, four times as fast
-        narrow = parts.astype(np.int16) if len(self._server_of) <= 1 << 15 else parts
-        # stable, so that positions ascend within a partition: cuts and answers rely on it
-        ends = np.cumsum(np.bincount(parts))
-        split = np.split(np.argsort(narrow, kind="stable"), ends[:-1])
-        return {
-            self._server_of[p]: positions for p, positions in enumerate(split) if positions.size
-        }
+        split = split_by_owner(Book(book.table, book.bounds), ids, len(self._server_of))
+        return {self._server_of[partition]: positions for partition, positions in split.items()}
 
     def rows(self, server: int, request: RowsRequest, out: Array) -> ComingRows:
         """Ask a server for rows, which come to lie in ``out``."""

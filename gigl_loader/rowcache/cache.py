@@ -28,7 +28,7 @@ from gigl_loader.rowcache.tables import (
     CacheMemory,
     Matrix,
     Owner,
-    Table,
+    RowTable,
     segment_bytes,
 )
 
@@ -42,7 +42,7 @@ _FULL = 0.9
 class _Arrays:
     """One table's arrays over the segment."""
 
-    def __init__(self, table: Table, segment: Array, offset: int) -> None:
+    def __init__(self, table: RowTable, segment: Array, offset: int) -> None:
         self.table = table
         found: dict[Any, Array] = {}
         for name, (dtype, shape) in table.arrays().items():
@@ -294,7 +294,7 @@ def _as_bytes(rows: Array) -> Array:
 
 def load() -> None:
     """Compile every kernel, or load it from Numba's cache on disk: one table of one batch."""
-    table = Table(num_ids=4, capacity=1, matrices={("node_features", "a"): ("float32", (1,))},
+    table = RowTable(num_ids=4, capacity=1, matrices={("node_features", "a"): ("float32", (1,))},
                   references=8)  # fmt: skip
     owner: Owner = ("node", "a")
     memory = CacheMemory(np.zeros(segment_bytes({owner: table}), np.uint8), {owner: table})

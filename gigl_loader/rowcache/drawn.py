@@ -20,7 +20,7 @@ from gigl_loader.memory.segments import Array, storage_dtype
 from gigl_loader.message import Field
 from gigl_loader.rowcache.tables import Matrix, Owner, owner_of
 from gigl_loader.sampler.later import LaterRows
-from gigl_loader.sampler.reader import Split
+from gigl_loader.sampler.row_exchange import Split
 
 RowsOf = tuple[Owner, int]
 """Whose rows, and a number: one owner's rows for other ids are something else."""

@@ -37,7 +37,7 @@ from gigl_loader.memory.same_host import HostMark, Mark, Region, open_region, re
 from gigl_loader.memory.segments import Array, align, array_in
 from gigl_loader.options import CacheOptions, reads_same_memory
 from gigl_loader.rowcache.cache import RowCache
-from gigl_loader.rowcache.tables import CacheMemory, Owner, Table, in_order, segment_bytes
+from gigl_loader.rowcache.tables import CacheMemory, Owner, RowTable, in_order, segment_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class MachineRows:
         """Return where others find it."""
         return RowsOffer(_machine(), what, self._mark.mark, self.region)
 
-    def cache(self, tables: dict[Owner, Table]) -> RowCache | None:
+    def cache(self, tables: dict[Owner, RowTable]) -> RowCache | None:
         """Return the cache for these rows; None: the memory is for other rows.
 
         Args:
@@ -145,7 +145,7 @@ class MachineRows:
                 self._map(memory, tables)
             return self._rows
 
-    def _map(self, memory: Tensor, tables: dict[Owner, Table]) -> RowCache:
+    def _map(self, memory: Tensor, tables: dict[Owner, RowTable]) -> RowCache:
         segment = memory[_start(tables) :]
         self._shared = CacheMemory(segment, tables)
         self._rows = RowCache(CacheMemory(segment.numpy(), tables))
@@ -166,7 +166,7 @@ class MachineRows:
         return self._shared
 
 
-def memory_for(tables: dict[Owner, Table], memory: MachineRows | None = None) -> MachineRows:
+def memory_for(tables: dict[Owner, RowTable], memory: MachineRows | None = None) -> MachineRows:
     """Return ``memory``, which has a cache then; a new one where it is for other rows, or None.
 
     Raises:
@@ -183,16 +183,16 @@ def _mapped(fd: int, nbytes: int) -> Tensor:
     return tensors.map_shared_tensor(fd, nbytes, torch.uint8, (nbytes,))
 
 
-def _start(tables: dict[Owner, Table]) -> int:
+def _start(tables: dict[Owner, RowTable]) -> int:
     """Return where the cache begins: behind two words for each table."""
     return _HEADER + align(16 * len(tables))
 
 
-def _sizes_in(memory: Tensor, tables: dict[Owner, Table]) -> Array:
+def _sizes_in(memory: Tensor, tables: dict[Owner, RowTable]) -> Array:
     return array_in(memory.numpy(), "int64", (len(tables), 2), _HEADER)
 
 
-def _digest_of(tables: dict[Owner, Table]) -> bytes:
+def _digest_of(tables: dict[Owner, RowTable]) -> bytes:
     """Return a name of the rows of ``tables``, which are in order, whatever is kept of them."""
     rows = [(owner, table.num_ids, table.matrices) for owner, table in tables.items()]
     return hashlib.blake2b(repr(rows).encode(), digest_size=_DIGEST).digest()
@@ -323,7 +323,7 @@ Share = Callable[[Callable[[], bytes]], bytes | None]
 or there is no other."""
 
 
-def shared_memory(tables: dict[Owner, Table], name: str, share: Share) -> MachineRows:
+def shared_memory(tables: dict[Owner, RowTable], name: str, share: Share) -> MachineRows:
     """Return memory with a cache for the rows of ``tables``, one for the ranks that call together.
 
     Args:

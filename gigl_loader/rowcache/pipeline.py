@@ -29,11 +29,10 @@ from gigl_loader.rowcache.remote_rows import (
     RemoteRows,
     Room,
     RowCounts,
-    RowPeers,
 )
 from gigl_loader.rowcache.tables import Owner
 from gigl_loader.sampler.later import LaterRows
-from gigl_loader.sampler.reader import gather_rows, located
+from gigl_loader.sampler.row_exchange import RowPeers, gather_rows, located
 
 NOT_PLANNED = -1
 """Number of a batch that the cache is not told of: all of its rows are fetched."""

@@ -17,8 +17,7 @@ from gigl_loader.memory.segments import Array, nbytes_of, storage_dtype
 from gigl_loader.rowcache.cache import MISSING, RowCache
 from gigl_loader.rowcache.drawn import RemoteIds, RowsOf
 from gigl_loader.rowcache.tables import Matrix
-from gigl_loader.sampler.questions import PendingAnswer, RowsAnswer, RowsRequest
-from gigl_loader.sampler.reader import gather_rows, rows_request
+from gigl_loader.sampler.row_exchange import AskedRows, RowPeers, gather_rows
 
 READY_S = 5.0
 """How long a batch waits for rows that another one is fetching before it fetches them itself: the
@@ -27,23 +26,6 @@ _IN_VAIN_SHARE = 0.05  # of that, after rows did not come, until some do
 # How soon rows are noticed that another process stores in shared memory, where nothing could wake
 # this one: a small part of what a batch takes. Each look costs a pass over the absent rows.
 _POLL_S = 0.0005
-
-
-class RowsOnTheirWay(PendingAnswer[RowsAnswer], Protocol):
-    """Rows that were asked of one owner."""
-
-    @property
-    def has_come(self) -> bool:
-        """Whether `wait` would not wait."""
-        ...
-
-
-class RowPeers(Protocol):
-    """Who has the rows: partitions, or servers."""
-
-    def rows(self, who: int, request: RowsRequest, out: Array, /) -> RowsOnTheirWay:
-        """Ask for rows, and return before they are there; they come to lie in ``out``."""
-        ...
 
 
 class Room(Protocol):
@@ -61,27 +43,6 @@ class RowCounts:
     by_owner: Counter[int] = field(default_factory=Counter)
     """Rows by who was asked for them."""
     nbytes: int = 0
-
-
-@dataclass(frozen=True)
-class PendingRows:
-    """Rows of one matrix that were asked for."""
-
-    rows: Array
-    """``[n, ...]``, where they come to lie."""
-    answers: list[RowsOnTheirWay]
-
-    @property
-    def has_come(self) -> bool:
-        """Whether `wait` would not wait."""
-        return all(answer.has_come for answer in self.answers)
-
-    def wait(self) -> Array:
-        """Return them once they are there, or raise what went wrong."""
-        for answer in self.answers:
-            # Nothing is put together: each answer came to lie in its part of ``rows``.
-            answer.wait()
-        return self.rows
 
 
 class Patience:
@@ -141,7 +102,7 @@ class RemoteRows:
         if self._fetched.size and not is_alone:
             self._copy_out()
 
-    def _ask(self, matrix: Matrix, at: Array, room: Room | None = None) -> PendingRows:
+    def _ask(self, matrix: Matrix, at: Array, room: Room | None = None) -> AskedRows:
         """Ask for the rows of the ids at ``at``, which ascend; None: they come to fresh memory."""
         dtype, row_shape = self._remote.matrices[matrix]
         shape = (at.size, *row_shape)
@@ -149,14 +110,11 @@ class RemoteRows:
             out = np.empty(shape, storage_dtype(dtype))
         else:  # named work memory: answers land in pages that are mapped already
             out = room.matrix(f"{matrix} {self._number}", dtype, shape)
-        answers, start = [], 0
-        for who, ids in self._remote.pieces(at):
-            part = out[start : start + ids.size]
-            answers.append(self._peers.rows(who, rows_request(*matrix, ids), part))
-            self._counts.by_owner[who] += ids.size
-            start += ids.size
+        pieces = self._remote.pieces(at)
+        for owner, ids in pieces:
+            self._counts.by_owner[owner] += ids.size
         self._counts.nbytes += nbytes_of(dtype, shape)
-        return PendingRows(out, answers)
+        return AskedRows(self._peers, *matrix, pieces, out)
 
     @property
     def has_come(self) -> bool:
@@ -170,7 +128,7 @@ class RemoteRows:
 
     def wait(self) -> dict[Matrix, Array]:
         """Wait for the answers, and return their rows by matrix."""
-        rows = {matrix: asked.wait() for matrix, asked in self._asked.items()}
+        rows = {matrix: asked.wait_for_all() for matrix, asked in self._asked.items()}
         self._is_there = True
         return rows
 
@@ -254,7 +212,7 @@ class RemoteRows:
         in_time, late = time.monotonic() < deadline, self._cached[absent]
         self._cached = np.delete(self._cached, absent)
         asked = {matrix: self._ask(matrix, late) for matrix in self._asked}
-        rows = {matrix: one.wait() for matrix, one in asked.items()}
+        rows = {matrix: one.wait_for_all() for matrix, one in asked.items()}
         ids, everything = self._remote.ids[late], np.arange(late.size)
         # Others may wait for these rows, too, and would fetch each of them once more.
         self._here.store(self._owner, self._plan[late], ids, rows, everything)
@@ -325,4 +283,4 @@ class RemoteRows:
         if absent.size:
             at = self._cached[absent]
             self._num_again += absent.size
-            out[self._positions[at]] = self._ask(matrix, at).wait()
+            out[self._positions[at]] = self._ask(matrix, at).wait_for_all()

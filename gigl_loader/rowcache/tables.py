@@ -2,7 +2,7 @@
 
 ::
 
-    rows of other machines, size --> tables_of --> Table: slots, references, index
+    rows of other machines, size --> tables_of --> RowTable: slots, references, index
                                                    --> arrays, one after the other in one memory
 
 Nothing in it grows with the graph but by choice: the index is by id where that takes less memory
@@ -49,7 +49,7 @@ read several cache lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class RowTable:
     """The rows of one type."""
 
     num_ids: int
@@ -102,10 +102,10 @@ class CacheMemory(Generic[A]):
 
     segment: A
     """``[nbytes]`` uint8, zeros when new, shared."""
-    tables: dict[Owner, Table]
+    tables: dict[Owner, RowTable]
 
 
-def segment_bytes(tables: Mapping[Owner, Table]) -> int:
+def segment_bytes(tables: Mapping[Owner, RowTable]) -> int:
     """Return how much memory a cache of ``tables`` takes."""
     return (
         align(MUTEX_BYTES)
@@ -119,7 +119,7 @@ def make_tables(
     remote: Mapping[Owner, int],
     size: int | float,
     kinds: Mapping[str, bool],
-) -> dict[Owner, Table]:
+) -> dict[Owner, RowTable]:
     """Return the tables for a cache.
 
     Args:
@@ -161,7 +161,7 @@ def remote_rows(view: PartitionView[Any], remote: set[int]) -> dict[Owner, int]:
 
 def tables_for(
     view: PartitionView[Any], plan: SamplingPlan, same_host: Mapping[int, Any], size: int | float
-) -> dict[Owner, Table]:
+) -> dict[Owner, RowTable]:
     """Return the tables of a cache for what ``plan`` reads from other machines; see `make_tables`.
 
     Args:
@@ -190,7 +190,7 @@ def tables_of(
     num_ids: Mapping[Owner, int],
     remote: Mapping[Owner, int],
     size: int | float,
-) -> dict[Owner, Table]:
+) -> dict[Owner, RowTable]:
     """Return the tables for a cache of rows.
 
     Args:
@@ -200,13 +200,13 @@ def tables_of(
         size: As for `make_tables`.
     """
 
-    def tables(share: float) -> dict[Owner, Table]:
+    def tables(share: float) -> dict[Owner, RowTable]:
         found = {}
         for owner, some in matrices.items():
             # A small share of few rows would round to a table without slots.
             wanted = max(1, round(share * remote[owner]))
             capacity = min(remote[owner], wanted, _MOST_SLOTS)
-            found[owner] = Table(
+            found[owner] = RowTable(
                 # Room for two windows: batches of a user that is gone stay known until the ring is
                 # full, and meanwhile the others must know theirs.
                 num_ids=num_ids[owner], capacity=capacity, matrices=some,
@@ -229,7 +229,7 @@ def tables_of(
     return found
 
 
-def in_order(tables: Mapping[Owner, Table]) -> dict[Owner, Table]:
+def in_order(tables: Mapping[Owner, RowTable]) -> dict[Owner, RowTable]:
     """Return the same tables in an order that follows from the names in them.
 
     For memory that processes share: where a table lies in it follows from those before it, and

@@ -1,7 +1,7 @@
 """Rows that a sampler asks for and somebody reads later: for batches that are drawn ahead.
 
 The sampler does not notice: `gigl_loader.sampler.reader.GraphReader` hands out `LaterRows` where
-its ``peers`` are `Later`, and `gigl_loader.rowcache.pipeline` reads them.
+its ``peers`` are `LaterPeers`, and `gigl_loader.rowcache.pipeline` reads them.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from gigl_loader.sampler.questions import (
 )
 
 
-class Later:
+class LaterPeers:
     """``peers`` for a sampler whose rows are read later.
 
     Args:

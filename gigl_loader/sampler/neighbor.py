@@ -28,8 +28,9 @@ from gigl_loader.sampler.feature_rows import FeatureRows
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan
 from gigl_loader.sampler.questions import Peers
-from gigl_loader.sampler.reader import GraphReader, Split
+from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import DistinctRoots, MakeRoots, NodeRoots, Roots
+from gigl_loader.sampler.row_exchange import Split
 from gigl_loader.sampler.sampled import Sampled
 from gigl_loader.sampler.times import SeedTimes
 

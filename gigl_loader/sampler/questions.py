@@ -110,6 +110,11 @@ class RowsAnswer:
 class PendingAnswer(Protocol[T_co]):
     """An answer under way."""
 
+    @property
+    def has_come(self) -> bool:
+        """Whether `wait` would not wait."""
+        ...
+
     def wait(self) -> T_co:
         """Return it, or raise what went wrong."""
         ...

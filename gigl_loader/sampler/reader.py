@@ -2,12 +2,11 @@
 
 `LocalReader` answers from shared memory; `GraphReader` splits a question by owner, asks for what
 this machine does not have while it reads the rest, and puts the answers back in the order of the
-ids.
+ids. Rows go the way of `gigl_loader.sampler.row_exchange`.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -19,7 +18,7 @@ from gigl_loader.memory import read_ahead
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.sampler import _kernels as kernels
 from gigl_loader.sampler import _tree_kernels as tree_kernels
-from gigl_loader.sampler.later import Later, LaterRows
+from gigl_loader.sampler.later import LaterPeers, LaterRows
 from gigl_loader.sampler.questions import (
     Asked,
     Draw,
@@ -30,6 +29,14 @@ from gigl_loader.sampler.questions import (
     RowsAnswer,
     RowsRequest,
 )
+from gigl_loader.sampler.row_exchange import (
+    AskedRows,
+    RowsName,
+    Split,
+    gather_rows,
+    located,
+    split_by_owner,
+)
 
 _KINDS = (
     "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
@@ -38,9 +45,6 @@ _KINDS = (
 DEGREES = "degrees"
 """Kind of a request for ``[n]`` int64, how many edges of a type each node has."""
 _NO_WEIGHTS, _NO_TIMES = np.empty(0, np.float32), np.empty(0, np.int64)
-_NO_PLACES = np.empty(0, np.int64)
-_Name = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
-"""Key of a matrix, its type; key of an attribute, type and name."""
 
 
 class Scratch:
@@ -65,10 +69,6 @@ class Scratch:
 
 class _Unread:
     """Stands for answers that somebody has still to read; gone with whoever was to read them."""
-
-
-Split = dict[int, Array]
-"""By partition, the positions of the ids that it owns: int64, ascending."""
 
 
 class LocalReader:
@@ -169,7 +169,7 @@ class LocalReader:
     def _num_rows_of(self, edge_type: EdgeType) -> int:
         return max(1, self._view.num_nodes[row_type(edge_type, self._view.edge_dir)])
 
-    def rows(self, kind: str, name: _Name) -> Rows[Array]:
+    def rows(self, kind: str, name: RowsName) -> Rows[Array]:
         """Return the matrix ``kind`` (``node_features``...) of a type."""
         rows: Rows[Array] = getattr(self._view, kind)[name]
         return rows
@@ -243,7 +243,7 @@ class GraphReader:
         self._here = {p: LocalReader(part, self._scratch) for p, part in here.items()}
         self._alone = peers is None and len(self._here) == 1
         self._local = self._here[view.partition_idx]
-        self._later = isinstance(peers, Later)
+        self._later = isinstance(peers, LaterPeers)
         self._kept: tuple[Split | None, Array] = (None, np.empty(0, np.int64))
         self._unread: WeakValueDictionary[str, _Unread] = WeakValueDictionary()
         """By matrix, whose answers come to lie in its named work memory."""
@@ -279,19 +279,8 @@ class GraphReader:
         """
         if self._alone or book is None or ids.size == 0:
             return None
-        # neighbours that another machine told may be any numbers: of ids past the end, ranges say
-        # an owner past the last one, for whom the kernel would count beyond ``sizes``
-        if not 0 <= ids.min() <= ids.max() < book.num_ids:
-            raise ProtocolError(
-                f"ids {ids.min()} to {ids.max()} were asked for, where there are {book.num_ids}"
-            )
-        order = np.empty(ids.size, np.int64)
-        sizes = np.empty(self._view.num_partitions, np.int64)
-        kernels.group_by_owner(book.owner(ids), order, sizes)
-        if sizes[self._view.partition_idx] == ids.size:
-            return None
-        parts = np.split(order, np.cumsum(sizes)[:-1])
-        return {p: part for p, part in enumerate(parts) if part.size}
+        split = split_by_owner(book, ids, self._view.num_partitions)
+        return None if split.keys() == {self._view.partition_idx} else split
 
     def _others(self) -> Peers:
         assert self._peers is not None, "what is not on this machine has peers to ask"
@@ -335,25 +324,22 @@ class GraphReader:
         split = self.split(owners, nodes)
         if split is None:
             return lambda: self._local.degrees(edge_type, nodes)
-        asked = {}
-        for p, at in split.items():
-            if p not in self._here:
-                room = np.empty(at.size, np.int64)
-                request = RowsRequest(DEGREES, edge_type, nodes.take(at))
-                asked[p] = self._others().rows(p, request, room)
+        elsewhere = self._elsewhere(split)
+        room = np.empty(sum(at.size for at in elsewhere.values()), np.int64)
+        asked = self._asked(DEGREES, edge_type, elsewhere, nodes, room)
 
         def answer() -> Array:
             found = np.empty(nodes.size, np.int64)
-            for p, at in split.items():
-                here = self._here.get(p)
-                ids = nodes.take(at)
-                found[at] = asked[p].wait().values if here is None else here.degrees(edge_type, ids)
+            for p in self._here.keys() & split.keys():
+                found[split[p]] = self._here[p].degrees(edge_type, nodes.take(split[p]))
+            for at, degrees in zip(elsewhere.values(), asked.wait(), strict=True):
+                found[at] = degrees
             return found
 
         return answer
 
     def fetch(
-        self, kind: str, name: _Name, ids: Array, split: Split | None = None
+        self, kind: str, name: RowsName, ids: Array, split: Split | None = None
     ) -> tuple[str, tuple[int, ...], Callable[[Array], None]]:
         """Ask for rows; they are on their way when this returns.
 
@@ -381,7 +367,7 @@ class GraphReader:
         return rows.dtype, shape, LaterRows(kind, name, kept, split, read)
 
     def _fetch_now(
-        self, kind: str, name: _Name, ids: Array, split: Split | None
+        self, kind: str, name: RowsName, ids: Array, split: Split | None
     ) -> tuple[str, tuple[int, ...], Callable[[Array], None]]:
         rows = self._local.rows(kind, name)
         values = rows.values
@@ -398,17 +384,21 @@ class GraphReader:
         is_free, unread = matrix not in self._unread, _Unread()
         if is_free:
             self._unread[matrix] = unread
-        asked = self._ask_rows(kind, name, split, ids, rows, matrix if is_free else None)
+        elsewhere = self._elsewhere(split)
+        room_shape = (sum(at.size for at in elsewhere.values()), *values.shape[1:])
+        if is_free:  # named work memory: answers land in pages that are mapped already
+            room = self._scratch.matrix(matrix, rows.dtype, room_shape)
+        else:
+            room = np.empty(room_shape, values.dtype)
+        asked = self._asked(kind, name, elsewhere, ids, room)
 
         def write(out: Array) -> None:
             parts = []
-            for partition, at in split.items():
-                if partition in asked:
-                    answer = asked[partition].wait().values
-                    parts.append((answer, np.arange(at.size), at))
-                else:
-                    part = self._here[partition].rows(kind, name)
-                    parts.append((part.values, located(part, ids.take(at)), at))
+            for partition in self._here.keys() & split.keys():  # meanwhile the others answer
+                part, at = self._here[partition].rows(kind, name), split[partition]
+                parts.append((part.values, located(part, ids.take(at)), at))
+            for answer, at in zip(asked.wait(), elsewhere.values(), strict=True):
+                parts.append((answer, np.arange(at.size), at))
             gather_rows(parts, out)
             if self._unread.get(matrix) is unread:
                 del self._unread[matrix]
@@ -423,37 +413,21 @@ class GraphReader:
             self._kept = (split, ids.copy())
         return self._kept[1]
 
-    def _ask_rows(
-        self, kind: str, name: _Name, split: Split, ids: Array, like: Rows[Array],
-        scratch: str | None,
-    ) -> dict[int, PendingAnswer[RowsAnswer]]:  # fmt: skip
-        """Ask for rows; answers go to the work memory ``scratch``, None: to fresh memory."""
-        asked = {}
-        for partition, at in split.items():
-            if partition not in self._here:
-                shape = (at.size, *like.values.shape[1:])
-                # named work memory: the answer lands in pages that are mapped already
-                if scratch is None:
-                    room = np.empty(shape, like.values.dtype)
-                else:
-                    room = self._scratch.matrix(f"{scratch} of {partition}", like.dtype, shape)
-                request = rows_request(kind, name, ids.take(at))
-                asked[partition] = self._others().rows(partition, request, room)
-        return asked
+    def _elsewhere(self, split: Split) -> Split:
+        """Return what of ``split`` is not in this machine's memory."""
+        return {p: at for p, at in split.items() if p not in self._here}
+
+    def _asked(
+        self, kind: str, name: RowsName, elsewhere: Split, ids: Array, room: Array
+    ) -> AskedRows:
+        pieces = [(partition, ids.take(at)) for partition, at in elsewhere.items()]
+        return AskedRows(self._peers, kind, name, pieces, room)
 
 
 def row_type(edge_type: EdgeType, edge_dir: str) -> NodeType:
     """Return the type of the nodes that edges are grouped by; of label edges, the anchors."""
     by_source = edge_dir == "out" or is_label_edge_type(edge_type)
     return edge_type[0] if by_source else edge_type[2]
-
-
-def rows_request(kind: str, name: _Name, ids: Array) -> RowsRequest:
-    """Return the question for rows of the matrix ``kind`` of ``name``."""
-    if kind.endswith("_attributes"):
-        graph_type, attribute = cast("tuple[NodeType | EdgeType, str]", name)
-        return RowsRequest(kind, graph_type, ids, attribute)
-    return RowsRequest(kind, cast("NodeType | EdgeType", name), ids)
 
 
 def _check_ids(ids: Array) -> None:
@@ -491,68 +465,4 @@ def _check_drawn(drawn: Drawn, num_nodes: int, with_edge: bool) -> None:
     if not fits:
         raise ProtocolError(
             f"neighbours of {num_nodes} nodes came as {[array.shape for array in found]}"
-        )
-
-
-def located(rows: Rows[Array], ids: Array) -> Array:
-    """Return the row of each of ``ids`` (``[n]`` int64), asking for pages of the index first.
-
-    Raises:
-        ProtocolError: The index has no place for one.
-    """
-    if rows.index is not None:
-        at, end = rows.looked_up(ids), rows.index.size
-        # -1 would be found, at the end of the index, and be the row of another id
-        if at.size and not 0 <= at.min() <= at.max() < end:
-            raise ProtocolError(
-                f"rows of ids {ids.min()} to {ids.max()} were asked for, where there are only "
-                f"{rows.first} to {rows.first + end - 1}"
-            )
-        read_ahead.want(rows.index, at)
-    found: Array = rows.locate(ids)
-    return found
-
-
-def gather_rows(parts: Sequence[tuple[Array, Array, Array | None]], out: Array) -> None:
-    """Write rows of matrices to ``out``.
-
-    Args:
-        parts: (matrix, rows of it, where in ``out`` they go; None: to all positions, in order). All
-            matrices are contiguous and of one type and width; together they fill ``out``.
-        out: ``[num_rows, ...]``, contiguous.
-
-    Raises:
-        ProtocolError: A matrix does not have such rows.
-    """
-    if out.size == 0:
-        return
-    row_bytes = out[0].nbytes
-    addresses = np.empty(out.shape[0], np.int64)
-    # The widest word that divides rows and all addresses: words have to be aligned.
-    word_bytes = math.gcd(row_bytes, out.ctypes.data, 8)
-    for values, rows, positions in parts:
-        _check_alike(values, out)
-        start = values.ctypes.data
-        word_bytes = math.gcd(word_bytes, start)
-        to = _NO_PLACES if positions is None else positions
-        rows = np.ascontiguousarray(rows)
-        wrong = kernels.row_addresses(rows, row_bytes, start, values.shape[0], to, addresses)
-        if wrong >= 0:
-            raise ProtocolError(
-                f"row {rows[wrong]} of a matrix with {values.shape[0]} rows was asked for"
-            )
-        read_ahead.want(values, rows)
-    # There is no word of 2 bytes: such rows are copied by bytes, and there is one kernel less.
-    word = kernels.WORDS.get(word_bytes, np.int8)
-    kernels.copy_rows(addresses, out.reshape(out.shape[0], -1).view(word))
-
-
-def _check_alike(values: Array, like: Array) -> None:
-    """Make sure that rows can be read by address."""
-    # Addresses are all that the kernel gets: a stride or another width would read beside the rows.
-    alike = values.dtype == like.dtype and values.shape[1:] == like.shape[1:]
-    if not alike or not values.flags.c_contiguous:
-        raise ProtocolError(
-            f"rows of a {values.dtype} matrix {values.shape} were given for {like.dtype} "
-            f"{like.shape}"
         )

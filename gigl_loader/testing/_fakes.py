@@ -28,6 +28,8 @@ def as_worker_gets(obj: T) -> Any:
 
 
 class _Answered(Generic[T]):
+    has_come = True
+
     def __init__(self, answer: T) -> None:
         self._answer = answer
 

@@ -38,7 +38,7 @@ from gigl_loader.rowcache.drawn import keep_structure
 from gigl_loader.rowcache.look_ahead import STREAM, AheadMemory, AheadTasks, DrawnAhead, Waiting
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, Pipeline
 from gigl_loader.sampler.apart import rows_apart
-from gigl_loader.sampler.later import Later
+from gigl_loader.sampler.later import LaterPeers
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
 from gigl_loader.sampler.questions import Peers
@@ -285,7 +285,7 @@ class Worker:
                 # here, not in `__init__`: a sampler's work arrays are of one thread, and a thread
                 # that never gets a task needs none
                 if sampler is None:
-                    peers = Later(self._asking) if self._rows_apart else self._asking
+                    peers = LaterPeers(self._asking) if self._rows_apart else self._asking
                     sampler = load_sampler(self._setup, self._plugins, peers)
                 self._sample(sampler, request, position, idle_s)
             # of shared memory or a disk, to be told; or of the socket: then telling fails as well,
@@ -326,7 +326,7 @@ class Worker:
                     self._send((messages.STALE, ticket))
                     continue
                 if sampler is None:
-                    sampler = load_sampler(self._setup, self._plugins, Later(self._asking))
+                    sampler = load_sampler(self._setup, self._plugins, LaterPeers(self._asking))
                 started = time.perf_counter()
                 fields = _all_fields(sampler, request, self._setup.view)
                 batch = keep_structure(fields, here)

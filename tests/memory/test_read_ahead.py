@@ -17,7 +17,7 @@ from gigl_loader.dataset.view import Rows
 from gigl_loader.memory import read_ahead
 from gigl_loader.memory.segments import mapped_file_at
 from gigl_loader.memory.tensors import map_file
-from gigl_loader.sampler.reader import gather_rows, located
+from gigl_loader.sampler.row_exchange import gather_rows, located
 from gigl_loader.testing import wait_until
 
 PAGE = mmap.PAGESIZE

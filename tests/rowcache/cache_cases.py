@@ -15,7 +15,7 @@ from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.tables import (
     CacheMemory,
     Owner,
-    Table,
+    RowTable,
     segment_bytes,
 )
 from gigl_loader.sampler.plan import SamplingPlan
@@ -35,7 +35,7 @@ def cache_of(tables: dict) -> RowCache:
 
 def one_table(num_ids: int, capacity: int, references: int = 1 << 14) -> RowCache:
     matrices: Any = {("node_features", NODE): ("float32", (1,))}
-    return cache_of({OWNER: Table(num_ids=num_ids, capacity=capacity, matrices=matrices,
+    return cache_of({OWNER: RowTable(num_ids=num_ids, capacity=capacity, matrices=matrices,
                                 references=references)})  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from gigl_loader.rowcache.machine import (
     name_of_rows,
     shared_memory,
 )
-from gigl_loader.rowcache.tables import Owner, Table
+from gigl_loader.rowcache.tables import Owner, RowTable
 from gigl_loader.testing import TinyGraph, open_files
 from gigl_loader.workers.agreement import Agreement, _first_like, _Member
 from gigl_loader.workers.rendezvous import StoreRendezvous
@@ -39,7 +39,7 @@ CONFIG = SimpleNamespace(with_edge=False, collect_features=True)
 
 def _tables(capacity: int, num_ids: int = 50) -> dict:
     return {
-        OWNER: Table(num_ids=num_ids, capacity=capacity, matrices={MATRIX: ("float32", (2,))},
+        OWNER: RowTable(num_ids=num_ids, capacity=capacity, matrices={MATRIX: ("float32", (2,))},
                      references=100)
     }  # fmt: skip
 
@@ -162,12 +162,16 @@ def test_loaders_over_the_same_rows_have_one_memory() -> None:
 
 def test_the_first_rank_decides_how_much_is_kept() -> None:
     """Whoever maps the memory first: it is as large before any other rank can see it."""
-    offers: list[bytes] = []
-    first = shared_memory(_tables(10), "first", lambda make: offers.append(make()))
-    (offer,) = [msgspec.msgpack.decode(one, type=machine.RowsOffer) for one in offers]
-    other = MachineRows.of(offer)
-    assert other.cache(_tables(7)) is not None
-    assert other.shared.tables[OWNER].capacity == 10 == first.shared.tables[OWNER].capacity
+    others: list[MachineRows] = []
+
+    def share(make) -> None:
+        """Let another rank map the memory as soon as it is offered."""
+        others.append(MachineRows.of(msgspec.msgpack.decode(make(), type=machine.RowsOffer)))
+        assert others[0].cache(_tables(7)) is not None
+
+    first = shared_memory(_tables(10), "first", share)
+    for one in (first, *others):
+        assert one.shared.tables[OWNER].capacity == 10
 
 
 def test_rows_are_the_same_where_the_tensors_are() -> None:
@@ -212,7 +216,7 @@ def test_ranks_need_not_name_their_types_in_one_order() -> None:
 
     def tables(order: int) -> dict:
         return {
-            owner: Table(num_ids=50, capacity=10, references=100,
+            owner: RowTable(num_ids=50, capacity=10, references=100,
                          matrices=dict(list(matrices[owner].items())[::order]))
             for owner in owners[::order]
         }  # fmt: skip

@@ -19,7 +19,7 @@ from gigl_loader.rowcache.drawn import keep_structure
 from gigl_loader.rowcache.pipeline import Pipeline
 from gigl_loader.rowcache.remote_rows import Patience
 from gigl_loader.rowcache.tables import make_tables
-from gigl_loader.sampler.later import Later
+from gigl_loader.sampler.later import LaterPeers
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.sampler.questions import RowsRequest
@@ -67,7 +67,7 @@ def test_batches_are_the_same_bits(
     cache = _PlannedBefore(cache_of(make_tables(view, remote, share, kinds)))
     plain, user = NeighborSampler(view, plan, InProcessPeers(views)), cache.join()
     peers = [InProcessPeers(views), InProcessPeers(views)]
-    samplers = [NeighborSampler(view, plan, Later(one)) for one in peers]
+    samplers = [NeighborSampler(view, plan, LaterPeers(one)) for one in peers]
     pipelines = [Pipeline(one, Scratch(), cache, user, view=view, ready_s=0.0) for one in peers]
     random = np.random.default_rng(seed)
     requests = [
@@ -123,7 +123,7 @@ def test_rows_are_fetched_once_where_a_later_batch_comes_sooner() -> None:
     kinds = dict.fromkeys(("node_features", "node_labels", "node_attributes"), True)
     cache = _PlannedBefore(cache_of(make_tables(view, remote, 0.3, kinds)))
     slow, fast = _Overtaken(views), InProcessPeers(views)
-    sampler = NeighborSampler(view, plan, Later(fast))
+    sampler = NeighborSampler(view, plan, LaterPeers(fast))
     random, user = np.random.default_rng(0), cache.join()
     pipelines = [
         Pipeline(one, Scratch(), cache, user, view=view, ready_s=0.0) for one in (slow, fast)
@@ -165,7 +165,7 @@ def test_what_is_asked_for_is_what_the_plans_miss(share: float) -> None:
     remote = {OWNER: int((view.node_books[NODE].owner(np.arange(60)) != 0).sum())}
     kinds = dict.fromkeys(("node_features", "node_labels", "node_attributes"), True)
     cache = _PlannedBefore(cache_of(make_tables(view, remote, share, kinds)))
-    sampler = NeighborSampler(view, plan_of(graph, False), Later(peers))
+    sampler = NeighborSampler(view, plan_of(graph, False), LaterPeers(peers))
     pipeline = Pipeline(peers, Scratch(), cache, cache.join(), view=view)
     drawn, missing = [], 0
     for batch in range(30):
@@ -181,16 +181,20 @@ def test_what_is_asked_for_is_what_the_plans_miss(share: float) -> None:
     assert missing == sum(one.ids.size for one in asked if one.kind == "node_features")
 
 
-def _two_partitions() -> tuple[list, Any, RowCache]:
+def _two_partitions(*kinds: str) -> tuple[list, Any, RowCache]:
     views = [part.view() for part in TinyGraph.random(40, 100).partitions(2)]
     view = as_worker_gets(views[0])
     remote = {OWNER: int((view.node_books[NODE].owner(np.arange(40)) != 0).sum())}
-    return views, view, cache_of(make_tables(view, remote, 0.5, {"node_features": True}))
+    return (
+        views,
+        view,
+        cache_of(make_tables(view, remote, 0.5, dict.fromkeys(("node_features", *kinds), True))),
+    )
 
 
 def test_a_drawn_batch_outlives_the_next_one_of_its_sampler() -> None:
     views, view, _ = _two_partitions()
-    store, scratch = GraphReader(view, Later(InProcessPeers(views))), np.arange(20)
+    store, scratch = GraphReader(view, LaterPeers(InProcessPeers(views))), np.arange(20)
     split = store.split(view.node_books[NODE], scratch)
     rows = store.fetch("node_features", NODE, scratch, split)
     batch = keep_structure([Field.of("n", scratch), Field("x", *rows)], {0: view})
@@ -209,7 +213,7 @@ def test_a_drawn_batch_outlives_the_next_one_of_its_sampler() -> None:
 def test_rows_of_one_matrix_for_several_sets_of_ids() -> None:
     """Both are under way at once; of the second the cache is told nothing."""
     views, view, cache = _two_partitions()
-    store = GraphReader(view, Later(InProcessPeers(views)))
+    store = GraphReader(view, LaterPeers(InProcessPeers(views)))
     several, fields = [np.arange(20), np.arange(5, 40)[::-1].copy()], []
     for number, ids in enumerate(several):
         split = store.split(view.node_books[NODE], ids)
@@ -241,19 +245,20 @@ def test_patience_ends_with_rows_that_did_not_come_and_returns_with_some_that_do
 
 def test_rows_that_are_given_up_are_asked_for_at_once() -> None:
     """By who was to fetch them: nobody waits out the time that is meant for those who died."""
-    views, view, cache = _two_partitions()
+    views, view, cache = _two_partitions("node_labels", "node_attributes")
     peers = InProcessPeers(views)
-    sampler = NeighborSampler(view, plan_of(TinyGraph.random(40, 100), False), Later(peers))
+    sampler = NeighborSampler(view, plan_of(TinyGraph.random(40, 100), False), LaterPeers(peers))
     seeds = np.arange(40)
     drawn = keep_structure(sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)),
                            {0: view})  # fmt: skip
     user = cache.join()
-    first, second = (cache.add(user, drawn.wanted()) for _ in range(2))
+    first, second, third = (cache.add(user, drawn.wanted()) for _ in range(3))
     plan = cache.plan(first, drawn.wanted())[OWNER]
     kept = np.flatnonzero(plan < -1)
     cache.abandon(OWNER, -2 - plan[kept], drawn.wanted()[OWNER][kept])
     pipeline = Pipeline(peers, Scratch(), cache, user, view=view, ready_s=600.0)
-    found = pipeline.complete(pipeline.ask(drawn, second), read_fields)
+    assert (cache.plan(second, drawn.wanted())[OWNER] >= 0).any(), "there is something to wait for"
+    found = pipeline.complete(pipeline.ask(drawn, third), read_fields)
     assert found["x"][:, 0].tolist() == found["n_id"].tolist()
 
 
@@ -277,9 +282,9 @@ class _Lost(InProcessPeers):
 @pytest.mark.parametrize("how", ["refuses", "breaks", "write"])
 def test_rows_of_a_batch_that_fails_are_awaited_by_nobody(how: str) -> None:
     """Neither where a question fails, nor an answer, nor what writes the batch."""
-    views, view, cache = _two_partitions()
+    views, view, cache = _two_partitions("node_labels", "node_attributes")
     lost, peers = _Lost(views), InProcessPeers(views)
-    sampler = NeighborSampler(view, plan_of(TinyGraph.random(40, 100), False), Later(peers))
+    sampler = NeighborSampler(view, plan_of(TinyGraph.random(40, 100), False), LaterPeers(peers))
     seeds = np.arange(40)
     drawn = keep_structure(sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)),
                            {0: view})  # fmt: skip
@@ -294,14 +299,17 @@ def test_rows_of_a_batch_that_fails_are_awaited_by_nobody(how: str) -> None:
 
     with pytest.raises((PeerError, OSError), match=r"no connection|it is gone|no memory"):
         first.complete(first.ask(drawn, numbers[0]), write)
-    found = second.complete(second.ask(drawn, numbers[1]), read_fields)
+    filling = second.ask(drawn, numbers[1])
+    assert filling.num_cached > 0, "there is something to wait for"
+    found = second.complete(filling, read_fields)
+    assert filling.num_cached == 0
     assert found["x"][:, 0].tolist() == found["n_id"].tolist()
 
 
 def test_without_a_cache_all_rows_are_fetched_and_nothing_is_told() -> None:
     views, view, _ = _two_partitions()
     sampler = NeighborSampler(
-        view, plan_of(TinyGraph.random(40, 100), False), Later(InProcessPeers(views))
+        view, plan_of(TinyGraph.random(40, 100), False), LaterPeers(InProcessPeers(views))
     )
     seeds = np.arange(40)
     drawn = keep_structure(sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)),

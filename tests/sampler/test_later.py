@@ -5,7 +5,7 @@ import pytest
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
-from gigl_loader.sampler.later import Later, LaterRows
+from gigl_loader.sampler.later import LaterPeers, LaterRows
 from gigl_loader.sampler.questions import Draw, DrawRequest, RowsRequest
 from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
@@ -17,21 +17,21 @@ def test_questions_are_passed_on() -> None:
     ids = np.flatnonzero(as_worker_gets(views[1]).node_books[NODE].owner(np.arange(20)) == 1)[:3]
     draw, rows = DrawRequest(Draw(EDGE, 1, 3), ids), RowsRequest("node_features", NODE, ids)
     out = np.empty((3, 2), np.float32)
-    assert Later(peers).draw(1, draw).wait().counts.size == 3
-    assert Later(peers).rows(1, rows, out).wait().values is out
+    assert LaterPeers(peers).draw(1, draw).wait().counts.size == 3
+    assert LaterPeers(peers).rows(1, rows, out).wait().values is out
     assert peers.asked == [(1, draw), (1, rows)]
     assert out[:, 0].tolist() == ids.tolist()
 
 
 def test_nobody_to_ask_is_said() -> None:
     with pytest.raises(AssertionError, match="has peers to ask"):
-        Later(None).draw(1, DrawRequest(Draw(EDGE, 1, 3), np.arange(1)))
+        LaterPeers(None).draw(1, DrawRequest(Draw(EDGE, 1, 3), np.arange(1)))
 
 
 def test_a_store_asks_for_no_row_until_it_is_read() -> None:
     views = [part.view() for part in TinyGraph.random(20, 60).partitions(2)]
     peers, view = InProcessPeers(views), as_worker_gets(views[0])
-    store = GraphReader(view, Later(peers))
+    store = GraphReader(view, LaterPeers(peers))
     ids = np.array([19, 3, 3, 0, 12])
     split = store.split(view.node_books[NODE], ids)
     fields = {
@@ -48,7 +48,7 @@ def test_a_store_asks_for_no_row_until_it_is_read() -> None:
     write(out := np.empty(shape, dtype))
     assert out[:, 0].tolist() == features.ids.tolist() == [19, 3, 3, 0, 12]
     assert [request.kind for _, request in peers.asked] == ["node_features"]
-    here = GraphReader(as_worker_gets(TinyGraph.random(20, 60).dataset().view()), Later(None))
+    here = GraphReader(as_worker_gets(TinyGraph.random(20, 60).dataset().view()), LaterPeers(None))
     dtype, shape, write = here.fetch("node_features", NODE, np.array([4, 2]), None)
     assert (write.split, write.kind, write.name) == (None, "node_features", NODE)
     write(out := np.empty(shape, dtype))

@@ -18,7 +18,8 @@ from gigl_loader.errors import ProtocolError
 from gigl_loader.message import BatchTicket
 from gigl_loader.sampler.plan import SamplingPlan, draw_key
 from gigl_loader.sampler.questions import Draw, Drawn, DrawRequest, RowsRequest
-from gigl_loader.sampler.reader import GraphReader, LocalReader, gather_rows
+from gigl_loader.sampler.reader import GraphReader, LocalReader
+from gigl_loader.sampler.row_exchange import gather_rows
 from gigl_loader.testing import InProcessPeers
 
 PLAN = SamplingPlan(input_type=NODE, fanouts={EDGE: (2, 2)}, seed=7)

@@ -13,7 +13,7 @@ from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as N
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote.row_answers import _of_arrays
-from gigl_loader.sampler.reader import located
+from gigl_loader.sampler.row_exchange import located
 from gigl_loader.tables import _order
 from gigl_loader.tables._job import Job
 from gigl_loader.tables._nodes import Numbering
