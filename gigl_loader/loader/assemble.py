@@ -30,7 +30,6 @@ from gigl_loader.loader.world import agree_on_seed
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
 from gigl_loader.ranks import end_group
 from gigl_loader.remote.dataset import RemoteDistDataset
-from gigl_loader.remote.service import DistServer
 from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.sampled_input import check_seed_times
 
@@ -289,6 +288,9 @@ def remote_parts(
     Raises:
         ConfigError: A value cannot work; nothing was started.
     """
+    # Here: colocated loaders do without it, see `BaseDistLoader._make_source`.
+    from gigl_loader.remote.service import DistServer
+
     if options.in_process:
         raise ConfigError(
             f"num_workers={options.num_workers} and exchange={options.exchange!r} belong to "

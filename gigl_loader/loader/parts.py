@@ -17,7 +17,6 @@ from gigl_loader.loader import config
 from gigl_loader.loader import runtime as runtime_module
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
 from gigl_loader.memory.channel import ShmChannel
-from gigl_loader.remote.client import worker_options
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sizes import parse_size
 
@@ -172,6 +171,9 @@ class LoaderParts:
 
         A sampling port per compute process, free on the storage master, is asked for.
         """
+        # Here: colocated loaders do without it, see `BaseDistLoader._make_source`.
+        from gigl_loader.remote.client import worker_options
+
         config.check_workers(num_workers, worker_concurrency)
         parse_size(channel_size, "channel_size")
         config.positive("prefetch_size", prefetch_size)
