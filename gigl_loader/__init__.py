@@ -57,10 +57,9 @@ if TYPE_CHECKING:
     from gigl_loader.loader.link import DistABLPLoader
     from gigl_loader.loader.link_neighbor import DistLinkNeighborLoader
     from gigl_loader.loader.negatives import in_batch_negative_mask, zip_with_negatives
-    from gigl_loader.loader.neighbor import DistNeighborLoader
+    from gigl_loader.loader.neighbor import DistNeighborLoader, DistSubGraphLoader
     from gigl_loader.loader.profile import profile_workers
     from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
-    from gigl_loader.loader.subgraph import DistSubGraphLoader
     from gigl_loader.memory.segments import SharedMemoryError
     from gigl_loader.options import (
         CustomSamplerOptions,
@@ -191,10 +190,9 @@ _NAMES = {
     "loader.link": ("DistABLPLoader",),
     "loader.link_neighbor": ("DistLinkNeighborLoader",),
     "loader.negatives": ("in_batch_negative_mask", "zip_with_negatives"),
-    "loader.neighbor": ("DistNeighborLoader",),
+    "loader.neighbor": ("DistNeighborLoader", "DistSubGraphLoader"),
     "loader.profile": ("profile_workers",),
     "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
-    "loader.subgraph": ("DistSubGraphLoader",),
     "options": (
         "CustomSamplerOptions",
         "FeatureStoreOptions",

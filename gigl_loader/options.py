@@ -374,9 +374,9 @@ class EpochOptions:
     reconnect_timeout_s: float = DEFAULT_RECONNECT_S
     """Seconds that a storage server may be away before that is an error; 0: it is one at once."""
     cache: "CacheOptions | None" = None
-    """Of a graph store: rows that the compute process keeps; batches then travel without rows."""
+    """Graph store: rows that the compute process keeps; batches then travel without rows."""
     asks_for_rows: bool = False
-    """Of a graph store: the compute process asks the owners for rows that a sampling server would
+    """Graph store: the compute process asks the owners for rows that a sampling server would
     have to ask other machines for, so that none leaves a server twice."""
 
     def of_batches(self) -> dict[str, str]:

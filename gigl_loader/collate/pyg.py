@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from gigl_loader.dataset.quantised import widened
 from gigl_loader.dataset.schema import (
     DatasetSchema,
     EdgeType,
@@ -26,6 +27,7 @@ from gigl_loader.message import (
     NODE_LABELS,
     NODES_PER_HOP,
     PPR,
+    SCALES,
     SEED_TIME,
     TREE,
     SampleMessage,
@@ -153,3 +155,15 @@ def _add_rest(data: Any, message: SampleMessage, stores: dict[str, Any]) -> None
             store = stores[name[:start]]
             dim = data.__cat_dim__(attribute, value, store)
             store[attribute] = value.movedim(0, dim) if dim else value
+
+
+def with_widened_features(message: SampleMessage) -> SampleMessage:
+    """Return ``message`` with float32 features, and without what made them."""
+    # Widening comes after the copy to the device: what crosses the bus is the fewer bytes.
+    scales = {name.removeprefix(SCALES): value for name, value in message.items()
+              if name.startswith(SCALES)}  # fmt: skip
+    # The common case: the very same message, so that who reads it next sees no copy either.
+    if not scales:
+        return message
+    kept = {name: value for name, value in message.items() if not name.startswith(SCALES)}
+    return {**kept, **{name: widened(kept[name], some) for name, some in scales.items()}}

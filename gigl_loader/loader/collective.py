@@ -101,14 +101,14 @@ def _copy(data: Array, out: Array) -> None:
 
 
 def _packed(value: object, method: str = "") -> list[_Piece]:
-    """Return a question or an answer as pieces; `_Reader.read` reads them."""
+    """Return a question or an answer as pieces; `_PieceReader.read` reads them."""
     # The header says of which type and shape the arrays are, so its own length has to go before it.
     header, arrays = codec.encode(value, method)
     start = len(header).to_bytes(_WORD, "little") + header
     return [_piece_of(np.frombuffer(start, np.uint8)), *map(_piece_of, arrays)]
 
 
-class _Reader:
+class _PieceReader:
     """Reads pieces, one after another; arrays are views."""
 
     def __init__(self, data: Array) -> None:
@@ -144,11 +144,11 @@ class _Reader:
 class CollectiveCall(Generic[T]):
     """A question; its answer comes with the round that `wait` starts, or an earlier one."""
 
-    def __init__(self, peers: "CollectivePeers", read: Callable[[_Reader], T]) -> None:
+    def __init__(self, peers: "CollectivePeers", read: Callable[[_PieceReader], T]) -> None:
         self._peers, self._read = peers, read
         self._answer: T | None = None
 
-    def take(self, reader: _Reader) -> None:
+    def take(self, reader: _PieceReader) -> None:
         """Take the answer."""
         self._answer = self._read(reader)
 
@@ -169,7 +169,7 @@ class CollectiveCall(Generic[T]):
         return self._answer
 
 
-def _read_drawn(reader: _Reader) -> Drawn:
+def _read_drawn(reader: _PieceReader) -> Drawn:
     _, body, arrays = reader.read()
     return codec.decode(body, arrays, Drawn)
 
@@ -279,7 +279,7 @@ class CollectivePeers:
         sent, lengths = self._filled(questions)
         told = self._swap_words([list(pair) for pair in zip(lengths, expected, strict=True)])
         got = self._swap("questions", sent, [length for length, _ in told], lengths)
-        read = [_requests_in(_Reader(data)) for data in got]
+        read = [_requests_in(_PieceReader(data)) for data in got]
         return [(some, nbytes) for some, (_, nbytes) in zip(read, told, strict=True)]
 
     def check(self, error: AnswerFailedError | None) -> None:
@@ -385,7 +385,7 @@ class CollectivePeers:
         # Answers to this rank are in the order of its questions, rank by rank.
         got = self._swap(f"answers {self._kept}", sent, [length for length, _ in told], lengths)
         for data, one in zip(got, asked, strict=True):
-            reader = _Reader(data)
+            reader = _PieceReader(data)
             for call in one.calls:
                 call.take(reader)
         # views of what came are read until the batch is finished: the next round's lies elsewhere
@@ -394,7 +394,7 @@ class CollectivePeers:
     def _answers(self, questions: list[Array]) -> tuple[Array, list[int], AnswerFailedError | None]:
         """Return the answers and the bytes for each rank; and why there are none."""
         try:
-            return *self._filled([self._answers_to(_Reader(data)) for data in questions]), None
+            return *self._filled([self._answers_to(_PieceReader(data)) for data in questions]), None
         # Whatever it was: an exception that left here would leave the others waiting for this rank.
         except Exception as error:
             failed = self.failed("an answer to another rank", error)
@@ -407,7 +407,7 @@ class CollectivePeers:
         self.on_failure(failed)
         return failed
 
-    def _answers_to(self, reader: _Reader) -> list[_Piece]:
+    def _answers_to(self, reader: _PieceReader) -> list[_Piece]:
         pieces = []
         while reader:
             method, body, arrays = reader.read()
@@ -506,7 +506,7 @@ def host_backend() -> str:
     return "gloo"
 
 
-def _requests_in(reader: _Reader) -> list[RowsRequest]:
+def _requests_in(reader: _PieceReader) -> list[RowsRequest]:
     found = []
     while reader:
         _, body, arrays = reader.read()

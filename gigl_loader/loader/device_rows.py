@@ -115,7 +115,7 @@ class _Part:
         self.positions = slice(0)
         """Position of this part in the memory that is uploaded."""
         self.rows = slice(0)
-        """Where the rows lie: of this partition in the same memory, of others in what comes."""
+        """Place of the rows: in the same memory for this partition, else in the memory received."""
 
 
 class _Wanted:
@@ -160,7 +160,7 @@ class _Wanted:
 
 @dataclass
 class _Load:
-    """What one exchange needs. All memory is taken before ranks agree on it: then none may fail."""
+    """Memory of one exchange. All of it is taken before ranks agree: after that none may fail."""
 
     uploaded: Tensor
     """Rows for the others, rows of this rank's batch, and positions."""

@@ -1,9 +1,10 @@
-"""One pass over a loader's batches, and what has to be remembered to resume it."""
+"""What a loader remembers of its batches: how far the epoch is, and what was counted."""
 
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gigl_loader.errors import ConfigError
@@ -116,7 +117,7 @@ class EpochProgress:
 
 @dataclass
 class LoaderStats(BatchCounts):
-    """What `BaseDistLoader.stats` is made of; sums over the batches handed out."""
+    """Sums over the batches handed out; `BaseDistLoader.stats` returns their `summary`."""
 
     wait_s: float = 0.0
     collate_s: float = 0.0
@@ -253,7 +254,7 @@ class LoaderStats(BatchCounts):
 
 @dataclass
 class HandedOut:
-    """What a loader remembers of the batches that it handed out, of all epochs."""
+    """Counts of the batches that a loader handed out, over all epochs."""
 
     stats: LoaderStats = field(default_factory=LoaderStats)
     recorders: list[Callable[[dict[str, Any]], None]] = field(default_factory=list)
@@ -302,3 +303,25 @@ def _verdict(wait_share: float, busy: dict[int, float]) -> str:
         "latency-bound: workers wait, for other partitions or for a CPU: raise worker_concurrency "
         "where there are several partitions, and look at the load of the machine"
     )
+
+
+def link_bytes_per_s(interfaces: Path = Path("/sys/class/net")) -> float | None:
+    """Return the nominal speed of the fastest network interface that is up, in bytes per second.
+
+    None: no interface says, as on systems other than Linux, or in some virtual machines. What
+    limits a link elsewhere, as `tc` or a switch, does not show.
+
+    Args:
+        interfaces: A folder for each interface, with files ``operstate`` and ``speed`` (Mbit/s).
+    """
+    speeds = []
+    for one in interfaces.glob("*"):
+        try:
+            if one.name != "lo" and (one / "operstate").read_text().strip() == "up":
+                # -1 stands for unknown: virtual interfaces say so, and never are the fastest.
+                speeds.append(int((one / "speed").read_text()))
+        except (OSError, ValueError):  # wireless ones have no speed, and reading it is an error
+            continue
+    fastest = max(speeds, default=0)
+    # Mbit/s are decimal.
+    return fastest * 1e6 / 8 if fastest > 0 else None

@@ -63,7 +63,7 @@ _WAKE_S = 1.0
 
 
 class InProcessSource:
-    """Samples one input in this process; a `gigl_loader.loader.source.BatchSource`.
+    """Samples one input in this process; a `gigl_loader.loader.batch_source.BatchSource`.
 
     Args:
         data: The dataset; with several partitions, all ranks build theirs together.

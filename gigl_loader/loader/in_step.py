@@ -49,7 +49,7 @@ class Turns:
 
 
 class EpochBatches:
-    """What one rank samples in an epoch, taken in order.
+    """The batches that one rank samples in an epoch, taken in order.
 
     Args:
         number: The epoch.

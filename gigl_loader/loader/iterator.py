@@ -14,8 +14,8 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.device.prefetch import NOT_READY, CopyAhead, CopyEngine, NotReady
 from gigl_loader.errors import ConfigError, NoEarlyEnd, PeerError, UsageError
+from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.epoch import EpochProgress, HandedOut
-from gigl_loader.loader.source import BatchSource
 from gigl_loader.loader.world import WorldShare
 from gigl_loader.message import Received, SampleMessage
 

@@ -7,32 +7,31 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
-from gigl_loader.collate.link import add_labels
+from gigl_loader.collate.labels import add_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.config import NumNeighbors
-from gigl_loader.loader.inputs import NodeInput
-from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
-from gigl_loader.loader.link_input import link_inputs
-from gigl_loader.loader.neighbor import DistNeighborLoader, local_input
-from gigl_loader.loader.runtime import DistributedContext
-from gigl_loader.loader.sampler_choice import SamplerClass
-from gigl_loader.loader.supervision import (
-    SupervisionEdgeType,
-    check_anchor_type,
-    excluded_types,
-    supervision_types,
-)
-from gigl_loader.loader.time_input import (
+from gigl_loader.loader.config import NumNeighbors, SamplerClass
+from gigl_loader.loader.inputs import (
+    NodeInput,
     TimeInput,
     add_times,
     add_times_by_server,
     check_time_given,
 )
+from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
+from gigl_loader.loader.link_input import (
+    SupervisionEdgeType,
+    check_anchor_type,
+    excluded_types,
+    link_inputs,
+    supervision_types,
+)
+from gigl_loader.loader.neighbor import DistNeighborLoader, local_input
+from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import SamplerOptions
 from gigl_loader.remote.dataset import ABLPInputNodes, RemoteDistDataset

@@ -9,14 +9,14 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
-from gigl_loader.collate.edges import add_edge_labels
+from gigl_loader.collate.labels import add_edge_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.config import NumNeighbors
+from gigl_loader.loader.config import NumNeighbors, SamplerClass
 from gigl_loader.loader.edge_input import (
     EdgeInput,
     SeedEdges,
@@ -27,18 +27,17 @@ from gigl_loader.loader.edge_input import (
     shifted,
     weights_of,
 )
-from gigl_loader.loader.inputs import check_servers
-from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
-from gigl_loader.loader.neighbor import DistNeighborLoader
-from gigl_loader.loader.runtime import DistributedContext
-from gigl_loader.loader.sampler_choice import SamplerClass
-from gigl_loader.loader.time_input import (
+from gigl_loader.loader.inputs import (
     TimeInput,
     add_times,
     add_times_by_server,
+    check_servers,
     check_time_given,
     read_times,
 )
+from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
+from gigl_loader.loader.neighbor import DistNeighborLoader
+from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.message import IS_HETERO, SampleMessage
 from gigl_loader.options import SamplerOptions
 from gigl_loader.remote.dataset import RemoteDistDataset

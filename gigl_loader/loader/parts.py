@@ -171,6 +171,7 @@ class LoaderParts:
 
         A sampling port per compute process, free on the storage master, is asked for.
         """
+        # Here: colocated loaders do without it, see `BaseDistLoader._make_source`.
         from gigl_loader.remote.client import worker_options
 
         config.check_workers(num_workers, worker_concurrency)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SAMPLE, _GATHER = "gigl_loader.sample", "gigl_loader.gather"
 
 
-class _Batch(NamedTuple):
+class _WorkedOn(NamedTuple):
     """When a worker was at work on one batch, in nanoseconds since 1970."""
 
     began: int
@@ -30,10 +30,10 @@ class _Batch(NamedTuple):
 
 
 class WorkerRanges:
-    """What the workers of a loader did inside a `profile_workers` block."""
+    """Times at which workers of a loader sampled and gathered, in a `profile_workers` block."""
 
     def __init__(self) -> None:
-        self._batches: dict[Any, list[_Batch]] = {}
+        self._batches: dict[Any, list[_WorkedOn]] = {}
 
     def note(self, stats: dict[str, Any]) -> None:
         """Keep what came with a batch; for the loader."""
@@ -44,7 +44,7 @@ class WorkerRanges:
         ended = stats["ended_ns"]
         sampled = ended - round(stats["gather_s"] * 1e9)
         began = sampled - round(stats["sample_s"] * 1e9)
-        self._batches.setdefault(stats["worker"], []).append(_Batch(began, sampled, ended))
+        self._batches.setdefault(stats["worker"], []).append(_WorkedOn(began, sampled, ended))
 
     def add_to(self, path: str | PathLike[str]) -> None:
         """Add the ranges to a trace that ``profiler.export_chrome_trace(path)`` wrote.
@@ -162,11 +162,11 @@ def _name_of(worker: Any) -> str:
     return f"worker {worker}"
 
 
-def _lanes(batches: list[_Batch]) -> list[list[_Batch]]:
+def _lanes(batches: list[_WorkedOn]) -> list[list[_WorkedOn]]:
     """Return ``batches`` in as few rows as have no two at the same time."""
     # Ranges of one row that overlap without one being inside the other are drawn wrongly by
     # viewers. First fit over batches by their beginning needs no more rows than overlap at once.
-    lanes: list[list[_Batch]] = []
+    lanes: list[list[_WorkedOn]] = []
     for batch in sorted(batches):
         for lane in lanes:
             if lane[-1].ended <= batch.began:

@@ -59,7 +59,7 @@ _NOTICE_S = 5.0
 class RemoteSource:
     """A loader's batches from a graph store: creates the producers, then receives from them.
 
-    A `gigl_loader.loader.source.BatchSource`.
+    A `gigl_loader.loader.batch_source.BatchSource`.
 
     Args:
         create: What the servers are to call for a producer.

@@ -217,7 +217,7 @@ def _write_pairs(
 
 
 class _Ids:
-    """Writes the ids of nodes in the order of their numbers: see `gigl_loader.dataset.original_ids`."""
+    """Writes the ids of nodes in the order of their numbers: see `dataset.original_ids`."""
 
     def __init__(
         self, out: Path | None, node_type: NodeType, numbering: Numbering, text: list[int]

@@ -2,7 +2,7 @@
 
 import torch
 
-from gigl_loader.collate.features import with_widened_features
+from gigl_loader.collate.pyg import with_widened_features
 from gigl_loader.message import SCALES
 
 

@@ -135,7 +135,7 @@ def _busy_cores() -> Iterator[None]:
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_supervisor_killed_while_all_cores_are_busy(undisturbed: str, in_order: bool) -> None:
     """Again and again: its workers send on until the kernel gets to them. No epoch is short."""
-    kills = []
+    kills: list[int] = []
 
     def disturb(epoch: int, batch: int) -> None:
         if batch % 24 == 5:

@@ -12,22 +12,19 @@ from torch_geometric.data import Data
 
 from gigl_loader import ConfigError, DistDataset, PeerError
 from gigl_loader._glt import NodeSamplerInput
-from gigl_loader.loader import assemble
+from gigl_loader.loader import shared_input
 from gigl_loader.loader.args import LoaderOptions
-from gigl_loader.loader.assemble import (
-    Told,
+from gigl_loader.loader.assemble import check_edge_ids, check_weights, is_remote, remote_parts
+from gigl_loader.loader.runtime import DistributedRuntimeInfo, from_addresses
+from gigl_loader.loader.shared_input import (
+    RankInput,
     _check_same_weights,
-    check_edge_ids,
-    check_weights,
     digest,
-    is_remote,
-    remote_parts,
     share_input,
     tell_ranks_of_input,
     told_to_others,
     weighted_types,
 )
-from gigl_loader.loader.runtime import DistributedRuntimeInfo, from_addresses
 from gigl_loader.seeds import SeedsTold
 from gigl_loader.testing import TinyGraph
 
@@ -44,7 +41,7 @@ def _rank(number: int, machines: int, per_machine: int) -> DistributedRuntimeInf
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the ranks tell, in place of a process group; a test fills it in before each call."""
     everyone: list[Any] = []
-    monkeypatch.setattr(assemble, "gather_from_ranks", lambda own, *_: everyone or [own])
+    monkeypatch.setattr(shared_input, "gather_from_ranks", lambda own, *_: everyone or [own])
     return everyone
 
 
@@ -67,22 +64,22 @@ def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
     for kind, one in enumerate(given):
         one.extra = {"t": one.node * (kind + 2)}
     by_rank = [given[kind] for kind in inputs]
-    everyone: list[Told] = []
+    everyone: list[RankInput] = []
     shares, errors = [], []
 
-    def tell(own: Told, *_: object) -> list[Told]:
+    def tell(own: RankInput, *_: object) -> list[RankInput]:
         everyone.append(own)
         return [own]
 
     with pytest.MonkeyPatch.context() as patch:
         # Each rank tells first, and then each goes on with what all told.
-        patch.setattr(assemble, "gather_from_ranks", tell)
+        patch.setattr(shared_input, "gather_from_ranks", tell)
         for one in by_rank:
-            share_input(one, _rank(0, machines, 4 // machines), Told())
-        patch.setattr(assemble, "gather_from_ranks", lambda own, *_: everyone)
+            share_input(one, _rank(0, machines, 4 // machines), RankInput())
+        patch.setattr(shared_input, "gather_from_ranks", lambda own, *_: everyone)
         for rank, one in enumerate(by_rank):
             try:
-                shares.append(share_input(one, _rank(rank, machines, 4 // machines), Told()))
+                shares.append(share_input(one, _rank(rank, machines, 4 // machines), RankInput()))
             except ConfigError as error:
                 errors.append(str(error))
     if machines == 2 and set(inputs[:2]) & set(inputs[2:]) and size:
@@ -102,7 +99,7 @@ def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
 @pytest.mark.parametrize("shard", ["world", "none"])
 def test_with_another_shard_each_rank_keeps_all(shard: str, told: list) -> None:
     seeds = NodeSamplerInput(torch.arange(7), "user")
-    mine = Told(options={"shard": shard})
+    mine = RankInput(options={"shard": shard})
     same = SeedsTold(digest=digest([seeds.node])) if shard == "world" else SeedsTold()
     told += [replace(mine, seeds=same)] * 2
     assert share_input(seeds, _rank(1, 1, 2), mine) is seeds
@@ -110,15 +107,15 @@ def test_with_another_shard_each_rank_keeps_all(shard: str, told: list) -> None:
         told[0] = replace(mine, seeds=SeedsTold(digest=b"other"))
         with pytest.raises(ConfigError, match=r"the seeds of the whole job.*on ranks .1.$"):
             share_input(seeds, _rank(1, 1, 2), mine)
-    told[0] = Told(seeds=same)
+    told[0] = RankInput(seeds=same)
     with pytest.raises(ConfigError, match="the same shard on all ranks"):
         share_input(seeds, _rank(1, 1, 2), mine)
 
 
 def test_a_rank_that_gave_up_is_named_and_raises_its_own_error(told: list) -> None:
-    told += [Told(), Told(why="no such node")]
+    told += [RankInput(), RankInput(why="no such node")]
     with pytest.raises(PeerError, match="rank 1 could not build its loader: no such node"):
-        tell_ranks_of_input(_rank(0, 1, 2), Told())
+        tell_ranks_of_input(_rank(0, 1, 2), RankInput())
     error = ConfigError("no such node")
     with pytest.raises(ConfigError) as caught, told_to_others(_rank(1, 1, 2)):
         raise error
@@ -136,9 +133,12 @@ def test_a_rank_that_gave_up_is_named_and_raises_its_own_error(told: list) -> No
     ],
 )
 def test_all_partitions_of_one_graph_are_held(partitions: list, words: str, told: list) -> None:
-    told += [Told(partition=(2, 1), seeds=_seeds(1)), Told(partition=(2, 0), seeds=_seeds(2))]
+    told += [
+        RankInput(partition=(2, 1), seeds=_seeds(1)),
+        RankInput(partition=(2, 0), seeds=_seeds(2)),
+    ]
     assert [one.count for one in tell_ranks_of_input(_rank(0, 1, 2), told[0])] == [1, 1]
-    told[:] = [Told(partition=one) for one in partitions]
+    told[:] = [RankInput(partition=one) for one in partitions]
     with pytest.raises(ConfigError, match=words):
         tell_ranks_of_input(_rank(0, 1, 2), told[0])
 

@@ -22,7 +22,7 @@ from gigl_loader.loader.collective import (
     CollectivePeers,
     RankFailedError,
     _packed,
-    _Reader,
+    _PieceReader,
     host_backend,
 )
 from gigl_loader.sampler.questions import Draw, DrawRequest, RowsRequest
@@ -159,7 +159,7 @@ def test_what_is_packed_is_read_again_whatever_its_sizes(arrays: list[np.ndarray
     for piece in pieces:
         piece.write(memory[at : at + piece.nbytes])
         at += -(-piece.nbytes // 8) * 8
-    reader = _Reader(memory)
+    reader = _PieceReader(memory)
     for one in questions:
         assert reader
         method, body, found = reader.read()
@@ -170,7 +170,7 @@ def test_what_is_packed_is_read_again_whatever_its_sizes(arrays: list[np.ndarray
 
 def test_fewer_bytes_than_were_said() -> None:
     with pytest.raises(ProtocolError, match="16 bytes were expected of another rank, 8 are left"):
-        _Reader(np.zeros(8, np.uint8)).array(np.int64, (2,))
+        _PieceReader(np.zeros(8, np.uint8)).array(np.int64, (2,))
 
 
 def test_questions_need_a_backend_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,14 @@ import torch_geometric.loader as pyg
 from gigl_loader import ConfigError, DistABLPLoader, DistLinkNeighborLoader, DistNeighborLoader
 from gigl_loader.errors import WrongTypeError
 from gigl_loader.loader.args import LoaderOptions
-from gigl_loader.loader.foreign import ANSWERS, CHANGE_NOTHING
-from gigl_loader.loader.keywords import KEYWORDS, AllKeywords, LoaderKeywords
-from gigl_loader.loader.subgraph import DistSubGraphLoader
+from gigl_loader.loader.keywords import (
+    ANSWERS,
+    CHANGE_NOTHING,
+    KEYWORDS,
+    AllKeywords,
+    LoaderKeywords,
+)
+from gigl_loader.loader.neighbor import DistSubGraphLoader
 from gigl_loader.options import ExpansionOptions
 from gigl_loader.testing import TinyGraph
 

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from gigl_loader.loader import live
+from gigl_loader.loader import deployment
 
 
 class Loader:
@@ -25,25 +25,25 @@ class Loader:
 @pytest.fixture(autouse=True)
 def _no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders of other tests of this process stay as they are."""
-    monkeypatch.setattr(live, "_loaders", weakref.WeakSet())
+    monkeypatch.setattr(deployment, "_loaders", weakref.WeakSet())
 
 
 def test_open_loaders_are_shut_down_at_exit_whatever_one_of_them_raises() -> None:
     loaders = [Loader(), Loader(OSError("too late")), Loader()]
     closed = Loader()
     for loader in (*loaders, closed):
-        live.add(loader)
-    live.discard(closed)
-    live.discard(closed)
-    live._shut_all_down()
+        deployment.opened(loader)
+    deployment.closed(closed)
+    deployment.closed(closed)
+    deployment._shut_all_down()
     assert [loader.lingered for loader in loaders] == [[0.0]] * 3
     assert closed.lingered == []
 
 
 def test_a_forked_child_owns_none_and_ends_none() -> None:
     loader = Loader()
-    live.add(loader)
-    live._disown()
+    deployment.opened(loader)
+    deployment._disown()
     assert loader._shutdowned
     assert loader._is_forked
     assert loader.lingered == [], "its workers are the parent's"
@@ -51,7 +51,7 @@ def test_a_forked_child_owns_none_and_ends_none() -> None:
 
 def test_a_loader_that_is_dropped_is_forgotten() -> None:
     loader = Loader()
-    live.add(loader)
+    deployment.opened(loader)
     del loader
     gc.collect()
-    assert len(live._loaders) == 0
+    assert len(deployment._loaders) == 0

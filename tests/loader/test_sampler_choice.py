@@ -12,7 +12,7 @@ from gigl_loader.dataset.schema import (
     FeatureInfo,
     message_passing_to_positive_label,
 )
-from gigl_loader.loader.sampler_choice import check_feature_store, chosen_sampler
+from gigl_loader.loader.config import check_feature_store, chosen_sampler
 from gigl_loader.options import ExpansionOptions, FeatureStoreOptions, KHopNeighborSamplerOptions
 
 BUYS, KNOWS = ("user", "buys", "item"), ("user", "knows", "user")

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gigl_loader import ConfigError, DistDataset
-from gigl_loader.collate.edges import add_edge_labels
+from gigl_loader.collate.labels import add_edge_labels
 from gigl_loader.collate.pyg import to_data, to_hetero_data
 from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeDir, reverse_edge_type
 from gigl_loader.dataset.view import earlier, keys_of

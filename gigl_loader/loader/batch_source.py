@@ -39,7 +39,7 @@ class BatchSource(Protocol):
 
     @property
     def channel(self) -> Any:
-        """What carries messages, as GLT's loaders show it; None: nothing does."""
+        """The channel of messages, as GLT's loaders show it; None: there is none."""
         ...
 
     @property
