@@ -17,24 +17,24 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
-    JoinRefusedError,
     ServerDiedError,
     UsageError,
 )
 from gigl_loader.remote.compact import Incarnations
-from gigl_loader.remote.connection import ServerConnection, result_of
+from gigl_loader.remote.connection import Connections, ServerConnection, result_of
 from gigl_loader.remote.membership import Join, Role
 from gigl_loader.remote.patience import PATIENCE_S, WaitReport
+from gigl_loader.remote.refusals import Refusal
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
-from gigl_loader.transport import End, Security
+from gigl_loader.transport import Security
 
 _log = logging.getLogger(__name__)
 
@@ -43,11 +43,6 @@ _ATTEMPT_S, _REACH_S, _PAUSE_S = 5.0, 1.0, 0.2
 another address by then; and the pause between two attempts."""
 _REFUSED_PAUSE_S = 5.0
 """The same pause where what listens there now does not take this process in."""
-_MAY_CHANGE = (
-    End.REFUSED_CERTIFICATE, End.REFUSED_SERVICE, End.REFUSED_BUSY, End.REFUSED_SLOW,
-)  # fmt: skip
-"""Refusals after which a server may be what it was: certificates are renewed on one machine after
-the other, and a proxy or another program may answer while it is started again."""
 _LOOK_S = 0.5
 """How often who waits for lost servers looks whether the news name other ones."""
 
@@ -66,65 +61,6 @@ def _is_lost(connection: ServerConnection, error: BaseException) -> bool:
         isinstance(error, UsageError) and connection.error is not None
     )  # not the server's words
     return is_over or isinstance(error, ServerDiedError)
-
-
-@dataclass(frozen=True)
-class _Refusal:
-    """Why a lost server was not taken for what it is now, at the last attempt."""
-
-    error: GiglLoaderError
-    since: float
-    """When it was said first; since then nothing else was (`time.monotonic`)."""
-    said: float
-    """When it was said last."""
-
-    @property
-    def is_one(self) -> bool:
-        """Whether the server has said so itself."""
-        return isinstance(self.error, ConfigError | JoinRefusedError)
-
-    @property
-    def cannot_change(self) -> bool:
-        """Whether it would say the same again: of another cluster, graph or job, or secret."""
-        of_now = isinstance(self.error, JoinRefusedError) and self.error.end in _MAY_CHANGE
-        return self.is_one and not of_now
-
-    def copy(self) -> GiglLoaderError:
-        """Return the error with a traceback of its own."""
-        return type(self.error)(*self.error.args)
-
-
-class Connections(Sequence[ServerConnection]):
-    """A compute process's connections by server; each is made when it is first looked at.
-
-    Args:
-        first: To server 0.
-        make: Returns a fresh connection to a server.
-        count: Number of servers.
-    """
-
-    def __init__(
-        self, first: ServerConnection, make: Callable[[int], ServerConnection], count: int
-    ) -> None:
-        self.made: dict[int, ServerConnection] = {0: first}
-        """Those that were looked at."""
-        self._make, self._count = make, count
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, rank: Any) -> Any:
-        # below zero, too: a rank never counts from the end, and IndexError ends an iteration
-        if not 0 <= rank < self._count:
-            raise IndexError(rank)
-        with self._lock:
-            # Under the lock, so that a server never has two connections, of which each would join.
-            # `make` may look at `made`, and at no connection by its rank: that would wait for this
-            # lock.
-            if rank not in self.made:
-                self.made[rank] = self._make(rank)
-            return self.made[rank]
 
 
 class Cluster:
@@ -158,7 +94,7 @@ class Cluster:
         self._changed = threading.Condition()
         self._holders: list[int] = []
         """See `holders`; empty until somebody asks."""
-        self._refusals: dict[int, _Refusal] = {}
+        self._refusals: dict[int, Refusal] = {}
         self._sought: set[int] = set()
         """Lost servers that a thread tries to connect with again, or meets."""
 
@@ -393,10 +329,10 @@ class Cluster:
                 self._sought.discard(rank)
                 self._changed.notify_all()
 
-    def _note_refusal(self, rank: int, error: GiglLoaderError) -> _Refusal:
+    def _note_refusal(self, rank: int, error: GiglLoaderError) -> Refusal:
         now, former = time.monotonic(), self._refusals.get(rank)
         is_same = former is not None and former.error.args == error.args
-        noted = _Refusal(error, former.since if former is not None and is_same else now, now)
+        noted = Refusal(error, former.since if former is not None and is_same else now, now)
         with self._changed:
             self._refusals[rank] = noted
             self._changed.notify_all()

@@ -5,18 +5,25 @@ import math
 import threading
 import time
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gigl_loader._glt import SamplingConfig
 from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import ConfigError, ProtocolError
+from gigl_loader.errors import ConfigError, GiglLoaderError, JoinRefusedError, ProtocolError
 from gigl_loader.options import CustomSamplerOptions, FeatureStoreOptions
 from gigl_loader.remote.membership import MOST_RANKS
 from gigl_loader.remote.messages import ProducerRequest
+from gigl_loader.transport import End
 
 _log = logging.getLogger(__name__)
 
+_MAY_CHANGE = (
+    End.REFUSED_CERTIFICATE, End.REFUSED_SERVICE, End.REFUSED_BUSY, End.REFUSED_SLOW,
+)  # fmt: skip
+"""Refusals after which a server may be what it was: certificates are renewed on one machine after
+the other, and a proxy or another program may answer while it is started again."""
 _SAY_EVERY_S = 60.0
 _MOST_SAID = 1000
 """Processes and reasons that are remembered; beyond that they are counted and not said."""
@@ -56,6 +63,32 @@ class RefusedJoins:
             self._said[key] = (now, 0)
         more = f" ({unsaid} more times since it was said last)" if unsaid else ""
         _log.warning("%s cannot join: %s%s", who, why, more)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a lost server was not taken for what it is now, at the last attempt."""
+
+    error: GiglLoaderError
+    since: float
+    """When it was said first; since then nothing else was (`time.monotonic`)."""
+    said: float
+    """When it was said last."""
+
+    @property
+    def is_one(self) -> bool:
+        """Whether the server has said so itself."""
+        return isinstance(self.error, ConfigError | JoinRefusedError)
+
+    @property
+    def cannot_change(self) -> bool:
+        """Whether it would say the same again: of another cluster, graph or job, or secret."""
+        of_now = isinstance(self.error, JoinRefusedError) and self.error.end in _MAY_CHANGE
+        return self.is_one and not of_now
+
+    def copy(self) -> GiglLoaderError:
+        """Return the error with a traceback of its own."""
+        return type(self.error)(*self.error.args)
 
 
 def check_leave(options: Any, allowed: Sequence[str], server: int) -> None:

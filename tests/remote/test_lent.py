@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gigl_loader.remote import leases
-from gigl_loader.remote.leases import Leases
+from gigl_loader.remote import handout
+from gigl_loader.remote.handout import Leases
 from gigl_loader.remote.messages import FetchRequest
 
 
@@ -100,7 +100,7 @@ def test_a_client_that_is_gone_may_read_on() -> None:
 def test_a_batch_that_comes_when_its_client_has_left_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(leases, "_MOST_GONE", 2)
+    monkeypatch.setattr(handout, "_MOST_GONE", 2)
     lent = _Lent()
     for session in ("c", "a", "b"):
         lent.leases.lose(session)
