@@ -4,8 +4,7 @@ All calls here are collective: every rank of the group has to make them, in the 
 whatever it has; a rank with nothing to send sends nothing.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,36 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gigl_loader.errors import PeerError, PeerTimeoutError
-from gigl_loader.ranks import exchanged_on, gather_values
+from gigl_loader.ranks import exchanged_on, gather_values, named_failures
 
 T = TypeVar("T")
 
 _FEW_RANKS = 8
 """Up to so many, a pass over the ids for each rank costs less than to sort them."""
-
-
-@contextmanager
-def named_failures(doing: str) -> Iterator[None]:
-    """Turn the process group's errors, which name no cause, into ours.
-
-    Raises:
-        PeerTimeoutError: A rank did not come within the group's timeout.
-        PeerError: A rank has ended.
-    """
-    try:
-        yield
-    except RuntimeError as error:  # what all of torch.distributed's errors derive from
-        # gloo and NCCL raise the same class for both; only the text tells them apart
-        stalled = "timed out" in str(error).lower()
-        why = "a rank did not come within the process group's timeout" if stalled else (
-            "a rank has ended, or raised an error"
-        )  # fmt: skip
-        kind = PeerTimeoutError if stalled else PeerError
-        raise kind(
-            f"the process group broke while {doing}: {error}; {why}: see the logs of the other "
-            "ranks. Nothing can be resumed on this group: start the job again"
-        ) from error
 
 
 class RankExchange:

@@ -39,6 +39,7 @@ _MOMENT_S = 0.05
 # appending and clearing are atomic, whichever threads do them
 _unheard: list[str] = []
 """Why a rank is suspected to be cut off; empty once all have come again."""
+_AGREEING = "its ranks agreed on how to load"
 
 
 def suspect_ranks(why: str) -> None:
@@ -72,7 +73,7 @@ def gather_from_ranks(value: T, world_size: int, kind: Any) -> list[T]:
     """
     if world_size == 1:
         return [value]
-    with _named_failures():
+    with named_failures(_AGREEING):
         return gather_values(value, world_size, kind)
 
 
@@ -112,7 +113,7 @@ def decide_with_ranks(
     """
     if world_size == 1:
         return decide([value])
-    with _named_failures():
+    with named_failures(_AGREEING):
         found = _gathered_on_0(msgspec.msgpack.encode(value), world_size)
     outcome: Any = None
     if found is not None:
@@ -156,7 +157,7 @@ def tell_ranks(value: T, world_size: int, kind: Any) -> T:
     if world_size == 1:
         return value
     data = msgspec.msgpack.encode(value)
-    with _named_failures():
+    with named_failures(_AGREEING):
         device = _device()
         size = torch.tensor([len(data)], device=device)
         _broadcast(size)
@@ -279,14 +280,25 @@ def _decoded(found: Tensor, size: int, kind: Any) -> Any:
 
 
 @contextmanager
-def _named_failures() -> Iterator[None]:
+def named_failures(doing: str) -> Iterator[None]:
+    """Turn the process group's errors, which name no cause, into ours.
+
+    Raises:
+        PeerTimeoutError: A rank did not come within the group's timeout.
+        PeerError: A rank has ended.
+    """
     try:
         yield
-    except PeerTimeoutError:
+    except PeerError:  # ours already, of a wait within
         raise
     except RuntimeError as error:  # what all of torch.distributed's errors derive from
-        raise PeerError(
-            f"the process group broke while its ranks agreed on how to load: {error}; a rank of it "
-            "has ended, or did not come in time: see the logs of the other ranks, and start the "
-            "job again"
+        # gloo and NCCL raise the same class for both; only the text tells them apart
+        stalled = "timed out" in str(error).lower()
+        why = "a rank did not come within the process group's timeout" if stalled else (
+            "a rank has ended, or raised an error"
+        )  # fmt: skip
+        kind = PeerTimeoutError if stalled else PeerError
+        raise kind(
+            f"the process group broke while {doing}: {error}; {why}: see the logs of the other "
+            "ranks. Nothing can be resumed on this group: start the job again"
         ) from error

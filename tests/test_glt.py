@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gigl_loader import _glt
 from gigl_loader.errors import ConfigError, NativeLibraryError, UsageError
 
-PACKAGE = Path(_glt.__file__).parent
+PACKAGE = Path(_glt.__file__).parents[1]
 
 
 # --- the contract ---------------------------------------------------------------------------------

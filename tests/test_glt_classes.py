@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.scripts import run_python
 
-from gigl_loader import _glt, _glt_classes
+from gigl_loader import _glt
+from gigl_loader._glt import classes as stand_ins
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import ConfigError, UsageError
 
@@ -32,7 +33,7 @@ def _theirs() -> SimpleNamespace:
 @pytest.fixture(params=["ours", "glt"] if _glt.available else ["ours"])
 def classes(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Give the set of classes; afterwards the process has the role again that it had."""
-    found = _glt_classes if request.param == "ours" else _theirs()
+    found = stand_ins if request.param == "ours" else _theirs()
     module = sys.modules[found.get_context.__module__]
     before = dict(vars(module))
     yield found
@@ -45,7 +46,7 @@ def classes(request: pytest.FixtureRequest) -> Iterator[Any]:
 @pytest.mark.glt
 @pytest.mark.parametrize("name", SHARED)
 def test_arguments_and_methods_are_glts(name: str) -> None:
-    ours, theirs = getattr(_glt_classes, name), getattr(_theirs(), name)
+    ours, theirs = getattr(stand_ins, name), getattr(_theirs(), name)
     if name == "DistLoader":  # a base class only
         return
     assert _parameters(ours) == [p for p in _parameters(theirs) if p not in _LEFT_OUT]
@@ -70,7 +71,7 @@ def _parameters(thing: Any) -> list[str]:
 
 @pytest.mark.glt
 def test_values_of_the_enum_are_glts() -> None:
-    ours = {kind.name: kind.value for kind in _glt_classes.SamplingType}
+    ours = {kind.name: kind.value for kind in stand_ins.SamplingType}
     assert ours == {kind.name: kind.value for kind in _theirs().SamplingType}
 
 
@@ -251,7 +252,7 @@ def test_a_cpu_graph_needs_no_native_library(classes: Any, edge_dir: EdgeDir) ->
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=20))
 def test_edges_are_the_same_in_every_layout(edges: list[tuple[int, int]]) -> None:
     index = torch.tensor(edges).T
-    sets: list[Any] = [_glt_classes, *([_theirs()] if _glt.available else [])]
+    sets: list[Any] = [stand_ins, *([_theirs()] if _glt.available else [])]
     for made in (classes.Topology(index, layout=layout) for classes in sets for layout in LAYOUTS):
         source, target, ids, weights = made.to_coo()
         found = sorted(zip(ids.tolist(), source.tolist(), target.tolist(), strict=True))
@@ -373,17 +374,17 @@ def test_labels_of_some_nodes_are_looked_up(classes: Any) -> None:
 
 def test_malformed_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="name 2 devices, got 1"):
-        _glt_classes.MpDistSamplingWorkerOptions(2, [torch.device("cpu")], **ADDRESS)
+        stand_ins.MpDistSamplingWorkerOptions(2, [torch.device("cpu")], **ADDRESS)
     with pytest.raises(UsageError, match="name the server ranks"):
-        _glt_classes._servers_of_client(None)
+        stand_ins._servers_of_client(None)
     for size in ("many", "infGB", "GB"):
         with pytest.raises(ConfigError, match="is no size"):
-            _glt_classes.parse_size(size)
+            stand_ins.parse_size(size)
 
 
 def test_the_base_loader_is_a_base_class_only() -> None:
     with pytest.raises(UsageError, match=r"gigl_loader\.DistNeighborLoader"):
-        _glt_classes.DistLoader()
+        stand_ins.DistLoader()
 
 
 # --- between a machine with graphlearn-torch and one without --------------------------------------

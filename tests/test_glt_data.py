@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader._glt_data import Dataset, DistDataset
+from gigl_loader._glt.datasets import Dataset, DistDataset
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import NativeLibraryError
 

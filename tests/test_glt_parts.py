@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader import _glt_parts as parts
+from gigl_loader._glt import topology as parts
 from gigl_loader.errors import ConfigError, NativeLibraryError
 
 

@@ -1,4 +1,4 @@
-"""Which graph a partition is of: what tells the parts of one graph from those of another."""
+"""Which graph a partition is of, by digests; and the hash of numbers that draws are made of."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ class GraphIdentity:
     files; else of the tensors that every partition's process has in hand; empty: of none."""
 
 
-def digest_of(data: bytes) -> str:
+def digest_of(data: bytes | memoryview) -> str:
     """Return the digest of some bytes, in hex."""
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
 
@@ -70,6 +70,24 @@ def _as_array(leaf: Any) -> Array:
     from gigl_loader.memory.tensors import as_array  # torch is loaded: this is a tensor
 
     return as_array(leaf)
+
+
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+"""Step of SplitMix64's counter: 2 ** 64 by the golden ratio."""
+
+
+def mixed(state: Array) -> Array:
+    """Return a hash of each number (``[n]`` uint64), which depends on all of its bits.
+
+    Source:
+        The finaliser of SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number
+        generators" (OOPSLA 2014), with the constants of Stafford's variant 13.
+    """
+    # arrays of uint64 wrap around
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    found: Array = state ^ (state >> np.uint64(31))
+    return found
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:

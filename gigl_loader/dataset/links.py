@@ -30,6 +30,7 @@ from gigl_loader.dataset._pyg import read_pyg
 from gigl_loader.dataset.directory import check_target, complete_or_nothing
 from gigl_loader.dataset.disk import load_tensor, read_edges, read_partition
 from gigl_loader.dataset.glt_writer import save_tensor, write_glt
+from gigl_loader.dataset.identity import GAMMA, mixed
 from gigl_loader.dataset.mapped import is_mapped_format
 from gigl_loader.dataset.neighbours import edges_of, kept_edges
 from gigl_loader.dataset.partition import write_mapped
@@ -192,23 +193,16 @@ def link_draws(src: Tensor, dst: Tensor, seed: int, *, stream: int = 0) -> Tenso
     """Return ``[num_links]`` float64 in ``[0, 1)``, a function of seed, stream and both ends."""
     draws = torch.empty(src.numel(), dtype=torch.float64)
     # an array: numpy warns when a scalar of uint64 wraps around, and a seed may be negative
-    key = _mix(np.array([seed % 2**64], np.uint64))
-    key = _mix(key ^ np.uint64(stream))
+    key = mixed(np.array([seed % 2**64], np.uint64) + GAMMA)
+    key = mixed((key ^ np.uint64(stream)) + GAMMA)
     for start in range(0, src.numel(), _CHUNK):
         part = slice(start, start + _CHUNK)
         # one end after the other, mixed between: (a, b) and (b, a) are different links
-        state = _mix(key ^ src[part].numpy().astype(np.uint64))
-        state = _mix(state ^ dst[part].numpy().astype(np.uint64))
+        state = mixed((key ^ src[part].numpy().astype(np.uint64)) + GAMMA)
+        state = mixed((state ^ dst[part].numpy().astype(np.uint64)) + GAMMA)
         # the 53 bits that a float64 has: all of them count, and 1.0 cannot come out
         draws[part] = torch.from_numpy((state >> np.uint64(11)) * 2.0**-53)
     return draws
-
-
-def _mix(state: Any) -> Any:
-    state = state + np.uint64(0x9E3779B97F4A7C15)  # arrays of uint64 wrap around
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
 
 
 def _make_plan(

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gigl_loader.dataset.identity import digest_of
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.tensors import dtype_name
 
@@ -56,7 +57,7 @@ class Results:
             return
         folder.mkdir(parents=True, exist_ok=True)
         # the same number of ranks may hold other nodes: rows are kept by position, not by id
-        digest = hashlib.blake2b(ids.numpy().data, digest_size=16).hexdigest()
+        digest = tensor_digest(ids)
         # before anything is written: the folder may be another run's
         self._check_identity({**identity, "ids": digest, "format": ending})
         self._read_log()
@@ -218,7 +219,7 @@ def tensor_digest(rows: Tensor) -> str:
     """Return a digest of the bytes of a tensor on the CPU."""
     # as bytes: numpy has no bfloat16
     data = rows.contiguous().view(-1).view(torch.uint8).numpy()
-    return hashlib.blake2b(data.data, digest_size=16).hexdigest()
+    return digest_of(data.data)
 
 
 def model_digest(model: Any) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from gigl_loader.dataset.identity import GAMMA, mixed
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
@@ -244,15 +245,8 @@ def uniform(key: int, count: int) -> Array:
     """Return ``[count]`` float64 in [0, 1), a function of ``key`` alone.
 
     Source:
-        The finaliser of SplitMix64 over a counter: Steele, Lea, Flood, "Fast Splittable
-        Pseudorandom Number Generators" (2014), with the constants of Stafford's variant 13.
+        SplitMix64: see `mixed`, here over its counter.
     """
-    with np.errstate(over="ignore"):
-        value = np.uint64(key) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(
-            0x9E3779B97F4A7C15
-        )
-        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        value ^= value >> np.uint64(31)
+    value = mixed(np.uint64(key) + np.arange(1, count + 1, dtype=np.uint64) * GAMMA)
     unit: Array = (value >> np.uint64(11)) * 2.0**-53
     return unit

@@ -9,6 +9,7 @@ import numba
 import numpy as np
 import pyarrow as pa
 
+from gigl_loader.dataset.identity import GAMMA, mixed
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
@@ -28,7 +29,6 @@ LDG_SLACK = 0.05
 """How much larger than the mean a partition may become. With none, the last nodes go where there
 is room, whatever their neighbours are."""
 _CHUNK = 2**20
-_MIX = 0x9E3779B97F4A7C15
 
 
 def place_alone(
@@ -72,15 +72,10 @@ def random_owner(rows: Array, num_partitions: int, seed: int) -> Array:
     """Return a partition drawn for each row; a row's does not depend on the other rows.
 
     Source:
-        G. L. Steele, D. Lea, C. H. Flood, "Fast splittable pseudorandom number generators",
-        OOPSLA 2014: the finalizer of SplitMix64, here of the row and the seed.
+        SplitMix64: see `mixed`, here of the row and the seed.
     """
-    key = np.uint64((seed * _MIX + 0xD1B54A32D192ED03) % 2**64)
-    with np.errstate(over="ignore"):
-        z = (rows.astype(np.uint64) + np.uint64(1)) * np.uint64(_MIX) ^ key
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
-        z ^= z >> np.uint64(31)
+    key = np.uint64((seed * int(GAMMA) + 0xD1B54A32D192ED03) % 2**64)
+    z = mixed((rows.astype(np.uint64) + np.uint64(1)) * GAMMA ^ key)
     # The remainder favours low partitions by less than 1 in 10^16.
     owners: Array = (z % np.uint64(num_partitions)).astype(np.int64)
     return owners

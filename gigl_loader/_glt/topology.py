@@ -1,6 +1,6 @@
 """Graphs, features and partition books with the interface of graphlearn-torch (GLT).
 
-See `gigl_loader._glt_classes`. All is on the CPU: what GLT does on a GPU needs its native library.
+See `gigl_loader._glt.classes`. All is on the CPU: what GLT does on a GPU needs its native library.
 """
 
 from collections.abc import Callable

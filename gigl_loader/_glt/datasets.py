@@ -1,4 +1,4 @@
-"""Datasets with the interface of graphlearn-torch (GLT); see `gigl_loader._glt_classes`."""
+"""Datasets with the interface of graphlearn-torch (GLT); see `gigl_loader._glt.classes`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader._glt_parts import (
+from gigl_loader._glt.topology import (
     Feature,
     Graph,
     Topology,

@@ -2,8 +2,8 @@
 
 The classes here have the names, fields and defaults of GLT 0.2.4, so that `isinstance`, pickles
 and code written for GLT work the same; `gigl_loader._glt` hands them out where
-``graphlearn_torch`` cannot be imported. Datasets are in `gigl_loader._glt_data`,
-what they are made of in `gigl_loader._glt_parts`. What GLT does by itself, its own loaders and
+``graphlearn_torch`` cannot be imported. Datasets are in `gigl_loader._glt.datasets`,
+what they are made of in `gigl_loader._glt.topology`. What GLT does by itself, its own loaders and
 partitioners, is not here. One contract test runs against both sets.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader._glt_data import Dataset, DistDataset
-from gigl_loader._glt_parts import Feature, Graph, RangePartitionBook, Topology
+from gigl_loader._glt.datasets import Dataset, DistDataset
+from gigl_loader._glt.topology import Feature, Graph, RangePartitionBook, Topology
 from gigl_loader.errors import ConfigError, UsageError
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 GLT is optional. Its wheels are for Python up to 3.11 on x86-64; where it is not installed, the
 names in `EXPORTS` are classes of our own with the same fields and meaning, from
-`gigl_loader._glt_classes`.
+`gigl_loader._glt.classes`.
 
 Where it is installed, GLT 0.2.4 cannot be imported as it is on most machines. This module imports
 it on any torch from 2.4 on, with or without CUDA, and leaves the process as it found it:
@@ -37,7 +37,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from gigl_loader._glt_parts import row_major_order, row_offsets
+from gigl_loader._glt.topology import row_major_order, row_offsets
 from gigl_loader.errors import ConfigError, NativeLibraryError, UsageError
 
 _GLT = "graphlearn_torch"
@@ -78,13 +78,13 @@ EXPORTS = {name: module for module, names in _NAMES.items() for name in names}
 """Every name of GLT that gigl_loader uses, and the module below ``graphlearn_torch`` it is from."""
 
 available: bool
-"""Whether GLT itself is behind the names; False: `gigl_loader._glt_classes` is."""
+"""Whether GLT itself is behind the names; False: `gigl_loader._glt.classes` is."""
 
 native_available: bool
 """Whether GLT's native library is loaded. Nothing in gigl_loader's own path needs it."""
 
 
-# the other names of EXPORTS have a class in _glt_classes
+# the other names of EXPORTS have a class in `classes`
 _GLT_ONLY = ("RandomPartitioner", "load_partition")
 """Names without a class of our own: tests read and write GLT's own partition files with them."""
 
@@ -118,7 +118,7 @@ def _own(name: str) -> Any:
             f"wheels are for x86-64 Linux and Python up to 3.11 (this is {_python()}); with one of "
             f"those, run: pip install '{_SUPPORTED}'"
         )
-    return getattr(importlib.import_module("gigl_loader._glt_classes"), name)
+    return getattr(importlib.import_module("gigl_loader._glt.classes"), name)
 
 
 def _python() -> str:
