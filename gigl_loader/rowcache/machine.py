@@ -262,7 +262,7 @@ class RowsClaim:
         self._what, self._key = what, f"{of} {what}"
         known = _kept.get(self._key)
         self.memory = MachineRows.new() if known is None else known
-        """Memory of an earlier loader of this process, or new memory; after `agreed`, the machine's."""
+        """Memory of an earlier loader of this process, or new; after `agreed`, the machine's."""
 
     @classmethod
     def of_store(cls, cluster: Any, options: CacheOptions, config: Any) -> "RowsClaim":
