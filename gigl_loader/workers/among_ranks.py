@@ -23,7 +23,7 @@ from gigl_loader.rowcache.tables import remote_bytes, tables_for
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.transport import Security
 from gigl_loader.workers import messages
-from gigl_loader.workers.agreement import Agreement, Plan
+from gigl_loader.workers.agreement import Agreement, PeerPlan
 from gigl_loader.workers.peers import Access, Assignment, Refusing, worker_name
 from gigl_loader.workers.rendezvous import Rendezvous
 
@@ -45,7 +45,7 @@ class AmongRanks:
         self._view, self._plan, self._options = view, plan, cache
         self._epoch_options = epoch_options
         self._agreement: Agreement | None = None
-        self._peer_plan = Plan()
+        self._peer_plan = PeerPlan()
         self._ahead: AheadMemory[Tensor] | None = None
         self._refusing: list[Refusing] = []
         self.access: Access | None = None
