@@ -31,7 +31,7 @@ class RemoteIds:
     """The ids of one owner whose rows a batch needs from other machines."""
 
     split: Split
-    """By who has the rows, positions in the batch's ids."""
+    """Positions in the batch's ids, by partition or server that has the rows."""
     ids: Array
     """``[n]`` int64, those of the first who has some, then those of the next one."""
     matrices: dict[Matrix, tuple[str, tuple[int, ...]]]
@@ -43,7 +43,7 @@ class RemoteIds:
         return np.concatenate(list(self.split.values()))
 
     def pieces(self, at: Array) -> list[tuple[int, Array]]:
-        """Return by who has the rows the ids at the positions ``at``, which ascend."""
+        """Return (owner, ids) for the ids at the positions ``at``, which ascend."""
         # The ids are in the order of who has them, so each part of ``at`` is a slice of it.
         ends = np.cumsum([0, *(positions.size for positions in self.split.values())])
         cuts = np.searchsorted(at, ends)

@@ -48,7 +48,7 @@ _MOST_KNOWN = 1 << 14
 
 
 class DrawnAhead:
-    """What a trainer and its workers tell each other in memory: what is drawn, what may be filled.
+    """Memory in which workers mark batches as drawn, and the trainer allows batches to be filled.
 
     A sequence of batches is an epoch of the loader: batches count from 0 in the order in which they
     are filled.

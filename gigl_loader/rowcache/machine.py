@@ -262,7 +262,7 @@ class RowsClaim:
         self._what, self._key = what, f"{of} {what}"
         known = _kept.get(self._key)
         self.memory = MachineRows.new() if known is None else known
-        """What an earlier loader of this process has, or new; after `agreed`, the machine's."""
+        """Memory of an earlier loader of this process, or new; after `agreed`, the machine's."""
 
     @classmethod
     def of_store(cls, cluster: Any, options: CacheOptions, config: Any) -> "RowsClaim":
@@ -279,7 +279,7 @@ class RowsClaim:
 
     @property
     def offer(self) -> RowsOffer | None:
-        """What the other processes are told; None: this process's memory is its own."""
+        """Offer for the other processes; None: this process's memory is its own."""
         return self.memory.offer(self._what) if reads_same_memory() else None
 
     def agreed(self, offers: Sequence[RowsOffer]) -> MachineRows:

@@ -49,7 +49,7 @@ def split_by_owner(book: Book[Array], ids: Array, num_partitions: int) -> Split:
 
 
 class RowPeers(Protocol):
-    """Who has the rows: partitions, or servers."""
+    """Owners of rows that can be asked for them: partitions, or servers."""
 
     def rows(self, owner: int, request: RowsRequest, out: Array, /) -> PendingAnswer[RowsAnswer]:
         """Ask for rows, and return before they are there; see `Peers.rows`."""
