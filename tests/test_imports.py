@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "gigl_loader"
 ORDER = (
     "transport", "memory", "dataset", "sampler", "workers", "remote", "collate", "device", "loader",
-    "inference", "tables", "plan", "graph_store", "ray", "testing",
+    "inference", "tables", "plan", "commands", "graph_store", "ray", "testing",
 )  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -28,7 +28,6 @@ DOWNWARD = {
     ("utils.py", "transport"): "GiGL's module path: names alone, for scripts written for GiGL",
     ("diagnose.py", "transport"): "a command: it stands above everything",
     ("footprint.py", "workers"): "how a process is read in /proc; no batch passes it",
-    ("cli.py", "transport"): "the door for the shell: each verb imports what it needs",
     ("diagnose.py", "memory"): "the same",
 }
 """Imports against the order that are wanted, each with its reason."""

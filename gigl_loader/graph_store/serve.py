@@ -1,8 +1,8 @@
-"""The old name of the storage server's command; see `gigl_loader.remote.command`."""
+"""The old name of the storage server's command; see `gigl_loader.commands.serve`."""
 
 import sys
 
-from gigl_loader.remote.command import main
+from gigl_loader.commands.serve import main
 
 # scripts and manifests start servers by ``python -m gigl_loader.graph_store.serve``
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import torch
 
 from gigl_loader.memory.segments import Array
 from gigl_loader.plan import cluster, wire
-from gigl_loader.plan.cluster import Kind, Took
+from gigl_loader.plan.cluster import BatchKind, Took
 from gigl_loader.plan.costs import Costs
 from gigl_loader.processes import start_fork_server
 
@@ -258,8 +258,10 @@ def _measure_asking(roots: dict[int, str]) -> list[Took]:
     return cluster.measure([kind for kinds in [*plain, *cached] for kind in kinds])
 
 
-def _kinds(roots: dict[int, str], width: int, cache: float, from_store: bool = False) -> list[Kind]:
-    return [Kind(roots[width], _FANOUTS, size, cache, from_store) for size in _BATCH_SIZES]
+def _kinds(
+    roots: dict[int, str], width: int, cache: float, from_store: bool = False
+) -> list[BatchKind]:
+    return [BatchKind(roots[width], _FANOUTS, size, cache, from_store) for size in _BATCH_SIZES]
 
 
 def asking_costs(sampling: list[float], found: list[Took]) -> dict[str, float]:

@@ -43,7 +43,7 @@ _Ports = dict[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Kind:
+class BatchKind:
     """Batches of one kind."""
 
     root: str
@@ -91,7 +91,7 @@ class Took:
         return self.training_s + self.storage_s
 
 
-def measure(kinds: Sequence[Kind]) -> list[Took]:
+def measure(kinds: Sequence[BatchKind]) -> list[Took]:
     """Take batches of each kind; return what they took.
 
     Args:
@@ -136,7 +136,9 @@ class _Process:
 
 
 @contextlib.contextmanager
-def _processes(kinds: Sequence[Kind], num_servers: int, folder: str) -> "Iterator[list[_Process]]":
+def _processes(
+    kinds: Sequence[BatchKind], num_servers: int, folder: str
+) -> "Iterator[list[_Process]]":
     """Start servers and ranks; end them, whatever happens."""
     from gigl_loader.transport.addresses import free_port
 
@@ -284,7 +286,7 @@ def _idle(pipe: Connection) -> None:
 # --- what they do ---------------------------------------------------------------------------------
 
 
-def _train(pipe: Connection, rank: int, kinds: list[Kind], ports: _Ports, folder: str) -> None:
+def _train(pipe: Connection, rank: int, kinds: list[BatchKind], ports: _Ports, folder: str) -> None:
     import torch.distributed as dist
 
     from gigl_loader.dataset.local import DistDataset
@@ -322,7 +324,7 @@ def _serve(pipe: Connection, number: int, ports: _Ports) -> None:
             process.wait()
 
 
-def _train_from_store(pipe: Connection, rank: int, kinds: list[Kind], ports: _Ports) -> None:
+def _train_from_store(pipe: Connection, rank: int, kinds: list[BatchKind], ports: _Ports) -> None:
     from gigl_loader.remote.client import init_compute_process, shutdown_compute_process
     from gigl_loader.remote.dataset import RemoteDistDataset
 
@@ -337,7 +339,7 @@ def _train_from_store(pipe: Connection, rank: int, kinds: list[Kind], ports: _Po
         shutdown_compute_process()
 
 
-def _take(pipe: Connection, dataset: Any, ids: Any, kind: Kind, rank: int) -> None:
+def _take(pipe: Connection, dataset: Any, ids: Any, kind: BatchKind, rank: int) -> None:
     """Take batches of a kind; tell how large those were that count."""
     import torch
 

@@ -29,7 +29,7 @@ _SUBCLASSES = 8
 
 
 @dataclass(frozen=True)
-class Degrees:
+class DegreeDistribution:
     """A graph as classes of nodes that have as many edges as each other."""
 
     nodes: float
@@ -43,7 +43,7 @@ class Degrees:
     """``[classes]`` float64, how often it is a seed, relative to the mean of 1."""
 
     @classmethod
-    def uniform(cls, nodes: float, edges: float) -> "Degrees":
+    def uniform(cls, nodes: float, edges: float) -> "DegreeDistribution":
         """Return a graph whose edges fall anywhere: degrees follow Poisson's law."""
         # Poisson's variance is its mean: what is past six of its standard deviations is next to
         # nothing.
@@ -57,7 +57,7 @@ class Degrees:
         return cls(nodes, share / share.sum(), degree, np.ones(degree.size))
 
     @classmethod
-    def power_law(cls, nodes: float, edges: float, exponent: float = 2.3) -> "Degrees":
+    def power_law(cls, nodes: float, edges: float, exponent: float = 2.3) -> "DegreeDistribution":
         """Return a graph whose degrees fall as ``degree ** -exponent``, and pull as they are.
 
         Source:
@@ -75,7 +75,7 @@ class Degrees:
     @classmethod
     def measured(
         cls, degrees: Array, pulls: Array | None = None, is_seed: Array | None = None
-    ) -> "Degrees":
+    ) -> "DegreeDistribution":
         """Return a graph by the degrees of all nodes or of a sample of them.
 
         Args:
@@ -139,7 +139,7 @@ class BatchSize:
 
 
 def expect(
-    degrees: Degrees, fanouts: Sequence[int], batch_size: int, cache: float = 0.0
+    degrees: DegreeDistribution, fanouts: Sequence[int], batch_size: int, cache: float = 0.0
 ) -> BatchSize:
     """Return what a batch of k-hop neighbourhoods is expected to have.
 

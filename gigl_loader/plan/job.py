@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.plan.expect import Degrees
+from gigl_loader.plan.expect import DegreeDistribution
 
 Deployment = Literal["colocated", "graph-store"]
 
@@ -126,7 +126,7 @@ class Job:
         drawn = 1 - 1 / self.parts
         return replace(found, remote=min(1.0, self.remote * found.remote_share / drawn))
 
-    def degrees(self) -> Degrees:
+    def degrees(self) -> DegreeDistribution:
         """Return the graph by the law of its degrees."""
-        make = Degrees.uniform if self.law == "uniform" else Degrees.power_law
+        make = DegreeDistribution.uniform if self.law == "uniform" else DegreeDistribution.power_law
         return make(self.nodes, self.edges)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gigl_loader.plan.costs import Costs
-from gigl_loader.plan.expect import BatchSize, Degrees, expect
+from gigl_loader.plan.expect import BatchSize, DegreeDistribution, expect
 from gigl_loader.plan.job import DTYPE_BYTES, Job
 from gigl_loader.plan.memory import memory_of
 from gigl_loader.plan.processes import connections_of, descriptors_of, start_of
@@ -64,7 +64,7 @@ class Plan:
         return None if have is None else self.total_memory <= have * 1e9
 
 
-def estimate(job: Job, costs: Costs, degrees: Degrees | None = None) -> Plan:
+def estimate(job: Job, costs: Costs, degrees: DegreeDistribution | None = None) -> Plan:
     """Return what a job will need and give.
 
     Args:
@@ -119,7 +119,7 @@ def _enough(job: Job, batch: BatchSize, costs: Costs) -> int | None:
     return high
 
 
-def _estimate(job: Job, costs: Costs, degrees: Degrees | None) -> Plan:
+def _estimate(job: Job, costs: Costs, degrees: DegreeDistribution | None) -> Plan:
     batch = expect(degrees or job.degrees(), job.fanouts, job.batch_size, job.cache)
     wire = bytes_per_seed(job, batch)
     cpu = cpu_per_seed(job, batch, wire, costs)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.plan.costs import Costs
-from gigl_loader.plan.expect import Degrees
+from gigl_loader.plan.expect import DegreeDistribution
 from gigl_loader.plan.model import Job, estimate
 
 
-def draw(path: Path, job: Job, costs: Costs, degrees: Degrees | None = None) -> None:
+def draw(path: Path, job: Job, costs: Costs, degrees: DegreeDistribution | None = None) -> None:
     """Write a picture; its kind is that of the path's suffix.
 
     Raises:

@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(argv[0]):  # the parent went before the line above
         return 1
-    from gigl_loader.remote.command import serve_main  # takes seconds: only after the lines above
+    from gigl_loader.commands.serve import serve_main  # takes seconds: only after the lines above
 
     return serve_main(argv[1:])
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gigl_loader.commands import status
 from gigl_loader.errors import GiglLoaderError, ResourceError, signal_name
-from gigl_loader.remote import status
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security, address_towards
 from gigl_loader.transport.addresses import is_free

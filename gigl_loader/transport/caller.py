@@ -50,7 +50,7 @@ from gigl_loader.transport.stream import (
     SILENCE_S,
     TICK_S,
     Frame,
-    Kind,
+    FrameKind,
     Steps,
     Stream,
     drive,
@@ -163,7 +163,9 @@ class Caller:
         """
         if os.getpid() != self._pid:
             self._reset()
-        views = pack(Kind.ASK, request, method)  # outside of all locks: it may take long, or raise
+        views = pack(
+            FrameKind.ASK, request, method
+        )  # outside of all locks: it may take long, or raise
         reply: Reply[T] = Reply(self._wait_for, method, views, answer_type, into)
         # for appending and sending together: answers are matched to questions by their order
         with self._sending:
@@ -298,14 +300,14 @@ class Caller:
         return empty_arrays(specs) if reply is None else reply.room(specs)
 
     def _take(self, connection: _Connection, frame: Frame) -> None:
-        if frame.kind is Kind.ALIVE:
+        if frame.kind is FrameKind.ALIVE:
             return
-        if frame.kind is Kind.BYE:
+        if frame.kind is FrameKind.BYE:
             self._dismissed(connection, decode(frame.body, [], Goodbye))
             return
         with self._state:
             reply = self._unanswered.popleft() if self._unanswered else None
-        if reply is None or frame.kind not in (Kind.ANSWER, Kind.ERROR):
+        if reply is None or frame.kind not in (FrameKind.ANSWER, FrameKind.ERROR):
             raise ProtocolError(f"{frame.kind.name} came unasked")
         reply.take(frame, self.what)
         with self._state:

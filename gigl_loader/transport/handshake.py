@@ -29,7 +29,7 @@ from gigl_loader.transport.stream import (
     KNOCK_FRAME,
     MAGIC,
     Frame,
-    Kind,
+    FrameKind,
     OtherVersionError,
     Steps,
     Stream,
@@ -86,7 +86,7 @@ class Goodbye:
 
 def farewell(end: End, words: str) -> bytes:
     """Return a whole BYE frame."""
-    return bytes(pack(Kind.BYE, Goodbye(end, words[:2000]))[0])
+    return bytes(pack(FrameKind.BYE, Goodbye(end, words[:2000]))[0])
 
 
 def join(stream: Stream, security: Security, name: str, session: str, lane: str) -> Steps:
@@ -115,7 +115,7 @@ def _join(stream: Stream, security: Security, name: str, session: str, lane: str
         yield from stream.start_tls(security.context(server=False), server=False)
     else:
         stream.push([memoryview(KNOCK_FRAME)])
-    greeting = decode((yield from _expect(stream, Kind.GREETING)).body, [], Greeting)
+    greeting = decode((yield from _expect(stream, FrameKind.GREETING)).body, [], Greeting)
     # not before: the greeting shows that a process has taken the connection. And before this side
     # says who it is
     _check_user(stream, security, "the listener")
@@ -123,8 +123,8 @@ def _join(stream: Stream, security: Security, name: str, session: str, lane: str
     # both sides' in one order, so that neither can make the other repeat an old proof
     nonces = nonce + greeting.nonce
     proof = security.proof(b"caller", nonces, certificate)
-    stream.push(pack(Kind.HELLO, Hello(name[:MOST_OF_NAME], session, lane, nonce, proof)))
-    admitted = decode((yield from _expect(stream, Kind.ADMITTED)).body, [], Admitted)
+    stream.push(pack(FrameKind.HELLO, Hello(name[:MOST_OF_NAME], session, lane, nonce, proof)))
+    admitted = decode((yield from _expect(stream, FrameKind.ADMITTED)).body, [], Admitted)
     # in constant time, as everywhere: how long a comparison takes would tell how much was right
     if not hmac.compare_digest(admitted.proof, security.proof(b"listener", nonces, certificate)):
         words = f"it does not know the cluster token of this side: {_SAME_TOKEN}"
@@ -152,11 +152,11 @@ def _admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: 
     if security.mode.encrypted:
         yield from stream.start_tls(security.context(server=True), server=True)
     else:
-        yield from _expect(stream, Kind.KNOCK)
+        yield from _expect(stream, FrameKind.KNOCK)
         # before a greeting, at which the caller looks who this is: one of both says why
         _check_user(stream, security, "the caller")
-    stream.push(pack(Kind.GREETING, Greeting(mine)))
-    hello = decode((yield from _expect(stream, Kind.HELLO)).body, [], Hello)
+    stream.push(pack(FrameKind.GREETING, Greeting(mine)))
+    hello = decode((yield from _expect(stream, FrameKind.HELLO)).body, [], Hello)
     certificate, nonces = security.certificate(), hello.nonce + mine
     # the role is part of a proof: else a caller's could be sent back to it as the listener's
     wanted = security.proof(b"caller", nonces, certificate)
@@ -165,7 +165,7 @@ def _admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: 
         words = f"the caller did not prove the cluster token: {_SAME_TOKEN}"
         raise JoinRefusedError(words, End.REFUSED_TOKEN)
     proof = security.proof(b"listener", nonces, certificate)
-    stream.push(pack(Kind.ADMITTED, Admitted(proof, max_ask_bytes, incarnation)))
+    stream.push(pack(FrameKind.ADMITTED, Admitted(proof, max_ask_bytes, incarnation)))
     return hello
 
 
@@ -182,9 +182,9 @@ def _check_user(stream: Stream, security: Security, who: str) -> None:
     )
 
 
-def _expect(stream: Stream, kind: Kind) -> Steps:
+def _expect(stream: Stream, kind: FrameKind) -> Steps:
     frame: Frame = yield from read_frame(stream, 0, max_header_bytes=_MAX_BYTES)
-    if frame.kind is Kind.BYE:
+    if frame.kind is FrameKind.BYE:
         goodbye = decode(frame.body, [], Goodbye)
         raise JoinRefusedError(one_line(goodbye.words), goodbye.end)
     if frame.kind is not kind:

@@ -38,7 +38,7 @@ from gigl_loader.transport.stream import (
     SILENCE_S,
     TICK_S,
     Frame,
-    Kind,
+    FrameKind,
     Stream,
     drive,
     pack,
@@ -164,7 +164,7 @@ class Listener:
         self.on_peer = on_peer or (lambda peer: None)
         self.on_end = on_end or (lambda peer, end: None)
         self._lock = threading.Lock()  # guards the connections and what is counted
-        self._connections: dict[int, _Connection] = {}  # by descriptor
+        self._connections: dict[int, _PeerConnection] = {}  # by descriptor
         self._refused: Counter[str] = Counter()
         self._reported, self._unreported = -_REPORT_EVERY_S, 0  # so that the first one is reported
         self._spare = Spare()
@@ -269,7 +269,7 @@ class Listener:
                 self._busy("a caller", error)
             return
         try:
-            connection = _Connection(self, Stream(sock), str(source[0]))
+            connection = _PeerConnection(self, Stream(sock), str(source[0]))
         except OSError:  # it is gone already
             sock.close()
             return
@@ -317,7 +317,7 @@ class Listener:
         # they end at once, but for those whose thread waits for this process and not for its caller
         return len(self._pending()) < 2 * most
 
-    def _pending(self) -> "list[_Connection]":
+    def _pending(self) -> "list[_PeerConnection]":
         with self._lock:
             every = list(self._connections.values())
         # one without a thread is the newest, which `_accept` still works on
@@ -342,7 +342,7 @@ class Listener:
             "%s refused %d connection(s), the last one from %s: %s", self.name, count, who, why
         )
 
-    def admitted(self, connection: "_Connection", peer: Peer) -> None:
+    def admitted(self, connection: "_PeerConnection", peer: Peer) -> None:
         """Let a caller in; what it still has on a former connection is over."""
         with self._lock:
             former = [
@@ -355,7 +355,7 @@ class Listener:
         for old in former:  # outside of it, since a goodbye may have to wait
             old.dismiss(End.REPLACED, farewell(End.REPLACED, "a fresh one is there"))
 
-    def forget(self, connection: "_Connection") -> None:
+    def forget(self, connection: "_PeerConnection") -> None:
         """Release a connection that is over."""
         connection.stream.shutdown()
         # out of the table before the descriptor is free: `_accept` may get the same number at once
@@ -364,7 +364,7 @@ class Listener:
         connection.stream.close()
 
 
-class _Connection:
+class _PeerConnection:
     """One caller, from the first byte to the last, in a thread of its own."""
 
     def __init__(self, listener: Listener, stream: Stream, address: str) -> None:
@@ -463,9 +463,9 @@ class _Connection:
             self.owes = False
             steps = read_frame(self.stream, self._listener.max_ask_bytes, on_head=self._begin)
             frame: Frame = drive(steps, self.stream, self._patience)
-            if frame.kind is Kind.BYE:
+            if frame.kind is FrameKind.BYE:
                 return decode(frame.body, [], Goodbye).end
-            if frame.kind is not Kind.ASK:
+            if frame.kind is not FrameKind.ASK:
                 raise ProtocolError(f"{frame.kind.name} came where a question was due")
             if self._dismissed is None:  # else read on: unread bytes would reset our goodbye
                 self._answer(frame, peer)
@@ -487,13 +487,13 @@ class _Connection:
                 if isinstance(answer, Lent):
                     lent.callback(answer.release)
                     answer = answer.answer
-                views = pack(Kind.ANSWER, answer)
+                views = pack(FrameKind.ANSWER, answer)
             except EOFError:
                 raise
             except Exception as error:
                 if self._listener.closed:  # perhaps for that reason: the goodbye says so
                     return
-                views = pack(Kind.ERROR, describe(error))
+                views = pack(FrameKind.ERROR, describe(error))
             with self.stream.send_lock:
                 while not self.stream.push(views):
                     # a caller may take any time to read, as long as its machine acknowledges
@@ -526,12 +526,12 @@ class _Connection:
             for _ in range(1000):  # questions that nobody waits for any more
                 steps = read_frame(self.stream, self._listener.max_ask_bytes)
                 frame: Frame = drive(steps, self.stream, lambda: _left(0.0))
-                if frame.kind is Kind.BYE:
+                if frame.kind is FrameKind.BYE:
                     return decode(frame.body, [], Goodbye).end
         return End.GONE
 
 
-def _shed(pending: list[_Connection], count: int) -> None:
+def _shed(pending: list[_PeerConnection], count: int) -> None:
     """End the handshakes that have made no progress for the longest time."""
     slowest = sorted(pending, key=lambda one: one.stream.heard)[:count]
     deadline = time.monotonic() + 0.1

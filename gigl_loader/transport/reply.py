@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 from gigl_loader.errors import ProtocolError, UsageError
 from gigl_loader.transport.codec import Array, ArraySpec, decode, empty_arrays
 from gigl_loader.transport.failures import Failure, rebuild
-from gigl_loader.transport.stream import Frame, Kind
+from gigl_loader.transport.stream import Frame, FrameKind
 
 T = TypeVar("T")
 Into = Callable[[list[ArraySpec]], "list[Array]"]
@@ -64,7 +64,7 @@ class Reply(Generic[T]):
     def take(self, frame: Frame, where: str) -> None:
         """Keep the answer in ``frame``, unless there was no memory for it."""
         try:
-            if frame.kind is Kind.ERROR:
+            if frame.kind is FrameKind.ERROR:
                 self.end(rebuild(decode(frame.body, frame.arrays, Failure), where))
             elif self._error is None:
                 self._value = decode(frame.body, frame.arrays, self._expected)

@@ -59,7 +59,7 @@ Room = Callable[[list[ArraySpec]], list[Array]]
 Steps = Generator[None, None, Any]
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """Kind of a frame."""
 
     KNOCK = 1  # a plain caller's first bytes, so that a TLS listener can tell it what is wrong
@@ -81,13 +81,13 @@ class OtherVersionError(ProtocolError):
 class Frame:
     """One message, as it arrived."""
 
-    kind: Kind
+    kind: FrameKind
     method: str
     body: msgspec.Raw
     arrays: list[Array]
 
 
-def pack(kind: Kind, value: object, method: str = "") -> list[memoryview]:
+def pack(kind: FrameKind, value: object, method: str = "") -> list[memoryview]:
     """Return the buffers of a frame; those of contiguous arrays are views of them."""
     header, arrays = encode(value, method)
     total = sum(array.nbytes for array in arrays)
@@ -95,8 +95,8 @@ def pack(kind: Kind, value: object, method: str = "") -> list[memoryview]:
     return [memoryview(head + header), *(bytes_of(array) for array in arrays if array.nbytes)]
 
 
-ALIVE_FRAME = bytes(pack(Kind.ALIVE, None)[0])
-KNOCK_FRAME = bytes(pack(Kind.KNOCK, None)[0])
+ALIVE_FRAME = bytes(pack(FrameKind.ALIVE, None)[0])
+KNOCK_FRAME = bytes(pack(FrameKind.KNOCK, None)[0])
 
 
 class Stream:
@@ -398,7 +398,7 @@ def read_frame(
     check_opening(bytes(head[:6]))
     yield from stream.fill([memoryview(head)[6:]])
     _, _, kind, header_bytes, count, total = _HEAD.unpack(head)
-    if kind not in Kind.__members__.values() or count > MAX_ARRAYS:
+    if kind not in FrameKind.__members__.values() or count > MAX_ARRAYS:
         raise ProtocolError(f"a frame of kind {kind} with {count} arrays was announced")
     if header_bytes > max_header_bytes or total > max_bytes:
         raise ProtocolError(
@@ -413,7 +413,7 @@ def read_frame(
         raise ProtocolError(f"the arrays of a frame do not add up to {count} of {total} bytes")
     arrays = room(specs)
     yield from stream.fill([bytes_of(array) for array in arrays if array.nbytes])
-    return Frame(Kind(kind), method, body, arrays)
+    return Frame(FrameKind(kind), method, body, arrays)
 
 
 def check_opening(first: bytes) -> None:

@@ -94,7 +94,7 @@ class StartTurns:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PeerPlan:
     """What this rank's workers are to know of those of other partitions."""
 
     offers: dict[int, list[Offer]] = field(default_factory=dict)
@@ -224,7 +224,7 @@ class Agreement:
 
     def exchange(
         self, workers: list[tuple[str, int] | None], cache: str = "", rows: str = ""
-    ) -> Plan:
+    ) -> PeerPlan:
         """Tell where this rank's workers answer, and return what they have to know of the others.
 
         Args:
@@ -238,7 +238,7 @@ class Agreement:
         """
         rendezvous = self._rendezvous
         if rendezvous is None or not self.has_peers:
-            return Plan()
+            return PeerPlan()
         own = self._view.partition_idx
         # open before it is published, and until `close`: others map it when their workers start,
         # and those that replace one map it later
@@ -264,7 +264,7 @@ class Agreement:
         names = "\n".join([cache, *(member.rows for member in found)])
         self.name_of_cache = hashlib.sha256(names.encode()).hexdigest()
         published = [_Published(one.partition, one.host, one.ports) for one in found]
-        plan = Plan(offers, own, self._view.num_partitions, msgspec.msgpack.encode(published))
+        plan = PeerPlan(offers, own, self._view.num_partitions, msgspec.msgpack.encode(published))
         plan.assignments()  # raises where a partition has no rank
         return plan
 

@@ -20,7 +20,7 @@ from gigl_loader.options import CacheOptions, EpochOptions
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.transport import Security
 from gigl_loader.workers import messages
-from gigl_loader.workers.agreement import Agreement, Plan
+from gigl_loader.workers.agreement import Agreement, PeerPlan
 from gigl_loader.workers.ahead import AheadMemory, DrawnAhead, LookAhead
 from gigl_loader.workers.machine_cache import (
     MachineCache,
@@ -50,7 +50,7 @@ class AmongRanks:
         self._view, self._plan, self._options = view, plan, cache
         self._epoch_options = epoch_options
         self._agreement: Agreement | None = None
-        self._peer_plan = Plan()
+        self._peer_plan = PeerPlan()
         self._ahead: AheadMemory[Tensor] | None = None
         self._refusing: list[Refusing] = []
         self.access: Access | None = None

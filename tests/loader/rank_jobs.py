@@ -47,7 +47,7 @@ from gigl_loader.testing import (
 from gigl_loader.testing._processes import meet_in_store
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, producer
-from gigl_loader.workers.agreement import Agreement, Plan
+from gigl_loader.workers.agreement import Agreement, PeerPlan
 from gigl_loader.workers.pool import process_state
 from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
 from gigl_loader.workers.rendezvous import meet_ranks
@@ -290,7 +290,7 @@ def partitions_here_and_there(rank: int, size: int) -> None:
     rank_0_decides(rank, size)
     exchange = Agreement.exchange
 
-    def exchange_and_spoil(self: Agreement, *told: Any) -> Plan:
+    def exchange_and_spoil(self: Agreement, *told: Any) -> PeerPlan:
         plan = exchange(self, *told)
         for offers in plan.offers.values():
             for number, offer in enumerate(offers):

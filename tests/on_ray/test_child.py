@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gigl_loader.ray.child import main
-from gigl_loader.remote import command
 
 
 class _Libc:
@@ -28,7 +27,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(argv)
         return 7
 
-    monkeypatch.setattr(command, "serve_main", serve)
+    monkeypatch.setattr("gigl_loader.commands.serve.serve_main", serve)
     return found
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from gigl_loader.errors import PeerError
 from gigl_loader.plan import cluster
-from gigl_loader.plan.cluster import Kind, Took, cpu_s_below
+from gigl_loader.plan.cluster import BatchKind, Took, cpu_s_below
 
 
 def test_batches_that_count_come_after_those_that_fill_the_cache() -> None:
-    plain, small = Kind("g", (5,), 1024), Kind("g", (5,), 255)
+    plain, small = BatchKind("g", (5,), 1024), BatchKind("g", (5,), 255)
     assert (plain.warm_up, plain.counted, plain.taken) == (8, 24, 8 + 24 + 6)
     assert (small.warm_up, small.counted, small.taken) == (8, 96, 8 + 96 + 6)
-    kept, both = Kind("g", (5,), 1024, 0.5), Kind("g", (5,), 255, 0.5)
+    kept, both = BatchKind("g", (5,), 1024, 0.5), BatchKind("g", (5,), 255, 0.5)
     assert (kept.warm_up, kept.counted, kept.taken) == (10, 24, 10 + 24 + 48)
     assert both.taken == 4 * kept.taken
     assert Took(1.0, 2.0, 0.5, 0.25, 0.5).cpu_s == 0.75

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.plan.expect import Degrees, expect, kept_for, kept_share
+from gigl_loader.plan.expect import DegreeDistribution, expect, kept_for, kept_share
 
 
 def _draw(neighbors: list[list[int]], fanouts, batch_size: int, rng) -> tuple[int, int]:
@@ -41,17 +41,17 @@ def test_expected_sizes_are_those_of_drawn_batches(fanouts, skewed: bool) -> Non
     rng = random.Random(7)
     neighbors = _graph(4000, 40_000, skewed, rng)
     pulls = np.bincount([v for row in neighbors for v in row], minlength=4000)
-    degrees = Degrees.measured(np.array([len(row) for row in neighbors]), pulls)
+    degrees = DegreeDistribution.measured(np.array([len(row) for row in neighbors]), pulls)
     found = expect(degrees, fanouts, 40)
     drawn = np.array([_draw(neighbors, fanouts, 40, rng) for _ in range(30)]).mean(0)
     assert found.nodes == pytest.approx(drawn[0], rel=0.06)
     assert found.edges == pytest.approx(drawn[1], rel=0.08)
     if not skewed:
-        law = expect(Degrees.uniform(4000, 40_000), fanouts, 40)
+        law = expect(DegreeDistribution.uniform(4000, 40_000), fanouts, 40)
         assert law.nodes == pytest.approx(drawn[0], rel=0.06)
 
 
-@pytest.mark.parametrize("make", [Degrees.uniform, Degrees.power_law])
+@pytest.mark.parametrize("make", [DegreeDistribution.uniform, DegreeDistribution.power_law])
 def test_a_law_has_the_edges_that_it_is_given(make) -> None:
     degrees = make(1e8, 1.6e9)
     assert degrees.share.sum() == pytest.approx(1)
@@ -60,16 +60,16 @@ def test_a_law_has_the_edges_that_it_is_given(make) -> None:
 
 
 def test_fanouts_that_reach_more_nodes_than_there_are_reach_all() -> None:
-    found = expect(Degrees.uniform(1000, 50_000), (1000, 1000, 1000), 500)
+    found = expect(DegreeDistribution.uniform(1000, 50_000), (1000, 1000, 1000), 500)
     assert found.nodes == pytest.approx(1000, rel=1e-3)
     assert found.edges == pytest.approx(50_000, rel=1e-3)
 
 
 def test_what_cannot_be() -> None:
     with pytest.raises(ConfigError, match="batch_size must be 1 to"):
-        expect(Degrees.uniform(10, 20), (2,), 11)
+        expect(DegreeDistribution.uniform(10, 20), (2,), 11)
     with pytest.raises(ConfigError, match="fanouts must be -1"):
-        expect(Degrees.uniform(10, 20), (2, -2), 1)
+        expect(DegreeDistribution.uniform(10, 20), (2, -2), 1)
 
 
 def _hits_of_the_best(batches: list[np.ndarray], capacity: int) -> float:
@@ -113,6 +113,8 @@ def test_a_cache_of_everything_has_everything_and_none_has_nothing() -> None:
 
 def test_batches_of_seeds_that_have_neighbours_are_larger() -> None:
     degrees = np.repeat([0, 40], 2000)
-    graph = Degrees.measured(degrees, np.ones(4000), degrees > 0)
+    graph = DegreeDistribution.measured(degrees, np.ones(4000), degrees > 0)
     assert expect(graph, (5,), 100).edges == pytest.approx(500)
-    assert expect(Degrees.measured(degrees, np.ones(4000)), (5,), 100).edges == pytest.approx(250)
+    assert expect(
+        DegreeDistribution.measured(degrees, np.ones(4000)), (5,), 100
+    ).edges == pytest.approx(250)

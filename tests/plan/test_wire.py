@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gigl_loader.commands.plan import main
 from gigl_loader.errors import JoinRefusedError
 from gigl_loader.plan import wire
-from gigl_loader.plan.command import main
 from gigl_loader.plan.costs import SHIPPED, Costs
 from gigl_loader.plan.wire import Answerer, Other, Timed, costs_of
 from gigl_loader.transport import Mode, Security

@@ -12,9 +12,9 @@ from in_process import SECURITY, create, joined, storage
 from store_cluster import HOST, info_of, tiny_partition
 
 from gigl_loader import CustomSamplerOptions
+from gigl_loader.commands import status
 from gigl_loader.errors import PeerError, ServerDiedError
 from gigl_loader.graph_store import DistServer, init_storage_process, run_storage_server
-from gigl_loader.remote import status
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.connection import ServerConnection
 from gigl_loader.remote.endpoint import Endpoint

@@ -10,11 +10,12 @@ import pytest
 import torch.distributed as dist
 from store_cluster import HOST, info_of, tiny_graph
 
+from gigl_loader.commands import status
+from gigl_loader.commands.serve import parse_serve
 from gigl_loader.errors import ConfigError, JoinRefusedError, PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import DistServer
-from gigl_loader.remote import client, patience, status
+from gigl_loader.remote import client, patience
 from gigl_loader.remote.cluster import Cluster
-from gigl_loader.remote.command import parse_serve
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.testing import free_port, wait_until
 from gigl_loader.transport import Security

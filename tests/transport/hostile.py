@@ -11,7 +11,7 @@ from service import Answer, Service, question
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.transport import Caller, Security
 from gigl_loader.transport.handshake import Admitted, Greeting, Hello
-from gigl_loader.transport.stream import ALIVE_FRAME, KNOCK_FRAME, Kind, pack
+from gigl_loader.transport.stream import ALIVE_FRAME, KNOCK_FRAME, FrameKind, pack
 
 
 def exchange(frames: list[bytes], dice: random.Random) -> bytes:
@@ -36,12 +36,12 @@ def exchange(frames: list[bytes], dice: random.Random) -> bytes:
 
 def conversation() -> tuple[list[bytes], list[bytes]]:
     """Return the frames of both sides of a good exchange, as they passed in the clear."""
-    hello = pack(Kind.HELLO, Hello("fuzz", "s", "l", bytes(32), b""))
-    ask = b"".join(bytes(v) for v in pack(Kind.ASK, question(1), "double"))
+    hello = pack(FrameKind.HELLO, Hello("fuzz", "s", "l", bytes(32), b""))
+    ask = b"".join(bytes(v) for v in pack(FrameKind.ASK, question(1), "double"))
     bye = ALIVE_FRAME
-    answer = b"".join(bytes(v) for v in pack(Kind.ANSWER, Answer(1, np.arange(3))))
-    greeting = bytes(pack(Kind.GREETING, Greeting(bytes(32)))[0])
-    admitted = bytes(pack(Kind.ADMITTED, Admitted(b"", 1 << 30, 1))[0])
+    answer = b"".join(bytes(v) for v in pack(FrameKind.ANSWER, Answer(1, np.arange(3))))
+    greeting = bytes(pack(FrameKind.GREETING, Greeting(bytes(32)))[0])
+    admitted = bytes(pack(FrameKind.ADMITTED, Admitted(b"", 1 << 30, 1))[0])
     return [KNOCK_FRAME, bytes(hello[0]), ask, ask, bye], [greeting, admitted, bye, answer, answer]
 
 

@@ -18,7 +18,7 @@ from gigl_loader.testing._waiting import wait_until
 from gigl_loader.transport import Caller, End, Security, certs, stream
 from gigl_loader.transport.codec import decode
 from gigl_loader.transport.handshake import Admitted, Goodbye, Greeting
-from gigl_loader.transport.stream import Kind, pack
+from gigl_loader.transport.stream import FrameKind, pack
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +151,8 @@ def test_whoever_does_not_know_the_token_cannot_play_the_listener() -> None:
         def serve() -> None:
             connection, _ = server.accept()
             with listening.wrap_socket(connection, server_side=True) as tls:
-                tls.sendall(pack(Kind.GREETING, Greeting(bytes(32)))[0])
-                tls.sendall(pack(Kind.ADMITTED, Admitted(bytes(32), 1000, 1))[0])
+                tls.sendall(pack(FrameKind.GREETING, Greeting(bytes(32)))[0])
+                tls.sendall(pack(FrameKind.ADMITTED, Admitted(bytes(32), 1000, 1))[0])
                 with contextlib.suppress(OSError):
                     while tls.recv(1000):
                         pass
@@ -191,7 +191,7 @@ def test_words_of_a_stranger_are_one_line_of_the_log(
         caplog.at_level(logging.WARNING),
         socket.create_connection(service.listener.address) as sock,
     ):
-        sock.sendall(pack(Kind.BYE, Goodbye(End.CLOSED, FORGED[:3000]))[0])
+        sock.sendall(pack(FrameKind.BYE, Goodbye(End.CLOSED, FORGED[:3000]))[0])
         wait_until(lambda: refusals(caplog), "the refusal is in the log")
     (told,) = refusals(caplog)
     assert SHOWN in told
@@ -298,7 +298,9 @@ def test_16_gib_from_one_who_is_let_in_cost_nothing(network: Network) -> None:
     caller = network.caller(service.listener.address)
     caller.connect(time.monotonic() + 60)
     assert caller._connection is not None
-    head = struct.pack("<4sBBxxIIQ", b"GLt\0", stream.VERSION, stream.Kind.ASK, 100, 1, 16 << 30)
+    head = struct.pack(
+        "<4sBBxxIIQ", b"GLt\0", stream.VERSION, stream.FrameKind.ASK, 100, 1, 16 << 30
+    )
     tracemalloc.start()
     try:
         caller._connection.stream.push([memoryview(head)])

@@ -20,8 +20,8 @@ from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, PeerLost
 from gigl_loader.testing._ports import free_port
 from gigl_loader.testing._waiting import wait_until
 from gigl_loader.transport import Caller, End, Lent, Listener, Method, Peer, Security
-from gigl_loader.transport.listener import _Connection
-from gigl_loader.transport.stream import ALIVE_FRAME, KNOCK_FRAME, Kind, Stream, pack
+from gigl_loader.transport.listener import _PeerConnection
+from gigl_loader.transport.stream import ALIVE_FRAME, KNOCK_FRAME, FrameKind, Stream, pack
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_an_asker_that_stops_in_the_middle_is_cut_off(plain: Network) -> None:
     caller = plain.caller(service.listener.address)
     caller.connect(time.monotonic() + 10)
     sock = caller._connection.stream.sock  # type: ignore[attr-defined, union-attr]
-    sock.send(bytes(pack(Kind.ASK, question(1), "double")[0])[:30])
+    sock.send(bytes(pack(FrameKind.ASK, question(1), "double")[0])[:30])
     wait_until(lambda: service.ends == [("tester", End.SILENT)], "it is cut off")
 
 
@@ -273,7 +273,7 @@ def test_hostile_bytes_inside_tls(network: Network) -> None:
     """Whoever knows the token is not trusted with the listener's health either."""
     service = network.service()
     dice = random.Random(3)
-    ask = b"".join(bytes(v) for v in pack(Kind.ASK, question(1), "double"))
+    ask = b"".join(bytes(v) for v in pack(FrameKind.ASK, question(1), "double"))
     for _ in range(40):
         host, port = service.listener.address
         caller = Caller(host, port, network.security, "fuzz")
@@ -335,15 +335,15 @@ def test_a_listener_that_closes_answers_with_its_goodbye_alone(
     assert a.ask("ask", 1, int).wait(60) == 1
     asked = b.ask("ask", 2, int)
     wait_until(lambda: any(one.owes for one in listener._connections.values()), "b asks")
-    dismiss = _Connection.dismiss
+    dismiss = _PeerConnection.dismiss
 
-    def dismiss_once_answered(self: _Connection, *args: Any) -> None:
+    def dismiss_once_answered(self: _PeerConnection, *args: Any) -> None:
         assert self.peer is not None
         if self.peer.name == "b":
             wait_until(lambda: not self.owes, "what was asked is answered, or never will be")
         dismiss(self, *args)
 
-    monkeypatch.setattr(_Connection, "dismiss", dismiss_once_answered)
+    monkeypatch.setattr(_PeerConnection, "dismiss", dismiss_once_answered)
     listener.close(End.SHUTDOWN)
     with pytest.raises(PeerLostError) as caught:
         asked.wait(60)

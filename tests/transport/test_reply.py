@@ -10,7 +10,7 @@ from gigl_loader.errors import ConfigError, PeerTimeoutError, ProtocolError, Usa
 from gigl_loader.transport.codec import ArraySpec, encode, read_header
 from gigl_loader.transport.failures import describe
 from gigl_loader.transport.reply import Reply, into_array
-from gigl_loader.transport.stream import Frame, Kind
+from gigl_loader.transport.stream import Frame, FrameKind
 
 ROWS = np.arange(6.0).reshape(2, 3)
 
@@ -24,7 +24,7 @@ def reply_for(expected: Any = np.ndarray, **options: Any) -> Reply[Any]:
     return Reply(options.get("wait_for", at_once), "rows", views, expected, options.get("into"))
 
 
-def frame(value: object, kind: Kind = Kind.ANSWER) -> Frame:
+def frame(value: object, kind: FrameKind = FrameKind.ANSWER) -> Frame:
     header, arrays = encode(value)
     method, body, _ = read_header(header)
     return Frame(kind, method, body, arrays)
@@ -44,7 +44,7 @@ def test_an_answer_ends_the_question() -> None:
 
 def test_an_error_comes_back_as_itself() -> None:
     reply = reply_for()
-    reply.take(frame(describe(ConfigError("no such graph")), Kind.ERROR), "server")
+    reply.take(frame(describe(ConfigError("no such graph")), FrameKind.ERROR), "server")
     with pytest.raises(ConfigError, match="no such graph"):
         reply.wait()
 
@@ -59,7 +59,7 @@ def test_an_answer_of_another_type_fails(body: object) -> None:
 
 def test_an_error_frame_that_is_no_failure() -> None:
     reply = reply_for()
-    reply.take(Frame(Kind.ERROR, "", msgspec.Raw(b"\x01"), []), "server")
+    reply.take(Frame(FrameKind.ERROR, "", msgspec.Raw(b"\x01"), []), "server")
     with pytest.raises(ProtocolError):
         reply.wait()
 

@@ -19,7 +19,7 @@ from gigl_loader.transport.codec import ArraySpec, decode, encode
 from gigl_loader.transport.stream import (
     KNOCK_FRAME,
     VERSION,
-    Kind,
+    FrameKind,
     OtherVersionError,
     Stream,
     _advance,
@@ -120,7 +120,7 @@ def test_advance_drops_the_first_bytes(pieces: list[bytes], data: st.DataObject)
 @pytest.mark.parametrize("mode", SECURITIES)
 def test_a_frame_may_be_left_in_its_middle_and_read_on_later(mode: str) -> None:
     rows = np.arange(50_000).reshape(100, 500)
-    buffers = pack(Kind.ASK, {"rows": rows}, "rows of")
+    buffers = pack(FrameKind.ASK, {"rows": rows}, "rows of")
     whole = b"".join(buffers)
     with pair(mode) as (one, other):
         steps = read_frame(other, rows.nbytes)
@@ -128,13 +128,13 @@ def test_a_frame_may_be_left_in_its_middle_and_read_on_later(mode: str) -> None:
             send(one, [piece])
             assert other.wait(select.POLLIN, LONG_S)
             next(steps)  # all that is there, and no frame
-        send(one, [memoryview(whole)[30_027:], *pack(Kind.ALIVE, None)])
+        send(one, [memoryview(whole)[30_027:], *pack(FrameKind.ALIVE, None)])
         frame = finish(steps, other)
-        assert (frame.kind, frame.method) == (Kind.ASK, "rows of")
+        assert (frame.kind, frame.method) == (FrameKind.ASK, "rows of")
         np.testing.assert_array_equal(
             decode(frame.body, frame.arrays, dict[str, np.ndarray])["rows"], rows
         )
-        assert finish(read_frame(other, 0), other).kind is Kind.ALIVE
+        assert finish(read_frame(other, 0), other).kind is FrameKind.ALIVE
 
 
 def no_room(specs: list[ArraySpec]) -> Any:
@@ -159,7 +159,7 @@ def changed(at: int, data: bytes) -> Callable[[bytes], bytes]:
     ],
 )
 def test_a_frame_that_is_none_takes_no_memory(change: Callable[[bytes], bytes], words: str) -> None:
-    frame = change(b"".join(pack(Kind.ASK, [np.zeros(100)], "rows")))
+    frame = change(b"".join(pack(FrameKind.ASK, [np.zeros(100)], "rows")))
     with pair() as (one, other):
         send(one, [memoryview(frame)])
         with pytest.raises(ProtocolError, match=words):
@@ -167,7 +167,7 @@ def test_a_frame_that_is_none_takes_no_memory(change: Callable[[bytes], bytes], 
 
 
 def test_limits_hold_to_the_byte() -> None:
-    buffers = pack(Kind.ASK, [np.zeros(100)], "rows")
+    buffers = pack(FrameKind.ASK, [np.zeros(100)], "rows")
     header_bytes = len(encode([np.zeros(100)], "rows")[0])
     for bytes_less, header_less in ((0, 0), (1, 0), (0, 1)):
         with pair() as (one, other):
@@ -192,7 +192,7 @@ def test_an_opening_is_known_by_its_first_bytes() -> None:
 @pytest.mark.parametrize("mode", SECURITIES)
 def test_a_connection_that_ends_in_a_frame_is_an_end_of_file(mode: str) -> None:
     with pair(mode) as (one, other):
-        send(one, [pack(Kind.ASK, [np.zeros(9)], "rows")[0]])
+        send(one, [pack(FrameKind.ASK, [np.zeros(9)], "rows")[0]])
         steps = read_frame(other, 1000)
         next(steps)
         one.shutdown()

@@ -67,9 +67,9 @@ def test_who_asks_first_and_is_gone_when_he_is_looked_at(plain: Network) -> None
     asker = as_nobody(f"""
         import socket
         from gigl_loader.transport.handshake import Hello
-        from gigl_loader.transport.stream import KNOCK_FRAME, Kind, pack
+        from gigl_loader.transport.stream import KNOCK_FRAME, FrameKind, pack
         hello = Hello("root", "s", "l", bytes(32), b"")
-        frames = [*pack(Kind.HELLO, hello), *pack(Kind.ASK, question(7), "double")]
+        frames = [*pack(FrameKind.HELLO, hello), *pack(FrameKind.ASK, question(7), "double")]
         for _ in range(200):
             with socket.create_connection({service.listener.address}) as sock:
                 sock.sendall(KNOCK_FRAME + b"".join(bytes(frame) for frame in frames))

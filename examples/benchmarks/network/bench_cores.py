@@ -20,7 +20,7 @@ import bench_transport
 from gigl_loader.transport import Caller, Security
 from gigl_loader.transport.certs import token
 from gigl_loader.transport.handshake import join
-from gigl_loader.transport.stream import Kind, Stream, drive, pack
+from gigl_loader.transport.stream import FrameKind, Stream, drive, pack
 
 AT_ONCE = 1 << 20
 """Bytes that one call drops."""
@@ -31,7 +31,7 @@ def drop_batches(address: tuple[str, int], security: Security, seconds: float) -
     stream = Stream(socket.create_connection(address))
     who = secrets.token_hex(8)
     drive(join(stream, security, "bench", who, who), stream, lambda: 10.0)
-    question = pack(Kind.ASK, 0, "batch")
+    question = pack(FrameKind.ASK, 0, "batch")
     for _ in range(int(seconds * 400)):  # 14 GB a second, more than a connection carries
         stream.push(list(question))
     dropped, end, nowhere = 0, time.monotonic() + seconds, bytearray(AT_ONCE)

@@ -21,7 +21,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.plan.command import read_root
+from gigl_loader.commands.plan import read_root
 from gigl_loader.plan.costs import SHIPPED, Costs
 from gigl_loader.plan.model import Job, Plan, estimate
 from gigl_loader.plan.work import together

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from gigl_loader.commands.status import add_security, host_and_port, security_of
 from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.plan.costs import SHIPPED, Costs
-from gigl_loader.plan.expect import Degrees
+from gigl_loader.plan.expect import DegreeDistribution
 from gigl_loader.plan.figures import cache_size, count, fanouts, gigabits, gigabytes, share
 from gigl_loader.plan.job import BOOKS, DTYPE_BYTES, Job
 from gigl_loader.plan.memory import graph_bytes, share_kept
 from gigl_loader.plan.model import Plan, estimate
-from gigl_loader.remote.status import add_security, host_and_port, security_of
 
 _LINK_GBIT = 10.0
 _OF_A_PLAN = ("root", "nodes", "edges", "dim", "dtype", "costs", "picture", "json")
@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, Degrees | None]:
+def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, DegreeDistribution | None]:
     known, degrees, parts = read_root(Path(args.root)) if args.root else ({}, None, None)
     given = {
         "nodes": args.nodes, "edges": args.edges, "dim": args.dim, "dtype": args.dtype,
@@ -178,7 +178,7 @@ def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, Degrees | None]:
     return job, degrees
 
 
-def read_root(root: Path) -> tuple[dict[str, Any], Degrees, int]:
+def read_root(root: Path) -> tuple[dict[str, Any], DegreeDistribution, int]:
     """Return a directory's figures for a `Job`, the degrees of its nodes, and its partitions."""
     import torch
 
@@ -221,7 +221,7 @@ def read_root(root: Path) -> tuple[dict[str, Any], Degrees, int]:
         known["remote"] = remote / edges
     if rows:  # as they are stored, and travel: in fewer bytes, it may be, than batches have
         known |= {"dim": math.prod(rows[0].values.shape[1:]), "dtype": rows[0].dtype}
-    return known, Degrees.measured(degrees, pulls, _is_seed(nodes, seeds)), parts
+    return known, DegreeDistribution.measured(degrees, pulls, _is_seed(nodes, seeds)), parts
 
 
 _PARTS_OF_A_GRAPH = (

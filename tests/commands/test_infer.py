@@ -16,7 +16,7 @@ from support.scripts import run_python
 from torch_geometric.data import Data
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_graph, partition_tables
-from gigl_loader.inference.command import main
+from gigl_loader.commands.infer import main
 
 OPTIONS = {"in_channels": full_jobs.WIDTH, "hidden_channels": 8, "num_layers": 2, "out_channels": 4}
 
@@ -48,7 +48,7 @@ def _check(out: Path, wanted: torch.Tensor, num_partitions: int) -> None:
 @pytest.mark.multiprocess
 def test_it_starts_a_rank_for_each_partition(tmp_path: Path) -> None:
     arguments, wanted = _arguments(tmp_path, 2)
-    done = run_python("-m", "gigl_loader.inference.command", *arguments, timeout_s=300)
+    done = run_python("-m", "gigl_loader.commands.infer", *arguments, timeout_s=300)
     assert done.returncode == 0, done.stderr
     assert "rank 1: " in done.stdout
     _check(tmp_path / "out", wanted, 2)

@@ -7,16 +7,16 @@ import sys
 import time
 from collections.abc import Sequence
 
+from gigl_loader.commands import status
+from gigl_loader.commands.status import add_security
 from gigl_loader.dataset._disk import count_partitions
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.logs import showing_where
 from gigl_loader.options import DEFAULT_RECONNECT_S
-from gigl_loader.remote import status
 from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.remote.patience import PATIENCE_S
 from gigl_loader.remote.server import JOIN_TIMEOUT_S, init_storage_process
-from gigl_loader.remote.status import add_security
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import yaml
 from table_graphs import BUYS, KNOWS, Tables, check
 
 from gigl_loader import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DistDataset, partition_tables
+from gigl_loader.commands.partition import main
 from gigl_loader.dataset.schema import NEIGHBOR_TIME
-from gigl_loader.tables.command import main
 
 GRAPH = Tables(
     ["u1", "u2", "u3"], [7, -8],
