@@ -168,6 +168,19 @@ def test_each_server_has_to_have_an_input(cluster) -> None:
         _source(servers=(0, 1, 2, 2))
 
 
+def test_a_leader_waits_for_its_turn_before_it_asks(cluster, monkeypatch) -> None:
+    source = _source()
+    producers: Any = source._producers
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        StartTurns, "wait_as_leader",
+        lambda turns, position: asked.append((position, len(producers.created))),
+    )  # fmt: skip
+    source.open(StartTurns(gap_s=1.0, max_concurrent=1))
+    assert asked == [(0, 0)]
+    assert len(producers.created) == 1
+
+
 def test_the_callers_options_are_left_as_they_are(cluster) -> None:
     config = SimpleNamespace(batch_size=BATCH_SIZE, drop_last=False, seed=None)
     options = SimpleNamespace(server_rank=[0, 1, 2, 3], worker_key="mine", prefetch_size=2)
