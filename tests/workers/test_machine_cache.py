@@ -4,13 +4,14 @@ import dataclasses
 import gc
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ProtocolError
@@ -18,6 +19,7 @@ from gigl_loader.memory.mutex import holding
 from gigl_loader.sampler.cache_tables import Owner, Table
 from gigl_loader.sampler.row_cache import MISSING
 from gigl_loader.testing import TinyGraph, open_files
+from gigl_loader.transport import Security
 from gigl_loader.workers import machine_cache
 from gigl_loader.workers.agreement import Agreement, _first_like, _Member
 from gigl_loader.workers.machine_cache import MachineCache, cache_of_machine, name_of_rows
@@ -36,6 +38,10 @@ def _tables(capacity: int, num_ids: int = 50) -> dict:
 
 def _nobody_else(make) -> None:
     return None
+
+
+def _told(data: bytes, make) -> bytes:
+    return data
 
 
 def _num_held() -> tuple[int, int]:
@@ -98,7 +104,7 @@ def test_a_cache_that_cannot_be_seen_or_is_for_other_rows_is_refused() -> None:
         MachineCache.of(offer, {})
     for offered in (dataclasses.replace(offer, mark=mark), offer):
         data = msgspec.msgpack.encode(offered)
-        found = cache_of_machine(_tables(10, 5000), "x", lambda make, data=data: data)
+        found = cache_of_machine(_tables(10, 5000), "x", partial(_told, data))
         assert found.inode != maker.inode, "it has one of its own"
 
 
@@ -124,14 +130,14 @@ def test_rows_are_the_same_where_the_tensors_are() -> None:
 
 def test_the_first_rank_of_a_machine_offers_to_those_that_keep_as_much() -> None:
     views = [part.view() for part in TinyGraph.random(20, 60).partitions(2)]
-    offer = object()
+    offer: Any = object()
     kept = [("a", None, "20%"), ("b", offer, "20%"), ("a", offer, "20%"), ("a", offer, "1"),
             ("a", offer, "20%")]  # fmt: skip
     members = [_Member(0, host, (), there, cache) for host, there, cache in kept]
     assert [_first_like(one, members) for one in members] == [None, 1, 2, 3, 2]
-    store = dist.HashStore()
+    store = HashStore()
     ranks = [
-        Agreement(view, StoreRendezvous(store, rank, 2, 10.0), None, "towards")
+        Agreement(view, StoreRendezvous(store, rank, 2, 10.0), Security(), "towards")
         for rank, view in enumerate(views)
     ]
     assert ranks[1].share_cache(lambda: pytest.fail("nobody keeps rows")) is None
@@ -164,7 +170,7 @@ def test_ranks_need_not_name_their_types_in_one_order() -> None:
 
     maker = MachineCache.new(tables(1))
     other = MachineCache.of(maker.offer, tables(-1))
-    ids = {owner: np.arange(5) + at for at, owner in enumerate(owners)}
+    ids: dict[Any, np.ndarray] = {owner: np.arange(5) + at for at, owner in enumerate(owners)}
     user = maker.rows.join()
     plans = maker.rows.plan(maker.rows.add(user, ids), ids)
     values = {
