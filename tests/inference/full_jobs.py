@@ -4,6 +4,7 @@ import copy
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -241,6 +242,10 @@ def _same_rows(name: str, mine: Any, out: Any, wanted: Any, some: Any) -> None:
         _close(f"{name} {node_type}", rows, wanted[node_type].detach()[ids])
 
 
+def _with_edges(name: str, data: Any) -> tuple:
+    return data.x, data.edge_index, data[name]
+
+
 def same_as_one_process(rank: int, world: int) -> None:
     # TAG's sums grow with the third power of the degrees, and the loss takes their sine: in float32
     # the order in which a processor's instructions add shows in the fifth digit of a gradient
@@ -251,7 +256,7 @@ def same_as_one_process(rank: int, world: int) -> None:
     for name, (make, kind) in WITH_EDGES.items():
         _compare(
             f"{name} with edges", make, data, dataset,
-            lambda d, kind=kind: (d.x, d.edge_index, d[f"edge_{kind}"]),
+            partial(_with_edges, f"edge_{kind}"),
         )  # fmt: skip
 
 
@@ -276,11 +281,12 @@ def bits_do_not_depend_on_ranks(rank: int, world: int) -> None:
     """One process with all of the graph, and these ranks: training too, dropout and all."""
     alone = next(g for r in range(world) if (g := dist.new_group([r])) and r == rank)
     data = graph()
-    for name, options in {
+    models: dict[str, dict[str, Any]] = {
         "GraphSAGE": {"dropout": 0.5, "norm": "batch"},
         "GAT": {"dropout": 0.5, "heads": 2},
         "GCN": {"dropout": 0.3},
-    }.items():
+    }
+    for name, options in models.items():
         torch.manual_seed(1)
         first = _model(name, **options)().train()
         second = copy.deepcopy(first)

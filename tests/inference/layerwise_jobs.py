@@ -43,7 +43,7 @@ def same_as_one_process(rank: int, world: int, folder: Path) -> None:
     dataset = full_jobs.partition(full_jobs.graph(), rank, world)
     for name in (*NAMES, "SAGE, batch norm, linear at the end"):
         model = make(name)
-        found = full_graph_inference(model, dataset, batch_size=7, edge_weight=False)
+        found: Any = full_graph_inference(model, dataset, batch_size=7, edge_weight=False)
         full_jobs._close(name, found.values, whole(model)[found.ids])
         assert found.path is None
     _same_in_files(rank, world, dataset, folder)
@@ -51,7 +51,7 @@ def same_as_one_process(rank: int, world: int, folder: Path) -> None:
 
 def _same_in_files(rank: int, world: int, dataset: Any, folder: Path) -> None:
     model = make("SAGE")
-    found = full_graph_inference(model, dataset, out=folder / "npy", batch_size=7)
+    found: Any = full_graph_inference(model, dataset, out=folder / "npy", batch_size=7)
     assert found.path == folder / "npy" / f"part-{rank:05d}.npy"
     full_jobs._close("file", torch.from_numpy(np.load(found.path)), whole(model)[found.ids])
     ids = np.load(folder / "npy" / f"part-{rank:05d}.ids.npy")
@@ -76,7 +76,7 @@ def a_rank_without_nodes(rank: int, world: int, folder: Path) -> None:
     )  # fmt: skip
     model = make("GCN")
     for _ in range(2):  # the second time all is there
-        found = full_graph_inference(model, dataset, out=folder, batch_size=16)
+        found: Any = full_graph_inference(model, dataset, out=folder, batch_size=16)
         assert found.values.shape == ((60, OUT) if rank == 0 else (0, OUT))
         full_jobs._close("one has all", found.values, whole(model)[found.ids])
         dist.barrier()
@@ -108,7 +108,7 @@ def resumed(rank: int, world: int, folder: Path) -> None:
 
     Results.note = count  # type: ignore[method-assign]
     model = make("SAGE")
-    found = full_graph_inference(model, dataset, out=folder, batch_size=3)
+    found: Any = full_graph_inference(model, dataset, out=folder, batch_size=3)
     full_jobs._close("resumed", found.values, whole(model)[found.ids])
     assert all(layer == 1 for layer, _ in noted), "layer 0 was finished"
     if rank == 0:

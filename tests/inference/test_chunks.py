@@ -33,9 +33,9 @@ def test_chunks_are_all_edges_and_rows_whatever_others_have_done(
     def job(exchange: ThreadExchange) -> list[Any]:
         graph: Any = PartitionGraph(
             full_jobs.partition(data, exchange.rank, world),
-            exchange,  # type: ignore[arg-type]
+            exchange,
         )
-        reader = ChunkReader(graph, NODE, exchange, batch_size)  # type: ignore[arg-type]
+        reader = ChunkReader(graph, NODE, exchange, batch_size)
         norm = Norm(EDGE, False, 1.0, False)
         reads = Reads(
             graph.features(), weight=True, attr=True,
@@ -74,9 +74,9 @@ def test_only_types_that_have_rows_are_read() -> None:
     def job(exchange: ThreadExchange) -> None:
         graph: Any = PartitionGraph(
             typed_layers.partition(data, exchange.rank, 2),
-            exchange,  # type: ignore[arg-type]
+            exchange,
         )
-        reader = ChunkReader(graph, "user", exchange, 7)  # type: ignore[arg-type]
+        reader = ChunkReader(graph, "user", exchange, 7)
         rows = graph.features()
         for chunk in reader.read(Reads(rows), set()):
             assert set(chunk.edges) == {BOUGHT, KNOWS}
@@ -106,9 +106,9 @@ def test_an_error_of_reading_comes_where_the_chunk_is_asked_for() -> None:
     def job(exchange: ThreadExchange) -> int:
         graph: Any = PartitionGraph(
             full_jobs.partition(data, 0, 1),
-            exchange,  # type: ignore[arg-type]
+            exchange,
         )
-        reader = ChunkReader(graph, NODE, exchange, 10)  # type: ignore[arg-type]
+        reader = ChunkReader(graph, NODE, exchange, 10)
         chunks = reader.read(Reads({NODE: Broken(data.x)}), set())
         next(chunks)
         next(chunks)
@@ -124,7 +124,12 @@ def test_map_changes_every_tensor_and_nothing_else() -> None:
     edges = EdgeBlock(one, one, None, one)
     chunk = Chunk(3, 10, 12, NODE, {NODE: one}, {EDGE: edges}, {NODE: one}, {})
     seen: list[Any] = []
-    found = chunk.map(lambda tensor: seen.append(tensor) or tensor + len(seen))
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor)
+        return tensor + len(seen)
+
+    found = chunk.map(count)
     assert (found.index, found.start, found.stop, found.num_dst) == (3, 10, 12, 2)
     assert len(seen) == 5
     assert found.edges[EDGE].weights is None

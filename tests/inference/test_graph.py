@@ -25,7 +25,7 @@ def _graphs(partition: Any, world: int, nodes: Any = None, layers: int = 0) -> l
             exchange,
             CPU,
             some,
-            layers,  # type: ignore[arg-type]
+            layers,
         )
 
     return run_threads(world, job)

@@ -60,7 +60,7 @@ def _note_questions(dataset: RemoteDistDataset) -> Counter[Any]:
         asked[name] += ids.numel()
         return edges(name, ids, **how)
 
-    lookup.edges = count  # type: ignore[method-assign]
+    lookup.edges = count  # type: ignore[assignment, method-assign]
     return asked
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.inference import layerwise
 from gigl_loader.inference.layerwise import full_graph_inference
+from gigl_loader.inference.results import Results
 
 
 def _on_threads(model: Any, world: int, partition: Any, **how: Any) -> list[Any]:
@@ -168,13 +169,13 @@ def test_a_run_that_was_broken_off_goes_on(tmp_path: Path) -> None:
     how: Any = {"out": tmp_path, "batch_size": 10, "format": "parquet", **EDGES}
     computed = 0
     with pytest.MonkeyPatch.context() as patch:
-        note = layerwise.Results.note
+        note = Results.note
 
         def note_and_end(self: Any, *args: Any) -> None:
             note(self, *args)
             raise _Killed
 
-        patch.setattr(layerwise.Results, "note", note_and_end)
+        patch.setattr(Results, "note", note_and_end)
         while True:
             try:
                 found: Any = full_graph_inference(model, dataset, **how)

@@ -33,7 +33,7 @@ def _wanted(module: Any, weight: Tensor | None) -> Triples:
     edges, weights = gcn_norm(
         full_jobs.graph().edge_index, weight, 60, getattr(module, "improved", False), loops
     )
-    return _triples(*edges, weights)
+    return _triples(edges[0], edges[1], weights)
 
 
 @pytest.mark.parametrize("module", WAYS, ids=str)
@@ -43,7 +43,7 @@ def test_levels_have_the_weights_of_one_process(module: Any, weighted: bool) -> 
 
     def job(exchange: ThreadExchange) -> Triples:
         dataset = full_jobs.partition(data, exchange.rank, 3)
-        graph = local_graph(dataset, exchange, CPU, None, 0)  # type: ignore[arg-type]
+        graph = local_graph(dataset, exchange, CPU, None, 0)
         level: Level = graph.plans[EDGE].whole
         weight = graph.data.edge_weight if weighted else None
         norms = WholeGraphNorms([graph.data.edge_weight])
@@ -61,7 +61,7 @@ def test_levels_have_the_weights_of_one_process(module: Any, weighted: bool) -> 
 def test_what_may_change_is_not_kept() -> None:
     def job(exchange: ThreadExchange) -> None:
         dataset = full_jobs.partition(full_jobs.graph(), 0, 1)
-        graph = local_graph(dataset, exchange, CPU, None, 0)  # type: ignore[arg-type]
+        graph = local_graph(dataset, exchange, CPU, None, 0)
         level, own = graph.plans[EDGE].whole, graph.data.edge_weight
         norms = WholeGraphNorms([own])
 

@@ -247,7 +247,7 @@ def test_a_finished_file_that_was_damaged_has_its_name_again_when_it_is_whole(
     content = file.read_bytes()
     file.write_bytes(content[:50] if how == "cut" else content[:-1] + b"\x01")
     again = _open(tmp_path)
-    rows = again.existing(0, last=True)
+    rows: Any = again.existing(0, last=True)
     if how == "cut":
         assert rows is None
         rows = again.create(0, 3, torch.float32, last=True)

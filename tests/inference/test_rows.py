@@ -29,12 +29,12 @@ def test_rows_of_any_nodes_on_any_ranks(world: int, ranges: bool, data: st.DataO
 
     def job(exchange: ThreadExchange) -> None:
         if ranges:
-            owners = RangeShares({NODE: NUM_NODES}, exchange)  # type: ignore[arg-type]
+            owners = RangeShares({NODE: NUM_NODES}, exchange)
         else:
             view = full_jobs.partition(full_jobs.graph(), exchange.rank, world).view()
-            owners = NodeShares(view, exchange)  # type: ignore[arg-type,assignment]
+            owners = NodeShares(view, exchange)  # type: ignore[assignment]
         own = owners.own[NODE]
-        fetcher = RowFetcher(owners, exchange)  # type: ignore[arg-type]
+        fetcher = RowFetcher(owners, exchange)
         turned = torch.arange(len(own)).flip(0)
         sources = [OwnedRows(WIDE[own]), OwnedRows(FLAT[own].flip(0), turned)]
         nodes = torch.tensor(asked[exchange.rank], dtype=torch.int64)
@@ -60,9 +60,9 @@ def test_rows_of_servers_stand_where_they_were_asked_for(stored_first: bool) -> 
     nodes = torch.tensor([7, 0, 7, 59])
 
     def job(exchange: ThreadExchange) -> list[Tensor]:
-        owners = RangeShares({NODE: NUM_NODES}, exchange)  # type: ignore[arg-type]
+        owners = RangeShares({NODE: NUM_NODES}, exchange)
         both = [OwnedRows(FLAT), _Servers()]
-        fetcher = RowFetcher(owners, exchange)  # type: ignore[arg-type]
+        fetcher = RowFetcher(owners, exchange)
         return fetcher.get(NODE, nodes, both[::-1] if stored_first else both)  # type: ignore[arg-type]
 
     (found,) = run_threads(1, job)

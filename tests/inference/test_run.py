@@ -72,7 +72,7 @@ def test_the_memory_of_a_chunk_is_free_before_the_next_one_is_computed() -> None
 
 def test_half_the_width_is_kept() -> None:
     model = make("SAGE")
-    found = full_graph_inference(model, DATASET, dtype=torch.float16)
+    found: Any = full_graph_inference(model, DATASET, dtype=torch.float16)
     assert found.values.dtype == torch.float16
     torch.testing.assert_close(found.values.float(), whole(model), rtol=1e-2, atol=1e-2)
 
@@ -96,14 +96,14 @@ def test_a_run_goes_on_at_the_last_layer_that_is_whole(tmp_path: Path) -> None:
         )
     assert seen == ["a"] * 3 + ["b"] * 2
     seen.clear()
-    found = full_graph_inference(
+    found: Any = full_graph_inference(
         [layer("a"), layer("b"), layer("c")], DATASET, out=tmp_path, batch_size=20
     )
     assert seen == ["b"] + ["c"] * 3
     assert torch.equal(found.values, full_jobs.graph().x + 1 + 1 + 1)
     assert not list(tmp_path.glob("*.layer*")), "files of layers that nothing reads are gone"
     seen.clear()
-    again = full_graph_inference(
+    again: Any = full_graph_inference(
         [layer("a"), layer("b"), layer("c")], DATASET, out=tmp_path, batch_size=20
     )
     assert seen == []

@@ -19,7 +19,7 @@ def _on_ranks(held: list[int], num_partitions: int, num_nodes: int = 60) -> list
 
     def job(exchange: ThreadExchange) -> NodeShares:
         dataset = full_jobs.partition(data, held[exchange.rank], num_partitions)
-        return NodeShares(dataset.view(), exchange)  # type: ignore[arg-type]
+        return NodeShares(dataset.view(), exchange)
 
     return run_threads(len(held), job)
 
@@ -61,7 +61,7 @@ def test_a_partition_that_nobody_holds_is_named(held: list[int]) -> None:
 def test_partitions_of_two_graphs_are_refused() -> None:
     def job(exchange: ThreadExchange) -> NodeShares:
         dataset = full_jobs.partition(full_jobs.graph(), exchange.rank, 2 + exchange.rank)
-        return NodeShares(dataset.view(), exchange)  # type: ignore[arg-type]
+        return NodeShares(dataset.view(), exchange)
 
     with pytest.raises(ConfigError, match=r"\[\(0, 2\), \(1, 3\)\]; together"):
         run_threads(2, job)

@@ -42,7 +42,7 @@ def test_ranges_are_all_nodes_in_order(count: int, world: int) -> None:
 def test_edges_of_a_partition(world: int, weight: bool, attr: bool) -> None:
     def job(exchange: ThreadExchange) -> None:
         dataset = full_jobs.partition(DATA, exchange.rank, world)
-        graph = PartitionGraph(dataset, exchange)  # type: ignore[arg-type]
+        graph = PartitionGraph(dataset, exchange)
         assert (graph.edge_types, graph.weighted, graph.with_attr) == ([EDGE], {EDGE}, {EDGE})
         ids = graph.owners.own[NODE][exchange.rank :: 2]
         found = graph.edges(EDGE, ids, weight=weight, attr=attr)

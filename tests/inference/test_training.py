@@ -54,7 +54,7 @@ def test_batch_norm_over_ranks_is_that_of_all_rows() -> None:
 
     def job(exchange: ThreadExchange) -> tuple[Tensor, Tensor]:
         dataset = full_jobs.partition(data, exchange.rank, 3)
-        graph = local_graph(dataset, exchange, CPU, None, 0)  # type: ignore[arg-type]
+        graph = local_graph(dataset, exchange, CPU, None, 0)
         with WholeGraphStatistics(graph, 0, rows_missing=False):
             out = torch.nn.functional.batch_norm(graph.data.x, None, None, training=True)
         return graph.data.n_id, out

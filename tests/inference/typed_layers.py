@@ -20,6 +20,7 @@ def graph(seed: int = 0, users: int = 40, items: int = 25, edges: int = 150) -> 
     """Return a random graph with repeated edges and loops; some nodes have no edge."""
     generator = torch.Generator().manual_seed(seed)
     data = HeteroData()
+    name: Any
     for name, count in (("user", users), ("item", items)):
         data[name].x = torch.randn(count, WIDTH, generator=generator)
     for name in TYPES:

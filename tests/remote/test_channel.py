@@ -23,6 +23,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.memory import segments
 from gigl_loader.memory.same_host import HostMark, region_of
+from gigl_loader.memory.slots import Layout
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import SAME_MEMORY_VARIABLE
 from gigl_loader.remote import channel as channel_module
@@ -32,7 +33,7 @@ from gigl_loader.remote.payload import pack_batch
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import End
 
-LAYOUT = [("x", "float32", (2,), 0)]
+LAYOUT: Layout = [("x", "float32", (2,), 0)]
 
 
 class _Reply:
@@ -99,12 +100,9 @@ class _Server:
 
 def _batch(number: int, **how: Any) -> BatchMessage:
     values = np.array([number, number], np.float32)
-    columns, parts = pack_batch(LAYOUT, memoryview(values).cast("B"))
-    ticket = BatchTicket(0, 0, 0, number)
-    return BatchMessage(
-        **{"ticket": ticket, "stats": {}, "layout": LAYOUT, "columns": columns, "parts": parts}
-        | how
-    )
+    columns, parts = pack_batch(LAYOUT, memoryview(values.data).cast("B"))
+    given: dict[str, Any] = {"ticket": BatchTicket(0, 0, 0, number), "stats": {}, "layout": LAYOUT}
+    return BatchMessage(**{**given, "columns": columns, "parts": parts, **how})
 
 
 Make = Callable[..., tuple[RemoteReceivingChannel, list[_Server]]]

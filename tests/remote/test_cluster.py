@@ -67,7 +67,7 @@ def test_a_link_is_made_once_when_it_is_first_looked_at() -> None:
         return f"link {rank}"
 
     first: Any = "link 0"
-    connections = Connections(first, make, 4)
+    connections: Any = Connections(first, make, 4)
     assert len(connections) == 4
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(connections.__getitem__, [2] * 32)) == {"link 2"}

@@ -8,6 +8,7 @@ from in_process import joined, storage
 
 from gigl_loader.errors import (
     ConfigError,
+    GiglLoaderError,
     JoinRefusedError,
     PeerError,
     PeerLostError,
@@ -43,6 +44,7 @@ def connection() -> ServerConnection:
 
 def test_errors_keep_their_class_and_name_the_server(connection: ServerConnection) -> None:
     name = "storage server 3 at 127.0.0.1:7"
+    error: GiglLoaderError
     for error in (ConfigError("no"), UsageError("no"), PeerError("no")):
         found = connection.named(error)
         assert type(found) is type(error)

@@ -122,8 +122,10 @@ def test_labels_are_cut_with_their_anchors_and_named_by_either_edge_type() -> No
     )
     part = whole.cut(Share(1, 2, 2))
     assert part.anchor_nodes.tolist() == [2, 3, 4]
-    assert part.labels[BUYS][0].view(-1).tolist() == [20, 30, 40]
-    assert part.labels[BUYS][1].view(-1).tolist() == [200, 300, 400]
+    bought, not_bought = part.labels[BUYS]
+    assert bought.view(-1).tolist() == [20, 30, 40]
+    assert not_bought is not None
+    assert not_bought.view(-1).tolist() == [200, 300, 400]
     assert part.labels[LIKES][1] is None
     assert list(part.positive_labels) == [
         message_passing_to_positive_label(one) for one in (BUYS, LIKES)
@@ -223,6 +225,6 @@ def test_the_schema_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return dict.fromkeys(requests, "a schema")
 
     monkeypatch.setattr(RemoteDistDataset, "_ask_each", answer)
-    dataset = RemoteDistDataset(info_of(2, 1), 0)
+    dataset: Any = RemoteDistDataset(info_of(2, 1), 0)
     assert [dataset.fetch_schema(), dataset.fetch_schema()] == ["a schema"] * 2
     assert asked == [("get_schema", {0: ()})]

@@ -47,8 +47,8 @@ def test_servers_that_fail_together_say_so_at_once():
     with storage(2) as endpoints, joined(endpoints[0].address, 2) as cluster:
         with pytest.raises(PeerError, match="NoSuchSampler"):
             create(cluster, "bad", sampler_options=bad)
-        for endpoint in endpoints:
-            wait_until(lambda e=endpoint: e.server.status()["producers"] == {}, "nothing is left")
+        servers = [endpoint.server for endpoint in endpoints]
+        wait_until(lambda: not any(s.status()["producers"] for s in servers), "nothing is left")
         table = endpoints[0]._rendezvous
         wait_until(lambda: table._by_name == {}, "and nothing of where they met")
 

@@ -148,7 +148,7 @@ def _sharing(info, rank):
 
 
 def _the_other_client_is_stopped(loader, shared, rank, own):
-    pids = [None] * 2
+    pids = [0] * 2
     dist.all_gather_object(pids, os.getpid())
     if rank == 0:
         wait_until(lambda: process_state(pids[1]).startswith("stopped"), "rank 1 is stopped")
@@ -166,7 +166,7 @@ def _the_other_client_is_stopped(loader, shared, rank, own):
         os.kill(os.getpid(), signal.SIGSTOP)  # with four wide batches of each server under way
         assert _seeds(first + list(iterators[0])) == own
         found = _seeds(second + list(iterators[1]))
-    everything = [None] * 2
+    everything: list[list[int]] = [[]] * 2
     dist.all_gather_object(everything, found)
     assert sorted(everything[0] + everything[1]) == list(range(60))
 
@@ -210,5 +210,5 @@ def _check_against_one_machine(folder: Path) -> None:
                 assert all(_equal(one[key], other[key]) for key in one)
 
 
-def _equal(one: object, other: object) -> bool:
+def _equal(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other

@@ -67,14 +67,21 @@ def _client(info, rank: int) -> None:
     dataset = RemoteDistDataset(info, rank)
     nodes = ("user", dataset.fetch_node_ids(node_type="user"))
     features = widened(*quantise(_features(), "int8", "x"))
-    for more in ({"with_edge": True, "shard": "none"}, {"disjoint": True, "shard": "world"}):
+    kinds: tuple[dict[str, Any], ...] = (
+        {"with_edge": True, "shard": "none"}, {"disjoint": True, "shard": "world"},
+    )  # fmt: skip
+    for more in kinds:
         with DistNeighborLoader(dataset, [3, 2], nodes, **HOW, **more) as loader:
             for batch in loader:
                 assert torch.equal(batch["user"].x, features[batch["user"].n_id])
             expected, at_once = _digests(loader), batch_digest(loader([3, 0, 3]))
             assert loader.stats()["hit_rate"] is None
-            assert loader._source.channel.rows_apart, "each server asks the other machine"
-        cases = {"0": {"remote_cache": "20%"}, "1": {"remote_cache": "100%", "lookahead": 0}}
+            source: Any = loader._source
+            assert source.channel.rows_apart, "each server asks the other machine"
+        cases: dict[str, dict[str, Any]] = {
+            "0": {"remote_cache": "20%"},
+            "1": {"remote_cache": "100%", "lookahead": 0},
+        }
         for same_memory, how in cases.items():
             os.environ[SAME_MEMORY_VARIABLE] = same_memory
             with DistNeighborLoader(dataset, [3, 2], nodes, **HOW, **more, **how) as loader:
@@ -209,7 +216,8 @@ def _traces(draw: st.DrawFn) -> tuple[int, list[np.ndarray]]:
 
 
 def _channel(servers: _Servers, options: CacheOptions | None, memory: MachineRows | None = None):
-    channel = FillingChannel(SimpleNamespace(connections=[]), options, 3, 20.0, False, memory)
+    cluster: Any = SimpleNamespace(connections=[])
+    channel: Any = FillingChannel(cluster, options, 3, 20.0, False, memory)
     channel._questions.close()
     channel._questions = servers
     channel._pipeline = channel._pipeline_of(servers)

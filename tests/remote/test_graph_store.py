@@ -267,7 +267,7 @@ def _shared(info, rank, nodes, key, **how):
 def _one_key(info, rank, folder):
     nodes = RemoteDistDataset(info, rank).fetch_node_ids()
     loader = _shared(info, rank, nodes, "all of us")
-    found = [None] * 2
+    found: list[Any] = [None] * 2
     dist.all_gather_object(found, (_seeds(loader), len(loader)))
     assert sorted(found[0][0] + found[1][0]) == list(range(60))
     assert found[0][1] + found[1][1] == 30

@@ -26,7 +26,7 @@ class _Slot:
     """A batch of one tensor in a worker's slot."""
 
     layout: ClassVar = [("x", "float32", (2,), 0)]
-    payload = memoryview(VALUES).cast("B")
+    payload = memoryview(VALUES.data).cast("B")
     poisoned = False
 
     def lend(self) -> Region:
@@ -72,7 +72,7 @@ def test_a_batch_that_cannot_be_packed_is_an_error_to_who_waits(
 
     slot = _Slot()
     monkeypatch.setattr(slot, "lend", fail)
-    answer = _fetch(Handout(server), same_host=True)
+    answer = _fetch(Handout(server), same_host=True)  # type: ignore[arg-type]
     server.found.set_result((_batch(slot), False))
     with pytest.raises(OSError, match="Too many open files"):
         answer.result(60)

@@ -142,7 +142,7 @@ def test_a_fetch_is_asked_again_of_the_server_that_it_was_meant_for() -> None:
         Relay(first.address) as relay,
         joined(second.address) as other,
         channel_of(other) as channel,
-        Caller(*relay.address, SECURITY, "compute process 0") as caller,
+        Caller(relay.address[0], relay.address[1], SECURITY, "compute process 0") as caller,
     ):
         start(channel, 0)
         caller.connect(time.monotonic() + 60.0)
@@ -375,14 +375,15 @@ def test_a_producer_is_of_those_who_take_its_batches() -> None:
         own: dict[str, Any] = {"producer_id": producer}
         call = second.connection(0).call
         epoch = EpochRequest(generation=1)
-        for name, how in {
+        cases: dict[str, dict[str, Any]] = {
             "destroy_sampling_producer": {"linger_s": 0.0},
             "release_sampling_producer": {"consumer": 0, "linger_s": 0.0},
             "start_new_epoch_sampling": {"epoch": 0, "request": epoch},
             "cancel_epoch_sampling": {"request": epoch},
             "fetch_one_sampled_message": {"consumer": 0},
             "describe_workers": {},
-        }.items():
+        }
+        for name, how in cases.items():
             with pytest.raises(UsageError, match=r"client .* asked for what is"):
                 call(name, **own, **how).result(60)
         with second.connection(0).dial() as caller:
@@ -454,5 +455,5 @@ def _create(cluster: Cluster, request: ProducerRequest) -> None:
     def with_request(name: str, *args: Any, **how: Any) -> Any:
         return call(name, *args, **{**how, **({"request": request} if "request" in how else {})})
 
-    connection.call = with_request  # type: ignore[method-assign]
+    connection.call = with_request  # type: ignore[assignment, method-assign]
     create(cluster)

@@ -43,8 +43,9 @@ class _Lent:
     def lend(self, session: str, request: FetchRequest) -> int:
         slot = _Slot(f"batch {request.position}")
         message: Any = _Message(slot)
-        number, position = self.leases.lend(session, request, message)
-        assert position == f"where {slot.name} lies"
+        number, region = self.leases.lend(session, request, message)
+        where: Any = region
+        assert where == f"where {slot.name} lies"
         assert number not in self.slots, "no number comes twice"
         self.slots[number], self.held[number] = slot, weakref.ref(message)
         return number

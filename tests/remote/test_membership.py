@@ -86,7 +86,8 @@ class _Caller:
 
 
 def test_each_question_says_what_was_heard_last() -> None:
-    end, join, heard = PeerLostError("gone"), _join(), []
+    end, join = PeerLostError("gone"), _join()
+    heard: list[Any] = []
     news = [News(number=2, status="one"), News(number=5, status="two")]
     caller: Any = _Caller(news, end)
     assert hear(caller, join, heard.append) is end

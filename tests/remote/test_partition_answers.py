@@ -36,6 +36,12 @@ def typed() -> PartitionAnswers:
 # --- ids ------------------------------------------------------------------------------------------
 
 
+def _own(dataset: DistDataset) -> torch.Tensor:
+    ids = dataset.node_ids
+    assert isinstance(ids, torch.Tensor)
+    return ids
+
+
 def test_ids_and_shares_of_them(plain: PartitionAnswers) -> None:
     assert plain.get_node_ids().tolist() == list(range(60))
     shares = [plain.get_node_ids(NodeIdsRequest(share=Share(r, r + 1, 7))) for r in range(7)]
@@ -58,7 +64,7 @@ def test_ids_of_a_type_have_to_name_it(typed: PartitionAnswers) -> None:
 def test_only_twins_answer_for_each_other() -> None:
     server = PartitionAnswers(PLAIN.partitions(2)[1], server_rank=3, num_servers=5)
     parts = [server.get_node_ids(NodeIdsRequest(server=twin)) for twin in (1, 3)]
-    assert torch.equal(torch.cat(parts), server.dataset.node_ids)
+    assert torch.equal(torch.cat(parts), _own(server.dataset))
     assert torch.equal(server.get_node_ids(), parts[1])
     with pytest.raises(ConfigError, match=r"cannot answer for server 2: only servers \[1, 3\]"):
         server.get_node_ids(NodeIdsRequest(server=2))
@@ -121,9 +127,9 @@ def test_a_server_answers_for_its_own_rows_only() -> None:
     parts = PLAIN.partitions(2)
     server = PartitionAnswers(parts[1], 1, 2)
     (name,) = PLAIN.num_nodes
-    own = parts[1].node_ids.tolist()
+    own, others = _own(parts[1]).tolist(), _own(parts[0]).tolist()
     assert _rows(server, "node_features", name, own) == PLAIN.node_rows(name, own)[0]
-    for wrong in (parts[0].node_ids[:1].tolist(), [*own, int(parts[0].node_ids[0])]):
+    for wrong in (others[:1], [*own, others[0]]):
         with pytest.raises(ConfigError, match="not of partition 1"):
             _rows(server, "node_features", name, wrong)
     for wrong in ([60], [-1]):  # a table would find -1 at its end

@@ -1,6 +1,7 @@
 """How long is waited, and how often that is said, by a clock that the tests turn."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -37,7 +38,7 @@ def test_a_wait_is_told_after_a_while_and_then_now_and_then(monkeypatch, caplog)
     clock = _Clock()
     monkeypatch.setattr(patience, "time", clock)
     progress = WaitReport("rank 3", deadline=clock.now + 60.0)
-    told = []
+    told: list[Any] = []
     for second in range(40):
         clock.now = 1000.0 + second
         due = progress.next_in_s == 0.0

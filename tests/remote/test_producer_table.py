@@ -106,7 +106,9 @@ def test_a_closed_server_takes_no_request_and_names_what_is_up() -> None:
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["x", "y", None]), st.booleans())))
 def test_a_slot_is_filled_by_one(steps: list[tuple[int, str | None, bool]]) -> None:
     """Against a plain account: which key has which producer, whatever comes and ends."""
-    entries, by_key, up = ProducerTable(0), {}, set()
+    entries = ProducerTable(0)
+    by_key: dict[Any, Any] = {}
+    up: set[Any] = set()
     for number, (job, key, ends) in enumerate(steps):
         entry, is_first = entries.take(job, key, str(number), NOBODY)
         expected = by_key.get((job, key)) if key is not None else None

@@ -56,7 +56,8 @@ class _Cluster:
         class Connections(list):
             made = found
 
-        self.connections, self.renewals, self.closed = Connections(found.values()), {}, False
+        self.connections, self.closed = Connections(found.values()), False
+        self.renewals: dict[int, Any] = {}
         self.rank, self.job, self.incarnations = 0, 0, (5, 5, 5)
         self.asked: list[tuple[int, str, tuple, dict]] = []
         self.answers: dict[tuple[int, str], Any] = {}
@@ -102,7 +103,8 @@ def _ended(cluster: _Cluster) -> dict[int, list[tuple[str, dict[str, Any]]]]:
 def test_a_start_that_takes_long_says_for_whom_it_waits(monkeypatch, caplog) -> None:
     """Workers that compile, or load: half a minute in which a trainer showed nothing."""
     monkeypatch.setattr(patience, "_FIRST_REPORT_S", 0.01)
-    cluster, late = _Cluster(monkeypatch), Future()
+    cluster = _Cluster(monkeypatch)
+    late: Future[Any] = Future()
     cluster.answers[2, "create"] = late
     answer = threading.Timer(0.3, late.set_result, [12])
     answer.start()
@@ -141,7 +143,8 @@ def test_shards_stay_where_some_servers_do_not_take_part(monkeypatch) -> None:
 
 def test_where_one_fails_none_is_left(monkeypatch) -> None:
     """Those that are up are ended, and one that comes up later, too."""
-    cluster, late = _Cluster(monkeypatch), Future()
+    cluster = _Cluster(monkeypatch)
+    late: Future[Any] = Future()
     failed = PeerError("a worker died")
     cluster.answers = {(1, "create"): failed, (2, "create"): late}
     one = _made(cluster)
@@ -158,10 +161,12 @@ def test_where_one_fails_none_is_left(monkeypatch) -> None:
 
 
 def test_a_lost_server_is_not_waited_for_by_waiting_for_the_others(monkeypatch) -> None:
-    cluster, waits = _Cluster(monkeypatch), Future()
+    cluster = _Cluster(monkeypatch)
+    waits: Future[Any] = Future()
     cluster.answers = {(0, "create"): waits, (2, "create"): ServerDiedError("2 is gone")}
     options = EpochOptions(seed=1, timeout_s=600.0)
-    one, call = _made(cluster), create
+    one = _made(cluster)
+    call: Any = create
     with pytest.raises(ServerDiedError, match="2 is gone"):
         one.create(call, "options", [0], options, "request", (0, 1, 2))
     assert [name for _, name, *_ in cluster.asked] == ["create"] * 3, "nobody is pinged"
@@ -184,7 +189,7 @@ def test_a_stopped_server_is_named(monkeypatch) -> None:
 # --- release --------------------------------------------------------------------------------------
 
 
-def test_a_share_is_released_once_where_it_was_used() -> None:
+def test_a_share_is_released_once_where_it_was_used(monkeypatch) -> None:
     """Of a server that was never asked the host tells: its connection is not made for that."""
     cluster = _Cluster()
     one = _made(cluster)
@@ -192,7 +197,7 @@ def test_a_share_is_released_once_where_it_was_used() -> None:
     del cluster.connections.made[0], cluster.connections.made[1]
     first, second = _Link(0), _Link(1)
     connections = {0: first, 1: second, 2: cluster.connections[2]}
-    cluster.connection = connections.__getitem__
+    monkeypatch.setattr(cluster, "connection", connections.__getitem__)
     for _ in range(2):
         one.release(3, is_broken=False)
     asked = ("release_sampling_producer", {"producer_id": 10, "consumer": 3, "linger_s": LINGER_S})

@@ -146,7 +146,8 @@ class _Meeting:
     """The servers of `SERVERS`, the first of which hosts."""
 
     def __init__(self, timeout_s: float = 60.0) -> None:
-        self.table, self.callers = RendezvousTable(8), []
+        self.table = RendezvousTable(8)
+        self.callers: list[Any] = []
         self.ranks = [self._rank(server, timeout_s) for server in SERVERS]
 
     def _rank(self, server: int, timeout_s: float) -> ServerRendezvous:

@@ -22,7 +22,7 @@ def _view(rank: int) -> PartitionView[Any]:
     return GRAPH.partitions(NUM_PARTS)[rank].view()
 
 
-def _asked(answers: RowAnswers, kind: str, name: object, ids: list[int]) -> np.ndarray:
+def _asked(answers: RowAnswers, kind: str, name: Any, ids: list[int]) -> np.ndarray:
     return answers.rows(RowsRequest(kind, name, np.array(ids, np.int64))).values.copy()
 
 
@@ -88,7 +88,8 @@ def test_books_say_who_owns_each_row() -> None:
     }  # fmt: skip
     for (group, name), book in told[0].items():
         view = _view(0)
-        expected = (view.node_books if group == "node" else view.edge_books)[name]
+        books: Any = view.node_books if group == "node" else view.edge_books
+        expected = books[name]
         assert book.num_ids == expected.num_ids
         for part in ("bounds", "table"):
             want, found = getattr(expected, part), getattr(book, part)

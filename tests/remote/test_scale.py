@@ -54,7 +54,7 @@ def _three_epochs(info, rank):
     )  # fmt: skip
     with loader:
         for _ in range(3):
-            found = [None] * dist.get_world_size()
+            found: list[list[int]] = [[]] * dist.get_world_size()
             dist.all_gather_object(found, [s for batch in loader for s in batch.batch.tolist()])
             for group in (found[:4], found[4:]):
                 assert sorted(seed for seeds in group for seed in seeds) == list(range(60))

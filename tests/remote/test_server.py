@@ -128,7 +128,7 @@ class _Over(threading.Event):
     """Is told to end in the instant in which `wait` has the event's lock."""
 
     def wait(self, timeout=None):
-        with self._cond:
+        with vars(self)["_cond"]:
             signal.raise_signal(signal.SIGTERM)
         return super().wait(timeout)
 

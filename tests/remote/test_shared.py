@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from store_cluster import tiny_graph
@@ -156,9 +157,8 @@ def test_who_shares_a_key_waits_until_the_producer_can_be_used(monkeypatch):
         def _start(self, *_):
             time.sleep(0.2)
             request = ProducerRequest(epoch_options=EpochOptions(seed=0))
-            return SharedProducer(
-                "key", ScriptedProducer(), ServerMemory(4), request, ["client"], 1 << 20
-            )
+            producer: Any = ScriptedProducer()
+            return SharedProducer("key", producer, ServerMemory(4), request, ["client"], 1 << 20)
 
         def _adopt(self, slot, shared, client):
             time.sleep(0.2)  # the other would look at the slot meanwhile
@@ -197,9 +197,9 @@ class _Instant(DistServer):
         if self.leaves_meanwhile is not None:
             self.client_gone(self.leaves_meanwhile)
         request = ProducerRequest(epoch_options=EpochOptions(seed=0))
-        return SharedProducer(
-            "key", ScriptedProducer(), ServerMemory(4), request, [(7, 0), (7, 1)], 1 << 20
-        )
+        producer: Any = ScriptedProducer()
+        clients = [(7, 0), (7, 1)]
+        return SharedProducer("key", producer, ServerMemory(4), request, clients, 1 << 20)
 
     def create(self):
         how = SimpleNamespace(worker_key=None, seed=0)
@@ -233,7 +233,7 @@ def test_a_start_takes_no_longer_for_clients_of_other_jobs_that_left(instant, mo
         instant.client_gone((number % 7, number))
     assert len(instant._gone) == 50, "the latest ones"
     assert (99 % 7, 99) in instant._gone
-    asked = []
+    asked: list[Any] = []
     monkeypatch.setattr(instant, "client_gone", asked.append)
     instant.create()
     assert asked == []

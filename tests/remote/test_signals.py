@@ -6,6 +6,8 @@ import re
 import signal
 import time
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -81,10 +83,7 @@ def _client(info, rank, folder):
     _server_1_is_stopped(info, rank, nodes, loader, iterator)
     _send(rank, pids[1], signal.SIGCONT)
     for server in range(2):
-        wait_until(
-            lambda server=server: _idle(request_server(server, DistServer.status)),
-            f"server {server} has freed what was given up",
-        )
+        wait_until(partial(_is_idle, server), f"server {server} has freed what was given up")
     dist.barrier()
     loader = _loader(info, rank, nodes)
     assert len(list(loader)) == len(loader) == 30  # it serves again
@@ -94,6 +93,10 @@ def _client(info, rank, folder):
     (folder / f"under way {rank}").write_text("")
     wait_until((folder / "go on").exists, "what runs was looked at")
     _servers_are_told_to_end(rank, pids, loader, iterator)
+
+
+def _is_idle(server: int) -> bool:
+    return _idle(request_server(server, DistServer.status))
 
 
 def _idle(status):
@@ -144,6 +147,10 @@ def _server_children(servers):
     return [set(Footprint.below(one.pid).pids) for one in servers]
 
 
+def _says(log: Path, words: str) -> bool:
+    return log.exists() and words in log.read_text()
+
+
 @pytest.mark.longest
 def test_servers_that_are_late_stopped_and_told_to_end(tmp_path):
     info, seen = info_of(2, 2), Footprint()
@@ -153,11 +160,8 @@ def test_servers_that_are_late_stopped_and_told_to_end(tmp_path):
         said = "s for storage server 0 .*here; storage servers [1] have not loaded their"
         for rank in range(2):
             log = tmp_path / f"client{rank}.log"
-            wait_until(
-                lambda log=log: log.exists() and said.split(".*")[1] in log.read_text(),
-                f"client {rank} says that it waits for storage server 1",
-                120,
-            )
+            what = f"client {rank} says that it waits for storage server 1"
+            wait_until(partial(_says, log, said.split(".*")[1]), what)
             assert said.split(".*")[0] in log.read_text()
         servers.append(started.start(_serve, info, 1))
         wait_until(

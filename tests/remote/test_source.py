@@ -34,7 +34,8 @@ class _Cluster:
     def __init__(self) -> None:
         self.connections = [SimpleNamespace(name=f"server {rank}") for rank in range(NUM_SERVERS)]
         self.rank, self.world_size, self.job = 0, 1, 0
-        self.incarnations, self.renewals = (1,) * NUM_SERVERS, {}
+        self.incarnations = (1,) * NUM_SERVERS
+        self.renewals: dict[int, Any] = {}
         self.lost: list[int] = []
         self.closed = False
 
@@ -292,7 +293,7 @@ def two_ranks(cluster, monkeypatch) -> _Cluster:
 def test_a_second_outage_of_ranks_that_share_a_key_is_survived(two_ranks) -> None:
     """The same servers are there as after the first: those remember that producer as destroyed."""
 
-    def names() -> list[str]:
+    def names() -> list[str | None]:
         source, producers = _created(key="shared")
         assert len(source._ranks) == 2
         for _ in range(3):

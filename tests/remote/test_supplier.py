@@ -31,7 +31,8 @@ def test_suppliers_are_told_apart_by_themselves() -> None:
 
 
 def test_what_was_asked_is_filed_before_the_thread_ends() -> None:
-    supplier, hung_up = _supplier()
+    one, hung_up = _supplier()
+    supplier: Any = one
     supplier.caller, supplier.giver = callers = "caller", "giver"
     supplier.fetches.put(("reply", 1))
     supplier.hang_up()

@@ -2,12 +2,13 @@
 
 import dataclasses
 import hashlib
+import secrets
 import threading
 
 import pytest
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.testing import TinyGraph
@@ -23,7 +24,7 @@ GOOD_TOKEN = "k9Jr4nQ2-sTgV7wXzB5cYd"
 def _access(own: str, other: str, security: Security, monkeypatch: pytest.MonkeyPatch):
     """Return the access of rank 0, which lives at ``own`` beside a rank at ``other``."""
     monkeypatch.setattr(agreement, "address_towards", lambda host: own)
-    meeting = StoreRendezvous(dist.HashStore(), 0, 2, 10.0)
+    meeting = StoreRendezvous(HashStore(), 0, 2, 10.0)
     meeting._store.set("host/1", other)
     found = Agreement(VIEWS[0], meeting, security, "towards")
     try:
@@ -47,6 +48,7 @@ def test_partitions_of_two_runs_do_not_meet(monkeypatch) -> None:
         ConfigError, match=r"two runs: (process|storage server) 0 has .*, 1 one of other x"
     ):
         _access("10.0.0.1", "10.0.0.2 other x", Security.resolve("", "", True), monkeypatch)
+    assert VIEWS[0].identity is not None
     run = VIEWS[0].identity.run
     assert VIEWS[1].identity == VIEWS[0].identity
     with pytest.raises(ConfigError, match="partitions of two graphs"):
@@ -74,7 +76,7 @@ def test_several_machines_need_one_of_three_ways(monkeypatch) -> None:
 
 
 def test_the_secret_depends_on_nonce_and_token(monkeypatch) -> None:
-    monkeypatch.setattr(agreement.secrets, "token_bytes", lambda count: b"n" * count)
+    monkeypatch.setattr(secrets, "token_bytes", lambda count: b"n" * count)
     access = _access("10.0.0.1", "10.0.0.2", Security.resolve("", GOOD_TOKEN, False), monkeypatch)
     expected = hashlib.sha256(GOOD_TOKEN.encode() + b"n" * 32).hexdigest()
     assert access.security.token == expected
@@ -102,7 +104,7 @@ def test_a_partition_alone_is_refused() -> None:
 
 def _names_of_cache(rows: list[str], kept: str = "1GB") -> list[str]:
     """Return what each of two ranks calls the machine's cache, who have ``rows``."""
-    store, found = dist.HashStore(), ["", ""]
+    store, found = HashStore(), ["", ""]
 
     def meet(rank: int) -> None:
         meeting = StoreRendezvous(store, rank, 2, 60.0)

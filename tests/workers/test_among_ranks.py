@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import UsageError
@@ -19,6 +19,7 @@ from gigl_loader.workers.sampled_input import make_plan
 GRAPH = TinyGraph.random(40, 200)
 VIEWS = [part.view() for part in GRAPH.partitions(2)]
 ADDRESSES = [[("127.0.0.1", 1000 + 10 * rank + worker) for worker in (0, 1)] for rank in (0, 1)]
+ON_RANK: list[list[tuple[str, int] | None]] = [[*addresses] for addresses in ADDRESSES]
 
 
 def _ranks(view, cache: CacheOptions | None = None, **options) -> AmongRanks:
@@ -34,12 +35,12 @@ def _together(monkeypatch: pytest.MonkeyPatch, caches: list[CacheOptions | None]
     """Let two ranks of this process join and connect; return them."""
     monkeypatch.setattr(agreement, "get_context", lambda: None)
     monkeypatch.setattr(agreement, "address_towards", lambda host: "10.0.0.1")
-    store = dist.HashStore()
+    store = HashStore()
 
     def start(rank: int) -> AmongRanks:
         found = _ranks(VIEWS[rank], caches[rank])
         found.join(StoreRendezvous(store, rank, 2, 30.0), Security(), "towards")
-        found.connect(ADDRESSES[rank])
+        found.connect(ON_RANK[rank])
         found.agreement.settle()
         return found
 

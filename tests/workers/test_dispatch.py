@@ -215,7 +215,8 @@ def test_a_batch_at_once_goes_out_where_the_channel_is_full() -> None:
 
 def test_the_look_ahead_says_how_many_are_started_and_the_channel_does_not() -> None:
     found, pool, channel = _make(size=10 * MIB, limit=1)
-    ahead = found.look_ahead = _LookAhead(limit=7)
+    ahead: Any = _LookAhead(limit=7)
+    found.look_ahead = ahead
     found.begin(0, 3, range(9))
     found.dispatch()
     assert ahead.begun == [(1, 9)]
@@ -239,7 +240,8 @@ def test_the_look_ahead_says_how_many_are_started_and_the_channel_does_not() -> 
 
 def test_slots_go_back_by_themselves_only_where_no_task_will_take_them() -> None:
     found, pool, channel = _make(limit=2)
-    found.look_ahead = _LookAhead(limit=4)
+    ahead: Any = _LookAhead(limit=4)
+    found.look_ahead = ahead
     found.begin(0, 3, range(4))
     found.dispatch()
     channel.back = {0: ([3], []), 1: ([], [])}

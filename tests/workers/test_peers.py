@@ -3,6 +3,7 @@
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,8 +156,7 @@ def test_a_worker_ends_when_all_that_ask_it_are_done(answering: Answering, monke
     assert answering.wait_for_askers(names, 0.0) == names
     asking["first"].close()
     wait_until(lambda: "first" not in answering.wait_for_askers(names, 0.1), "it left")
-    for caller in asking["cut off"]._callers.values():
-        caller._connection.stream.shutdown()
+    _cut_off(asking["cut off"])
     asking["second"].close()
     wait_until(lambda: answering.wait_for_askers(names, 0.1) == {"cut off"}, "it is waited for")
     monkeypatch.setattr(peers, "_RETURN_S", 0.0)
@@ -175,8 +175,7 @@ def test_a_lost_answer_is_asked_for_again(answering: Answering) -> None:
     request = DrawRequest(Draw(EDGE, 2, 5), OWN)
     for _ in range(10):
         drawn = asking.draw(1, request)
-        for caller in asking._callers.values():
-            caller._connection.stream.shutdown()
+        _cut_off(asking)
         assert np.array_equal(
             drawn.wait().neighbors, LocalReader(VIEW).answer_draw(request).neighbors
         )
@@ -235,11 +234,17 @@ def test_who_asks_a_worker_that_is_lost_for_good_hears_why() -> None:
     refusing.close()
 
 
+def _cut_off(asking: Any) -> None:
+    """Close its connections, as the kernel does for a killed process."""
+    for caller in asking._callers.values():
+        caller._connection.stream.shutdown()
+
+
 def test_a_thread_has_one_reader_for_all_questions(answering: Answering, monkeypatch) -> None:
     """Each has scratch memory of its own: of 20,000 rows the fresh pages cost as much as they."""
     made = []
 
-    def make(view: object) -> LocalReader:
+    def make(view: Any) -> LocalReader:
         made.append(threading.get_ident())
         return LocalReader(view)
 
@@ -257,7 +262,8 @@ def test_a_worker_that_may_be_replaced_is_waited_for() -> None:
         (True, 96.0, 96.0), (True, 2.0, SILENCE_S), (False, 96.0, SILENCE_S),
     ):  # fmt: skip
         setup = SimpleNamespace(replaceable=replaceable, rpc_timeout_s=rpc_timeout_s)
-        assert WorkerSetup.patience_s.fget(setup) == expected
+        patience_s: Any = vars(WorkerSetup)["patience_s"]
+        assert patience_s.fget(setup) == expected
 
 
 def test_a_worker_that_is_gone_and_one_that_is_busy(answering: Answering, monkeypatch) -> None:

@@ -33,7 +33,9 @@ def test_messages_arrive_whole_in_order_and_with_their_descriptors(ends) -> None
     pipe.send(ours, None)
     segments.close_fds(fds)
     assert pipe.is_readable(theirs)
-    message, received = pipe.receive(theirs)
+    found = pipe.receive(theirs)
+    assert found is not None
+    message, received = found
     assert message == ("first", [1, 2])
     assert [os.pread(fd, 1, 0)[0] for fd in received] == [0, 1, 2]
     segments.close_fds(received)
@@ -67,7 +69,9 @@ def test_one_that_does_not_read_is_waited_for_as_long_as_the_socket_says(ends) -
     with pytest.raises(TimeoutError):
         send_more()
     for number in sent:  # nothing was sent in part
-        assert pipe.receive(theirs)[0][0] == number
+        found = pipe.receive(theirs)
+        assert found is not None
+        assert found[0][0] == number
     assert not pipe.is_readable(theirs)
 
 

@@ -6,6 +6,7 @@ import pickle
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,8 @@ GUARDED = 'def start(number): ...\n\n\nif __name__ == "__main__":\n    print("th
 
 
 def test_functions_of_modules_and_keywords_arrive() -> None:
-    plugins = Plugins(("a.b.Sampler", {"depth": 3}), functools.partial(os.path.join, "x"))
+    init: Any = functools.partial(os.path.join, "x")
+    plugins = Plugins(("a.b.Sampler", {"depth": 3}), init)
     found = pickle.loads(pickled(plugins))
     assert found.sampler == plugins.sampler
     assert found.init_fn("y") == os.path.join("x", "y")

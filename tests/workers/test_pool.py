@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -215,7 +216,8 @@ def _started(
 
     monkeypatch.setattr(pool_module, "start_supervisor", start)
     pool = WorkerPool(2)
-    pool.start(SimpleNamespace(main_path=None, users_code=False), 60.0, max_restarts)
+    setup: Any = SimpleNamespace(main_path=None, users_code=False)
+    pool.start(setup, 60.0, max_restarts)
     return pool, supervisors
 
 

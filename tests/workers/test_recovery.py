@@ -114,6 +114,13 @@ def test_a_batch_lost_with_two_workers_ends_the_epoch(clock) -> None:
     assert "10 seeds are [30, 31, 32, 33, 34, 35, 36, 37, ...]" in str(error)
 
 
+def _give_again(found: Recovery) -> None:
+    """Give worker 0 the next batch that was lost."""
+    task = found.under_way.next_lost(lambda ticket: True, idle=True)
+    assert task is not None
+    found.under_way.give(0, task)
+
+
 def test_kills_from_outside_end_no_epoch_before_the_restarts_are_used_up(clock) -> None:
     """Of a batch, of a stopped worker, and of supervisors; the batch is named at the end."""
     pool = _Pool()
@@ -127,10 +134,10 @@ def test_kills_from_outside_end_no_epoch_before_the_restarts_are_used_up(clock) 
     for _ in range(2):
         assert found.kill([0])
         assert found.died(0, 70, -9) is None
-        found.under_way.give(0, found.under_way.next_lost(lambda ticket: True, idle=True))
+        _give_again(found)
     assert found.died(0, 70, -15) is None
     assert found.restarts.left == 0
-    found.under_way.give(0, found.under_way.next_lost(lambda ticket: True, idle=True))
+    _give_again(found)
     error = found.died(0, 70, -9)
     assert isinstance(error, WorkerDiedError)
     assert "max_restarts=5 are used up" in str(error)
@@ -146,12 +153,13 @@ def test_a_batch_that_hangs_counts_although_its_workers_are_killed(clock) -> Non
         error = found.died(0, 70, -9)
         assert (error is not None) == last
         if not last:
-            found.under_way.give(0, found.under_way.next_lost(lambda ticket: True, idle=True))
+            _give_again(found)
     assert isinstance(error, PeerTimeoutError)
 
 
 def test_a_supervisor_with_more_workers_than_restarts_is_one_loss(clock, caplog) -> None:
-    found = _recovery(_Pool(8), max_restarts=1)
+    pool = _Pool(8)
+    found = _recovery(pool, max_restarts=1)
     found.under_way.give(3, _task(6))
     assert [found.died(worker, 70, None, 1) for worker in range(8)] == [None] * 8
     told = [text for text in caplog.messages if "samples again: 1 batches" in text]
@@ -159,7 +167,7 @@ def test_a_supervisor_with_more_workers_than_restarts_is_one_loss(clock, caplog)
     assert "worker 3" in told[0]
     clock.now += 0.06
     found.replace_due()
-    assert found.pool.replaced == list(range(8)), "all at once"
+    assert pool.replaced == list(range(8)), "all at once"
     assert isinstance(found.died(0, 70, None, 2), WorkerDiedError)
 
 

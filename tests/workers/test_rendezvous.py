@@ -3,12 +3,13 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from relay import Relay
+from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
 from gigl_loader.testing import wait_until
@@ -19,14 +20,14 @@ from gigl_loader.workers.rendezvous import StoreRendezvous, _Calls, meet_ranks
 def clients(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int], Any]]:
     """Yield a function that returns the store as one rank sees it."""
     if request.param == "file":
-        yield lambda rank: dist.FileStore(str(tmp_path / "store"), 3)
+        yield lambda rank: FileStore(str(tmp_path / "store"), 3)
         return
-    host = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    yield lambda rank: host if rank == 0 else dist.TCPStore("127.0.0.1", host.port, None, False)
+    host = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    yield lambda rank: host if rank == 0 else TCPStore("127.0.0.1", host.port, None, False)
 
 
 def _meet(clients: Callable[[int], Any], size: int, timeout_s: float = 60.0) -> list[Any]:
-    stores = [dist.PrefixStore("a loader", clients(rank)) for rank in range(size)]
+    stores = [PrefixStore("a loader", clients(rank)) for rank in range(size)]
     return [StoreRendezvous(store, rank, size, timeout_s) for rank, store in enumerate(stores)]
 
 
@@ -114,7 +115,7 @@ def test_many_in_a_row_do_not_mix(clients) -> None:
     def meet(rank: int) -> list[list[bytes]]:
         found = []
         for turn in range(30):
-            prefix = dist.PrefixStore(f"loader {turn}", stores[rank])
+            prefix = PrefixStore(f"loader {turn}", stores[rank])
             meeting = StoreRendezvous(prefix, rank, 2, 60.0)
             meeting.publish("key", b"%d %d" % (turn, rank))
             found.append(meeting.gather("key", [0, 1]))
@@ -127,7 +128,7 @@ def test_many_in_a_row_do_not_mix(clients) -> None:
 
 def test_the_last_to_leave_clears_the_table(clients) -> None:
     store = clients(0)
-    before = store.num_keys() if isinstance(store, dist.TCPStore) else 0
+    before = store.num_keys() if isinstance(store, TCPStore) else 0
     ranks = _meet(lambda rank: store, 2)
     for rank, one in enumerate(ranks):
         one.publish("key", b"value")
@@ -137,7 +138,7 @@ def test_the_last_to_leave_clears_the_table(clients) -> None:
     assert store.check(["a loader/key/0", "a loader/key/1"]), "rank 1 may still read"
     ranks[1].gather("key", [0, 1])
     ranks[1].close()
-    if isinstance(store, dist.TCPStore):
+    if isinstance(store, TCPStore):
         assert store.num_keys() == before
 
 
@@ -233,10 +234,10 @@ def test_a_store_that_does_not_answer_or_is_gone() -> None:
 def test_a_link_that_is_cut_while_ranks_meet_costs_its_length(monkeypatch) -> None:
     """Bytes wait while nothing passes, as they do in TCP; and so does who asks."""
     monkeypatch.setattr("gigl_loader.workers.rendezvous._STORE_ANSWERS_S", 0.05)
-    host = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    host = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     with Relay(("127.0.0.1", host.port)) as relay:
         address, port = relay.address
-        far = dist.TCPStore(address, port, None, False)
+        far = TCPStore(address, port, None, False)
         near = StoreRendezvous(host, 0, 2, 60.0)
         patient, hasty = (StoreRendezvous(far, 1, 2, 60.0, outage_s) for outage_s in (60.0, 0.0))
         near.publish("key", b"there")
@@ -253,8 +254,14 @@ def test_a_link_that_is_cut_while_ranks_meet_costs_its_length(monkeypatch) -> No
 
 
 def test_calls_are_made_one_after_another() -> None:
-    calls, seen = _Calls("test"), []
-    assert [calls.do(lambda i=i: seen.append(i) or i, 10.0) for i in range(5)] == seen
+    calls = _Calls("test")
+    seen: list[int] = []
+
+    def see(number: int) -> int:
+        seen.append(number)
+        return number
+
+    assert [calls.do(partial(see, i), 10.0) for i in range(5)] == seen == [*range(5)]
     with pytest.raises(ZeroDivisionError):
         calls.do(lambda: 1 / 0, 10.0)
     calls.close()

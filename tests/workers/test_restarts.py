@@ -1,6 +1,7 @@
 """Which batches a lost worker had, which of them it may have died of, and when another starts."""
 
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,6 +33,12 @@ def test_what_a_worker_has_and_has_answered_for() -> None:
     assert not under_way.has_lost
 
 
+def _next_lost(under_way: UnderWay) -> Task:
+    task = under_way.next_lost(_always, idle=True)
+    assert task is not None
+    return task
+
+
 def test_only_batches_that_were_begun_are_suspected() -> None:
     under_way = UnderWay(2, 2)
     for batch in (4, 1, 3, 2):
@@ -40,7 +47,7 @@ def test_only_batches_that_were_begun_are_suspected() -> None:
     assert under_way.loads == [0, 0]
     found = []
     while under_way.has_lost:
-        task = under_way.next_lost(_always, idle=True)
+        task = _next_lost(under_way)
         under_way.give(1, task)
         found.append((task.ticket.batch, under_way.may_have(1)))
         under_way.done(1, task.ticket)
@@ -93,7 +100,7 @@ def test_workers_that_were_ended_from_outside_count_against_no_batch() -> None:
         assert suspects == [_task(7)], "memory may have run out: it is tried alone"
         assert under_way.killed_twice(suspects) is None
         assert under_way.losses(suspects) == lost
-        under_way.give(0, under_way.next_lost(_always, idle=True))
+        under_way.give(0, _next_lost(under_way))
         assert not under_way.may_have(0)
     under_way.done(0, _task(7).ticket)
     under_way.give(0, _task(7))
@@ -129,7 +136,7 @@ def test_a_batch_that_was_sampled_is_suspected_no_more() -> None:
         under_way.give(0, _task(7))
         suspects = under_way.lose(0)
         assert under_way.killed_twice(suspects) is None
-        under_way.give(1, under_way.next_lost(_always, idle=True))
+        under_way.give(1, _next_lost(under_way))
         under_way.done(1, _task(7).ticket)
         assert under_way.may_have(1)
 
@@ -150,7 +157,9 @@ def test_what_was_lost_of_an_epoch_that_was_broken_off_is_dropped() -> None:
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["give", "done", "lose", "again"])),
                 max_size=60), st.integers(1, 3))  # fmt: skip
 def test_no_batch_is_lost_or_given_twice(steps: list[tuple[int, str]], concurrency: int) -> None:
-    under_way, has, lost = UnderWay(3, concurrency), [[], [], []], []
+    under_way = UnderWay(3, concurrency)
+    has: list[list[Any]] = [[], [], []]
+    lost: list[Any] = []
     next_batch = 0
     for worker, step in steps:
         if step == "give" and under_way.may_have(worker):

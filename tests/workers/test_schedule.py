@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gigl_loader.message import BatchTicket
 from gigl_loader.workers.schedule import BatchStream, FairQueue, num_batches
 
 
@@ -46,6 +47,7 @@ class Streams(RuleBasedStateMachine):
         if started == len(self.batches) or started - len(self.taken) >= self.stream.limit:
             assert found is None
         else:
+            assert found is not None
             ticket, position = found
             assert (ticket.stream, ticket.generation) == (3, self.stream.generation)
             assert (position, ticket.batch) == (started, self.batches[started])
@@ -63,7 +65,8 @@ class Streams(RuleBasedStateMachine):
     @rule(data=st.data())
     def arrive_late(self, data: st.DataObject) -> None:
         waiting = self.stream.waiting
-        assert not self.stream.arrived(*data.draw(st.sampled_from(self.stale)), 99)
+        ticket, position = data.draw(st.sampled_from(self.stale))
+        assert not self.stream.arrived(ticket, position, 99)
         assert self.stream.waiting == waiting
 
     @rule()
@@ -83,7 +86,8 @@ class Streams(RuleBasedStateMachine):
     @property
     def arrived(self) -> list[int]:
         if getattr(self, "_of", None) != self.stream.generation:
-            self._of, self._arrived = self.stream.generation, []
+            self._of = self.stream.generation
+            self._arrived: list[int] = []
         return self._arrived
 
     @invariant()
@@ -123,6 +127,12 @@ def test_streams_are_served_in_turn(counts: list[int]) -> None:
         assert sorted(served[start : start + len(left)]) == left
 
 
+def _next_ticket(queue: FairQueue[int]) -> tuple[BatchTicket, int]:
+    found = queue.next_ticket()
+    assert found is not None
+    return found
+
+
 def test_a_removed_stream_is_cancelled_and_forgotten() -> None:
     queue: FairQueue[int] = FairQueue()
     one, other = BatchStream[int](0, 2), BatchStream[int](1, 2)
@@ -130,10 +140,10 @@ def test_a_removed_stream_is_cancelled_and_forgotten() -> None:
     queue.add(other)
     one.start(0, range(5))
     other.start(0, range(5))
-    ticket, position = queue.next_ticket()
+    ticket, position = _next_ticket(queue)
     assert ticket.stream == 0
     queue.remove(0)
     queue.remove(0)
     assert not one.arrived(ticket, position, 1)
-    assert {queue.next_ticket()[0].stream for _ in range(2)} == {1}
+    assert {_next_ticket(queue)[0].stream for _ in range(2)} == {1}
     assert queue.next_ticket() is None, "at its limit"

@@ -1,6 +1,7 @@
 """What a worker is told, and how patient it therefore is."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,5 +32,6 @@ def test_one_that_may_be_replaced_is_waited_for_as_long_as_an_answer_may_take(
 
 @pytest.mark.parametrize("shape", [(0,), (7,), (7, 2)])
 def test_the_length_of_an_input_is_that_of_its_seeds(shape: tuple[int, ...]) -> None:
-    found = len(SeedInput(np.zeros(shape, np.int64), {"label": np.zeros(3)}))
+    seeds: SeedInput[Any] = SeedInput(np.zeros(shape, np.int64), {"label": np.zeros(3)})
+    found = len(seeds)
     assert (found, type(found)) == (shape[0], int)

@@ -1,6 +1,7 @@
 """Questions between workers, packed for the way, are the same when they arrive."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_numbers_that_are_not_all_there_are_refused() -> None:
     asked = AskedQuestion.of(Asked(ids, ids, ids))
     draw = DrawQuestion.of(DrawRequest(DRAW, ids))
     answer = DrawAnswer.of(Drawn(ids, ids, ids))
-    broken = [
+    broken: list[Any] = [
         replace(rows, ids=cut), replace(draw, nodes=cut),
         replace(draw, asked=replace(asked, tree=cut)),
         *(replace(asked, **{name: cut}) for name in ("tree", "until", "since")),

@@ -24,7 +24,7 @@ from gigl_loader.workers.setup import Plugins, WorkerSetup
 from gigl_loader.workers.worker import Worker, keep_freed_memory, load_sampler
 
 SEEDS = torch.arange(30, 40)
-ALONE = (messages.PEERS, "rank 0 worker 3", None, {}, False, False)
+ALONE: tuple = (messages.PEERS, "rank 0 worker 3", None, {}, False, False)
 
 
 class _Exited(BaseException):
@@ -252,7 +252,9 @@ def test_a_worker_that_cannot_start_says_why(setup: WorkerSetup, monkeypatch) ->
         pipe.send(ours, (messages.PLACE, False))
         with pytest.raises(_Exited, match="1"):
             module.main(theirs, 0)
-        kind, cause, text = pipe.receive(ours)[0]
+        found = pipe.receive(ours)
+    assert found is not None
+    kind, cause, text = found[0]
     assert kind == messages.FAILED
     assert cause.startswith("AttributeError")
     assert "in prepare" in text
