@@ -9,7 +9,7 @@ import torch
 from gigl_loader import SamplingError, UsageError
 from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.loader.epoch import EpochProgress, HandedOut, LoaderStats
-from gigl_loader.loader.iterator import EpochIterator
+from gigl_loader.loader.iterator import EpochIterator, Epochs
 from gigl_loader.message import BatchTicket, Received
 
 
@@ -18,18 +18,24 @@ class Source:
 
     def __init__(self, *given: int | Exception) -> None:
         self.to_come, self.cancelled, self.waiting = deque(given), 0, 0
+        self.begun: tuple[int, list[int]] | None = None
+        self.ended = False
 
     def ready(self) -> bool:
         return bool(self.to_come)
 
     def next(self, timeout_s: float | None = None) -> Received | None:
         if not self.to_come:
+            self.ended = True
             return None
         number = self.to_come.popleft()
         if isinstance(number, Exception):
             raise number
         stats = {"seeds": 2, "sample_s": 0.5, "restarts": 0}
         return Received(BatchTicket(0, 1, 0, number), {"x": torch.tensor([number])}, stats)
+
+    def start_epoch(self, epoch: int, batches: list[int]) -> None:
+        self.begun = (epoch, batches)
 
     def count_waiting(self) -> int:
         return self.waiting
@@ -171,3 +177,13 @@ def test_nor_is_one_of_what_makes_the_batch(ahead: bool, monkeypatch) -> None:
             owner.source.count_waiting = fail
         with pytest.raises(SamplingError, match="StopIteration was raised"):
             list(_iterate(owner, [0, 1]))
+
+
+def test_a_batch_again_leaves_the_source_at_the_end_of_its_epoch() -> None:
+    source: Any = Source(1)
+    epochs = Epochs(source)
+    epochs.num_batches = 3
+    assert epochs.again(5, 1).ticket.batch == 1
+    assert source.begun == (5, [1])
+    assert source.ended, "an error of its last steps would be raised here"
+    assert (source.cancelled, epochs.next_epoch) == (0, 0)
