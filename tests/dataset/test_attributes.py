@@ -1,6 +1,7 @@
 """GLT's attributes of our datasets, and GLT's datasets as ours."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,9 @@ def test_what_glt_users_read_is_the_same_memory() -> None:
     view, graph = dataset.view(), dataset.get_graph(BUYS)
     assert isinstance(dataset, _glt.DistDataset)
     assert graph.topo.indices.data_ptr() == view.adjacency[BUYS].indices.data_ptr()
-    assert graph.topo.edge_ids.data_ptr() == view.adjacency[BUYS].edge_ids.data_ptr()
+    edge_ids = view.adjacency[BUYS].edge_ids
+    assert edge_ids is not None
+    assert graph.topo.edge_ids.data_ptr() == edge_ids.data_ptr()
     features = dataset.get_node_feature("item")
     assert features.feature_tensor.data_ptr() == view.node_features["item"].values.data_ptr()
     assert features[torch.tensor([3, 1])].tolist() == [[3, -3, 7], [1, -1, 7]]
@@ -128,7 +131,7 @@ def test_features_that_glt_finds_by_offset_can_be_wrapped(tmp_path: Path) -> Non
     )  # fmt: skip
     theirs.graph = _glt.Graph(topology, "CPU")
     theirs.init_node_features(torch.tensor([[3.0], [4.0]]), id2idx=book.id2index, with_gpu=False)
-    ours = DistDataset.wrap(theirs)
+    ours: Any = DistDataset.wrap(theirs)
     rows = ours.view().node_features[N]
     assert rows.values[rows.locate(torch.tensor([4, 3]))].tolist() == [[4.0], [3.0]]
     assert ours.node_ids.tolist() == [3, 4]
@@ -137,12 +140,12 @@ def test_features_that_glt_finds_by_offset_can_be_wrapped(tmp_path: Path) -> Non
 @pytest.mark.parametrize("memory", ["resident", "mapped"])
 @pytest.mark.parametrize("graph", [RING, SHOP], ids=["homogeneous", "heterogeneous"])
 def test_what_glt_code_reads_is_there_by_global_id(
-    tmp_path: Path, graph: Graph, memory: str
+    tmp_path: Path, graph: Graph, memory: Any
 ) -> None:
     write(graph, tmp_path)
     data = graph.to_pyg()
     for index in range(2):
-        dataset = DistDataset.load(tmp_path, index, memory=memory)
+        dataset: Any = DistDataset.load(tmp_path, index, memory=memory)
         topology = dataset.graph[BUYS].topo if graph.heterogeneous else dataset.graph.topo
         pairs = graph.edges[BUYS if graph.heterogeneous else E]
         store = data[BUYS] if graph.heterogeneous else data
@@ -166,9 +169,14 @@ class _Asked:
 
 
 def test_an_attribute_is_made_once_and_when_it_is_asked_for() -> None:
-    made = []
+    made: list[int] = []
+
+    def make() -> str:
+        made.append(1)
+        return "made"
+
     one, other = _Asked(), _Asked()
-    one.value = Later(lambda: made.append(1) or "made")
+    one.value = Later(make)
     other.value = None
     assert not made
     assert (one.value, one.value, other.value) == ("made", "made", None)

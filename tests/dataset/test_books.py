@@ -1,5 +1,7 @@
 """Partition books as users give them."""
 
+from typing import Any
+
 import pytest
 import torch
 from dataset_reference import E, Graph, N
@@ -15,7 +17,7 @@ from gigl_loader.errors import ConfigError
 def test_owners_in_order_become_ranges() -> None:
     data = Graph({N: 5}, {E: [(0, 1)]}, {}, False).to_pyg()
     for book in (torch.tensor([0, 0, 1, 1, 1]), _glt.RangePartitionBook([(0, 2), (2, 5)], 1)):
-        dataset = DistDataset.from_pyg(data, partition_book=book, partition_idx=1)
+        dataset: Any = DistDataset.from_pyg(data, partition_book=book, partition_idx=1)
         assert dataset.view().node_books[N].bounds.tolist() == [2, 5]
         assert isinstance(dataset.node_pb, _glt.RangePartitionBook)
         assert dataset.node_ids.tolist() == [2, 3, 4]
@@ -29,6 +31,7 @@ def test_a_book_may_be_of_each_kind() -> None:
     ranges = _glt.RangePartitionBook([(0, 2), (2, 5)], 1)
     for value in (ranges, Book(bounds=torch.tensor([2, 5], dtype=torch.int32))):
         found = read_book(value, 2, "pb")
+        assert found.bounds is not None
         assert (found.bounds.tolist(), found.bounds.dtype) == ([2, 5], torch.int64)
     assert [count_partitions(one) for one in (table, ranges, torch.empty(0), "x")] == [2, 2, 1, 1]
 
@@ -56,7 +59,9 @@ def test_books_by_type_agree_on_the_number_of_partitions() -> None:
     given = {"user": torch.tensor([0, 2, 1]), "item": torch.tensor([0])}
     books, count = read_node_books(given, {"user": 3, "item": 1}, None, heterogeneous=True)
     assert count == 3
-    assert books["item"].bounds.tolist() == [1, 1, 1]
+    bounds = books["item"].bounds
+    assert bounds is not None
+    assert bounds.tolist() == [1, 1, 1]
     _, count = read_node_books(torch.tensor([0, 1]), {N: 2}, 4, heterogeneous=False)
     assert count == 4
 

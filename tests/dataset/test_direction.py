@@ -1,6 +1,7 @@
 """Which way a directory was partitioned, where only its edges can tell."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -79,11 +80,11 @@ def test_a_cached_graph_is_told_by_its_edge_book() -> None:
 def test_own_edges_are_picked_from_a_cached_graph_and_checked_elsewhere() -> None:
     cached = _Directory([[(0, 2), (3, 1)], [(1, 3)]], cached=True)
     whole = cached.edges(E, 0)
-    mine = keep_owned(cached, E, whole, "in", 1)
+    mine: Any = keep_owned(cached, E, whole, "in", 1)
     assert mine.edge_index.tolist() == [[0, 1], [2, 3]]
     assert mine.edge_ids.tolist() == [0, 2]
     assert mine.weights.tolist() == [0, 1]
-    bare = keep_owned(cached, E, GraphPartitionData(whole.edge_index), "out", 1)
+    bare: Any = keep_owned(cached, E, GraphPartitionData(whole.edge_index), "out", 1)
     assert (bare.edge_ids.tolist(), bare.weights) == ([1], None), "positions among all edges"
     plain = _Directory([[(2, 0)], [(0, 3)]])
     edges = plain.edges(E, 0)

@@ -1,6 +1,7 @@
 """What a dataset says of itself."""
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,8 @@ def test_the_schema_of_each_kind_of_graph() -> None:
     assert labeled.num_nodes == {N: 3}
     hetero = DistDataset.from_pyg(SMALL.to_pyg(), supervision=SMALL.supervision())
     assert not hetero.schema.is_homogeneous_with_labeled_edge_type
-    assert set(hetero.edge_feature_info or {}) == {BUYS, REV_BUYS, KNOWS}
+    edge_features: Any = hetero.edge_feature_info
+    assert set(edge_features) == {BUYS, REV_BUYS, KNOWS}
 
 
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
@@ -35,8 +37,11 @@ def test_label_edges_are_anchor_first_in_both_directions(edge_dir: EdgeDir) -> N
     dataset = DistDataset.from_pyg(
         SMALL.to_pyg(), edge_dir=edge_dir, supervision=SMALL.supervision()
     )
-    assert dataset.positive_label_edges(BUYS).tolist() == [[0, 2], [3, 1]]
-    assert dataset.negative_label_edges(BUYS).tolist() == [[0], [0]]
+    positives, negatives = dataset.positive_label_edges(BUYS), dataset.negative_label_edges(BUYS)
+    assert positives is not None
+    assert negatives is not None
+    assert positives.tolist() == [[0, 2], [3, 1]]
+    assert negatives.tolist() == [[0], [0]]
     assert dataset.positive_label_edges(KNOWS) is None
     # GLT's own name is that of the stored edges, which edge_dir="in" groups by destination
     positive = message_passing_to_positive_label(BUYS)
@@ -56,7 +61,7 @@ def test_num_classes_is_as_pyg_counts(labels, expected: int) -> None:
 
 
 def test_classes_and_splits_of_a_typed_dataset() -> None:
-    dataset = DistDataset.from_pyg(SMALL.to_pyg())
+    dataset: Any = DistDataset.from_pyg(SMALL.to_pyg())
     assert dataset.num_classes == {"user": 2, "item": 2}, "y has two columns"
     assert dataset.num_nodes == {"user": 3, "item": 4}
     assert {t: ids.tolist() for t, ids in dataset.node_ids.items()} == {
@@ -73,6 +78,7 @@ def test_the_most_labels_of_an_anchor() -> None:
     assert DistDataset(max_labels_per_anchor_node=2).max_labels_per_anchor_node == 2, "as GiGL"
     dataset.max_labels_per_anchor_node = 3
     assert pickle.loads(pickle.dumps(dataset)).max_labels_per_anchor_node == 3
+    value: Any
     for value in (0, True, 1.5):
         with pytest.raises(ConfigError, match="max_labels_per_anchor_node must be an integer > 0"):
             dataset.max_labels_per_anchor_node = value

@@ -1,5 +1,7 @@
 """Attributes, shapes and numbers of classes on their way through datasets and directories."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -24,21 +26,23 @@ def test_a_directory_keeps_attributes_shapes_and_classes(tmp_path, method, forma
     partition_graph(data, 2, tmp_path / "g", method=method, progress=False, format=format)
     for partition_idx in range(2):
         dataset = DistDataset.load(tmp_path / "g", partition_idx)
-        view, own = dataset.view(), dataset.node_ids
+        view = dataset.view()
+        own: Any = dataset.node_ids
         assert dataset.num_classes == 4
         assert view.node_features[N].values.dim() == view.edge_features[E].values.dim() == 1
         assert _values(view.node_features[N], own) == data.x[own].tolist()
         assert _values(view.node_attributes[N, "time"], own) == data.time[own].tolist()
         assert _values(view.node_attributes[N, "train_mask"], own) == data.train_mask[own].tolist()
         edges = view.adjacency[E].edge_ids
+        assert edges is not None
         assert edges.numel()
         assert _values(view.edge_features[E], edges) == data.edge_attr[edges].tolist()
         for name in ("edge_weight", "edge_time"):
             rows = view.edge_attributes[E, name]
             assert _values(rows, edges) == data[name][edges].tolist()
             assert rows.values.dtype == data[name].dtype
-        rows = [*view.node_attributes.values(), view.node_features[N]]
-        index = {one.index.data_ptr() for one in rows if one.index is not None}
+        of_nodes = [*view.node_attributes.values(), view.node_features[N]]
+        index = {one.index.data_ptr() for one in of_nodes if one.index is not None}
         ranges = (method, format) == ("contiguous", "mapped")
         assert len(index) == (not ranges), "one index for all of a type"
         assert dataset.node_features.feature_tensor.dim() == 2, "as GLT's class has it"

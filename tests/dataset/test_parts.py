@@ -1,6 +1,6 @@
 """Fields of a `PartitionOutput` by type."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gigl_loader.dataset.parts import by_type
 
@@ -14,10 +14,12 @@ class _EdgeType(NamedTuple):
 def test_fields_by_type() -> None:
     assert by_type(None, "a") == {}
     assert by_type(3, "a") == {"a": 3}
-    assert by_type({"user": 1, "item": 2}, "a") == {"user": 1, "item": 2}
+    given: dict[Any, Any] = {"user": 1, "item": 2}
+    assert by_type(given, "a") == given
 
 
 def test_named_tuples_become_plain_ones() -> None:
-    ((edge_type, value),) = by_type({_EdgeType("a", "to", "b"): 1}, "x").items()
+    given: dict[Any, Any] = {_EdgeType("a", "to", "b"): 1}
+    ((edge_type, value),) = by_type(given, "x").items()
     assert (edge_type, value) == (("a", "to", "b"), 1)
     assert type(edge_type) is tuple, "a worker would need the user's class"

@@ -1,5 +1,7 @@
 """What is read of a PyG graph, and what is wrong with one."""
 
+from typing import Any
+
 import pytest
 import torch
 from dataset_reference import KNOWS, SMALL, E, N, as_index
@@ -20,7 +22,9 @@ def test_label_edge_types_of_a_heterodata_are_labels() -> None:
     data = SMALL.to_pyg()
     data[message_passing_to_negative_label(KNOWS)].edge_index = as_index([(1, 2)])
     dataset = DistDataset.from_pyg(data)
-    assert dataset.negative_label_edges(KNOWS).tolist() == [[1], [2]]
+    found = dataset.negative_label_edges(KNOWS)
+    assert found is not None
+    assert found.tolist() == [[1], [2]]
     none = torch.empty((2, 0), dtype=torch.int64)
     with pytest.raises(ConfigError, match="give them once"):
         DistDataset.from_pyg(data, supervision={KNOWS: (none, as_index([(1, 2)]))})
@@ -132,7 +136,7 @@ def test_what_pyg_takes_is_taken() -> None:
 
 def test_a_book_of_whole_floats() -> None:
     data = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=3)
-    parts = [
+    parts: list[Any] = [
         DistDataset.from_pyg(data, partition_book=torch.tensor([0.0, 1.0, 1.0]), partition_idx=one)
         for one in range(2)
     ]

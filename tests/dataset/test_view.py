@@ -14,13 +14,14 @@ def test_who_owns_ids_is_the_same_by_range_and_by_table(ids: list[int]) -> None:
     owners = np.array([0, 0, 1, 1, 1, 3, 3, 3, 3, 3])  # partition 2 has none
     ranges = np.array([2, 5, 5, 10])
     asked = np.array(ids, np.int64)
+    array: Any
     for array in (np.asarray, torch.from_numpy):
         for book in (Book(table=array(owners)), Book(bounds=array(ranges))):
             assert book.owner(array(asked)).tolist() == [owners[one] for one in ids]
     for partition in range(4):
         owned = all(owners[one] == partition for one in ids)
-        for book in (Book(table=owners), Book(bounds=ranges)):
-            assert book.owns(partition, np.array(ids, np.int64)) == owned
+        for arrays in (Book(table=owners), Book(bounds=ranges)):
+            assert arrays.owns(partition, np.array(ids, np.int64)) == owned
         table, bounds = torch.from_numpy(owners), torch.from_numpy(ranges)
         for tensors in (Book(table=table), Book(bounds=bounds)):
             assert tensors.owns(partition, torch.tensor(ids, dtype=torch.int64)) == owned

@@ -1,5 +1,6 @@
 """Batches whose rows are read later: the same bits, and no row is fetched twice."""
 
+from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -74,7 +75,9 @@ def test_batches_are_the_same_bits(
         SampleRequest(BatchTicket(0, 0, 0, batch), seeds := random.integers(0, 40, 4), seeds)
         for batch in range(start, 12)
     ]
-    drawn, numbers, waiting = [], [], []
+    drawn: list[Any] = []
+    numbers: list[int] = []
+    waiting: list[Any] = []
     for number, request in enumerate(requests):
         for one in requests[len(drawn) : number + window + 1]:
             drawn.append(keep_structure(samplers[len(drawn) % 2].sample(one), {0: view}))
@@ -119,7 +122,7 @@ def test_rows_are_fetched_once_where_a_later_batch_comes_sooner() -> None:
     graph = TinyGraph.random(60, 400, seed=1)
     views = [part.view() for part in graph.partitions(2, seed=1)]
     view, plan = as_worker_gets(views[0]), plan_of(graph, hetero=False)
-    remote = {("node", NODE): int((view.node_books[NODE].owner(np.arange(60)) != 0).sum())}
+    remote: dict[Any, int] = {OWNER: int((view.node_books[NODE].owner(np.arange(60)) != 0).sum())}
     kinds = dict.fromkeys(("node_features", "node_labels", "node_attributes"), True)
     cache = _PlannedBefore(cache_of(make_tables(view, remote, 0.3, kinds)))
     slow, fast = _Overtaken(views), InProcessPeers(views)
@@ -146,9 +149,13 @@ def test_rows_are_fetched_once_where_a_later_batch_comes_sooner() -> None:
         pipeline = pipelines[number % 2]
         pipeline.complete(pipeline.ask(batches[number], number), read_fields)
 
+    def fill_all(left: Iterator[int]) -> None:
+        for one in left:
+            fill(one)
+
     for number in range(0, 20, 2):
         after = iter([number + 1])
-        slow.before_answer = lambda after=after: [fill(one) for one in after]
+        slow.before_answer = partial(fill_all, after)
         fill(number)
     asked = [request.ids.size for _, request in slow.asked
              if isinstance(request, RowsRequest) and request.kind == "node_features"]  # fmt: skip
@@ -237,7 +244,7 @@ def test_patience_ends_with_rows_that_did_not_come_and_returns_with_some_that_do
         waited.append(timeout_s)
         return next(answers)
 
-    rows = SimpleNamespace(await_others=await_others)
+    rows: Any = SimpleNamespace(await_others=await_others)
     for _ in range(7):
         patience.wait(rows)
     assert waited == pytest.approx([8, 8, 8, 0.4, 0.4, 0.4, 8])

@@ -1,6 +1,6 @@
 """Graphs, plans and batches of one sampler, for the tests of how a batch grows."""
 
-import torch
+import numpy as np
 from hypothesis import strategies as st
 
 from gigl_loader.collate.pyg import to_data, to_hetero_data
@@ -34,8 +34,7 @@ def plan_of(graph, fanout, how=None, **plan):
 
 def sample(views, graph, plan, seeds, *, make=NeighborSampler, where=0, number=0, edge_dir="in"):
     peers = InProcessPeers(views) if len(views) > 1 else None
-    seeds = torch.tensor(seeds)
-    request = SampleRequest(BatchTicket(0, 1, 0, number), seeds, torch.arange(seeds.numel()))
+    request = SampleRequest(BatchTicket(0, 1, 0, number), np.array(seeds), np.arange(len(seeds)))
     message = sample_message(make(as_worker_gets(views[where]), plan, peers), request)
     if not graph.is_heterogeneous:
         return to_data(message)

@@ -23,7 +23,7 @@ def test_any_batch_of_edges(case, count: int, cut: int) -> None:
     whole = [graph.dataset(edge_dir=edge_dir).view()]
     batch = sample_edges(whole, graph, edge_type, plan, edges, **how)
     seeds, negatives = edge_pairs(batch, graph, edge_type, how["kind"])
-    ends = {edge_type[0]: [], edge_type[2]: []}
+    ends: dict[str, list[int]] = {edge_type[0]: [], edge_type[2]: []}
     ends[edge_type[0]] += [s for s, _ in edges]
     ends[edge_type[2]] += [d for _, d in edges]
     if how["kind"] != "triplet":

@@ -83,6 +83,7 @@ def test_labor_is_unbiased() -> None:
         drawn = store.draw(
             Draw(edge_type, fanout, key * 7919 + 1, with_edge=True, labor=True), np.array([20])
         )
+        assert drawn.edge_ids is not None
         assert len(set(drawn.edge_ids.tolist())) == fanout
         seen.update(drawn.edge_ids.tolist())
     expected = rounds * fanout / len(pairs)

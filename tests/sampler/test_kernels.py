@@ -65,8 +65,8 @@ def test_load_compiles_every_kernel() -> None:
     )  # fmt: skip
     assert all(getattr(kernels, name).signatures for name in names)
     tree_kernels.load()
-    names = ("enter", "reach", "count_timed", "seeds_of")
-    assert all(getattr(tree_kernels, name).signatures for name in names)
+    of_trees = ("enter", "reach", "count_timed", "seeds_of")
+    assert all(getattr(tree_kernels, name).signatures for name in of_trees)
 
 
 _COMPILES = """

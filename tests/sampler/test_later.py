@@ -1,5 +1,7 @@
 """Rows that are read later: by a store that is told so by its peers alone."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -47,9 +49,12 @@ def test_a_store_asks_for_no_row_until_it_is_read() -> None:
     dtype, shape, write = fields["node_features"]
     write(out := np.empty(shape, dtype))
     assert out[:, 0].tolist() == features.ids.tolist() == [19, 3, 3, 0, 12]
-    assert [request.kind for _, request in peers.asked] == ["node_features"]
+    ((_, request),) = peers.asked
+    assert isinstance(request, RowsRequest)
+    assert request.kind == "node_features"
     here = GraphReader(as_worker_gets(TinyGraph.random(20, 60).dataset().view()), LaterPeers(None))
-    dtype, shape, write = here.fetch("node_features", NODE, np.array([4, 2]), None)
-    assert (write.split, write.kind, write.name) == (None, "node_features", NODE)
-    write(out := np.empty(shape, dtype))
+    dtype, shape, own = here.fetch("node_features", NODE, np.array([4, 2]), None)
+    of: Any = own
+    assert (of.split, of.kind, of.name) == (None, "node_features", NODE)
+    own(out := np.empty(shape, dtype))
     assert out[:, 0].tolist() == [4, 2]

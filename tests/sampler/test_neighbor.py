@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -53,7 +54,8 @@ def _collate(message, graph: TinyGraph, edge_dir: EdgeDir, edge_types):
 
 def _sample(dataset, graph, plan, seeds, *, peers=None, epoch=0, batch=0, sampler=None):
     sampler = sampler or NeighborSampler(as_worker_gets(dataset.view()), plan, peers)
-    request = SampleRequest(BatchTicket(0, 1, epoch, batch), seeds, torch.arange(seeds.numel()))
+    ticket = BatchTicket(0, 1, epoch, batch)
+    request = SampleRequest(ticket, seeds.numpy(), np.arange(seeds.numel()))
     message = sample_message(sampler, request)
     return _collate(message, graph, dataset.edge_dir, plan.fanouts)
 
@@ -262,6 +264,7 @@ def test_default_types_are_those_of_homogeneous_graphs() -> None:
 _COMPILES_NOTHING = """
 import dataclasses
 import itertools
+import numpy as np
 import torch
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import ExpansionOptions

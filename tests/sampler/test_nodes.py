@@ -81,8 +81,7 @@ def test_labels_of_trees_count_up_too(roots, more, num_trees: int) -> None:
         for found in more:
             trees, ids = (_array(list(column)) for column in zip(*found, strict=True))
             for target, known_there in ((labels, nodes), (others, known)):
-                new = dict.fromkeys(one for one in found if one not in known_there)
-                known_there += new
+                known_there += list(dict.fromkeys(o for o in found if o not in known_there))
                 reached = target.reach(ids, labels, trees, num_trees)  # root k is of tree k
                 assert reached.tolist() == [known_there.index(one) for one in found]
         assert labels.nodes.tolist() == [tree << 5 | node for tree, node in nodes]

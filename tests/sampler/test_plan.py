@@ -44,8 +44,7 @@ def test_hops_are_those_of_the_fanouts() -> None:
 
 
 def test_scales_go_with_features_that_are_in_the_batch() -> None:
-    view = TinyGraph.random(8, 20, heterogeneous=True).dataset().view()
-    view = as_worker_gets(view)
+    view = as_worker_gets(TinyGraph.random(8, 20, heterogeneous=True).dataset().view())
     scales = np.array([[0.5, 2.0], [1.0, -1.0]], np.float32)
     rows = dataclasses.replace(view.node_features["user"], scales=scales)
     view = dataclasses.replace(view, node_features={**view.node_features, "user": rows})

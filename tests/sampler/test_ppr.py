@@ -1,5 +1,7 @@
 """Batches of top nodes, by the sampler alone: what is a root, an edge, and a hop."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -53,7 +55,7 @@ def test_scores_that_can_be_followed_by_hand(parts: int) -> None:
                  strict=True))
         for one in range(3)
     ]  # fmt: skip
-    expected = {4: [1 / 2, 1.0], 0: [1 / 4, 1 / 2]}
+    expected: dict[int, Any] = {4: [1 / 2, 1.0], 0: [1 / 4, 1 / 2]}
     # a leaf has nowhere to go: what is not its score is gone; so is half of node 5's
     expected |= {leaf: [pytest.approx(1 / 24), pytest.approx(1 / 3)] for leaf in (1, 2, 3)}
     assert by_seed[0] == by_seed[2] == expected

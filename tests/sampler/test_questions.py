@@ -10,6 +10,8 @@ def test_a_part_of_the_nodes_takes_what_is_told_of_them() -> None:
     asked = Asked(np.array([5, 6, 7]), np.array([1, 2, 3]), np.array([-1, -2, -3]))
     some = asked.take(np.array([2, 0, 2]))
     assert some.tree.tolist() == [7, 5, 7]
+    assert some.until is not None
+    assert some.since is not None
     assert some.until.tolist() == [3, 1, 3]
     assert some.since.tolist() == [-3, -1, -3]
     bare = Asked(asked.tree).take(np.array([1]))

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -262,6 +263,7 @@ def test_a_draw_depends_on_node_and_key_alone(replace: bool, with_weight: bool) 
 def _cut(view: PartitionView[Any], owner: np.ndarray, count: int) -> list[PartitionView[Any]]:
     """Return partitions of ``view``, each with the rows of its own nodes only."""
     adjacency, parts = view.adjacency[EDGE], []
+    assert adjacency.edge_ids is not None
     degrees = np.diff(adjacency.indptr)
     for index in range(count):
         mine = np.repeat(owner == index, degrees)
@@ -309,6 +311,8 @@ def test_partitions_draw_the_same_bits(count: int) -> None:
                 assert np.array_equal(one.counts, other.counts)
                 assert np.array_equal(one.neighbors, other.neighbors)
                 if how["with_edge"]:
+                    assert one.edge_ids is not None
+                    assert other.edge_ids is not None
                     assert np.array_equal(one.edge_ids, other.edge_ids)
                 else:
                     assert other.edge_ids is None
@@ -326,6 +330,7 @@ def test_ids_of_nobody_have_no_owner(book: Book[Any]) -> None:
     store = GraphReader(_cut(_view(3, 10), np.arange(10) // 5, 2)[0], None)
     store._alone = False
     split = store.split(book, np.array([9, 0, 5]))
+    assert split is not None
     assert {partition: at.tolist() for partition, at in split.items()} == {0: [1], 1: [0, 2]}
     assert store.split(book, np.array([4, 0])) is None
     for one in (10, 2**62, -1, -(2**63)):
@@ -348,7 +353,7 @@ def test_only_owners_are_asked() -> None:
 def test_questions_for_what_there_is_not() -> None:
     """They come from another machine: none of them may read anything else, or end the worker."""
     store, ids = LocalReader(_view(1)), np.arange(1)
-    draws = [
+    draws: list[tuple[Draw, np.ndarray, str]] = [
         (Draw(("no", "such", "type"), 1, 1), ids, "unknown type"),
         (Draw(EDGE, -2, 1), ids, "fanout -2"),
         (Draw(EDGE, 1, -1), ids, "key -1"),
@@ -425,7 +430,8 @@ def test_answers_that_do_not_fit_are_not_merged() -> None:
     ]
     for answer in bad:
         peers = InProcessPeers(parts)
-        peers._stores[1].answer_draw = lambda request, answer=answer: answer
+        other: Any = SimpleNamespace(answer_draw=lambda request, answer=answer: answer)
+        peers._stores[1] = other
         with pytest.raises(ProtocolError, match="neighbours of 2 nodes"):
             GraphReader(parts[0], peers).draw(Draw(EDGE, 2, 1), np.array([9, 8, 0]))()
 

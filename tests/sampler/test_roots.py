@@ -1,5 +1,7 @@
 """The seeds of a batch: as they are given, or each node once."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -45,7 +47,8 @@ def test_seeds_keep_their_positions_repeats_too(hetero: bool) -> None:
 
 
 def test_a_loader_may_send_other_numbers_than_positions() -> None:
-    assert _place(NodeRoots, **{INPUT_ID: SEEDS})[1][INPUT_ID] == [7, 2, 7]
+    extra: dict[str, Any] = {INPUT_ID: SEEDS}
+    assert _place(NodeRoots, **extra)[1][INPUT_ID] == [7, 2, 7]
 
 
 @pytest.mark.parametrize("how", [{"disjoint": True}, {"time_attr": "node_time"},

@@ -32,7 +32,7 @@ def test_an_induced_subgraph_has_all_edges_between_its_nodes(case, count, cut) -
         assert first.n_id.tolist() == sampled.n_id.tolist(), "the nodes are those of the hops"
         copies = Counter(second.n_id.tolist())
         present = set(first.n_id.tolist())
-        expected = Counter()
+        expected: Counter[int] = Counter()
         for edge_id, pair in enumerate(pairs):
             other, node = pair if edge_dir == "in" else pair[::-1]
             if other in present and node in copies:

@@ -189,11 +189,11 @@ def test_nothing_is_later_than_its_seed(case, count: int, cut: int, data) -> Non
         if own is None
         else st.none()
     )
-    extra = {} if given_times is None else {SEED_TIME: torch.tensor(given_times)}
+    extra = {} if given_times is None else {SEED_TIME: np.array(given_times, np.int64)}
     seed_times = own[seeds].tolist() if given_times is None else given_times
     plan = _plan(case, input_type)
     request = SampleRequest(
-        BatchTicket(0, 1, 2, 3), torch.tensor(seeds), torch.arange(len(seeds)), extra
+        BatchTicket(0, 1, 2, 3), np.array(seeds, np.int64), np.arange(len(seeds)), extra
     )
     found = []
     for views in (_timed(graph, times, 1, edge_dir), _timed(graph, times, count, edge_dir, cut)):
@@ -227,10 +227,8 @@ def test_links_and_their_negatives_respect_time(case, kind, data) -> None:
     earliest = max(int(times[end].min()) for end in edge_type[::2] if end in times) if any(
         end in times for end in edge_type[::2]) else -9  # fmt: skip
     src, dst, when = zip(*((s, d, max(t, earliest)) for s, d, t in edges), strict=True)
-    extra = {EDGE_TARGETS: torch.tensor(dst), SEED_TIME: torch.tensor(when)}
-    request = SampleRequest(
-        BatchTicket(0, 1, 0, 0), torch.tensor(src), torch.arange(len(src)), extra
-    )
+    extra = {EDGE_TARGETS: np.array(dst), SEED_TIME: np.array(when)}
+    request = SampleRequest(BatchTicket(0, 1, 0, 0), np.array(src), np.arange(len(src)), extra)
     sampler = edge_sampler(
         as_worker_gets(views[0]), _plan(case, edge_type[0]), InProcessPeers(views),
         edge_type=edge_type, negatives=kind, amount=2,
@@ -252,7 +250,7 @@ def test_links_and_their_negatives_respect_time(case, kind, data) -> None:
         index = links.edge_label_index
         repeated = [when[i % len(when)] for i in range(index.size(1))]
         assert links.edge_label_time.tolist() == repeated
-        roots = [(own, index[0], repeated), (other, index[1], repeated)]
+        roots = [(own, index[0], tuple(repeated)), (other, index[1], tuple(repeated))]
         late = [
             (times.get(name), store, index[row, len(src) :].reshape(-1, len(src)).t())
             for row, name, store in ((0, edge_type[0], own), (1, edge_type[2], other))
@@ -278,8 +276,8 @@ def test_uniform_draws_are_uniform_among_the_past() -> None:
     seen: Counter = Counter()
     for batch in range(60):
         request = SampleRequest(
-            BatchTicket(0, 1, 0, batch), torch.full((50,), 20), torch.arange(50),
-            {SEED_TIME: torch.full((50,), 15)},
+            BatchTicket(0, 1, 0, batch), np.full(50, 20), np.arange(50),
+            {SEED_TIME: np.full(50, 15)},
         )  # fmt: skip
         found = to_data(sample_message(sampler, request))
         seen.update(found.n_id[50:].tolist())
@@ -369,7 +367,7 @@ def test_times_of_neighbours_are_in_no_batch() -> None:
     )  # fmt: skip
     sampler = NeighborSampler(as_worker_gets(views[0]), plan, InProcessPeers(views))
     message = sample_message(
-        sampler, SampleRequest(BatchTicket(0, 1, 0, 0), torch.arange(6), torch.arange(6))
+        sampler, SampleRequest(BatchTicket(0, 1, 0, 0), np.arange(6), np.arange(6))
     )
     assert not [name for name in message if NEIGHBOR_TIME in name]
 
@@ -392,7 +390,7 @@ def test_whole_times_and_times_with_fractions_of_different_types(count: int, win
     peers = InProcessPeers(views) if count > 1 else None
     view = as_worker_gets(views[0])
     sampler = NeighborSampler(view, plan, peers)
-    request = SampleRequest(BatchTicket(0, 1, 0, 0), torch.arange(4), torch.arange(4))
+    request = SampleRequest(BatchTicket(0, 1, 0, 0), np.arange(4), np.arange(4))
     batch = to_hetero_data(sample_message(sampler, request), ["item", "user"], [edge_type])
     for seed, time in enumerate(times["item"].tolist()):
         reached = batch["user"].n_id[batch["user"].batch == seed].tolist()

@@ -7,6 +7,7 @@ import pytest
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    EdgeType,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
@@ -26,9 +27,12 @@ def test_one_type_has_the_default_names() -> None:
     assert graph.walked == [DEFAULT_HOMOGENEOUS_EDGE_TYPE]
 
 
+MAYBE: Any = "maybe"
+
+
 def test_several_types_keep_their_order_and_labels_have_types_of_their_own() -> None:
     wrong = EdgeTable("wrong", supervision="negative")
-    given = {("item", "of", "user"): EDGES, BUYS: [wrong, EDGES]}
+    given: dict[EdgeType, Any] = {("item", "of", "user"): EDGES, BUYS: [wrong, EDGES]}
     graph = read_graph({"user": NODES, "item": NODES}, given)
     assert graph.heterogeneous
     label = message_passing_to_negative_label(BUYS)
@@ -45,7 +49,7 @@ def test_several_types_keep_their_order_and_labels_have_types_of_their_own() -> 
      (NODES, [NODES], WrongTypeError, "must be a EdgeTable, got NodeTable"),
      (NODES, [EDGES, EDGES], ConfigError, "two tables of"),
      (NODES, EdgeTable("e", supervision="positive"), ConfigError, "give edges to be walked"),
-     (NODES, [EDGES, EdgeTable("e", supervision="maybe")], ConfigError, "got 'maybe'"),
+     (NODES, [EDGES, EdgeTable("e", supervision=MAYBE)], ConfigError, "got 'maybe'"),
      (NODES, [EDGES, EdgeTable("e", supervision="positive", time="t")], ConfigError, "leave them"),
      ({"a/b": NODES}, {}, ConfigError, "'a/b' cannot be the name of a file"),
      ({"..": NODES}, {}, ConfigError, "cannot be the name of a file"),
