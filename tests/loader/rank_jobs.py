@@ -375,7 +375,8 @@ def one_cache_for_a_machine(rank: int, size: int) -> None:
 def _caches(loader: DistNeighborLoader) -> list[int]:
     """Return what tells the memory of each rank's cache."""
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, loader._mp_producer._ranks.cache.inode)
+    producer: Any = loader._mp_producer
+    dist.all_gather_object(found, producer._ranks.cache.inode)
     return found
 
 
@@ -523,8 +524,9 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
 
 def _has_made_up(loader: DistNeighborLoader) -> bool:
     """Return whether what a worker may have died of is here: a batch lost twice is an error."""
-    loader._mp_producer.pump(0.0)
-    return not loader._mp_producer._recovery.under_way._suspected
+    producer: Any = loader._mp_producer
+    producer.pump(0.0)
+    return not producer._recovery.under_way._suspected
 
 
 def _check_same_tensors(found: list, expected: list) -> None:
@@ -540,7 +542,7 @@ def a_peer_worker_is_stopped(rank: int, size: int) -> None:
         next(iterator)
         dist.barrier()
         if rank == 1:
-            own = loader._mp_producer
+            own: Any = loader._mp_producer
             own.epoch_options = dataclasses.replace(own.epoch_options, timeout_s=6.0)
             pid = worker_pid(loader)
             os.kill(pid, signal.SIGSTOP)

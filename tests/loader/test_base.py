@@ -52,7 +52,8 @@ def loader(data: Data, notes: Path) -> Iterator[DistNeighborLoader]:
 
 def test_the_init_function_ran_in_each_worker(loader: DistNeighborLoader, notes: Path) -> None:
     found = {int(file.name): int(file.read_text()) for file in notes.iterdir()}
-    assert found == dict(enumerate(loader._mp_producer.pids))
+    producer: Any = loader._mp_producer
+    assert found == dict(enumerate(producer.pids))
 
 
 def test_a_loader_says_what_it_is(loader: DistNeighborLoader) -> None:

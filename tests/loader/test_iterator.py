@@ -174,7 +174,7 @@ def test_nor_is_one_of_what_makes_the_batch(ahead: bool, monkeypatch) -> None:
         elif name == "collate":
             monkeypatch.setattr(owner, name, fail)
         else:
-            owner.source.count_waiting = fail
+            monkeypatch.setattr(owner.source, name, fail)
         with pytest.raises(SamplingError, match="StopIteration was raised"):
             list(_iterate(owner, [0, 1]))
 

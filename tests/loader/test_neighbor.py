@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -359,7 +360,8 @@ def test_more_workers_than_batches_and_all_nodes_by_default(caplog) -> None:
 
 def test_a_loader_that_is_dropped_says_so_and_ends_its_workers() -> None:
     made = DistNeighborLoader(PLAIN.dataset(), [2], batch_size=50)
-    pool = made._mp_producer._pool
+    producer: Any = made._mp_producer
+    pool = producer._pool
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         del made
@@ -394,7 +396,7 @@ def test_batches_that_wait_are_counted() -> None:
     with DistNeighborLoader(PLAIN.dataset(), [2], batch_size=10, num_workers=2, seed=1) as loader:
         batches = iter(loader)
         next(batches)
-        source = loader._mp_producer
+        source = loader._source
         wait_until(lambda: source.count_waiting() == 5, "all others wait", timeout_s=60)
         loader.stats(reset=True)
         assert len(list(batches)) == 5

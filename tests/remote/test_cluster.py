@@ -14,7 +14,8 @@ from store_cluster import HOST, tiny_graph
 from gigl_loader import DistDataset
 from gigl_loader.errors import ServerDiedError
 from gigl_loader.graph_store import DistServer
-from gigl_loader.remote.cluster import Cluster, Connections
+from gigl_loader.remote.cluster import Cluster
+from gigl_loader.remote.connection import Connections
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.messages import NodeIdsRequest

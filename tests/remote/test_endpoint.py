@@ -246,7 +246,8 @@ def test_a_server_0_that_was_started_again_gives_no_job_the_number_of_another() 
         wait_until(lambda: one.status()["clients"] == [], "the second job is over")
         zero.close()
         server = DistServer(tiny_partition(0, 2), 0, 2, security=SECURITY)
-        again = Endpoint(server, *zero.address, SECURITY, rejoin_s=60.0)
+        host, port = zero.address
+        again = Endpoint(server, host, port, SECURITY, rejoin_s=60.0)
         try:
             again.start()
             with joined(zero.address, 2) as cluster:

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import UsageError
@@ -35,6 +36,11 @@ from gigl_loader.workers.rendezvous import StoreRendezvous
 OWNER: Owner = ("node", NODE)
 MATRIX = ("node_features", NODE)
 CONFIG = SimpleNamespace(with_edge=False, collect_features=True)
+
+
+def _told(data: bytes, make: Any) -> bytes:
+    """Return what another process of the machine tells."""
+    return data
 
 
 def _tables(capacity: int, num_ids: int = 50) -> dict:
@@ -119,7 +125,7 @@ def test_memory_that_cannot_be_seen_or_is_for_other_rows_is_not_used() -> None:
     assert memory_for(_tables(7), opened) is opened
     for offered in (hidden, replace(offer, machine="another one"), replace(offer, what="else")):
         data = msgspec.msgpack.encode(offered)
-        found = shared_memory(_tables(10), "x", lambda make, data=data: data)
+        found = shared_memory(_tables(10), "x", partial(_told, data))
         assert found.region.inode != maker.region.inode, "it has one of its own"
     found = shared_memory(_tables(10), "x", lambda make: b"no offer")
     assert found.rows.num_known == 0
@@ -183,14 +189,15 @@ def test_rows_are_the_same_where_the_tensors_are() -> None:
 
 def test_the_first_rank_of_a_machine_offers_to_those_that_keep_as_much() -> None:
     views = [part.view() for part in TinyGraph.random(20, 60).partitions(2)]
-    offer = object()
+    offer: Any = object()
     kept = [("a", None, "20%"), ("b", offer, "20%"), ("a", offer, "20%"), ("a", offer, "1"),
             ("a", offer, "20%")]  # fmt: skip
     members = [_Member(0, host, (), there, cache) for host, there, cache in kept]
     assert [_first_like(one, members) for one in members] == [None, 1, 2, 3, 2]
-    store = dist.HashStore()
+    store = HashStore()
+    unasked: Any = None
     ranks = [
-        Agreement(view, StoreRendezvous(store, rank, 2, 10.0), None, "towards")
+        Agreement(view, StoreRendezvous(store, rank, 2, 10.0), unasked, "towards")
         for rank, view in enumerate(views)
     ]
     assert ranks[1].share_cache(lambda: pytest.fail("nobody keeps rows")) is None
@@ -223,7 +230,7 @@ def test_ranks_need_not_name_their_types_in_one_order() -> None:
 
     maker = memory_for(tables(1))
     other = _opened(maker, tables(-1))
-    ids = {owner: np.arange(5) + at for at, owner in enumerate(owners)}
+    ids: dict[Any, Any] = {owner: np.arange(5) + at for at, owner in enumerate(owners)}
     user = maker.rows.join()
     plans = maker.rows.plan(maker.rows.add(user, ids), ids)
     values = {

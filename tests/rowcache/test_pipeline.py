@@ -32,7 +32,8 @@ class _PlannedBefore:
     """The cache as a worker has it that others overtake between its plan and its questions."""
 
     def __init__(self, cache: RowCache) -> None:
-        self._cache, self.plans = cache, {}
+        self._cache = cache
+        self.plans: dict[int, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
@@ -65,7 +66,7 @@ def test_batches_are_the_same_bits(
     }
     kinds = dict.fromkeys(("node_features", "node_labels", "edge_features", "node_attributes",
                            "edge_attributes"), True)  # fmt: skip
-    cache = _PlannedBefore(cache_of(make_tables(view, remote, share, kinds)))
+    cache: Any = _PlannedBefore(cache_of(make_tables(view, remote, share, kinds)))
     plain, user = NeighborSampler(view, plan, InProcessPeers(views)), cache.join()
     peers = [InProcessPeers(views), InProcessPeers(views)]
     samplers = [NeighborSampler(view, plan, LaterPeers(one)) for one in peers]
@@ -124,7 +125,7 @@ def test_rows_are_fetched_once_where_a_later_batch_comes_sooner() -> None:
     view, plan = as_worker_gets(views[0]), plan_of(graph, hetero=False)
     remote: dict[Any, int] = {OWNER: int((view.node_books[NODE].owner(np.arange(60)) != 0).sum())}
     kinds = dict.fromkeys(("node_features", "node_labels", "node_attributes"), True)
-    cache = _PlannedBefore(cache_of(make_tables(view, remote, 0.3, kinds)))
+    cache: Any = _PlannedBefore(cache_of(make_tables(view, remote, 0.3, kinds)))
     slow, fast = _Overtaken(views), InProcessPeers(views)
     sampler = NeighborSampler(view, plan, LaterPeers(fast))
     random, user = np.random.default_rng(0), cache.join()
@@ -171,7 +172,7 @@ def test_what_is_asked_for_is_what_the_plans_miss(share: float) -> None:
     view, peers = as_worker_gets(views[0]), InProcessPeers(views)
     remote = {OWNER: int((view.node_books[NODE].owner(np.arange(60)) != 0).sum())}
     kinds = dict.fromkeys(("node_features", "node_labels", "node_attributes"), True)
-    cache = _PlannedBefore(cache_of(make_tables(view, remote, share, kinds)))
+    cache: Any = _PlannedBefore(cache_of(make_tables(view, remote, share, kinds)))
     sampler = NeighborSampler(view, plan_of(graph, False), LaterPeers(peers))
     pipeline = Pipeline(peers, Scratch(), cache, cache.join(), view=view)
     drawn, missing = [], 0

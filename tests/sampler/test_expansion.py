@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader import ConfigError
-from gigl_loader.options import EpochOptions, ExpansionKeywords, ExpansionOptions
+from gigl_loader.options import EpochOptions, ExpansionOptions
 from gigl_loader.sampler.questions import Draw
 from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.testing import (
@@ -143,7 +143,3 @@ def test_what_cannot_be_combined_is_refused(how, match) -> None:
 def test_labor_draws_without_replacement() -> None:
     with pytest.raises(ConfigError, match="without replacement"):
         EpochOptions(seed=1, replace=True, expansion=ExpansionOptions(sampler="labor"))
-
-
-def test_a_keyword_is_declared_once() -> None:
-    assert ExpansionKeywords.__annotations__.keys() == ExpansionOptions.__dataclass_fields__.keys()
