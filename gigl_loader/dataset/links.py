@@ -334,7 +334,7 @@ def split_partitions(
     # a second split of the same type would add to the labels of the first, and leak them
     if {_label_type(plan, split) for split in SPLITS} & view.adjacency.keys():
         raise ConfigError(f"{root} has label edges of {plan.edge_type} already")
-    made = {"method": "split_partitions", "seed": plan.seed}
+    made: dict[str, Any] = {"method": "split_partitions", "seed": plan.seed}
     with complete_or_nothing(target, overwrite=overwrite) as folder:
         # beside the result, in the folder that `complete_or_nothing` removes
         spill = folder.parent / "spill"

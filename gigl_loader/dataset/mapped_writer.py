@@ -39,10 +39,12 @@ class MappedWriter:
 
     Args:
         root: An empty directory.
+        by_degree: Rows of nodes lie in an order of their own: they are looked up in each partition,
+            also where they ascend by chance, as `partition_tables` has it.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, *, by_degree: bool = False) -> None:
+        self._root, self._by_degree = root, by_degree
         self._parts: list[Part] = []
         self._shared = Part()
         self._original: list[NodeType] = []
@@ -80,7 +82,7 @@ class MappedWriter:
             for key, rows in by_key.items():
                 node_type, name = (key, "") if isinstance(key, str) else key
                 where = f"{kind}/{node_type}/{name}" if name else f"{kind}/{node_type}"
-                _write_rows(lookups, where, node_type, rows)
+                _write_rows(lookups, where, node_type, rows, self._by_degree)
         for kind in ("edge_features", "edge_attributes"):
             by_key = getattr(view, kind)
             for key, rows in by_key.items():
@@ -178,7 +180,9 @@ def _write_values(lookups: _Lookups, where: str, values: Tensor) -> None:
     write_array(lookups.folder, lookups.part, name, array, dtype_name(values.dtype))
 
 
-def _write_rows(lookups: _Lookups, where: str, node_type: NodeType, rows: Rows) -> None:
+def _write_rows(
+    lookups: _Lookups, where: str, node_type: NodeType, rows: Rows, by_degree: bool
+) -> None:
     # as long as the graph where the ids of the partition are strewn
     ids, index = ids_of(rows), rows.index
     first = None if ids is None else _first_of_range(ids)
@@ -187,9 +191,11 @@ def _write_rows(lookups: _Lookups, where: str, node_type: NodeType, rows: Rows) 
         if not rows.whole:
             lookups.part.ranges[where] = {"first": first}
         index = None
-        if bool((ids.diff() < 0).any()):
+        if by_degree or bool((ids.diff() < 0).any()):
             index = torch.empty_like(ids)
             index[ids - first] = torch.arange(ids.numel())
+    if ids is None and by_degree:
+        index = torch.arange(len(rows.values))
     if index is not None:
         index = index.to(torch.int32) if len(rows.values) <= _INT32_IDS else index
         lookups.add(where, node_type, index, "index")

@@ -130,8 +130,10 @@ def partition_graph(
         bar.step("assigning edges")
         cutter = Cutter(source, books, edge_dir, num_partitions, order)
         shares = _shares(cutter, num_partitions, bar)
-        write = write_mapped if format == "mapped" else write_glt
-        write(folder, shares, method=method, seed=seed)
+        if format == "mapped":
+            write_mapped(folder, shares, by_degree=order == "degree", method=method, seed=seed)
+        else:
+            write_glt(folder, shares, method=method, seed=seed)
 
 
 def _shares(cutter: Cutter, num_partitions: int, bar: ProgressBar) -> Iterator[WithSplits]:
@@ -219,7 +221,12 @@ def _bytes_to_write(source: CheckedGraph) -> int:
 
 
 def write_mapped(
-    folder: Path, shares: Iterable[WithSplits], *, original_ids_of: Path | None = None, **made: Any
+    folder: Path,
+    shares: Iterable[WithSplits],
+    *,
+    original_ids_of: Path | None = None,
+    by_degree: bool = False,
+    **made: Any,
 ) -> None:
     """Write all partitions, in order, in the format that is mapped.
 
@@ -227,9 +234,10 @@ def write_mapped(
         folder: An empty directory.
         shares: All partitions.
         original_ids_of: A directory with the same nodes, whose dictionary of ids is kept.
+        by_degree: See `MappedWriter`.
         made: How they were made.
     """
-    writer = MappedWriter(folder)
+    writer = MappedWriter(folder, by_degree=by_degree)
     if original_ids_of is not None:
         writer.keep_original_ids(original_ids_of)
     for view, splits in shares:
