@@ -376,7 +376,7 @@ def _caches(loader: DistNeighborLoader) -> list[int]:
     """Return what tells the memory of each rank's cache."""
     found: list[Any] = [None] * dist.get_world_size()
     producer: Any = loader._mp_producer
-    dist.all_gather_object(found, producer._ranks.cache.inode)
+    dist.all_gather_object(found, producer._ranks.cache.region.inode)
     return found
 
 
