@@ -76,7 +76,7 @@ def test_each_rank_is_asked_for_its_own_ids_and_itself_for_none(size: int) -> No
         random = torch.Generator().manual_seed(exchange.rank)
         count = 0 if exchange.rank == 1 else 40
         ids = torch.randint(0, 100, (count,), generator=random)
-        asked = AskedRanks(exchange, ids, ids % size)  # type: ignore[arg-type]
+        asked = AskedRanks(exchange, ids, ids % size)
         assert (ids[asked.mine] % size == exchange.rank).all()
         assert (asked.theirs % size == exchange.rank).all()
         others = ids[asked.others]

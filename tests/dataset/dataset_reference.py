@@ -160,7 +160,7 @@ def rows_of(adjacency):
 
 
 def expected_rows(pairs, edge_dir):
-    found = {}
+    found: dict[int, list] = {}
     for edge_id, (src, dst) in enumerate(pairs):
         row, neighbour = (dst, src) if edge_dir == "in" else (src, dst)
         found.setdefault(row, []).append((neighbour, edge_id, edge_id / 4))
@@ -168,7 +168,7 @@ def expected_rows(pairs, edge_dir):
 
 
 def expected_labels(pairs):
-    found = {}
+    found: dict[int, list] = {}
     for anchor, label in pairs:
         found.setdefault(anchor, []).append((label, None, None))
     return {row: sorted(entries) for row, entries in found.items()}
@@ -176,7 +176,7 @@ def expected_labels(pairs):
 
 def merge(parts):
     """Join dicts by row; a row in two of them means an edge was stored twice."""
-    found = {}
+    found: dict[int, list] = {}
     for part in parts:
         assert not found.keys() & part.keys()
         found |= part

@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from gigl_loader import DistFeature
 from gigl_loader.testing import TinyGraph
@@ -38,6 +39,6 @@ def after_another_group(rank: int, world: int) -> None:
     store = dist.distributed_c10d._get_default_store()
     dist.barrier()
     dist.destroy_process_group()
-    again = dist.PrefixStore("again", store)
+    again = PrefixStore("again", store)
     dist.init_process_group("gloo", store=again, rank=rank, world_size=world)
     assert plain.get_features(torch.tensor([4])).tolist() == [[4, 0]]

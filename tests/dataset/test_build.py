@@ -31,7 +31,7 @@ def test_compress_sorts_whatever_the_input_order(pairs, random, one_key: bool) -
         edges[0], edges[1], num_rows=5, num_cols=7, edge_ids=edge_ids, weights=edge_ids.double(),
         key_limit=2**62 if one_key else 1,
     )  # fmt: skip
-    expected = {}
+    expected: dict[int, list] = {}
     for (row, col), edge_id in zip(pairs, ids, strict=True):
         expected.setdefault(row, []).append((col, edge_id, float(edge_id)))
     assert rows_of(found) == {row: sorted(entries) for row, entries in expected.items()}
@@ -54,6 +54,7 @@ def test_canonical_order_is_told_and_made(edges: list[tuple[int, int]], with_ids
     if with_ids:
         made = canonical(given, 4)
         assert is_canonical(made)
+        assert made.edge_ids is not None
         entries = zip(expand_rows(made.indptr).tolist(), made.indices.tolist(),
                       made.edge_ids.tolist(), strict=True)  # fmt: skip
         assert list(entries) == sorted(found)
@@ -82,7 +83,9 @@ def test_a_book_does_not_change_with_the_users_table() -> None:
 
 @given(st.integers(0, 40), st.integers(1, 7))
 def test_equal_runs_differ_by_one_at_most(num_ids: int, num_partitions: int) -> None:
-    bounds = contiguous_book(num_ids, num_partitions).bounds.tolist()
+    book = contiguous_book(num_ids, num_partitions)
+    assert book.bounds is not None
+    bounds = book.bounds.tolist()
     sizes = [end - start for start, end in zip([0, *bounds], bounds, strict=False)]
     assert sum(sizes) == num_ids
     assert sizes == sorted(sizes, reverse=True)
@@ -92,13 +95,16 @@ def test_equal_runs_differ_by_one_at_most(num_ids: int, num_partitions: int) -> 
 def test_rows_of_the_same_ids_share_an_index() -> None:
     ids = torch.tensor([5, 1, 3])
     one = make_rows(torch.tensor([50, 10, 30]), ids, 7)
+    assert one.index is not None
     assert one.index.tolist() == [-1, 1, -1, 2, -1, 0, -1]
     assert not one.whole
     same = make_rows(torch.ones(3, 2), ids.clone(), 7, [one])
     assert same.index is one.index
     for other in (torch.tensor([5, 3, 1]), torch.tensor([5, 1]), torch.tensor([5, 1, 4])):
         assert make_rows(torch.ones(len(other)), other, 7, [one]).index is not one.index
-    assert make_rows(torch.ones(3), ids, 8, [one]).index.numel() == 8
+    longer = make_rows(torch.ones(3), ids, 8, [one]).index
+    assert longer is not None
+    assert longer.numel() == 8
 
 
 def test_rows_of_all_ids_in_order_need_no_index() -> None:

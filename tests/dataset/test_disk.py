@@ -4,6 +4,7 @@ import json
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,15 +56,16 @@ def _check_glt_written(graph: Graph, datasets: list[DistDataset], edge_dir: Edge
     for edge_type, pairs in graph.edges.items():
         if not pairs:
             continue
-        rows = [rows_of(dataset.view().adjacency[edge_type]) for dataset in datasets]
-        assert merge(rows) == expected_rows(pairs, edge_dir)
+        found = [rows_of(dataset.view().adjacency[edge_type]) for dataset in datasets]
+        assert merge(found) == expected_rows(pairs, edge_dir)
     for dataset in datasets:
         view = dataset.view()
         assert dataset.edge_dir == edge_dir
         assert view.num_nodes == graph.num_nodes
         assert not view.node_labels
         for node_type, rows in view.node_features.items():
-            ids = dataset.node_ids[node_type] if graph.heterogeneous else dataset.node_ids
+            owned: Any = dataset.node_ids
+            ids = owned[node_type] if graph.heterogeneous else owned
             assert rows.values[rows.locate(ids)][:, 0].tolist() == ids.tolist()
         for edge_type, rows in view.edge_features.items():
             owned = (view.edge_books[edge_type].owner(torch.arange(len(graph.edges[edge_type])))
@@ -92,7 +94,7 @@ def test_we_read_what_glt_writes(
     datasets = [DistDataset.load(tmp_path, index) for index in range(2)]
     _check_glt_written(graph, datasets, edge_dir)
     if not caching:
-        other = "out" if edge_dir == "in" else "in"
+        other: EdgeDir = "out" if edge_dir == "in" else "in"
         with pytest.raises(ConfigError, match=f'try "{edge_dir}"'):
             [DistDataset.load(tmp_path, index, edge_dir=other) for index in range(2)]
 
@@ -257,5 +259,7 @@ def test_weights_are_written_once(tmp_path: Path, names: tuple[str, ...]) -> Non
     for index in range(2):
         view, whole = DistDataset.load(tmp_path, index).view(), DistDataset.from_pyg(data).view()
         edges = view.adjacency[E]
+        assert isinstance(edges.weights, torch.Tensor)
+        assert edges.edge_ids is not None
         assert edges.weights.tolist() == (edges.edge_ids / 2).tolist()
         assert view.edge_attributes.keys() == whole.edge_attributes.keys()

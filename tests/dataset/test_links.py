@@ -144,7 +144,7 @@ def test_one_dataset_serves_all_splits(edge_dir: EdgeDir) -> None:
         split = getattr(splits, name)
         assert split.edge_type == split_supervision_type(BUYS, name)
         assert _pairs(dataset.positive_label_edges(split.edge_type)) == _pairs(split.links)
-        assert dataset.split_node_ids(name)["user"].tolist() == split.anchors.tolist()
+        assert by_type(dataset.split_node_ids(name))["user"].tolist() == split.anchors.tolist()
 
 
 def test_a_labeled_homogeneous_dataset_stays_one() -> None:
@@ -197,7 +197,7 @@ def test_a_directory_has_the_same_splits_as_the_graph(
         assert _edges_of(datasets, kept, edge_dir) == _pairs(store.edge_index)
     node_type = edge_type[0]
     for split in (splits.train, splits.val, splits.test):
-        found = [dataset.positive_label_edges(split.edge_type) for dataset in datasets]
+        found: list[Any] = [dataset.positive_label_edges(split.edge_type) for dataset in datasets]
         assert _pairs(torch.cat(found, 1)) == _pairs(split.links)
         for dataset, links in zip(datasets, found, strict=True):
             assert set(links[0].tolist()) <= set(by_type(dataset.node_ids)[node_type].tolist())
@@ -206,7 +206,8 @@ def test_a_directory_has_the_same_splits_as_the_graph(
     for dataset in datasets:  # edge ids, and with them features and weights, are the old ones
         adjacency = dataset.view().adjacency[edge_type]
         rows = dataset.view().edge_features[edge_type]
-        ids = adjacency.edge_ids
+        ids: Any = adjacency.edge_ids
+        assert adjacency.weights is not None
         assert rows.values[rows.locate(ids)][:, 0].tolist() == ids.tolist()
         assert adjacency.weights.tolist() == (ids / 4).tolist()
 
@@ -280,6 +281,8 @@ def test_a_directory_that_is_split_keeps_features_in_fewer_bytes_and_the_order_o
     for index in range(2):
         old, new = (DistDataset.load(tmp_path / root, index).view() for root in "ab")
         before, after = old.node_features[N], new.node_features[N]
+        assert after.scales is not None
+        assert before.scales is not None
         assert torch.equal(after.scales, before.scales)
         assert torch.equal(after.values, before.values)
         bare = [DistDataset.load(tmp_path / root, index).view() for root in "cd"]

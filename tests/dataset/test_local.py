@@ -57,7 +57,7 @@ def test_an_empty_dataset_says_so() -> None:
     with pytest.raises(ConfigError, match="partition_idx must be in"):
         DistDataset(2, 2)
     with pytest.raises(ConfigError, match="edge_dir"):
-        DistDataset(0, 1, edge_dir="both")
+        DistDataset(0, 1, edge_dir="both")  # type: ignore[arg-type]
 
 
 # --- to other processes ---------------------------------------------------------------------------
@@ -80,6 +80,7 @@ def _read_in_child(dataset: DistDataset, small: DistDataset, answers: str) -> No
     before = _own_mib()
     total = sum(float(rows.values.sum()) for rows in dataset.view().node_features.values())
     edges = dataset.view().adjacency[E]
+    assert edges.edge_ids is not None
     total += float(edges.indices.sum()) + float(edges.edge_ids.sum())
     grown = _own_mib() - before
     check_partitions(SMALL, [small], "in")
@@ -92,6 +93,7 @@ def test_another_process_reads_it_without_a_copy(tmp_path: Path) -> None:
     data = Data(x=torch.ones(num_nodes, 160), edge_index=torch.randint(num_nodes, (2, 1_000_000)))
     dataset = DistDataset.from_pyg(data)
     edges = dataset.view().adjacency[E]
+    assert edges.edge_ids is not None
     expected = data.x.sum().item() + edges.indices.sum().item() + edges.edge_ids.sum().item()
     small = DistDataset.from_pyg(SMALL.to_pyg(), supervision=SMALL.supervision())
     process = ForkedProcess(target=_read_in_child, args=(dataset, small, str(tmp_path / "answers")))
@@ -109,4 +111,5 @@ def test_what_is_shared_is_shared(graph: Graph) -> None:
     view = DistDataset.from_pyg(graph.to_pyg()).view()
     for adjacency in view.adjacency.values():
         for tensor in (adjacency.indptr, adjacency.indices, adjacency.edge_ids):
+            assert tensor is not None
             assert tensor.is_shared() or tensor.numel() == 0

@@ -5,6 +5,7 @@ import pickle
 import threading
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,15 +96,15 @@ def test_descriptors_and_mappings_go_with_the_dataset(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", ["resident", "mapped"])
-def test_a_dataset_is_pickled_without_its_data(tmp_path: Path, memory: str) -> None:
+def test_a_dataset_is_pickled_without_its_data(tmp_path: Path, memory: Any) -> None:
     write(RING, tmp_path)
-    dataset = DistDataset.load(tmp_path, 1, memory=memory)
+    dataset: Any = DistDataset.load(tmp_path, 1, memory=memory)
     data = bytes(ForkingPickler.dumps(dataset))
     assert len(data) < 20_000
     copy = pickle.loads(data)
     assert copy.train_node_ids.tolist() == dataset.train_node_ids.tolist()
     assert copy.view().adjacency[E].indices.tolist() == dataset.view().adjacency[E].indices.tolist()
-    again = DistDataset.from_ipc_handle(dataset.share_ipc())
+    again: Any = DistDataset.from_ipc_handle(dataset.share_ipc())
     assert again.node_ids.tolist() == dataset.node_ids.tolist()
 
 

@@ -39,6 +39,7 @@ def test_rows_may_lie_by_degree(tmp_path: Path, graph: Graph, method: str, count
     edge_type = BUYS if graph.heterogeneous else None
     split_partitions(tmp_path / "a", tmp_path / "b", edge_type, num_val=0.3)  # written again
     for index in range(count):
+        memory: Any
         for root, memory in (("a", "mapped"), ("a", "resident"), ("b", "mapped")):
             dataset = DistDataset.load(tmp_path / root, index, memory=memory, verify="now")
             for node_type, ids in by_type(dataset.node_ids).items():
@@ -54,6 +55,7 @@ def test_rows_may_lie_by_degree(tmp_path: Path, graph: Graph, method: str, count
                 if root == "a":  # the other one has no index where rows ascend by chance
                     one_range = bool((ids.diff() == 1).all())
                     size = len(ids) if one_range else graph.num_nodes[node_type]
+                    assert found[0].index is not None
                     assert found[0].index.numel() == size
                 feature = by_type(dataset.node_features)[node_type]  # as GLT's own code asks
                 assert torch.equal(feature[ids][:, 0] - 0.5, ids.float())

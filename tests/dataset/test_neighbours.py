@@ -24,6 +24,9 @@ def test_edges_come_node_after_node(rows: list[list[int]], first_row: int, data)
         if id - first_row < len(rows)
         for i in range(len(rows[id - first_row]))
     ]
+    assert found.positions is not None
+    assert found.weights is not None
+    assert found.edge_ids is not None
     columns = (found.sources.tolist(), found.targets.tolist(), found.positions.tolist())
     assert list(zip(*columns, strict=True)) == expected
     assert found.sources.dtype == torch.int64
@@ -51,6 +54,8 @@ def test_edges_that_stay_keep_their_ids(rows: list[list[int]], first_row: int, d
         assert torch.equal(edges_of(found, "in"), edges_of(whole, "in")[:, mask])
         assert torch.equal(edges_of(found, "out"), edges_of(whole, "in").flip(0)[:, mask])
         ids = torch.arange(count) + 7 if known is None else known
+        assert found.edge_ids is not None
+        assert found.weights is not None
         assert torch.equal(found.edge_ids, ids[mask])
         assert torch.equal(found.weights, weights[mask])
         assert found.indptr.numel() == len(rows) + 1

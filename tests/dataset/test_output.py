@@ -94,8 +94,9 @@ def test_typed_labels_are_stored_as_the_edges_are(edge_dir: EdgeDir, walked: lis
     assert set(dataset.edge_partition_book or {}) <= set(walked)
     assert set(dataset.graph) == {*walked, *given}, "GiGL's scripts read label edges under its name"
     # the same memory as a dataset of GLT's class has it, which says nothing of anchors
-    again = DistDataset.wrap(_glt_copy(dataset))
-    assert torch.equal(again.positive_label_edges(BUYS), LABELS)
+    again = DistDataset.wrap(_glt_copy(dataset)).positive_label_edges(BUYS)
+    assert again is not None
+    assert torch.equal(again, LABELS)
 
 
 def _glt_copy(dataset: DistDataset) -> _glt.DistDataset:
@@ -184,7 +185,9 @@ def test_build_by_type_with_one_partition_needs_no_books() -> None:
     )
     assert dataset.view().num_nodes == {"user": 3, "item": 2}
     assert rows_of(dataset.view().adjacency[BUYS]) == {0: [(0, 1, None), (1, 0, None)]}
-    assert dataset.positive_label_edges(KNOWS).tolist() == [[2], [1]]
+    found = dataset.positive_label_edges(KNOWS)
+    assert found is not None
+    assert found.tolist() == [[2], [1]]
 
 
 @pytest.mark.parametrize(

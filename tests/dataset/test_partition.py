@@ -2,6 +2,7 @@ import os
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,8 @@ def test_partitions_on_disk_unite_to_the_graph(
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 def test_glt_reads_what_we_write(tmp_path: Path, graph: Graph, edge_dir: EdgeDir) -> None:
     written(graph, 2, tmp_path, method="random", edge_dir=edge_dir)
-    data, edge_rows = graph.to_pyg(), {edge_type: [] for edge_type in graph.edges}
+    data = graph.to_pyg()
+    edge_rows: dict[Any, list] = {edge_type: [] for edge_type in graph.edges}
     for index in range(2):
         count, _, edges, nodes, edge_feats, node_pb, edge_pb = _glt.load_partition(
             str(tmp_path), index

@@ -17,7 +17,7 @@ GRAPH = TinyGraph.random(40, 200)
 
 @pytest.fixture
 def bars(monkeypatch) -> list[progress.ProgressBar]:
-    made = []
+    made: list[progress.ProgressBar] = []
 
     class Recorded(progress.ProgressBar):
         def __init__(self, title: str, total: int, *, shown: bool | None) -> None:

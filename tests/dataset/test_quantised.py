@@ -1,6 +1,7 @@
 """Features in fewer bytes: how far off they may be, and that every way to them gives the same."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_what_cannot_be_stored_so(values: torch.Tensor, dtype: str, match: str) 
     ],
 )
 def test_bad_arguments_write_nothing(
-    tmp_path: Path, feature_dtype: object, how: dict, match: str
+    tmp_path: Path, feature_dtype: Any, how: dict, match: str
 ) -> None:
     graph = TinyGraph.random(9, 20, heterogeneous=True)
     with pytest.raises(ConfigError, match=match):
@@ -98,13 +99,14 @@ def test_partitions_loaders_and_look_ups_give_float32(tmp_path: Path, dtype: str
     partition_graph(data, 2, tmp_path / "two", feature_dtype={"user": dtype}, progress=False)
     partition_graph(data, 1, tmp_path / "one", feature_dtype={"user": dtype}, progress=False)
     for index in range(2):
-        part = DistDataset.load(tmp_path / "two", index)
+        part: Any = DistDataset.load(tmp_path / "two", index)
         rows = part.view().node_features["user"]
         assert rows.dtype == dtype
         ids = part.node_ids["user"]
         assert torch.equal(widened(rows.values[rows.locate(ids)], rows.scales), expected[ids])
         assert part.node_feature_info["user"].dtype == torch.float32
         assert part.view().node_features["item"].scales is None
+    memory: Any
     for memory in ("resident", "mapped"):
         dataset = DistDataset.load(tmp_path / "one", 0, memory=memory)
         with DistNeighborLoader(

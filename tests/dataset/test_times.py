@@ -1,6 +1,7 @@
 """Edges by time: of the edge, of the neighbour, and of another partition's neighbour."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def test_neighbours_times_are_the_same_over_partitions(pairs, edge_dir: EdgeDir)
         return
     graph = _data(pairs, when=torch.tensor([0.5, -3, 7, 0, 7]))
     whole = with_times(DistDataset.from_pyg(graph, edge_dir=edge_dir).view(), "when")
-    rows = {}
+    rows: dict[int, Any] = {}
     for index in range(2):
         book = torch.tensor([0, 1, 1, 0, 1])
         part = DistDataset.from_pyg(

@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ def _weights(dataset: DistDataset, time_attr: str | None = None) -> dict[int, fl
     """Return the weight of each edge by its id."""
     view = dataset.view() if time_attr is None else dataset.view_by_time(time_attr)
     edges = view.adjacency[E]
+    assert edges.edge_ids is not None
+    assert edges.weights is not None
     return dict(zip(edges.edge_ids.tolist(), edges.weights.tolist(), strict=True))
 
 
@@ -46,7 +49,7 @@ def test_each_attribute_has_its_own_edges_by_time() -> None:
 
 
 @pytest.mark.parametrize("memory", ["resident", "mapped"])
-def test_another_process_draws_by_the_same(tmp_path: Path, memory: str) -> None:
+def test_another_process_draws_by_the_same(tmp_path: Path, memory: Any) -> None:
     partition_graph(_ring(), 2, tmp_path, progress=False)
     dataset = DistDataset.load(tmp_path, 1, memory=memory).weighted_by("strong")
     copy = pickle.loads(pickle.dumps(dataset))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dataset_reference import RING, ring, write
@@ -82,7 +83,8 @@ def test_what_a_writer_was_to_replace_is_back_after_it_was_killed(tmp_path: Path
 
 def test_of_writers_that_begin_at_once_one_writes_and_its_result_stays(tmp_path: Path) -> None:
     for number in range(5):
-        root, ended, gate = tmp_path / str(number), [], threading.Barrier(4)
+        root, gate = tmp_path / str(number), threading.Barrier(4)
+        ended: list[Any] = []
 
         def writer(seed: int, root=root, ended=ended, gate=gate) -> None:
             gate.wait(60)

@@ -22,12 +22,14 @@ def _die_after(count: int) -> None:
 
         return wrapped
 
-    _job._write_whole = moment(_job._write_whole)  # a step is done, and not yet noted
-    _nodes.PartFiles.write = moment(_nodes.PartFiles.write)  # rows are written in part
-    _order._place = moment(_order._place)
-    _run.seal = moment(_run.seal)
-    os.rename = moment(os.rename)  # what is complete takes its name
-    os.replace = moment(os.replace)
+    moments_of: list[tuple[object, str]] = [
+        (_job, "_write_whole"),  # a step is done, and not yet noted
+        (_nodes.PartFiles, "write"),  # rows are written in part
+        (_order, "_place"), (_run, "seal"),
+        (os, "rename"), (os, "replace"),  # what is complete takes its name
+    ]  # fmt: skip
+    for owner, name in moments_of:
+        setattr(owner, name, moment(getattr(owner, name)))
 
 
 def _log_steps(path: str) -> None:
@@ -42,7 +44,7 @@ def _log_steps(path: str) -> None:
 
         return step(self, name, begin)
 
-    _job.Job.step = logged
+    _job.Job.step = logged  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

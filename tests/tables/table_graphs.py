@@ -117,7 +117,7 @@ def check(graph: Tables, datasets: list, edge_dir: EdgeDir, order: str = "ids") 
     """Check that ``datasets`` are all partitions of ``graph``, each value in its place."""
     names: dict[str, dict[int, Any]] = {}
     for node_type in ("user", "item"):
-        found = {}
+        found: dict[int, Any] = {}
         for dataset in datasets:
             owned = dataset.node_ids[node_type]
             found.update(zip(owned.tolist(), dataset.to_original(owned, node_type), strict=True))
@@ -205,7 +205,8 @@ def _check_nodes(graph, dataset, names) -> None:
 def _check_order(graph, dataset, names, edge_dir) -> None:
     """Check that the rows of nodes with more edges that lead to them come first, then lower ids."""
     for node_type, owned in dataset.node_ids.items():
-        rows, degrees = dataset.view().node_features[node_type], {}
+        rows = dataset.view().node_features[node_type]
+        degrees: dict[Any, int] = {}
         end = 0 if edge_dir == "in" else 2
         for edge_type, pairs in graph.edges.items():
             for pair in pairs if edge_type[end] == node_type else []:

@@ -1,6 +1,7 @@
 """What is wrong in a table is named with its file, its row and what it holds."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -149,12 +150,13 @@ def test_features_beside_the_table_and_a_column_of_owners(tmp_path: Path) -> Non
     partition_tables(**arguments, method="column")
     for index, wanted in enumerate((["b", "d"], ["a", "c", "e"])):
         dataset = DistDataset.load(tmp_path / "parts", index)
-        assert dataset.to_original(dataset.node_ids).tolist() == wanted
+        owned: Any = dataset.node_ids
+        assert dataset.to_original(owned).tolist() == wanted
         rows = next(iter(dataset.view().node_features.values()))
         positions = ["abcde".index(name) for name in wanted]
-        found = rows.values[rows.locate(dataset.node_ids)].tolist()
+        found = rows.values[rows.locate(owned)].tolist()
         assert found == [[2.0 * i, 2.0 * i + 1] for i in positions]
-        assert dataset.from_original(wanted).tolist() == dataset.node_ids.tolist()
+        assert dataset.from_original(wanted).tolist() == owned.tolist()
     with pytest.raises(ConfigError, match=r"1 of these ids are no .*'zz'"):
         dataset.from_original(["a", "zz"])
     with pytest.raises(ConfigError, match="are text in the tables"):

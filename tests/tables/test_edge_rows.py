@@ -3,6 +3,7 @@
 import pickle
 import random
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +12,7 @@ import torch
 
 from gigl_loader import DistDataset, DistNeighborLoader, EdgeTable, NodeTable, partition_tables
 from gigl_loader.dataset.neighbours import edges_of
-from gigl_loader.dataset.schema import EdgeDir
+from gigl_loader.dataset.schema import EdgeDir, EdgeType
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.tables import _nodes
 
@@ -47,7 +48,7 @@ def test_each_edge_leads_back_to_its_row(
         BUYS: _edges(tmp_path, "buys", 40, weight=True),
         LIKES: _edges(tmp_path, "likes", 30, weight=False),
     }
-    edges = {
+    edges: dict[EdgeType, Any] = {
         BUYS: EdgeTable(tables[BUYS][0], weight="w"),
         LIKES: [EdgeTable(tables[LIKES][0]),
                 EdgeTable(pa.table({"src": ["u1"], "dst": [2]}), supervision="positive")],
@@ -72,6 +73,7 @@ def test_each_edge_leads_back_to_its_row(
                 target = dataset.to_original(ends[1, at : at + 1], "item")[0]
                 assert (source, target) == rows[row][:2]
                 if edge_type == BUYS:
+                    assert adjacency.weights is not None
                     assert float(adjacency.weights[at]) == rows[row][2]
             seen += found.tolist()
         assert sorted(seen) == [i for i, one in enumerate(rows) if one[0] != "u5"]

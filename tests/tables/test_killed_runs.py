@@ -4,6 +4,7 @@ import json
 import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,7 +53,8 @@ def test_killed_at_drawn_moments_it_ends_with_the_same_bytes(
     arguments = _tables(tmp_path / "tables") | {"method": method, "order": order, "log": str(log)}
     whole = arguments | {"root": str(tmp_path / "whole"), "moment": 10**9}
     assert _run(whole) == 0
-    rng, killed, before = random.Random(method), 0, []
+    rng, killed = random.Random(method), 0
+    before: list[Any] = []
     root = tmp_path / "killed"
     for _ in range(60):
         moment = rng.randint(6, 25)

@@ -112,9 +112,14 @@ def test_the_size_of_buckets_does_not_change_a_byte(
         "time_attr": "time",
     }  # fmt: skip
     partition_tables(**given, root=tmp_path / "large")
-    written = []
+    written: list[Any] = []
     place = _order._place
-    monkeypatch.setattr(_order, "_place", lambda *args: written.append(args[1]) or place(*args))
+
+    def noted(*args: Any) -> Any:
+        written.append(args[1])
+        return place(*args)
+
+    monkeypatch.setattr(_order, "_place", noted)
     monkeypatch.setattr(_order, "_MOST_BYTES", 4000)  # 74 rows of 54 bytes
     partition_tables(**given, root=tmp_path / "small")
     assert len(written) >= NODES // 74
@@ -126,7 +131,8 @@ def test_the_size_of_buckets_does_not_change_a_byte(
     x = np.load(tmp_path / "tables/x.npy")
     for k in range(3):
         dataset = DistDataset.load(tmp_path / "small", k, verify="now")
-        owned = dataset.node_ids
+        owned: Any = dataset.node_ids
+        train_ids: Any = dataset.train_node_ids
         at = [rows[name] for name in dataset.to_original(owned).tolist()]
         view = dataset.view()
         found = view.node_features[N].values[view.node_features[N].locate(owned)]
@@ -135,7 +141,7 @@ def test_the_size_of_buckets_does_not_change_a_byte(
         assert np.array_equal(arrays.values[located(arrays, owned.numpy())], x[at])
         labels = view.node_labels[N].values[view.node_labels[N].locate(owned)]
         assert labels.tolist() == [row % 7 for row in at]
-        assert dataset.train_node_ids.tolist() == [
+        assert train_ids.tolist() == [
             i for i, row in zip(owned.tolist(), at, strict=True) if row % 4 == 0
         ]
         (times,) = [one for (_, name), one in view.edge_attributes.items() if "time" in name]
@@ -162,7 +168,8 @@ def _goes_on_with_more_memory(given: dict[str, Any], monkeypatch: pytest.MonkeyP
 
 
 def _ids(nodes: NodeTable) -> list[int]:
-    return [i for path in nodes.source for i in pq.read_table(path).column("id").to_pylist()]
+    paths: Any = nodes.source
+    return [i for path in paths for i in pq.read_table(path).column("id").to_pylist()]
 
 
 def _files(root: Path) -> dict[str, bytes]:

@@ -16,7 +16,7 @@ from gigl_loader.dataset.links import split_partitions
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.neighbours import edges_of
 from gigl_loader.dataset.partition import partition_graph
-from gigl_loader.dataset.schema import EdgeDir
+from gigl_loader.dataset.schema import EdgeDir, EdgeType
 from gigl_loader.errors import UsageError
 from gigl_loader.tables._report import PartReport, Report
 from gigl_loader.tables.partition import _check_fits, partition_tables
@@ -101,7 +101,7 @@ def _as_tables(graph: Graph, folder: Path) -> dict:
 )  # fmt: skip
 @example(Graph({N: 1}, {E: []}, {}, False), 2, "in", "degree")  # a part without nodes
 def test_tables_and_the_same_graph_in_memory_give_the_same_partitions(
-    tmp_path: Path, graph: Graph, count: int, edge_dir: EdgeDir, order: str
+    tmp_path: Path, graph: Graph, count: int, edge_dir: EdgeDir, order: Any
 ) -> None:
     tables = _as_tables(graph, tmp_path / "tables")
     partition_tables(
@@ -129,6 +129,8 @@ def test_tables_and_the_same_graph_in_memory_give_the_same_partitions(
             assert torch.equal(found.indptr.diff(), _degrees(wanted, owned))
             assert torch.equal(found.indices, wanted.indices)
             if edge_type == E:
+                assert found.weights is not None
+                assert wanted.weights is not None
                 assert torch.equal(found.weights, wanted.weights)
                 orders = [one.view_by_time("time").times[E] for one in (ours, theirs)]
                 assert torch.equal(orders[0].times, orders[1].times)
@@ -174,7 +176,7 @@ def test_links_are_split_and_the_ids_of_the_tables_stay(tmp_path: Path) -> None:
         names = dataset.to_original(owned)
         wanted = [float(name[1:]) for name in names]
         assert rows.values[rows.locate(owned)].view(-1).tolist() == wanted
-        edges = [(E, dataset.view().adjacency[E], "in")]
+        edges: list[tuple[EdgeType, Any, EdgeDir]] = [(E, dataset.view().adjacency[E], "in")]
         edges += [(t, a, "out") for t, a in dataset.view().adjacency.items() if "val" in t[1]]
         edges += [(t, a, "out") for t, a in dataset.view().adjacency.items() if "test" in t[1]]
         for _, adjacency, edge_dir in edges:

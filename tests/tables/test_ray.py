@@ -95,7 +95,7 @@ def _others_have_ended_after_an_error(ray: Any, path: Path) -> None:
         f"import os\nwhile not (os.path.exists({str(path)!r}) and os.path.getsize({str(path)!r})):"
         " pass\nraise KeyError('on purpose')"
     )
-    steps = [partial(exec, source, {}) for source in (write, fail)]
+    steps: list[Any] = [partial(exec, source, {}) for source in (write, fail)]
     with pytest.raises(KeyError, match="on purpose"):
         list(_ray._run(ray, steps, 10**8, 1))
     assert path.read_text().endswith("over\n")

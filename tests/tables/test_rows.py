@@ -134,6 +134,6 @@ def test_float64_columns_train_as_float32_and_the_log_says_so(tmp_path: Path, ca
     chosen = replace(nodes, feature_dtype="float64")
     partition_tables(chosen, replace(edges, features=None), 1, tmp_path / "g", progress=False,
                      memory="300MB", overwrite=True)  # fmt: skip
-    (rows,) = DistDataset.load(tmp_path / "g", 0).view().node_features.values()
-    assert rows.values.dtype == torch.float64
+    (wide,) = DistDataset.load(tmp_path / "g", 0).view().node_features.values()
+    assert wide.values.dtype == torch.float64
     assert not caplog.records

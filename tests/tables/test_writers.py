@@ -101,7 +101,8 @@ def test_a_table_that_changes_within_a_run_is_named(
     from gigl_loader.tables._job import Job
 
     given = _tables(tmp_path / "tables") | {"root": str(tmp_path / "graph")}
-    step, changed = Job.step, []
+    step = Job.step
+    changed: list[str] = []
 
     def changing(job: Job, name: str, make):
         if name.startswith(f"{stage}/") and not changed:
