@@ -36,7 +36,7 @@ from gigl_loader.message import SampleMessage
 from gigl_loader.options import SamplerOptions
 from gigl_loader.remote.dataset import ABLPInputNodes, RemoteDistDataset
 
-_SAMPLER = "gigl_loader.sampler.link.anchor_sampler"
+_SAMPLER = "gigl_loader.sampler.anchors.anchor_sampler"
 
 
 @with_keywords(like=DistNeighborLoader)

@@ -41,7 +41,7 @@ from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.message import IS_HETERO, SampleMessage
 from gigl_loader.options import SamplerOptions
 from gigl_loader.remote.dataset import RemoteDistDataset
-from gigl_loader.sampler.negatives import BINARY
+from gigl_loader.sampler.edges import BINARY
 from gigl_loader.sampler.plan import STRICT_PAIRS_VERSION
 
 _TIMES = "edge_label_time"

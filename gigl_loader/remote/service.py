@@ -50,7 +50,7 @@ from gigl_loader.remote.refusals import (
     check_workers,
 )
 from gigl_loader.remote.shared import THIS_PROCESS, Clients, Fetched, SharedProducer
-from gigl_loader.sampler._kernels import load as load_kernels
+from gigl_loader.sampler.compiled import load as load_kernels
 from gigl_loader.sizes import parse_size
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security, free_ports

@@ -23,7 +23,8 @@ from gigl_loader._glt import get_context
 from gigl_loader.dataset.holders import check_enough, check_held
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.same_host import Offer, Offered
+from gigl_loader.memory.same_host import Offer
+from gigl_loader.memory.tensors import Offered
 from gigl_loader.options import may_be_one_machine, reads_same_memory
 from gigl_loader.transport import Mode, Security, address_towards
 from gigl_loader.workers.peers import Access, Assignment, WorkerAddress, assignments, worker_name

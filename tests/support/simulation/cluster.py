@@ -47,7 +47,7 @@ from gigl_loader.remote import (
     producer_table,
     producers,
     rendezvous,
-    rows,
+    row_questions,
     service,
     shared,
     source,
@@ -74,7 +74,7 @@ from support.simulation.world import Process, World
 _MODULES = (
     agreement, among_ranks, channel, client, cluster, endpoint, handout, inbox, iterator, leader,
     connection, loader_world, patience, producer, producers, recovery, rendezvous, filling_channel,
-    rows, sampled_input, service, shared, producer_table, source, supplier, tables,
+    row_questions, sampled_input, service, shared, producer_table, source, supplier, tables,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 # of simulated time: longer than the longest outage that faults draw, so that joining is never what
