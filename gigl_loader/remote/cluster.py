@@ -30,8 +30,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.remote.compact import Incarnations
 from gigl_loader.remote.connection import Connections, ServerConnection, result_of
-from gigl_loader.remote.membership import Join, Role
-from gigl_loader.remote.patience import PATIENCE_S, WaitReport
+from gigl_loader.remote.membership import PATIENCE_S, Join, Role, WaitReport
 from gigl_loader.remote.refusals import Refusal
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security

@@ -31,8 +31,7 @@ from gigl_loader.errors import (
     UsageError,
     WorkerDiedError,
 )
-from gigl_loader.remote.membership import Join, News, hear
-from gigl_loader.remote.patience import WaitReport
+from gigl_loader.remote.membership import Join, News, WaitReport, hear
 from gigl_loader.remote.service import CALLS
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, End, Security

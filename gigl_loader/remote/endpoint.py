@@ -20,7 +20,7 @@ from gigl_loader.logs import answering
 from gigl_loader.remote.calls import Call
 from gigl_loader.remote.compact import Addresses, Incarnations, Runs
 from gigl_loader.remote.handout import Handout
-from gigl_loader.remote.jobs import Attendance, JobBook, Member
+from gigl_loader.remote.jobs import Attendance, JobBook, Member, ServerBook
 from gigl_loader.remote.leader import Follower, Leader
 from gigl_loader.remote.membership import (
     Gather,
@@ -37,7 +37,6 @@ from gigl_loader.remote.membership import (
 from gigl_loader.remote.messages import FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.refusals import RefusedJoins
 from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
-from gigl_loader.remote.servers import ServerBook
 from gigl_loader.remote.service import CALLS, OBSERVER, DistServer, caller
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Caller, End, Listener, Method, Peer, Security

@@ -16,7 +16,7 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote import patience, producers
+from gigl_loader.remote import membership, producers
 from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.remote.producers import (
     RemoteProducers,
@@ -102,7 +102,7 @@ def _ended(cluster: _Cluster) -> dict[int, list[tuple[str, dict[str, Any]]]]:
 
 def test_a_start_that_takes_long_says_for_whom_it_waits(monkeypatch, caplog) -> None:
     """Workers that compile, or load: half a minute in which a trainer showed nothing."""
-    monkeypatch.setattr(patience, "_FIRST_REPORT_S", 0.01)
+    monkeypatch.setattr(membership, "_FIRST_REPORT_S", 0.01)
     cluster = _Cluster(monkeypatch)
     late: Future[Any] = Future()
     cluster.answers[2, "create"] = late

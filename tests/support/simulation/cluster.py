@@ -43,7 +43,7 @@ from gigl_loader.remote import (
     filling_channel,
     handout,
     leader,
-    patience,
+    membership,
     producer_table,
     producers,
     rendezvous,
@@ -73,8 +73,8 @@ from support.simulation.world import Process, World
 
 _MODULES = (
     agreement, among_ranks, channel, client, cluster, endpoint, handout, inbox, iterator, leader,
-    connection, loader_world, patience, producer, producers, recovery, rendezvous, filling_channel,
-    rows, sampled_input, service, shared, producer_table, source, supplier, tables,
+    connection, loader_world, membership, producer, producers, recovery, rendezvous, rows,
+    filling_channel, sampled_input, service, shared, producer_table, source, supplier, tables,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 # of simulated time: longer than the longest outage that faults draw, so that joining is never what
