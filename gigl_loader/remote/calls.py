@@ -16,7 +16,6 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
-from functools import singledispatch
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -38,6 +37,7 @@ from gigl_loader.options import (
     CustomSamplerOptions,
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
+    SamplerOptions,
 )
 from gigl_loader.sizes import parse_size
 
@@ -111,6 +111,14 @@ class InputMessage:
     input_type: NodeType | None
     extra: dict[str, TensorMessage]
 
+    @classmethod
+    def of(cls, value: NodeSamplerInput) -> "InputMessage":
+        """Return ``value`` as it travels."""
+        # an input that GLT made has no further columns
+        columns = getattr(value, "extra", None) or {}
+        extra = {name: TensorMessage.of(column) for name, column in columns.items()}
+        return cls(TensorMessage.of(value.node), value.input_type, extra)
+
     @property
     def result(self) -> NodeSamplerInput:
         """The input."""
@@ -135,6 +143,12 @@ class SamplingConfigMessage:
     edge_dir: str
     seed: int | None
 
+    @classmethod
+    def of(cls, value: SamplingConfig) -> "SamplingConfigMessage":
+        """Return ``value`` as it travels."""
+        fields = {name: getattr(value, name) for name in cls.__dataclass_fields__}
+        return cls(**{**fields, "sampling_type": value.sampling_type.name})
+
     @property
     def result(self) -> SamplingConfig:
         """The config."""
@@ -158,6 +172,18 @@ class WorkerOptionsMessage:
     prefetch_size: int
     worker_key: str | None
 
+    @classmethod
+    def of(cls, value: RemoteDistSamplingWorkerOptions) -> "WorkerOptionsMessage":
+        """Return ``value`` as it travels."""
+        servers = value.server_rank
+        fields = {
+            **{name: getattr(value, name) for name in cls.__dataclass_fields__},
+            "server_rank": [servers] if isinstance(servers, int) else list(servers),
+            "master_port": int(value.master_port),
+            "buffer_size": parse_size(value.buffer_size, "buffer_size"),
+        }
+        return cls(**fields)
+
     @property
     def result(self) -> RemoteDistSamplingWorkerOptions:
         """The options."""
@@ -178,6 +204,24 @@ class SamplerMessage:
     class_path: str | None = None
     keywords: dict[str, Any] | None = None
     num_neighbors: Fanout = None
+
+    @classmethod
+    def of(cls, value: SamplerOptions) -> "SamplerMessage":
+        """Return ``value`` as it travels."""
+        if isinstance(value, KHopNeighborSamplerOptions):
+            return cls(num_neighbors=value.num_neighbors)
+        if not isinstance(value, CustomSamplerOptions):  # loaders name their sampler's class
+            raise ConfigError(f"{type(value).__name__} cannot be sent: give CustomSamplerOptions")
+        try:
+            # tried now, on the side that can mend it: the transport would refuse it in the middle
+            # of a call
+            msgspec.msgpack.encode(value.keywords)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise ConfigError(
+                f"keywords of {value.class_path} cannot be sent to storage servers "
+                f"({error}): give None, numbers, texts, bytes, and lists and dicts of these"
+            ) from error
+        return cls(value.class_path, value.keywords)
 
     @property
     def result(self) -> CustomSamplerOptions | KHopNeighborSamplerOptions:
@@ -223,6 +267,9 @@ class FeatureInfosMessage:
         return found if self.by_type else found.get(None)
 
 
+_FEATURE_INFOS = ("node_feature_info", "edge_feature_info")
+
+
 @dataclass(frozen=True)
 class SchemaMessage:
     """A `DatasetSchema`."""
@@ -236,16 +283,17 @@ class SchemaMessage:
     edge_attributes: dict[EdgeType, tuple[str, ...]]
     num_classes: dict[NodeType, int]
 
+    @classmethod
+    def of(cls, value: DatasetSchema) -> "SchemaMessage":
+        """Return ``value`` as it travels."""
+        infos = {name: FeatureInfosMessage.of(getattr(value, name)) for name in _FEATURE_INFOS}
+        return cls(**{**vars(value), **infos})
+
     @property
     def result(self) -> DatasetSchema:
         """The schema."""
-        return DatasetSchema(
-            **{
-                **vars(self),
-                "node_feature_info": self.node_feature_info.result,
-                "edge_feature_info": self.edge_feature_info.result,
-            }
-        )
+        infos = {name: getattr(self, name).result for name in _FEATURE_INFOS}
+        return DatasetSchema(**{**vars(self), **infos})
 
 
 @dataclass(frozen=True)
@@ -282,7 +330,7 @@ PartitionBook = Annotated[Any, BookMessage]
 BY_ANNOTATION = (FeatureInfosMessage, BookMessage)
 """Messages that a signature names, since the value alone does not tell which it needs."""
 
-_WIRE_TYPES: dict[Any, Any] = {
+_MESSAGES: dict[Any, Any] = {
     Tensor: TensorMessage,
     NodeSamplerInput: InputMessage,
     SamplingConfig: SamplingConfigMessage,
@@ -292,6 +340,7 @@ _WIRE_TYPES: dict[Any, Any] = {
     PPRSamplerOptions: SamplerMessage,
     DatasetSchema: SchemaMessage,
 }
+"""By the class of a value, which tells all of these."""
 
 
 def wire_type(hint: Any) -> Any:
@@ -301,22 +350,32 @@ def wire_type(hint: Any) -> Any:
     arguments = typing.get_args(hint)
     # literals and arrays are what they are
     if not arguments or typing.get_origin(hint) in (typing.Literal, np.ndarray):
-        return _WIRE_TYPES.get(hint, hint)
+        return _MESSAGES.get(hint, hint)
     wired = tuple(one if one is ... else wire_type(one) for one in arguments)
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         return typing.Union[wired]  # noqa: UP007  (built from a tuple)
     return typing.get_origin(hint)[wired]
 
 
-_MESSAGES = (
-    TensorMessage, InputMessage, SamplingConfigMessage, WorkerOptionsMessage, SamplerMessage,
-    FeatureInfosMessage, SchemaMessage, BookMessage,
-)  # fmt: skip
+def to_message(value: Any) -> Any:
+    """Return ``value`` as it travels; plain values and dataclasses of them do as they are.
+
+    Raises:
+        ConfigError: It cannot be sent.
+    """
+    if isinstance(value, dict):
+        return {key: to_message(one) for key, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(to_message(one) for one in value)
+    for kind, message in _MESSAGES.items():
+        if isinstance(value, kind):
+            return message.of(value)
+    return value
 
 
 def from_message(value: Any) -> Any:
     """Undo `to_message`."""
-    if isinstance(value, _MESSAGES):
+    if isinstance(value, (*_MESSAGES.values(), *BY_ANNOTATION)):
         return value.result
     if isinstance(value, dict):
         return {key: from_message(one) for key, one in value.items()}
@@ -324,90 +383,6 @@ def from_message(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(from_message(one) for one in value)
     return value
-
-
-@singledispatch
-def to_message(value: Any) -> Any:
-    """Return ``value`` as it travels; plain values and dataclasses of them do as they are.
-
-    Raises:
-        ConfigError: It cannot be sent.
-    """
-    return value
-
-
-@to_message.register
-def _(value: Tensor) -> TensorMessage:
-    return TensorMessage.of(value)
-
-
-@to_message.register
-def _(value: dict) -> dict[Any, Any]:  # type: ignore[type-arg]
-    return {key: to_message(one) for key, one in value.items()}
-
-
-@to_message.register
-def _(value: tuple) -> tuple[Any, ...]:  # type: ignore[type-arg]
-    return tuple(to_message(one) for one in value)
-
-
-@to_message.register
-def _(value: NodeSamplerInput) -> InputMessage:
-    # an input that GLT made has no further columns
-    columns = getattr(value, "extra", None) or {}
-    extra = {name: TensorMessage.of(column) for name, column in columns.items()}
-    return InputMessage(TensorMessage.of(value.node), value.input_type, extra)
-
-
-@to_message.register
-def _(value: SamplingConfig) -> SamplingConfigMessage:
-    names = SamplingConfigMessage.__dataclass_fields__
-    fields = {name: getattr(value, name) for name in names}
-    return SamplingConfigMessage(**{**fields, "sampling_type": value.sampling_type.name})
-
-
-@to_message.register
-def _(value: RemoteDistSamplingWorkerOptions) -> WorkerOptionsMessage:
-    servers = value.server_rank
-    fields = {name: getattr(value, name) for name in WorkerOptionsMessage.__dataclass_fields__}
-    return WorkerOptionsMessage(
-        **{
-            **fields,
-            "server_rank": [servers] if isinstance(servers, int) else list(servers),
-            "master_port": int(value.master_port),
-            "buffer_size": parse_size(value.buffer_size, "buffer_size"),
-        }
-    )
-
-
-@to_message.register
-def _(value: KHopNeighborSamplerOptions) -> SamplerMessage:
-    return SamplerMessage(num_neighbors=value.num_neighbors)
-
-
-@to_message.register
-def _(value: CustomSamplerOptions) -> SamplerMessage:
-    try:
-        # tried now, on the side that can mend it: the transport would refuse it in the middle of a
-        # call
-        msgspec.msgpack.encode(value.keywords)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ConfigError(
-            f"keywords of {value.class_path} cannot be sent to storage servers "
-            f"({error}): give None, numbers, texts, bytes, and lists and dicts of these"
-        ) from error
-    return SamplerMessage(value.class_path, value.keywords)
-
-
-@to_message.register
-def _(value: DatasetSchema) -> SchemaMessage:
-    return SchemaMessage(
-        **{
-            **vars(value),
-            "node_feature_info": FeatureInfosMessage.of(value.node_feature_info),
-            "edge_feature_info": FeatureInfosMessage.of(value.edge_feature_info),
-        }
-    )
 
 
 # --- calls ----------------------------------------------------------------------------------------
