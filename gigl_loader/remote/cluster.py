@@ -28,7 +28,6 @@ from gigl_loader.errors import (
     ServerDiedError,
     UsageError,
 )
-from gigl_loader.remote.compact import Incarnations
 from gigl_loader.remote.connection import Connections, ServerConnection, result_of
 from gigl_loader.remote.membership import PATIENCE_S, Join, Role, WaitReport
 from gigl_loader.remote.refusals import Refusal
@@ -200,7 +199,7 @@ class Cluster:
             if connection.news.incarnation not in (known[rank], *over)
         }
         news = self.connections.made[0].news
-        # whole first, which compares bytes: this runs on each look, and servers may be thousands
+        # whole first, which is quick: this runs on each look, and servers may be thousands
         if news.incarnations != known:
             pairs = enumerate(zip(known, news.incarnations, strict=False))
             found |= {rank for rank, (mine, now) in pairs if mine != now and now not in over}
@@ -377,7 +376,7 @@ class Cluster:
             known = list(self.incarnations)
             self._former = (self._former | {known[rank]}) - {incarnation}
             known[rank] = incarnation
-            self.incarnations = Incarnations.of(known)
+            self.incarnations = tuple(known)
             # loaders and channels compare these counts: their producers ended with the former
             # process
             self.renewals[rank] = self.renewals.get(rank, 0) + 1

@@ -18,7 +18,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.logs import answering
 from gigl_loader.remote.calls import Call
-from gigl_loader.remote.compact import Addresses, Incarnations, Runs
+from gigl_loader.remote.compact import Addresses, Runs
 from gigl_loader.remote.handout import Handout
 from gigl_loader.remote.jobs import Attendance, JobBook, Member, ServerBook
 from gigl_loader.remote.leader import Follower, Leader
@@ -356,7 +356,7 @@ class Endpoint:
         if where is None:
             return
         about = {
-            "addresses": Addresses.of(where[0]), "incarnations": Incarnations.of(where[1]),
+            "addresses": Addresses.of(where[0]), "incarnations": where[1],
             "away": tuple(self._servers_known.away), "cluster": self.cluster, "graph": self.graph,
         }  # fmt: skip
         for member in members or [*servers.values(), *book.present.values()]:

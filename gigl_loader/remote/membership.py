@@ -9,7 +9,7 @@ from enum import Enum
 
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.errors import ConfigError, GiglLoaderError
-from gigl_loader.remote.compact import NOBODY, NOWHERE, UNKNOWN, Addresses, Incarnations, Runs
+from gigl_loader.remote.compact import NOBODY, NOWHERE, Addresses, Runs
 from gigl_loader.transport import Caller
 
 MOST_RANKS = 1 << 16
@@ -128,8 +128,8 @@ class News:
     """Incarnation of the server that sends this message."""
     num_partitions: int = 0
     """Of the graph: server ``i`` serves partition ``i`` modulo that number."""
-    incarnations: Incarnations = UNKNOWN
-    """Of the same: a server that was started again has a larger one; unknown ones have 0."""
+    incarnations: tuple[int, ...] = ()
+    """Which process each storage server is, by rank; 0: not known."""
     cluster: str = ""
     """Of all storage servers, random; told with their addresses."""
     graph: GraphIdentity | None = None
