@@ -96,7 +96,7 @@ class RemoteProducers:
             client_ranks=Runs.of(ranks),
             request_id=request_id,
             # all of them, as a rule: then nothing is sent that grows with their number
-            servers=NOBODY if len(servers) == len(self._cluster.connections) else Runs.of(servers),
+            servers=NOBODY if len(servers) == self._cluster.num_servers else Runs.of(servers),
         )
 
     def create(
@@ -224,11 +224,7 @@ class RemoteProducers:
         deadline = time.monotonic() + limit  # of all servers together
         answers = []
         for server, producer in ids.items():
-            if (
-                consumer is not None
-                and server not in self._cluster.connections.made
-                and server != host
-            ):
+            if consumer is not None and server not in self._cluster.connections and server != host:
                 continue  # never asked; it hears from the host when all have left the producer
             with contextlib.suppress(GiglLoaderError):
                 connection = self._cluster.connection(server)

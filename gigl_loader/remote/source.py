@@ -104,9 +104,9 @@ class RemoteSource:
             )
         self._cluster = current_cluster()
         # any server may have to sample for a lost one, so none may be left out
-        if sorted(self._servers) != list(range(len(self._cluster.connections))):
+        if sorted(self._servers) != list(range(self._cluster.num_servers)):
             raise ConfigError(
-                f"worker_options.server_rank must name all {len(self._cluster.connections)} "
+                f"worker_options.server_rank must name all {self._cluster.num_servers} "
                 f"storage servers, got {self._servers}"
             )
         self._config, self._sampler_options = config, sampler_options

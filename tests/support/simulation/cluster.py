@@ -411,7 +411,7 @@ class SimulatedJob:
                 if epoch != progress.epoch:
                     progress = EpochProgress(epoch, share=share)
                 self._epoch(rank, loaded, progress, world_size)
-            rank.connections = len(joined.connections.made)
+            rank.connections = len(joined.connections)
             self.memory_at_end = _resident_bytes()
             loaded.shutdown()
         finally:
