@@ -341,6 +341,7 @@ _MESSAGES: dict[Any, Any] = {
     DatasetSchema: SchemaMessage,
 }
 """By the class of a value, which tells all of these."""
+_ALL_MESSAGES: Any = (*_MESSAGES.values(), *BY_ANNOTATION)
 
 
 def wire_type(hint: Any) -> Any:
@@ -375,7 +376,7 @@ def to_message(value: Any) -> Any:
 
 def from_message(value: Any) -> Any:
     """Undo `to_message`."""
-    if isinstance(value, (*_MESSAGES.values(), *BY_ANNOTATION)):
+    if isinstance(value, _ALL_MESSAGES):
         return value.result
     if isinstance(value, dict):
         return {key: from_message(one) for key, one in value.items()}

@@ -1,4 +1,4 @@
-"""Messages about who is here: compute processes and storage servers, and how the servers agree."""
+"""Messages about who is here: compute processes and storage servers; and waits for them."""
 
 import logging
 import math
@@ -171,51 +171,6 @@ def hear(caller: Caller, join: Join, on_news: Callable[[News], None]) -> GiglLoa
             on_news(news)
     except GiglLoaderError as error:
         return error
-
-
-# --- storage servers agree ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Publish:
-    """One server's value of a key, at a rendezvous of the servers."""
-
-    name: str
-    rank: int
-    key: str
-    value: bytes
-    servers: Runs
-    """All who meet there; ranks are positions among them."""
-
-
-@dataclass(frozen=True)
-class Gather:
-    """Asks for the values of a key; answered once all are there."""
-
-    name: str
-    key: str
-    ranks: Runs
-    servers: Runs
-    """All who meet there; ranks are positions among them."""
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """What each of the ranks published, in their order; or the failure of one of them."""
-
-    values: tuple[bytes, ...] = ()
-    failure: str | None = None
-
-
-@dataclass(frozen=True)
-class Leave:
-    """One server leaves a rendezvous: all is agreed on or, with ``failure``, it cannot go on."""
-
-    name: str
-    rank: int
-    servers: Runs
-    """All who meet there; ranks are positions among them."""
-    failure: str | None = None
 
 
 # --- waiting for others ---------------------------------------------------------------------------

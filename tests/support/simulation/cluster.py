@@ -46,8 +46,8 @@ from gigl_loader.remote import (
     membership,
     producer_table,
     producers,
-    rendezvous,
     rows,
+    server_rendezvous,
     service,
     shared,
     source,
@@ -61,7 +61,7 @@ from gigl_loader.remote.source import RemoteSource
 from gigl_loader.rowcache import tables as tables
 from gigl_loader.testing._graphs import TinyGraph
 from gigl_loader.transport import Security
-from gigl_loader.workers import agreement, among_ranks, inbox, producer, recovery, sampled_input
+from gigl_loader.workers import agreement, inbox, producer, recovery, sampled_input
 from gigl_loader.workers.agreement import StartTurns
 from support.simulation.group import SimulatedGroup
 from support.simulation.memory import held_by, own_bytes
@@ -72,8 +72,8 @@ from support.simulation.workers import SimulatedMemory, SimulatedPool
 from support.simulation.world import Process, World
 
 _MODULES = (
-    agreement, among_ranks, channel, client, cluster, endpoint, handout, inbox, iterator, leader,
-    connection, loader_world, membership, producer, producers, recovery, rendezvous, rows,
+    agreement, channel, client, cluster, endpoint, handout, inbox, iterator, leader,
+    connection, loader_world, membership, producer, producers, recovery, server_rendezvous, rows,
     filling_channel, sampled_input, service, shared, producer_table, source, supplier, tables,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
