@@ -25,9 +25,8 @@ from gigl_loader.dataset.view import ROW_KINDS, Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
-from gigl_loader.remote.calls import served
+from gigl_loader.remote.calls import FeatureInfos, PartitionBook, served
 from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest, RowBook
-from gigl_loader.remote.values import FeatureInfos, PartitionBook
 from gigl_loader.sampler.questions import RowsAnswer
 from gigl_loader.sampler.reader import ReaderOfThread, matrix_asked, row_type
 from gigl_loader.workers.wire import RowsQuestion
