@@ -19,7 +19,7 @@ from gigl_loader.inference.parquet import ParquetRows
 from gigl_loader.inference.results import Results
 from gigl_loader.inference.rows import OwnedRows, RowSource
 from gigl_loader.inference.sources import GraphSource
-from gigl_loader.memory.pages import give_back_freed
+from gigl_loader.memory.kernel_pages import give_back_freed
 from gigl_loader.memory.tensors import dtype_name, dtype_named
 
 KEPT_DTYPES = (torch.float16, torch.float32, torch.float64)

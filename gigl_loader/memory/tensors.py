@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from gigl_loader.memory import pages
+from gigl_loader.memory import kernel_pages
 from gigl_loader.memory.same_host import Description, HostMark, Offer, region_of
 from gigl_loader.memory.segments import (
     Array,
@@ -94,7 +94,7 @@ def empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     nbytes = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
     if nbytes == 0:
         return torch.empty(shape, dtype=dtype)
-    fd, reserved = pages.create_memfd(nbytes, "gigl_loader.tensor")
+    fd, reserved = kernel_pages.create_memfd(nbytes, "gigl_loader.tensor")
     try:
         return map_shared_tensor(fd, reserved, dtype, shape)
     finally:
