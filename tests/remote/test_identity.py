@@ -36,6 +36,7 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.graph_store import DistServer, request_server
+from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.compact import Runs
@@ -148,7 +149,9 @@ def test_a_fetch_is_asked_again_of_the_server_that_it_was_meant_for() -> None:
         start(channel, 0)
         caller.connect(time.monotonic() + 60.0)
         relay.cut.set()
-        fetch = FetchRequest(producer_id=channel._producer_ids[0], generation=1, position=0)
+        fetch = FetchRequest(
+            producer_id=channel._producer_ids[0], attempt=Attempt(0, 1), position=0
+        )
         reply = caller.ask("fetch", fetch, FetchAnswer)
         relay.target = second.address
         relay.reset()
@@ -375,7 +378,7 @@ def test_a_producer_is_of_those_who_take_its_batches() -> None:
         (producer,) = create(first)
         own: dict[str, Any] = {"producer_id": producer}
         call = second.connection(0).call
-        epoch = EpochRequest(generation=1)
+        epoch = EpochRequest(attempt=Attempt(0, 1))
         cases: dict[str, dict[str, Any]] = {
             "destroy_sampling_producer": {"linger_s": 0.0},
             "release_sampling_producer": {"consumer": 0, "linger_s": 0.0},
