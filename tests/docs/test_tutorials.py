@@ -106,6 +106,7 @@ def _commands(address: str) -> list[list[str]]:
     return [[*TORCHRUN, *words[:at], machine, *words[at + 1 :]] for machine in ("0", "1")]
 
 
+@pytest.mark.longest
 def test_on_two_machines(
     tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
