@@ -26,10 +26,10 @@ from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
 from gigl_loader.remote.buffers import BufferPool
 from gigl_loader.remote.calls import dtype_of
 from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.cluster import Cluster, raise_if_broken
 from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.connection import result_of
-from gigl_loader.remote.messages import (
+from gigl_loader.remote.payload import unpack_batch, wire_bytes
+from gigl_loader.remote.requests import (
     BatchMessage,
     EpochRequest,
     FetchAnswer,
@@ -37,7 +37,7 @@ from gigl_loader.remote.messages import (
     GiveBack,
     Nothing,
 )
-from gigl_loader.remote.payload import unpack_batch, wire_bytes
+from gigl_loader.remote.storage_cluster import Cluster, raise_if_broken
 from gigl_loader.remote.supplier import Supplier
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gigl_loader.errors import PeerError, ServerDiedError
 from gigl_loader.remote.connection import ServerConnection
-from gigl_loader.remote.messages import FetchAnswer, Nothing
+from gigl_loader.remote.requests import FetchAnswer, Nothing
 from gigl_loader.transport import Caller, Reply
 
 _Fetch = tuple["Reply[FetchAnswer]", int]
