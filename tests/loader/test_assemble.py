@@ -14,7 +14,7 @@ from gigl_loader import ConfigError, DistDataset, PeerError
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.loader import shared_input
 from gigl_loader.loader.args import LoaderOptions
-from gigl_loader.loader.assemble import check_edge_ids, check_weights, is_remote, remote_parts
+from gigl_loader.loader.assemble import check_edge_ids, check_weights, is_remote, remote_arguments
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, from_addresses
 from gigl_loader.loader.shared_input import (
     RankInput,
@@ -194,4 +194,4 @@ def test_a_graph_store_is_told_by_what_it_can_do() -> None:
 def test_a_graph_store_refuses_what_is_colocated(how: dict, words: str) -> None:
     """Before it is asked for anything: `object()` has nothing to ask."""
     with pytest.raises(ConfigError, match=words):
-        remote_parts(object(), LoaderOptions(num_neighbors=[2], **how), ALONE, [], "one")
+        remote_arguments(object(), LoaderOptions(num_neighbors=[2], **how), ALONE, [], "one")

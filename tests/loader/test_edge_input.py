@@ -14,7 +14,7 @@ from gigl_loader.dataset.schema import (
     DatasetSchema,
     message_passing_to_positive_label,
 )
-from gigl_loader.loader.edge_input import (
+from gigl_loader.loader.edge_loader import (
     SeedEdges,
     all_edges,
     edge_type_of,

@@ -13,7 +13,7 @@ from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader import ConfigError, DistDataset, DistLinkNeighborLoader, WrongTypeError
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE
-from gigl_loader.loader.link_neighbor import _by_server, _times_by_server
+from gigl_loader.loader.edge_loader import _by_server, _times_by_server
 from gigl_loader.testing import TinyGraph
 
 
@@ -154,7 +154,7 @@ def _refused_on_this_rank() -> DistLinkNeighborLoader:
 
 
 def test_other_ranks_are_told_of_bad_edges_before_they_are_an_error(monkeypatch) -> None:
-    """They wait in the exchange that `colocated_parts` begins with; see `told_to_others`."""
+    """They wait in the exchange that `colocated_arguments` begins with; see `told_to_others`."""
     told: list[str] = []
     monkeypatch.setattr(
         "gigl_loader.loader.shared_input.tell_ranks_of_input",

@@ -23,8 +23,7 @@ from gigl_loader.errors import (
     RemoteError,
     UsageError,
 )
-from gigl_loader.testing._ports import free_port
-from gigl_loader.testing._waiting import wait_until
+from gigl_loader.testing import free_port, wait_until
 from gigl_loader.transport import (
     ArraySpec,
     Caller,

@@ -14,7 +14,7 @@ from network import AT_ONCE_S, Network, enter, refusals
 from service import TOKEN, Answer, question
 
 from gigl_loader.errors import JoinRefusedError, PeerLostError, ProtocolError
-from gigl_loader.testing._waiting import wait_until
+from gigl_loader.testing import wait_until
 from gigl_loader.transport import Caller, End, Security, certs, stream
 from gigl_loader.transport.codec import decode
 from gigl_loader.transport.handshake import Admitted, Goodbye, Greeting

@@ -18,8 +18,7 @@ from network import AT_ONCE_S, PATIENCE_S, Network, enter, refusals
 from service import SECURITIES, Answer, question
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, PeerLostError
-from gigl_loader.testing._ports import free_port
-from gigl_loader.testing._waiting import wait_until
+from gigl_loader.testing import free_port, wait_until
 from gigl_loader.transport import Caller, End, Lent, Listener, Method, Peer, Security
 from gigl_loader.transport.listener import _PeerConnection
 from gigl_loader.transport.stream import ALIVE_FRAME, KNOCK_FRAME, FrameKind, Stream, pack

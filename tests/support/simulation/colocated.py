@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gigl_loader.testing._graphs import TinyGraph
+from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, rendezvous
 from gigl_loader.workers.agreement import Agreement
