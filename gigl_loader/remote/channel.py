@@ -24,6 +24,7 @@ from gigl_loader.memory.same_host import Mappings, sees
 from gigl_loader.message import Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
 from gigl_loader.remote.buffers import BufferPool
+from gigl_loader.remote.calls import dtype_of
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.cluster import Cluster, raise_if_broken
 from gigl_loader.remote.compact import Runs
@@ -38,7 +39,6 @@ from gigl_loader.remote.messages import (
 )
 from gigl_loader.remote.payload import unpack_batch, wire_bytes
 from gigl_loader.remote.supplier import Supplier
-from gigl_loader.remote.values import dtype_of
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller
 
@@ -443,7 +443,7 @@ class RemoteReceivingChannel(ChannelBase):
         """Raise `ServerDiedError` where a server is gone that this process is connected with."""
         raise_if_broken(server.connection for server in self._servers.values())
         watched, cluster = self._watched, self._cluster
-        connections = list(cluster.connections.made.items())
+        connections = list(cluster.connections.items())
         # Further than the suppliers': their connections are those of when they were met, and other
         # servers are asked for rows by the workers of these. Copied, as other threads add links.
         raise_if_broken(

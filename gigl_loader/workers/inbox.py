@@ -10,7 +10,7 @@ from gigl_loader.memory.slots import Written
 from gigl_loader.message import BatchTicket, Received
 from gigl_loader.ranks import suspect_ranks
 from gigl_loader.workers import messages
-from gigl_loader.workers.among_ranks import AmongRanks
+from gigl_loader.workers.agreement import Agreement
 from gigl_loader.workers.dispatch import Dispatcher, MessageMemory
 from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.recovery import Recovery
@@ -34,7 +34,7 @@ class Inbox:
     """
 
     def __init__(
-        self, recovery: Recovery, dispatcher: Dispatcher, ranks: AmongRanks,
+        self, recovery: Recovery, dispatcher: Dispatcher, ranks: Agreement,
         channel: MessageMemory, lock: threading.RLock,
     ) -> None:  # fmt: skip
         self._recovery, self._dispatcher, self._ranks = recovery, dispatcher, ranks

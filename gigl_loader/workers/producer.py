@@ -5,7 +5,7 @@
     loader --start_epoch--> Dispatcher --task--> worker
     loader <--next-- stream <--file-- pump <--batch, error, death-- worker
 
-What is sampled is in `sampled_input`, what is agreed on with other ranks in `among_ranks`, which
+What is sampled is in `sampled_input`, what is agreed on with other ranks in `agreement`, which
 worker gets which batch in `dispatch`, what becomes of its answers in `inbox`, and what becomes of
 workers that are lost in `recovery`.
 """
@@ -40,8 +40,7 @@ from gigl_loader.options import (
 )
 from gigl_loader.system import usable_cpus
 from gigl_loader.transport import Security
-from gigl_loader.workers.agreement import StartTurns
-from gigl_loader.workers.among_ranks import AmongRanks
+from gigl_loader.workers.agreement import Agreement, StartTurns
 from gigl_loader.workers.dispatch import Dispatcher, MessageMemory
 from gigl_loader.workers.inbox import Failures, Inbox
 from gigl_loader.workers.plugins import is_own, main_path_of, pickled
@@ -108,7 +107,7 @@ class DistSamplingProducer:
         )
         self._view = view
         self._plan = make_plan(view, sampler_input, sampling_config, self.epoch_options)
-        self._ranks = AmongRanks(view, self._plan, cache, self.epoch_options)
+        self._ranks = Agreement(view, self._plan, cache, self.epoch_options)
         sampler = default_sampler
         if isinstance(sampler_options, CustomSamplerOptions):
             sampler = (sampler_options.class_path, sampler_options.keywords)
@@ -180,7 +179,7 @@ class DistSamplingProducer:
 
     def announce(self, what: str) -> None:
         """Tell the other ranks that this one got so far."""
-        self._ranks.agreement.announce(what)
+        self._ranks.announce(what)
 
     def wait_for_rank_before(self, what: str) -> None:
         """Wait until the rank before this one announced ``what``.
@@ -189,7 +188,7 @@ class DistSamplingProducer:
             PeerError: A rank failed, or did not come so far in time.
         """
         try:
-            self._ranks.agreement.wait_for_rank_before(what)
+            self._ranks.wait_for_rank_before(what)
         except BaseException as error:
             self._fail(error)
             raise
@@ -224,14 +223,14 @@ class DistSamplingProducer:
         except BaseException as error:
             self._fail(error)
             raise
-        self._ranks.agreement.settle()
+        self._ranks.settle()
         # without peers, whoever notices that a worker is gone is the one who waits for its batch
         if self._ranks.has_peers and self.epoch_options.max_restarts:
             self._attendant = Attendant(self._attend)
 
     @property
     def rows_apart(self) -> bool:
-        """Whether batches come without rows; see `AmongRanks.rows_apart`."""
+        """Whether batches come without rows; see `Agreement.rows_apart`."""
         return self._ranks.rows_apart
 
     @property
