@@ -4,7 +4,7 @@ Below the loader: its seed edges, checked and split into what a sampler's input 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -162,20 +162,20 @@ class DistLinkNeighborLoader(BaseDistLoader):
         self._strict = strict
 
         def local(data: DistDataset) -> tuple[NodeSamplerInput, SamplerClass]:
-            edges = _of_this_machine(data, edge_label_index, edge_label)
-            found = self._shifted([edges])[0].sampler_input()
+            edges = edges_of_this_machine(data, edge_label_index, edge_label)
+            found = shifted([edges], self._negatives)[0].sampler_input()
             sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict)
             return add_times(found, edge_label_time, _TIMES), sampler
 
         def store(dataset: Any) -> tuple[list[NodeSamplerInput], SamplerClass]:
             num_nodes = dataset.fetch_num_nodes()
             servers = range(dataset.cluster_info.num_storage_nodes)
-            by_server = _by_server(
+            by_server = edges_by_server(
                 edge_label_index, edge_label, dataset.fetch_schema(), num_nodes, servers
             )
             sampler = self._sampler(by_server[0].edge_type, num_nodes, strict)
-            inputs = [edges.sampler_input() for edges in self._shifted(by_server)]
-            times = _times_by_server(inputs, edge_label_time)
+            inputs = [edges.sampler_input() for edges in shifted(by_server, self._negatives)]
+            times = times_by_server(inputs, edge_label_time)
             return add_times_by_server(inputs, times, _TIMES), sampler
 
         start_loader(self, dataset, options, local=local, store=store)
@@ -199,13 +199,6 @@ class DistLinkNeighborLoader(BaseDistLoader):
         version = {"draw_version": STRICT_PAIRS_VERSION} if self._strict and pairs else {}
         return {**super()._identity(), **version}
 
-    def _shifted(self, parts: list[SeedEdges]) -> list[SeedEdges]:
-        labels = shifted([edges.label for edges in parts], self._negatives)
-        return [
-            SeedEdges(edges.edge_type, edges.index, label)
-            for edges, label in zip(parts, labels, strict=True)
-        ]
-
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         batch = super()._make_batch(msg)
         edge_type = self._seed_edge_type if int(msg[IS_HETERO]) else None
@@ -214,8 +207,9 @@ class DistLinkNeighborLoader(BaseDistLoader):
         return batch
 
 
-def _of_this_machine(data: DistDataset, given: Any, label: Any) -> SeedEdges:
-    given, label = _unpacked(given, label)
+def edges_of_this_machine(data: DistDataset, given: Any, label: Any) -> SeedEdges:
+    """Return the seed edges of all processes of this machine; None: all edges of the partition."""
+    given, label = unpacked(given, label)
     edge_type, index = edge_type_of(given, data.schema)
     if isinstance(index, Mapping):
         raise ConfigError(
@@ -227,12 +221,12 @@ def _of_this_machine(data: DistDataset, given: Any, label: Any) -> SeedEdges:
     return read_edges(edge_type, index, label, data.view().num_nodes)
 
 
-def _by_server(
+def edges_by_server(
     given: Any, label: Any, schema: DatasetSchema, num_nodes: Mapping[NodeType, int],
     servers: range,
 ) -> list[SeedEdges]:  # fmt: skip
     """Return the seed edges of each storage server, empty ones included."""
-    given, label = _unpacked(given, label)
+    given, label = unpacked(given, label)
     edge_type, index = edge_type_of(given, schema)
     if index is None:
         raise ConfigError(
@@ -256,7 +250,7 @@ def _by_server(
     ]
 
 
-def _times_by_server(inputs: list[NodeSamplerInput], given: TimeInput | None) -> Any:
+def times_by_server(inputs: list[NodeSamplerInput], given: TimeInput | None) -> Any:
     """Return the times of seed edges by server; those of one tensor are cut as the edges are."""
     if given is None or isinstance(given, Mapping):
         return given
@@ -264,7 +258,7 @@ def _times_by_server(inputs: list[NodeSamplerInput], given: TimeInput | None) ->
     return dict(enumerate(read_times(given, sum(sizes), _TIMES).split(sizes)))
 
 
-def _unpacked(given: Any, label: Any) -> tuple[Any, Any]:
+def unpacked(given: Any, label: Any) -> tuple[Any, Any]:
     """Return (seed edges, labels) of GLT's ``EdgeSamplerInput``; anything else as it is."""
     # By its attributes: the class is GLT's, which need not be installed.
     if not (hasattr(given, "row") and hasattr(given, "col")):
@@ -408,20 +402,19 @@ def negative_sampling(given: Any, ratio: float | None, label: Any) -> NegativeSa
     return found
 
 
-def shifted(
-    labels: Sequence[Tensor | None], negatives: NegativeSampling | None
-) -> list[Tensor | None]:
-    """Return labels with 0 free for negatives: one more each, where binary ones use it.
+def shifted(parts: Sequence[SeedEdges], negatives: NegativeSampling | None) -> list[SeedEdges]:
+    """Return edges whose labels have 0 free for negatives: one more each, where these use it.
 
     Args:
-        labels: Of all seed edges of a loader, in parts: they move together, or none does.
+        parts: All seed edges of a loader: their labels move together, or none does.
         negatives: What the user gave.
     """
     # PyG's rule, of its `LinkLoader`: 0 is the label of negatives, so labels that use it move up.
-    least = min((one.min().item() for one in labels if one is not None and one.numel()), default=1)
+    given = [one.label for one in parts if one.label is not None and one.label.numel()]
+    least = min((one.min().item() for one in given), default=1)
     if least != 0 or negatives is None or not negatives.is_binary():
-        return list(labels)
-    return [None if one is None else one + 1 for one in labels]
+        return list(parts)
+    return [one if one.label is None else replace(one, label=one.label + 1) for one in parts]
 
 
 def weights_of(

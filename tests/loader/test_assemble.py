@@ -18,7 +18,6 @@ from gigl_loader.loader.assemble import check_edge_ids, check_weights, is_remote
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, from_addresses
 from gigl_loader.loader.shared_input import (
     RankInput,
-    _check_same_weights,
     digest,
     share_input,
     tell_ranks_of_input,
@@ -153,11 +152,13 @@ def test_fingerprints_tell_values_and_shapes(dtype: torch.dtype) -> None:
     assert digest([one[:2], one[2:]]) != digest([one])
 
 
-def test_weights_that_only_one_partition_has() -> None:
+def test_weights_that_only_one_partition_has(told: list) -> None:
     types = [{("a", "to", "a"): True}, {("a", "to", "a"): False}, {}, None]
+    told += [RankInput(weighted=one) for one in types]
     with pytest.raises(ConfigError, match=r"weights on ranks \[0\] and none on ranks \[1\]"):
-        _check_same_weights(types)
-    _check_same_weights([types[0], types[0], {}, None])
+        tell_ranks_of_input(_rank(0, 1, 4), told[0])
+    told[1] = told[0]
+    assert len(tell_ranks_of_input(_rank(0, 1, 4), told[0])) == 4
 
 
 def test_weights_and_edge_ids_that_a_dataset_has_not() -> None:
