@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     )
     from gigl_loader.dataset.local import DistDataset
     from gigl_loader.dataset.lookup import DistFeature
-    from gigl_loader.dataset.partition import partition_graph
-    from gigl_loader.dataset.parts import (
+    from gigl_loader.dataset.partition_graph import partition_graph
+    from gigl_loader.dataset.partition_output import (
         FeaturePartitionData,
         GraphPartitionData,
         PartitionOutput,
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from gigl_loader.remote.dataset import ABLPInputNodes, RemoteDistDataset
     from gigl_loader.remote.info import GraphStoreInfo
     from gigl_loader.scripts import on_all_ranks, shared_folder, sum_over_ranks
-    from gigl_loader.tables.partition import partition_tables
+    from gigl_loader.tables.partition_tables import partition_tables
     from gigl_loader.tables.spec import EdgeTable, NodeTable
     from gigl_loader.workers.producer import DistSamplingProducer
 
@@ -153,8 +153,8 @@ _NAMES = {
     ),
     "dataset.local": ("DistDataset",),
     "dataset.lookup": ("DistFeature",),
-    "dataset.partition": ("partition_graph",),
-    "dataset.parts": ("FeaturePartitionData", "GraphPartitionData", "PartitionOutput"),
+    "dataset.partition_graph": ("partition_graph",),
+    "dataset.partition_output": ("FeaturePartitionData", "GraphPartitionData", "PartitionOutput"),
     "remote.dataset": ("ABLPInputNodes", "RemoteDistDataset"),
     "remote.info": ("GraphStoreInfo",),
     "dataset.schema": (
@@ -202,7 +202,7 @@ _NAMES = {
     ),
     "workers.producer": ("DistSamplingProducer",),
     "scripts": ("on_all_ranks", "shared_folder", "sum_over_ranks"),
-    "tables.partition": ("partition_tables",),
+    "tables.partition_tables": ("partition_tables",),
     "tables.spec": ("EdgeTable", "NodeTable"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

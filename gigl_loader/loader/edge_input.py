@@ -10,8 +10,8 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.neighbours import edges_of
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DatasetSchema,

@@ -132,7 +132,7 @@ def _write_graph(width: int, root: Path) -> str:
     """Partition a random graph, one part for each rank."""
     from torch_geometric.data import Data
 
-    from gigl_loader.dataset.partition import partition_graph
+    from gigl_loader.dataset.partition_graph import partition_graph
 
     # The seed of `_whole`: the same graph, so that what asking costs is what is left over.
     generator = torch.Generator().manual_seed(0)
