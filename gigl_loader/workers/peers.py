@@ -126,7 +126,7 @@ def assignments(
 
 
 class _OfAsker(threading.local):
-    """State of a thread that asks: no lock is on the way of a question."""
+    """State of a thread that sends requests, so that none of them takes a lock."""
 
     def __init__(self) -> None:
         self.lane: int | None = None
