@@ -26,6 +26,8 @@ PAGES = (
     "docs/guide/training_loop.md",
     "docs/guide/same_batches.md",
     "docs/guide/after_training.md",
+    "docs/guide/partition_format.md",
+    "docs/guide/tuning.md",
     "docs/guide/migrating.md",
     "docs/guide/ppr.md",
     "docs/guide/elsewhere.md",
