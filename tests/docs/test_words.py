@@ -70,3 +70,7 @@ def test_a_guide_is_easy_to_read(page: str, words: ModuleType) -> None:
     found = words.count((DOCS.parent / page).read_text())
     assert found.mean < MEAN, f"mean sentence of {found.mean:.1f} words"
     assert found.longest <= LONGEST, f"{found.longest} words: {found.longest_sentence}"
+
+
+def test_the_readme_is_read_in_a_minute() -> None:
+    assert len((DOCS.parent / "README.md").read_text().splitlines()) <= 60
