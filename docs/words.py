@@ -58,7 +58,8 @@ def sentences(text: str) -> list[str]:
 
 def _words_only(text: str) -> str:
     """Return a paragraph with each piece of code as one word, and links as their texts."""
-    return _LINK.sub(r"\1", _CODE.sub("code", _TAG.sub("", _IMAGE.sub("", text))))
+    text = _CODE.sub("code", text)  # first, as code may look like a tag
+    return _LINK.sub(r"\1", _IMAGE.sub("", _TAG.sub("", text)))
 
 
 def count(text: str) -> Page:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gigl_loader.commands.plan import main
+from gigl_loader.commands.planning import main
 from gigl_loader.errors import JoinRefusedError
-from gigl_loader.plan import wire
+from gigl_loader.plan import measure
 from gigl_loader.plan.costs import SHIPPED, Costs
-from gigl_loader.plan.wire import Answerer, Other, Timed, costs_of
+from gigl_loader.plan.measure import Answerer, Other, Timed, costs_of
 from gigl_loader.transport import Mode, Security
 
 TOKEN = "kq3Jv0aWZbX7mT9rLs2UdQ"
@@ -29,8 +29,8 @@ def test_a_second_host_is_timed_in_the_modes_that_both_have(mode: str) -> None:
     security, encrypted = MODES[mode]
     with Answerer("127.0.0.1", 0, security) as answerer:
         other = Other(*answerer.address, security)
-        wire.meet(other)
-        found = wire.between(other, rounds=1, seconds=0.05)
+        measure.meet(other)
+        found = measure.between(other, rounds=1, seconds=0.05)
         assert set(found) == encrypted
         for timed in found.values():
             assert timed.gb_per_s > 0.001  # in 0.05 s and what is under way, a few times 8 MB
@@ -38,7 +38,7 @@ def test_a_second_host_is_timed_in_the_modes_that_both_have(mode: str) -> None:
         stranger = replace(security, token="x" * 30)
         if security.mode is Mode.TOKEN:
             with pytest.raises(JoinRefusedError):
-                wire.meet(replace(other, security=stranger))
+                measure.meet(replace(other, security=stranger))
 
 
 def test_what_crosses_a_link_costs_more_than_what_stays() -> None:
@@ -73,6 +73,6 @@ def test_the_second_host_answers_until_it_is_told_to_stop(end: signal.Signals) -
         assert process.stdout is not None
         where = process.stdout.readline().split()[-1]
         host, port = where.split(":")
-        wire.meet(Other(host, int(port), Security.local()))
+        measure.meet(Other(host, int(port), Security.local()))
         process.send_signal(end)
         assert process.wait(60) == 0

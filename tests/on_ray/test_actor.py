@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gigl_loader import ResourceError, partition_graph
-from gigl_loader.ray.server import ServerOptions, StorageServer, free_address
+from gigl_loader.ray.actor import ServerOptions, StorageServer, free_address
 from gigl_loader.testing import TinyGraph, wait_until
 from gigl_loader.transport.security import TOKEN_VARIABLE
 
@@ -58,7 +58,7 @@ time.sleep(600)
 
 @pytest.fixture
 def server(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StorageServer]:
-    monkeypatch.setattr("gigl_loader.ray.server._COMMAND", (sys.executable, "-c", STAND_IN))
+    monkeypatch.setattr("gigl_loader.ray.actor._COMMAND", (sys.executable, "-c", STAND_IN))
     one = StorageServer(_options(root, health_timeout_s=120.0, max_restarts=2))
     yield one
     one.stop()
@@ -109,7 +109,7 @@ def test_a_server_that_is_told_to_stop_is_not_started_again(server: StorageServe
 
 def test_a_server_that_cannot_start_says_why(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = "import sys; sys.exit('there is no such graph')"
-    monkeypatch.setattr("gigl_loader.ray.server._COMMAND", (sys.executable, "-c", failing))
+    monkeypatch.setattr("gigl_loader.ray.actor._COMMAND", (sys.executable, "-c", failing))
     server = StorageServer(_options(root, max_restarts=0))
     try:
         found = _wait_for(server, "failed")
@@ -155,7 +155,7 @@ def test_servers_of_one_node_get_different_ports() -> None:
 
 
 def test_the_actor_is_there_before_torch_is() -> None:
-    script = "import sys, gigl_loader.ray.server as s; print(*sys.modules)"
+    script = "import sys, gigl_loader.ray.actor as s; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "gigl_loader.ray.server" in found.stdout.split(), found.stderr
+    assert "gigl_loader.ray.actor" in found.stdout.split(), found.stderr
     assert not {"torch", "ray", "torch_geometric"} & set(found.stdout.split())

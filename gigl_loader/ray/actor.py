@@ -1,22 +1,28 @@
 """What a Ray actor runs: a storage server in a child process, watched and started again.
 
+The child, ``python -m gigl_loader.ray.actor PID ARGUMENT...`` with the parent's pid, is
+``gigl-loader serve`` that never outlives its parent.
+
 Neither torch nor Ray is imported here: the actor answers within milliseconds of its start, while a
 server that loads a graph takes as long as it takes.
 """
 
 import contextlib
+import ctypes
 import os
 import platform
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gigl_loader import cli
 from gigl_loader.commands import status
 from gigl_loader.errors import GiglLoaderError, ResourceError, signal_name
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
@@ -39,7 +45,8 @@ _STOP_S = 20.0
 # of its log, kept for `last_log`: room for a traceback
 _LINES = 30
 # started anew, not forked: an actor has threads, and Ray's connections
-_COMMAND = (sys.executable, "-m", "gigl_loader.ray.child")
+_COMMAND = (sys.executable, "-m", "gigl_loader.ray.actor")
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,3 +254,22 @@ def _how(code: int) -> str:
     if code < 0:
         return f"it was ended by {signal_name(-code)}"
     return f"it ended with exit code {code}"
+
+
+# --- the child ------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve by ``argv[1:]`` for the parent ``argv[0]``; return the exit code.
+
+    SIGKILL, not SIGTERM: a server that is told to end says goodbye for good, and this one is about
+    to be started again.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(argv[0]):  # the parent went before the line above
+        return 1
+    return cli.main(["serve", *argv[1:]])  # which takes seconds to import
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,11 +1,13 @@
-"""Times the transport: within this machine, and to a second host that answers.
+"""Single measurements of this machine: processes at rest, and the transport.
 
-The second host runs ``gigl-loader plan --answer``, the first one ``--calibrate FILE --with``. Rows
-go to the first one only, in the mode that both ends were given; with a token, over plain sockets as
-well, as rows of ones are no secret.
+The transport is timed within this machine, and to a second host that answers. The second host
+runs ``gigl-loader plan --answer``, the first one ``--calibrate FILE --with``. Rows go to the first
+one only, in the mode that both ends were given; with a token, over plain sockets as well, as rows
+of ones are no secret.
 """
 
 import multiprocessing
+import os
 import statistics
 import time
 from collections import deque
@@ -14,14 +16,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from os import sysconf
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import gigl_loader
 from gigl_loader.errors import PeerError
 from gigl_loader.memory.segments import Array
 from gigl_loader.processes import ForkedProcess
+from gigl_loader.system import read_stat
 from gigl_loader.transport import Caller, Listener, Method, Mode, Security
 from gigl_loader.transport.certs import token
 
@@ -30,9 +35,153 @@ _REPLY_BYTES, _AHEAD = 8_000_000, 4
 waits for a question."""
 _CONNECTIONS = 4
 """To a second host, at once: as many as a worker has with each other partition."""
-_MEET_S, _WAIT_S = 10.0, 60.0
-"""How long the second host may take to let this one in; and an answer, or a process that starts."""
-_TICKS = sysconf("SC_CLK_TCK")
+_MEET_S, _ANSWER_S = 10.0, 60.0
+"""How long the second host may take to let this one in, and for an answer."""
+WAIT_S = 120.0
+"""For a word of another process: it may have to read a graph first, and all share these cores."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+class Child:
+    """A process of a measurement, and a pipe to it; it ends with the ``with`` block.
+
+    Args:
+        function: Called with the other end of the pipe, and ``args``.
+        args: More for ``function``; picklable.
+        kind: Class of the process: forked from one that has imported what it needs, so that nothing
+            that is counted depends on imports.
+    """
+
+    def __init__(
+        self, function: Callable[..., None], *args: Any, kind: type[BaseProcess] = ForkedProcess
+    ) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
+        self._process = kind(target=function, args=(theirs, *args))
+        self._process.start()
+        theirs.close()  # so that `hear` sees the end of a process that ends
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid or 0
+
+    def hear(self) -> Any:
+        """Return what it says next.
+
+        Raises:
+            PeerError: It ended, or says nothing.
+        """
+        try:
+            if not self._pipe.poll(WAIT_S):
+                raise PeerError(f"a process of the measurement said nothing for {WAIT_S:.0f} s")
+            return self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise PeerError("a process of the measurement ended early: see above") from error
+
+    def go_on(self) -> None:
+        """Let it go on from `say`."""
+        self._pipe.send("go on")
+
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        # One that waits for a word is told by this to end.
+        self._pipe.close()
+        # After an error nobody is waited for: a process may wait for one that is gone.
+        if error is None:
+            self._process.join(WAIT_S)
+        self._process.kill()
+        self._process.join()
+
+
+def say(pipe: Connection, word: Any) -> None:
+    """Say something to the process that measures, and wait until it lets this one go on."""
+    pipe.send(word)
+    if not pipe.poll(WAIT_S):
+        raise PeerError("the process that measures is gone")
+    pipe.recv()
+
+
+def cpu_s_below(pid: int) -> float:
+    """Return the CPU seconds so far of a process and of its descendants that live."""
+    return sum(used for _, used in _below(pid))
+
+
+def _below(pid: int) -> list[tuple[int, float]]:
+    """Return (pid, CPU seconds) of a process and of its descendants, each after its parent."""
+    used: dict[int, float] = {}
+    children: dict[int, list[int]] = {}
+    for one in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        fields = read_stat(one)
+        if fields is not None:
+            used[one] = (int(fields[11]) + int(fields[12])) / _TICKS
+            children.setdefault(int(fields[1]), []).append(one)
+    found = [pid]
+    for one in found:  # which grows meanwhile
+        found += children.get(one, [])
+    return [(one, used[one]) for one in found if one in used]
+
+
+def idle() -> tuple[float, ...]:
+    """Return what a loader's processes take before there is a graph to speak of.
+
+    They start as users' do, in new interpreters: what is forked shares memory.
+
+    Bytes of the training process, of the supervisor and of a worker, each for itself, and of the
+    libraries that they share; then CPU seconds of the same three until the first batch.
+
+    Raises:
+        PeerError: They did not start.
+    """
+    with Child(_idle, kind=multiprocessing.get_context("spawn").Process) as one:
+        one.hear()
+        # While it stands still at its first batch, with all of its processes there. Parents come
+        # first, so: training, supervisor, workers.
+        pids, seconds = zip(*_below(one.pid), strict=True)
+        own = [_own_bytes(pid) for pid in pids]
+        files = max(_kilobytes(pid, "status", "RssFile") for pid in pids)
+        one.go_on()
+    training, supervisor, *workers = own
+    start_s, supervisor_start_s, *worker_start_s = seconds
+    return (
+        training, supervisor, sum(workers), 1024 * files,
+        start_s, supervisor_start_s, sum(worker_start_s),
+    )  # fmt: skip
+
+
+def _own_bytes(pid: int) -> float:
+    # Proportional: what processes share is split among them, so their sum is what the machine has.
+    # Files, which are libraries mostly, are counted once, apart.
+    found = [_kilobytes(pid, "smaps_rollup", name) for name in ("Pss_Anon", "Pss_Shmem")]
+    return 1024 * sum(found)
+
+
+def _kilobytes(pid: int, file: str, name: str) -> float:
+    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return float(line.split()[1])
+    return 0.0
+
+
+def _idle(pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch_geometric.data import Data
+
+    assert dist.is_available(), "what trains has it in memory"
+    ring = torch.arange(64)
+    data = Data(edge_index=torch.stack([ring, (ring + 1) % 64]), x=torch.ones(64, 1))
+    dataset = gigl_loader.DistDataset.from_pyg(data)
+    with gigl_loader.DistNeighborLoader(dataset, [1], ring, num_workers=1) as loader:
+        next(iter(loader))
+        say(pipe, "at work")
+
+
+# --- the transport --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -134,42 +283,16 @@ def within(rounds: int, seconds: float = 0.5) -> dict[bool, Timed]:
         By whether it is encrypted.
     """
     security = Security.resolve("", token(), False)
-    with _first_word_of(_serve, security.for_workers()) as (host, port):
+    with Child(_serve, security.for_workers()) as answerer:
+        host, port = answerer.hear()
         other = Other(host, port, security)
         return _in_each_mode(other, 1, rounds, lambda callers: _time_one(callers[0], seconds))
 
 
-def _serve(security: Security, ready: Connection) -> None:
+def _serve(ready: Connection, security: Security) -> None:
     with Answerer("127.0.0.1", 0, security) as answerer:
         ready.send(answerer.address)
-        ready.poll(_WAIT_S)  # until the caller is done, or gone
-
-
-@contextmanager
-def _first_word_of(function: Callable[..., None], *args: Any) -> Iterator[Any]:
-    """Run ``function(*args, pipe)`` in its own process; yield what it sends first, then end it.
-
-    Raises:
-        PeerError: It sent nothing.
-    """
-    ours, theirs = multiprocessing.Pipe()
-    process = ForkedProcess(target=function, args=(*args, theirs), daemon=True)
-    process.start()
-    theirs.close()  # else a process that ends would not be heard: this end of its pipe were open
-    try:
-        if not ours.poll(_WAIT_S):
-            raise PeerError(f"a process of the measurement did not start within {_WAIT_S:.0f} s")
-        try:
-            word = ours.recv()
-        except EOFError as error:
-            raise PeerError("a process of the measurement ended early: see above") from error
-        yield word
-    finally:
-        # Closing tells it to end. It has 5 s to do so by itself, and to end what it started.
-        ours.close()
-        process.join(5)
-        process.kill()
-        process.join()
+        ready.poll(WAIT_S)  # until the caller is done, or gone
 
 
 def _time_one(caller: Caller, seconds: float) -> Timed:
@@ -186,14 +309,14 @@ def _receive(caller: Caller, seconds: float) -> float:
     began, received = time.monotonic(), 0
     replies = deque(caller.ask("rows", 0, _Rows) for _ in range(_AHEAD))
     while replies:
-        received += replies.popleft().wait(_WAIT_S).data.nbytes
+        received += replies.popleft().wait(_ANSWER_S).data.nbytes
         if time.monotonic() - began < seconds:
             replies.append(caller.ask("rows", 0, _Rows))
     return received / 1e9
 
 
 def _ask(caller: Caller, method: str) -> float:
-    return caller.ask(method, 0, float).wait(_WAIT_S)
+    return caller.ask(method, 0, float).wait(_ANSWER_S)
 
 
 # --- to a second host -----------------------------------------------------------------------------

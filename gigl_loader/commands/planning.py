@@ -2,25 +2,25 @@
 
 import argparse
 import json
-import math
 import os
+import re
 import signal
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gigl_loader.commands.status import add_security, host_and_port, security_of
 from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.plan.costs import SHIPPED, Costs
 from gigl_loader.plan.expect import DegreeDistribution
-from gigl_loader.plan.figures import cache_size, count, fanouts, gigabits, gigabytes, share
-from gigl_loader.plan.job import BOOKS, DTYPE_BYTES, Job
-from gigl_loader.plan.memory import graph_bytes, share_kept
+from gigl_loader.plan.job import DTYPE_BYTES, Job
+from gigl_loader.plan.measure import Answerer, Other
 from gigl_loader.plan.model import Plan, estimate
+from gigl_loader.plan.needs import graph_bytes, share_kept
+from gigl_loader.sizes import NUMBER, number_in, parse_size
 
 _LINK_GBIT = 10.0
 _OF_A_PLAN = ("root", "nodes", "edges", "dim", "dtype", "costs", "picture", "json")
@@ -48,8 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = estimate(job, costs, degrees)
         # Before the text: it may fail, and then there should be an error alone.
         if args.picture:
-            from gigl_loader.plan.picture import draw
-
             draw(Path(args.picture), job, costs, degrees)
         print(json.dumps(_as_json(plan, costs), indent=1) if args.json else table(plan, costs))
     except GiglLoaderError as error:
@@ -147,7 +145,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, DegreeDistribution | None]:
-    known, degrees, parts = read_root(Path(args.root)) if args.root else ({}, None, None)
+    known: dict[str, Any] = {}
+    degrees = parts = None
+    if args.root:
+        from gigl_loader.plan.graph_on_disk import read_root  # with torch, which figures do without
+
+        known, degrees, parts = read_root(Path(args.root))
     given = {
         "nodes": args.nodes, "edges": args.edges, "dim": args.dim, "dtype": args.dtype,
     }  # fmt: skip
@@ -178,95 +181,78 @@ def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, DegreeDistributio
     return job, degrees
 
 
-def read_root(root: Path) -> tuple[dict[str, Any], DegreeDistribution, int]:
-    """Return a directory's figures for a `Job`, the degrees of its nodes, and its partitions."""
-    import torch
+# --- figures as people write them -----------------------------------------------------------------
 
-    from gigl_loader.dataset.disk import count_partitions
-    from gigl_loader.dataset.local import DistDataset
-    from gigl_loader.dataset.mapped import is_mapped_format
-
-    nodes, edges, remote = 0, 0, 0
-    degrees = pulls = np.empty(0, np.int64)
-    seeds: list[Any] = []
-    rows: list[Any] = []
-    parts = count_partitions(root)
-    # Mapped where that can be: of a graph larger than this machine's memory, only edges are read.
-    memory: Any = "mapped" if is_mapped_format(root) else "resident"
-    for k in range(parts):
-        dataset = DistDataset.load(root, k, memory=memory)
-        view = dataset.view()
-        if len(view.num_nodes) > 1 or sum(len(t) == 3 for t in view.adjacency) > 1:
-            raise ConfigError(
-                f"{root} has several node or edge types: give --nodes, --edges and --dim of all"
-            )
-        (nodes,) = view.num_nodes.values()
-        (adjacency,) = view.adjacency.values()
-        if k == 0:
-            degrees, pulls = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
-        found = adjacency.indptr.diff().numpy()  # of all nodes, of those here, or up to the last
-        degrees[adjacency.first_row : adjacency.first_row + len(found)] += found
-        # How often each node is a neighbour, here and in all; of those here, which other parts own.
-        pulled = np.bincount(adjacency.indices.numpy(), minlength=nodes)
-        pulls += pulled
-        for book in view.node_books.values():
-            remote += int(pulled[(book.owner(torch.arange(nodes)) != k).numpy()].sum())
-        edges += int(adjacency.indices.numel())
-        seeds.append(dataset.train_node_ids)
-        rows = list(view.node_features.values())
-    known: dict[str, Any] = {
-        "nodes": float(nodes), "edges": float(edges), "dim": 0, "resident": resident_bytes(root),
-    }  # fmt: skip
-    if parts > 1 and edges:
-        known["remote"] = remote / edges
-    if rows:  # as they are stored, and travel: in fewer bytes, it may be, than batches have
-        known |= {"dim": math.prod(rows[0].values.shape[1:]), "dtype": rows[0].dtype}
-    return known, DegreeDistribution.measured(degrees, pulls, _is_seed(nodes, seeds)), parts
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+# In 10**9: without a letter a number is in those, as --help has it, but for nodes and edges.
+_GIGABITS = {"k": 1e-6, "m": 1e-3, "": 1.0, "g": 1.0, "t": 1e3}
 
 
-_PARTS_OF_A_GRAPH = (
-    ("rows and labels", ("node_features", "edge_features", "node_labels", "node_attributes",
-                         "edge_attributes", "lookup", "splits")),
-    ("edges", ("edges",)),
-    (BOOKS, ("books",)),
-)  # fmt: skip
+def count(text: str) -> float:
+    """Return a number of nodes or edges, as in ``111M``, ``1.6B``, ``1e9`` or ``111,000,000``."""
+    found = re.fullmatch(rf"{NUMBER}([kmbgt]?)\s*", text.lower())
+    if found is None or number_in(found[1]) == 0:
+        raise ArgumentTypeError(f"a number is above 0, as in 111M, 1.6B, 1e9 or 5000, got {text!r}")
+    return round(number_in(found[1]) * _COUNTS[found[2]])
 
 
-def resident_bytes(root: Path) -> tuple[tuple[str, float], ...]:
-    """Return by kind the bytes that the largest part of a directory takes once it is loaded.
-
-    Of a directory that graphlearn-torch wrote nothing is returned: its files are no tensors.
-    """
-    sizes = {
-        part: {file: float(file.stat().st_size) for file in part.rglob("*.bin")}
-        for part in root.glob("part[0-9]*")
-    }
-    if not any(sizes.values()):
-        return ()
-    # The machine with most decides. Sizes of files: a loaded partition has the same bytes in
-    # memory.
-    largest = max(sizes, key=lambda part: sum(sizes[part].values()))
-    files = {file.relative_to(largest): nbytes for file, nbytes in sizes[largest].items()}
-    files |= {file.relative_to(root): file.stat().st_size for file in root.glob("books/**/*.bin")}
-    return tuple(
-        (name, sum(nbytes for file, nbytes in files.items() if file.parts[0] in folders))
-        for name, folders in _PARTS_OF_A_GRAPH
-    )
+def gigabits(text: str) -> float:
+    """Return the 10**9 bits per second of a link, as in ``25Gbit`` or ``100Mbit``."""
+    found = re.fullmatch(rf"{NUMBER}([kmgtKMGT]?)(bit|bps|b)?(/s)?\s*", text)
+    if found is not None and number_in(found[1]) > 0:
+        return number_in(found[1]) * _GIGABITS[found[2].lower()]
+    # "GB" is what machines' memory is sold in and links are not: eight times off in silence. "Gb"
+    # is right, so case counts here and nowhere else.
+    if re.fullmatch(rf"{NUMBER}[kmgtKMGT]?B(/s|ps)?\s*", text):
+        raise ArgumentTypeError(
+            f"a link is given in bits, not bytes: 8 times as many, as in 25Gbit, got {text!r}"
+        )
+    raise ArgumentTypeError(f"a link is as in 25Gbit or 500Mbit, got {text!r}")
 
 
-def _is_seed(nodes: int, of_parts: Sequence[Any]) -> Any:
-    """Return ``[nodes]`` bool, the nodes that training starts from; None: all, or not known."""
-    if any(ids is None or isinstance(ids, dict) or len(ids) == 0 for ids in of_parts):
-        return None
-    found = np.zeros(nodes, bool)
-    for ids in of_parts:
-        found[ids.numpy()] = True
-    return found
+def gigabytes(text: str) -> float:
+    """Return 10**9 bytes, as in ``64``, ``64GB`` or ``1.5TB``; of ``64GiB``, which are 2**30."""
+    # a bare number is in GB here, as --help says
+    return _size(f"{text}GB" if re.fullmatch(NUMBER, text) else text, "memory") / 1e9
+
+
+def _size(text: str, what: str, also: str = "") -> int:
+    try:
+        return parse_size(text, what, also=also)
+    except ConfigError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def share(text: str) -> float:
+    """Return a share, as in ``20%`` or ``0.2``."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?)\s*", text)
+    value = float(found[1]) / (100 if found[2] else 1) if found else -1.0
+    if not 0 <= value <= 1:
+        raise ArgumentTypeError(f"a share is 0 to 1, as in 20% or 0.2, got {text!r}")
+    return value
+
+
+def cache_size(text: str) -> int | float:
+    """Return bytes of a cache, as in ``2GB``, which are those of ``remote_cache``; or a share."""
+    # "2" is no share and "0.2" no bytes: only a unit tells which one is meant.
+    if not re.search(r"[bB]\s*$", text):
+        return share(text)
+    return _size(text, "a cache", ', or a share such as "20%"')
+
+
+def fanouts(text: str) -> tuple[int, ...]:
+    """Return neighbours per hop, as in ``15,10``; ``all``, or -1, takes all of them."""
+    try:
+        return tuple(-1 if one.strip() == "all" else int(one) for one in text.split(","))
+    except ValueError:
+        raise ArgumentTypeError(f"fanouts are as in 15,10 or all,10, got {text!r}") from None
+
+
+# --- measuring ------------------------------------------------------------------------------------
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from gigl_loader.plan.calibrate import calibrate
-    from gigl_loader.plan.wire import Other
+    from gigl_loader.plan.calibrate import calibrate  # all that loads graphs: seconds
 
     other = None
     if args.other is not None:
@@ -284,8 +270,6 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 def _answer(args: argparse.Namespace) -> int:
     """Answer whoever measures, until this process is told to stop."""
-    from gigl_loader.plan.wire import Answerer
-
     ends = {signal.SIGINT, signal.SIGTERM}
     security, (host, port) = security_of(args), args.answer
     # Before there are threads, which take it over; and back, as children of this process would too.
@@ -376,6 +360,57 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"
     return f"{seconds:,.1f} s"
+
+
+def draw(path: Path, job: Job, costs: Costs, degrees: DegreeDistribution | None = None) -> None:
+    """Write a picture; its kind is that of the path's suffix.
+
+    Raises:
+        ConfigError: matplotlib is not installed, knows no such kind of picture, or cannot write it.
+    """
+    try:  # without pyplot, which would choose a backend for the whole process, a notebook's too
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("--picture needs matplotlib: run pip install matplotlib") from error
+    figure = Figure(figsize=(7, 4.5))
+    # Before any work: a wrong suffix would be found when all is drawn.
+    kinds = figure.canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".") not in kinds:
+        raise ConfigError(f"--picture {path} must end in one of: .{', .'.join(sorted(kinds))}")
+    # An eighth to eight times as many as are planned for, in steps of two as the axis has.
+    counts = sorted({max(1, round(job.machines * 2**k)) for k in range(-3, 4)})
+    jobs = [
+        job.with_machines(count, job.servers)
+        for count in counts
+        if job.is_store or count <= job.nodes
+    ]
+    counts = [one.machines for one in jobs]
+    plans = [estimate(one, costs, degrees) for one in jobs]
+    axes = figure.subplots()
+    # The first may be one machine alone, which has no links; a limit that is not there is no point.
+    for number, name in enumerate(plans[0].bounds | plans[-1].bounds):
+        values = [plan.bounds.get(name, float("inf")) for plan in plans]
+        # Where lines lie on each other, as the limit and what it leaves do, dashes take turns
+        axes.plot(counts, values, linestyle=(3 * number, (3, 6)), linewidth=2, zorder=3, label=name)
+    most = [plan.seeds_per_second for plan in plans]
+    axes.plot(counts, most, "-o", color="0.7", linewidth=4, zorder=2, label="what is left")
+    low = [rate / (1 + plan.spread) for rate, plan in zip(most, plans, strict=True)]
+    high = [rate * (1 + plan.spread) for rate, plan in zip(most, plans, strict=True)]
+    axes.fill_between(counts, low, high, color="k", alpha=0.12)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set_xlabel("training machines")
+    axes.set_ylabel("seeds/s of all ranks")
+    axes.set_title(f"{job.deployment}, {job.nodes:,.0f} nodes, {job.edges:,.0f} edges, {job.dim} "
+                   f"{job.dtype}, {list(job.fanouts)}", fontsize=9)  # fmt: skip
+    axes.legend(fontsize=8, handlelength=4)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise ConfigError(f"--picture {path} cannot be written: {error.strerror}") from error
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors, SamplerClass
-from gigl_loader.loader.inputs import (
+from gigl_loader.loader.keywords import AllKeywords, LoaderKeywords, with_keywords
+from gigl_loader.loader.runtime import DistributedContext
+from gigl_loader.loader.seed_input import (
     NodeInput,
     TimeInput,
     add_times,
@@ -23,8 +25,6 @@ from gigl_loader.loader.inputs import (
     typed_by_server,
     typed_seeds,
 )
-from gigl_loader.loader.keywords import AllKeywords, LoaderKeywords, with_keywords
-from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.message import INPUT_ID
 from gigl_loader.options import SamplerOptions
 from gigl_loader.remote.dataset import RemoteDistDataset

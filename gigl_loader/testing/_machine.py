@@ -1,9 +1,12 @@
-"""Ports for tests."""
+"""Ports of this machine, and waiting for its other processes and threads; without torch."""
 
 import fcntl
 import os
 import random
 import tempfile
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from gigl_loader.errors import ResourceError
@@ -11,6 +14,7 @@ from gigl_loader.transport import addresses
 
 _FIRST = 15_000
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
 _given: set[int] = set()
 _locks: tuple[int, int] = (-1, -1)
 """This process, and its descriptor of the file in which it has locked a byte for each port."""
@@ -60,3 +64,24 @@ def _reserve(port: int) -> bool:
     is_new = port not in _given
     _given.add(port)
     return is_new
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 120.0) -> None:
+    """Ask ``condition`` until it is true: every few milliseconds, later ten times a second.
+
+    Args:
+        condition: Asked at least once.
+        what: Named where it does not become true.
+        timeout_s: Upper bound; generous, since it costs nothing where all is well.
+
+    Raises:
+        AssertionError: It was not true in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause, pause_s = threading.Event(), _FIRST_PAUSE_S
+    while not condition():
+        # after the condition was asked: once at least, also where there is no time
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {what}")
+        pause.wait(pause_s)
+        pause_s = min(pause_s * 1.2, _LONGEST_PAUSE_S)  # what waits takes no time from the others
