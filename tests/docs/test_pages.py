@@ -14,10 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 ROOT = Path(__file__).parents[2]
 PAGES = (
     "README.md",
+    "docs/index.md",
     "docs/quickstart.md",
+    "docs/concepts.md",
     "docs/guide/datasets.md",
     "docs/guide/tables.md",
     "docs/guide/colocated.md",
+    "docs/guide/node_classification.md",
     "docs/guide/link_prediction.md",
     "docs/guide/sampling.md",
     "docs/guide/training_loop.md",
