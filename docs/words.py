@@ -42,8 +42,8 @@ class Page(NamedTuple):
 
 def sentences(text: str) -> list[str]:
     """Return the sentences of a page in Markdown; without headings, code, tables and pictures."""
-    text = _IMAGE.sub("", _TAG.sub("", _FENCE.sub("\n", text)))
-    text = _CODE.sub("code", _LINK.sub(r"\1", text))
+    text = _CODE.sub("code", _FENCE.sub("\n", text))  # before tags: code may look like one
+    text = _LINK.sub(r"\1", _IMAGE.sub("", _TAG.sub("", text)))
     blocks: list[list[str]] = [[]]
     for line in text.splitlines():
         if not line.strip() or _NO_PROSE.match(line):
