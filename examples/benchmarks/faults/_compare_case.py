@@ -55,12 +55,44 @@ def ours(workers: int) -> Iterator[Any]:
 @contextlib.contextmanager
 def pyg(workers: int) -> Iterator[Any]:
     """Give PyG's loader, seeded as its users do."""
+    from torch_geometric import typing
     from torch_geometric.data import Data
-    from torch_geometric.loader import NeighborLoader
+    from torch_geometric.loader import NeighborLoader, NodeLoader
 
     torch.manual_seed(0)
     data = Data(x=torch.zeros(NODES, 1), edge_index=edges())
-    yield NeighborLoader(data, [FANOUT], batch_size=BATCH, num_workers=workers)
+    how: dict[str, Any] = {"batch_size": BATCH, "num_workers": workers}
+    if typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE:
+        yield NeighborLoader(data, [FANOUT], **how)
+    else:
+        yield NodeLoader(data, _sampler_of_pyg(), **how)
+
+
+def _sampler_of_pyg() -> Any:
+    """Return a sampler in Python for PyG's loader, where its native libraries are not installed.
+
+    `NeighborLoader` is a `NodeLoader` with a sampler: all but the draw is the same.
+    """
+    from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
+
+    class Draw(BaseSampler):
+        def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
+            seeds = index.node
+            steps = torch.stack([torch.randperm(DEGREE)[:FANOUT] for _ in seeds]) + 1
+            drawn = ((seeds.view(-1, 1) + steps) % NODES).flatten()
+            others = drawn.unique()
+            nodes = torch.cat([seeds, others[~torch.isin(others, seeds)]])
+            place = torch.empty(NODES, dtype=torch.int64)
+            place[nodes] = torch.arange(len(nodes))
+            targets = torch.arange(len(seeds)).repeat_interleave(FANOUT)
+            found = SamplerOutput(nodes, place[drawn], targets, None)
+            found.metadata = (index.input_id, index.time)
+            return found
+
+        def sample_from_edges(self, index: Any, neg_sampling: Any = None) -> Any:
+            raise NotImplementedError
+
+    return Draw()
 
 
 @contextlib.contextmanager
@@ -213,6 +245,10 @@ def same(make: Any) -> str:
 
 def neighbours(make: Any) -> str:
     """See whether a neighbour of a seed is drawn twice, or too few are."""
+    from torch_geometric import typing
+
+    if make is pyg and not (typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE):
+        return "not run: needs pyg-lib or torch-sparse"
     with make(1) as loader:
         for batch in loader:
             pairs = {(int(a), int(b)) for a, b in batch.edge_index.t()}
