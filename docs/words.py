@@ -42,7 +42,7 @@ class Page(NamedTuple):
 
 def sentences(text: str) -> list[str]:
     """Return the sentences of a page in Markdown; without headings, code, tables and pictures."""
-    text = _CODE.sub("code", _FENCE.sub("\n", text))  # before tags: code may look like one
+    text = _CODE.sub("code", _FENCE.sub("\n", text))  # first, as code may look like a tag
     text = _LINK.sub(r"\1", _IMAGE.sub("", _TAG.sub("", text)))
     blocks: list[list[str]] = [[]]
     for line in text.splitlines():

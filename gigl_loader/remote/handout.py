@@ -11,8 +11,8 @@ from typing import Any
 
 from gigl_loader.memory.leases import Packed
 from gigl_loader.memory.same_host import Region
-from gigl_loader.remote.messages import BatchMessage, FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.payload import pack_batch
+from gigl_loader.remote.requests import BatchMessage, FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.shared import Fetched
 from gigl_loader.transport import Peer

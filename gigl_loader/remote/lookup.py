@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from gigl_loader.dataset.adjacency import EdgeBlock, block_of
 from gigl_loader.dataset.lookup import Kind, check_ids
-from gigl_loader.dataset.neighbours import EdgeBlock, block_of
 from gigl_loader.dataset.quantised import widened
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -21,7 +21,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.remote.calls import TensorMessage
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.connection import result_of
-from gigl_loader.remote.messages import EdgesRequest
+from gigl_loader.remote.requests import EdgesRequest
 from gigl_loader.sampler.questions import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import row_type
 from gigl_loader.workers.wire import RowsQuestion

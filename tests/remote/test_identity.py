@@ -40,12 +40,11 @@ from gigl_loader.errors import (
 from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.membership import Join, News, Role, Watch, check_same
-from gigl_loader.remote.messages import (
+from gigl_loader.remote.requests import (
     EpochRequest,
     FetchAnswer,
     FetchRequest,
@@ -54,6 +53,7 @@ from gigl_loader.remote.messages import (
 )
 from gigl_loader.remote.server_rendezvous import Gather, Gathered
 from gigl_loader.remote.service import CALLS
+from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.testing import TinyGraph, batch_tensors, wait_until
 from gigl_loader.testing._cluster import MakePartition
 from gigl_loader.transport import Caller, Security
@@ -269,7 +269,7 @@ def test_a_refusal_that_stays_ends_the_wait_at_once(
     what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seen: asked again for ten minutes, four times a second, each a warning of the server's."""
-    monkeypatch.setattr("gigl_loader.remote.cluster._REFUSED_PAUSE_S", 0.5)
+    monkeypatch.setattr("gigl_loader.remote.storage_cluster._REFUSED_PAUSE_S", 0.5)
     with storage(security=TOKEN) as (former,), joined(former.address, security=TOKEN) as cluster:
         former.close()
         wait_until(lambda: cluster.lost, "the client has heard of it")

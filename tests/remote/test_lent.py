@@ -8,7 +8,7 @@ import pytest
 from gigl_loader.message import Attempt
 from gigl_loader.remote import handout
 from gigl_loader.remote.handout import Leases
-from gigl_loader.remote.messages import FetchRequest
+from gigl_loader.remote.requests import FetchRequest
 
 
 class _Slot:
