@@ -42,7 +42,7 @@ from gigl_loader.loader.collective import (
 from gigl_loader.loader.device_rows import DeviceRows, RowsOnDevice, device_rows
 from gigl_loader.loader.in_step import EpochBatches
 from gigl_loader.memory import segments, tensors
-from gigl_loader.memory.own_messages import OwnMessages
+from gigl_loader.memory.leases import OwnMessages
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, Attempt, BatchTicket, Received
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
 from gigl_loader.sampler.later import LaterPeers, LaterRows
