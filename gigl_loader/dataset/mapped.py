@@ -173,7 +173,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Header:
-    """What `ROOT_FILE` says of the graph."""
+    """Content of `ROOT_FILE`: the graph as a whole."""
 
     run: str
     parts: list[str]
@@ -183,10 +183,10 @@ class Header:
     num_partitions: int
     num_nodes: dict[str, int]
     node_bounds: dict[str, list[int] | None]
-    """Where the ids of each partition end; None: owners are in a file."""
+    """End of each partition's range of ids, by node type; None: owners are in a file."""
     edge_types: list[tuple[str, str, str]]
     edge_bounds: dict[str, list[int] | None]
-    """The same, by the text of the edge type."""
+    """End of each partition's range of ids, by edge type as a string."""
     original_ids: list[str] = field(default_factory=list)
     """Types whose nodes had other ids in their tables."""
     num_classes: dict[str, int] = field(default_factory=dict)

@@ -215,7 +215,7 @@ class PartitionView(Generic[A]):
 
 
 WithSplits = tuple[PartitionView, Splits]
-"""What is read from a directory, and written to one."""
+"""A partition as a directory holds it."""
 
 
 _LOWEST = np.iinfo(np.int64).min

@@ -206,7 +206,7 @@ class Results:
 
     @property
     def draft(self) -> Path | None:
-        """Where that file is written until it is complete."""
+        """The path of that file while it is incomplete."""
         return None if self._folder is None else self._path(f"{self._ending}.half")
 
 

@@ -88,8 +88,8 @@ class Leases:
 
 
 def _follows(one: FetchRequest, other: FetchRequest) -> bool:
-    same = (one.producer_id, one.consumer, one.generation) == (
-        other.producer_id, other.consumer, other.generation,
+    same = (one.producer_id, one.consumer, one.attempt) == (
+        other.producer_id, other.consumer, other.attempt,
     )  # fmt: skip
     # uncounted fetches are GLT's: they name no position, and are not asked again
     if not same or one.position is None or other.position is None:

@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 caller: ContextVar[Hashable] = ContextVar("caller", default=THIS_PROCESS)
 """The client that the request being served came from: ``(job, rank)``, or `OBSERVER`."""
 OBSERVER = "observer"
-"""A caller that has not joined."""
+"""Stands for a client that has not joined a job."""
 
 _OWN_SAMPLERS = "gigl_loader.sampler"
 _OVER = "over"
@@ -369,7 +369,7 @@ class DistServer(PartitionAnswers):
         Args:
             producer_id: From `create_sampling_producer`.
             epoch: With the seed it decides the shuffle and every draw.
-            request: Consumer, generation and batches. None: of consumer 0, all of this server's.
+            request: Consumer, attempt and batches. None: of consumer 0, all of this server's.
 
         Returns:
             Whether batches come without rows; see `EpochOptions.asks_for_rows`.
@@ -391,18 +391,18 @@ class DistServer(PartitionAnswers):
         if not self._entries.is_over(producer_id):
             self._producer(producer_id, request.consumer).cancel_epoch(request)
 
-    def fetch(self, request: FetchRequest, attempt: int = 0) -> "Future[Fetched]":
+    def fetch(self, request: FetchRequest, connection: int = 0) -> "Future[Fetched]":
         """Return a batch of a consumer, as soon as there is one. Never waits.
 
         Args:
             request: Which batch.
-            attempt: Number of the connection that it came on.
+            connection: Number of the connection that it came on.
 
         Raises:
             UsageError: There is no such producer.
             PeerError: A worker died or raised.
         """
-        return self._producer(request.producer_id, request.consumer).fetch(request, attempt)
+        return self._producer(request.producer_id, request.consumer).fetch(request, connection)
 
     @served
     def fetch_one_sampled_message(

@@ -40,6 +40,7 @@ from gigl_loader.tables._methods import (
 from gigl_loader.tables._nodes import (
     Dictionary,
     Numbering,
+    Placer,
     finish_ids,
     make_index,
     number_arrow,
@@ -300,8 +301,6 @@ class Run:
         """Write the number of each row of a table of nodes."""
         import pyarrow as pa
         import pyarrow.parquet as pq
-
-        from gigl_loader.tables._nodes import Placer
 
         folder = self._job.folder / "row-numbers" / node_type
         numbering, table = self._numbering[node_type], self._nodes[node_type]

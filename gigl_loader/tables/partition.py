@@ -153,21 +153,20 @@ def partition_tables(
         if scratch:  # two runs to different roots may have been given the same
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(only_writer(folder / LOCK, folder))
-        from gigl_loader.tables._job import Job  # these need what may not be installed
-        from gigl_loader.tables._run import Run
+        from gigl_loader.tables import _job, _run  # these need what may not be installed
 
         # a scratch directory that was named may hold the run of another root
-        of_others = not scratch and Job.is_of_others(folder, settings)
+        of_others = not scratch and _job.Job.is_of_others(folder, settings)
         found = _left_behind(folder, building, target, of_others=of_others, overwrite=overwrite)
         if found is not None:
             return found
         check_root()  # again: another run may have ended since
         run_steps, count = stack.enter_context(_tasks(engine, limit, threads))
-        job = Job(
+        job = _job.Job(
             folder, settings, memory=limit, threads=count, progress=progress, run_steps=run_steps
         )
         try:
-            report = Run(
+            report = _run.Run(
                 job, graph, num_partitions, method, edge_dir, seed, limit, drop_dangling, building,
                 time_attr, order, edge_rows,
             ).make(began)  # fmt: skip
@@ -241,15 +240,14 @@ def _check_fits(report: Report, limit: int) -> None:
 
 def _as_glt(mapped: Path, num_partitions: int, **made: Any) -> Path:
     """Write the partitions of a directory in graphlearn-torch's format beside it."""
-    from gigl_loader.dataset.disk import read_partition  # with torch, which nothing else needs
-    from gigl_loader.dataset.glt_writer import write_glt
+    from gigl_loader.dataset import disk, glt_writer  # with torch, which nothing else needs
 
     plain = mapped.with_suffix(".glt")
     shutil.rmtree(plain, ignore_errors=True)
     plain.mkdir()
     # One at a time: a generator, and each is let go before the next is read.
-    shares = (read_partition(mapped, k, None) for k in range(num_partitions))
-    write_glt(plain, shares, **made)
+    shares = (disk.read_partition(mapped, k, None) for k in range(num_partitions))
+    glt_writer.write_glt(plain, shares, **made)
     for path in mapped.glob("ids/*.parquet"):
         (plain / "ids").mkdir(exist_ok=True)
         shutil.copyfile(path, plain / "ids" / path.name)

@@ -15,6 +15,7 @@ from gigl_loader._glt import (
 from gigl_loader.errors import ProtocolError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions, KHopNeighborSamplerOptions
 from gigl_loader.remote import calls, requests
 from gigl_loader.remote.calls import SchemaMessage
@@ -105,7 +106,7 @@ def test_a_create_request() -> None:
 
 
 def test_an_answer_to_another_question_is_refused() -> None:
-    header, _ = encode(EpochRequest(generation=1))
+    header, _ = encode(EpochRequest(attempt=Attempt(0, 1)))
     _, body, _ = read_header(header)
     with pytest.raises(ProtocolError, match="unknown field"):
         decode(body, [], requests.NodeIdsRequest)

@@ -181,4 +181,3 @@ def test_batches_of_a_consumer_by_formula() -> None:
         own = OwnBatches(total, shards, consumers, consumer)
         assert [(batch, shard) for shard, batch in own] == wanted
         assert len(own) == len(wanted)
-        assert [own.index_of(batch) for _, batch in own] == list(range(len(own)))

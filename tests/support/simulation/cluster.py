@@ -32,13 +32,14 @@ from gigl_loader.loader import iterator
 from gigl_loader.loader import world as loader_world
 from gigl_loader.loader.epoch import EpochProgress, HandedOut
 from gigl_loader.loader.world import WorldShare, check_same_start
-from gigl_loader.message import BATCH
+from gigl_loader.message import BATCH, Attempt
 from gigl_loader.options import CacheOptions, EpochOptions
 from gigl_loader.remote import (
     channel,
     client,
     connection,
     endpoint,
+    fetcher,
     filling_channel,
     handout,
     leader,
@@ -51,7 +52,6 @@ from gigl_loader.remote import (
     shared,
     source,
     storage_cluster,
-    supplier,
 )  # fmt: skip
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
@@ -59,7 +59,7 @@ from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.source import RemoteSource
 from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.rowcache import tables as tables
-from gigl_loader.testing._graphs import TinyGraph
+from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, inbox, producer, recovery, sampled_input
 from gigl_loader.workers.agreement import StartTurns
@@ -72,9 +72,10 @@ from support.simulation.workers import SimulatedMemory, SimulatedPool
 from support.simulation.world import Process, World
 
 _MODULES = (
-    agreement, channel, client, storage_cluster, endpoint, handout, inbox, iterator, leader,
+    agreement, channel, client, storage_cluster, endpoint, fetcher, handout, inbox, iterator,
+    leader,
     connection, loader_world, membership, producer, producers, recovery, server_rendezvous, rows,
-    filling_channel, sampled_input, service, shared, producer_table, source, supplier, tables,
+    filling_channel, sampled_input, service, shared, producer_table, source, tables,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 # of simulated time: longer than the longest outage that faults draw, so that joining is never what
@@ -451,11 +452,11 @@ class SimulatedJob:
         positions = progress.positions_left(0)
         left = self.size.ranks * self.size.batches - progress.yielded
         common = left // world_size  # steps that all ranks make: the last may be one of a few
-        loaded.start_epoch(progress.epoch, positions)
+        loaded.start_epoch(Attempt(progress.epoch, progress.epoch + 1), positions)
         handed_out = HandedOut()
         stats = handed_out.stats
         batches = iterator.EpochIterator(
-            loaded, positions, progress, num_batches=loaded.num_batches,
+            loaded, positions, progress,
             collate=lambda message: message, handed_out=handed_out,
         )  # fmt: skip
         for step, message in enumerate(batches):
@@ -497,7 +498,7 @@ class SimulatedJob:
 
 
 def _config(graph: DistDataset, size: Size) -> SamplingConfig:
-    return loader_config.sampling_config(
+    return loader_config.create_sampling_config(
         [10, 5], graph.schema, batch_size=1, shuffle=True, drop_last=False, with_weight=False,
         with_edge=False, seed=size.seed,
     )  # fmt: skip
