@@ -27,7 +27,6 @@ DOWNWARD = {
     ("_gloo.py", "transport"): "what it asks about addresses; it opens nothing",
     ("utils.py", "transport"): "GiGL's module path: names alone, for scripts written for GiGL",
     ("diagnose.py", "transport"): "a command: it stands above everything",
-    ("footprint.py", "workers"): "how a process is read in /proc; no batch passes it",
     ("diagnose.py", "memory"): "the same",
     ("diagnose.py", "_glt"): "the same",
 }

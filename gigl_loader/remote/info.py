@@ -1,4 +1,4 @@
-"""Where the machines of a graph store are."""
+"""Addresses, ports and sizes of a storage cluster and its compute cluster."""
 
 import os
 from dataclasses import dataclass

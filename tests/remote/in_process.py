@@ -10,11 +10,12 @@ from store_cluster import HOST, SAMPLERS, tiny_partition
 from gigl_loader._glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 from gigl_loader.graph_store import DistServer, RemoteReceivingChannel
 from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
-from gigl_loader.remote.messages import ProducerRequest
+from gigl_loader.remote.requests import ProducerRequest
+from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.transport import Security
 
 SECURITY = Security.local()
@@ -64,12 +65,12 @@ def create(
     cluster: Cluster, request_id: str = "", feature_store: Any = None, **changes: Any
 ) -> list[int]:
     """Create a producer of all 60 seeds, in batches of 2, on each server; return the ids."""
-    servers = range(len(cluster.connections))
+    servers = range(cluster.num_servers)
     options = RemoteDistSamplingWorkerOptions(
         server_rank=list(servers), num_workers=1, worker_concurrency=4, master_addr=HOST,
         master_port=1, worker_key=None,
     )  # fmt: skip
-    schema = cluster.connections[0].call("get_schema").result(60)
+    schema = cluster.connection(0).call("get_schema").result(60)
     arguments = {
         "sampler_input": NodeSamplerInput(torch.arange(60), "default_homogeneous_node_type"),
         "sampling_config": BaseDistLoader.create_sampling_config([3, 2], schema, 2, seed=1),
@@ -78,7 +79,7 @@ def create(
         **changes,
     }
     answers = [
-        cluster.connections[server].call(
+        cluster.connection(server).call(
             "create_sampling_producer",
             request=ProducerRequest(
                 epoch_options=EpochOptions(seed=1, feature_store=feature_store), shard=server,
@@ -111,7 +112,9 @@ def channel_of(cluster: Cluster, **how: Any) -> Iterator[RemoteReceivingChannel]
 def start(channel: RemoteReceivingChannel, epoch: int) -> None:
     """Begin an epoch of 30 batches, the servers in turn."""
     servers = len(channel._producer_ids)
-    channel.start_epoch(epoch, [(batch % servers, batch) for batch in range(30)])
+    channel.start_epoch(
+        Attempt(epoch, epoch + 1), [(batch % servers, batch) for batch in range(30)]
+    )
 
 
 def take(channel: RemoteReceivingChannel, most: int = 100) -> list[dict[str, torch.Tensor]]:

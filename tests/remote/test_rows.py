@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, ProtocolError, ServerDiedError
-from gigl_loader.remote.messages import RowBook
+from gigl_loader.remote.requests import RowBook
 from gigl_loader.remote.rows import RowQuestions
 from gigl_loader.sampler.questions import RowsRequest
 from gigl_loader.transport.codec import ArraySpec
@@ -82,6 +82,7 @@ class _Link:
 class _Cluster:
     def __init__(self) -> None:
         self.connections = [_Link(rank, self) for rank in range(5)]
+        self.num_servers = 5
         self.asked: list[tuple[int, str, Any, list[int]]] = []
         self.stand_ins: dict[int, int] = {}
         self.refuses: set[int] = set()

@@ -1,0 +1,145 @@
+"""`gigl-loader serve`: a storage server from the command line."""
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from gigl_loader.commands import status
+from gigl_loader.commands.status import add_security
+from gigl_loader.dataset.disk import count_partitions
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.errors import GiglLoaderError
+from gigl_loader.logs import showing_where
+from gigl_loader.options import DEFAULT_RECONNECT_S
+from gigl_loader.remote.info import GraphStoreInfo
+from gigl_loader.remote.membership import PATIENCE_S
+from gigl_loader.remote.storage_process import JOIN_TIMEOUT_S, init_storage_process
+
+_log = logging.getLogger(__name__)
+
+_SERVE_EXAMPLE = """example, two machines:
+  torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint STORAGE0:29500 \\
+      -m gigl_loader serve --root /data/graph --master-addr STORAGE0 --port 29600 --tls /etc/gigl
+one machine, for trying:
+  gigl-loader serve --root /data/graph --port 29600 --jobs 1
+"""
+
+
+def _parser(prog: str, what: str, example: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog, description=what, epilog=example,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add_security(parser)
+    return parser
+
+
+def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options; figures of the cluster come from torchrun's environment by default."""
+    environ = os.environ
+    parser = _parser(
+        "gigl-loader serve", "Serve one partition of a graph to compute processes.", _SERVE_EXAMPLE
+    )
+    # Defaults are torchrun's variables, so that one command line serves on all machines; without
+    # torchrun they make one server, for trying.
+    parser.add_argument("--root", required=True, help="directory that partition_graph wrote")
+    parser.add_argument(
+        "--rank", type=int, default=int(environ.get("RANK", "0")),
+        help="this server; server i serves partition i modulo the number of partitions",
+    )  # fmt: skip
+    parser.add_argument(
+        "--num-servers", type=int, default=int(environ.get("WORLD_SIZE", "1")),
+        help="of all storage servers: as many as partitions, or a multiple of it, so that each "
+        "partition has several: a lost one's work goes to the others at once",
+    )  # fmt: skip
+    parser.add_argument(
+        "--master-addr", default=environ.get("MASTER_ADDR", "127.0.0.1"),
+        help="address of server 0",
+    )  # fmt: skip
+    # not 29500, which is torchrun's own default on the same machine
+    parser.add_argument("--port", type=int, default=29600, help="where server 0 listens")
+    parser.add_argument("--own-addr", help="address of this machine to listen on")
+    parser.add_argument(
+        "--own-port", type=int, default=0, help="port of the other servers; 0: any that is free"
+    )
+    parser.add_argument(
+        "--jobs", "--num_server_sessions", type=int, default=0, metavar="N",
+        help="end after so many compute jobs (GiGL's name is taken, too); 0, the default: serve "
+        "until SIGTERM or SIGINT",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-samplers", metavar="PREFIX", action="append", default=[],
+        help="package, module or class that clients may name as a sampler; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout", type=float, default=JOIN_TIMEOUT_S, help="to meet server 0, in seconds"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE_S,
+        help="how long an outage of the network may last, in seconds; the same on all processes",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="PORT",
+        help="where Prometheus may read this server's figures, at /metrics; 0: any that is free",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics-host", default="127.0.0.1", metavar="HOST",
+        help="address of this machine for that; beyond loopback it needs --tls or --insecure",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rejoin-timeout", type=float, default=DEFAULT_RECONNECT_S,
+        help="how long another server may be away, to be started again with the same arguments, "
+        "in seconds, if no other one has its partition; 0: this one ends at once",
+    )  # fmt: skip
+    return parser.parse_args(argv)
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Load, serve, end; return how many jobs were served."""
+    started = time.monotonic()
+    # loaded before anything listens: clients wait for a server that does not answer yet, and say so
+    dataset = DistDataset.load(args.root, args.rank % count_partitions(args.root))
+    _log.info("loaded %r in %.1f s", dataset, time.monotonic() - started)
+    # of the compute cluster a server looks at nothing: the first client of a job says how large it
+    # is
+    info = GraphStoreInfo(
+        num_storage_nodes=args.num_servers, num_compute_nodes=1, num_processes_per_compute=1,
+        cluster_master_ip=args.master_addr, storage_cluster_master_ip=args.master_addr,
+        compute_cluster_master_ip=args.master_addr, cluster_master_port=0,
+        storage_cluster_master_port=0, compute_cluster_master_port=0,
+        rpc_master_port=args.port, rpc_wait_port=0,
+    )  # fmt: skip
+    with init_storage_process(
+        args.rank, info, dataset, num_jobs=args.jobs or None, tls_dir=args.tls,
+        insecure=args.insecure, allow_samplers=args.allow_samplers, host=args.own_addr,
+        port=args.own_port, timeout_s=args.timeout, patience_s=args.patience,
+        metrics_port=args.metrics_port, metrics_host=args.metrics_host,
+        rejoin_timeout_s=args.rejoin_timeout,
+    ) as server:  # fmt: skip
+        return server.wait()
+
+
+def serve_main(argv: Sequence[str] | None = None) -> int:
+    """Run ``gigl-loader serve``; return the exit code."""
+    args = parse_serve(argv)
+    # errors of this library say what to do; of others the traceback is wanted
+    with showing_where():
+        try:
+            _log.info("served %d jobs", serve(args))
+        except GiglLoaderError as error:
+            _log.error("%s: %s", type(error).__name__, error)
+            return 1
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``python -m gigl_loader.graph_store.serve``, which also asks with ``--status``."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    # not an option of the parser of `serve`, which would ask for --root
+    if "--status" in given:
+        given.remove("--status")
+        return status.main(given)
+    return serve_main(given)

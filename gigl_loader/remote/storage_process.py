@@ -1,0 +1,308 @@
+"""A storage server's process: load, meet the others, serve, end."""
+
+import contextlib
+import ipaddress
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+from gigl_loader._glt import Dataset, _set_server_context
+from gigl_loader.dataset.holders import check_enough, check_position
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.errors import ConfigError
+from gigl_loader.logs import know
+from gigl_loader.options import DEFAULT_RECONNECT_S
+from gigl_loader.remote.endpoint import Endpoint
+from gigl_loader.remote.info import GraphStoreInfo
+from gigl_loader.remote.leader import Leader
+from gigl_loader.remote.membership import PATIENCE_S, WaitReport, check_patience
+from gigl_loader.remote.metrics import MetricsListener
+from gigl_loader.remote.service import DistServer
+from gigl_loader.sampler._kernels import load as load_kernels
+from gigl_loader.transport import End, Security, address_towards, refuse_loopback_name
+
+_log = logging.getLogger(__name__)
+
+# servers load their partitions at their own pace, and server 0 may be the last to be started
+JOIN_TIMEOUT_S = 600.0
+_LOOK_S = 0.25
+"""How often a server that waits looks whether it was told to end."""
+
+
+class StorageProcess:
+    """A storage server that serves in threads of its own; from `init_storage_process`."""
+
+    def __init__(
+        self, server: DistServer, endpoint: Endpoint, metrics: MetricsListener | None = None
+    ) -> None:
+        self.server, self._endpoint = server, endpoint
+        self._metrics = metrics
+        # plain values: a signal handler may not take a lock, which its thread may be holding
+        self._told, self._signal = False, 0
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port on which clients reach this server."""
+        return self._endpoint.address
+
+    @property
+    def metrics_port(self) -> int | None:
+        """Port on which Prometheus reads this server's figures; None: no metrics."""
+        return None if self._metrics is None else self._metrics.port
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Serve until all jobs are done or a signal comes; return how many jobs were served.
+
+        SIGTERM and SIGINT end it where this is the main thread: clients are told, then producers
+        end, then connections. A second signal changes nothing; torchrun sends one after Ctrl-C.
+
+        Args:
+            timeout_s: Return after this long, still serving; None: never.
+
+        Raises:
+            ServerDiedError: Another storage server ended before the jobs were done.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        # until the end of `close`, so that a second signal does not cut it short
+        with self._listening_to_signals():
+            # a wait without a limit would not look at `_told`, which no lock and no event announces
+            while not self._endpoint.over.wait(_LOOK_S):
+                if self._told:
+                    break
+                if deadline is not None and time.monotonic() >= deadline:
+                    return self._endpoint.jobs_served
+            if self._signal:
+                _log.info("%s: ending", signal.Signals(self._signal).name)
+            error = self._endpoint.error
+            # told to end, it ends in good order, even where another one was lost before
+            failed = error is not None and not self._told
+            if failed:
+                self.close("it lost another storage server", End.LOST_PEER)
+            else:  # those that end because the jobs are done take the others along
+                self.close(end=End.SHUTDOWN if self._told else End.JOB_OVER)
+        if failed and error is not None:
+            raise error
+        return self._endpoint.jobs_served
+
+    def stop(self) -> None:
+        """Let `wait` return; safe in a signal handler."""
+        self._told = True
+
+    def close(self, reason: str = "it was shut down", end: End = End.SHUTDOWN) -> None:
+        """End now. Idempotent.
+
+        Args:
+            reason: For people.
+            end: What it means to the other servers: after ``SHUTDOWN`` they end in good order.
+        """
+        self._endpoint.close(end, reason)
+        if self._metrics is not None:
+            self._metrics.close()
+        know(server=None)
+
+    def __enter__(self) -> "StorageProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _listening_to_signals(self) -> Iterator[None]:
+        # Python lets the main thread alone set handlers
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def on_signal(number: int, _: FrameType | None) -> None:
+            self._signal = number  # said later: nor may a handler write to the log
+            self.stop()
+
+        # put back afterwards: a process may go on to serve again, or have handlers of its own
+        before = {one: signal.signal(one, on_signal) for one in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+
+def init_storage_process(
+    storage_rank: int,
+    cluster_info: GraphStoreInfo,
+    dataset: Dataset,
+    *,
+    num_jobs: int | None = None,
+    tls_dir: str | None = None,
+    token: str | None = None,
+    insecure: bool | None = None,
+    allow_samplers: Sequence[str] = (),
+    host: str | None = None,
+    port: int | None = None,
+    timeout_s: float = JOIN_TIMEOUT_S,
+    patience_s: float = PATIENCE_S,
+    metrics_port: int | None = None,
+    metrics_host: str = "127.0.0.1",
+    rejoin_timeout_s: float = DEFAULT_RECONNECT_S,
+) -> StorageProcess:
+    """Serve a partition to compute processes; returns once this server is known to the others.
+
+    ::
+
+        with init_storage_process(rank, info, DistDataset.load(root, rank)) as server:
+            server.wait()
+
+    Who may come in is said by ``tls_dir``, ``token`` or ``insecure``, or by the environment; beyond
+    loopback one of them is needed. It holds for this server's sampling workers as well.
+
+    Args:
+        storage_rank: This server, in ``[0, num_storage_nodes)``.
+        cluster_info: The cluster. Server 0 listens on ``rpc_master_port``. How many compute
+            processes there are is not looked at: the first one of a job says it.
+        dataset: The partition: ``DistDataset``, ours or GLT's. Where there are more servers than
+            partitions, that of server ``i`` is ``i`` modulo the number of partitions.
+        num_jobs: Compute jobs to serve, one after another; None: until told to stop.
+        tls_dir: Folder with ``ca.pem``, ``cert.pem`` and ``key.pem``. None: the environment's
+            ``GIGL_LOADER_TLS_DIR``.
+        token: The cluster's secret. None: the environment's ``GIGL_LOADER_CLUSTER_TOKEN``.
+        insecure: Plain sockets, for closed networks. None: the environment's
+            ``GIGL_LOADER_INSECURE``.
+        allow_samplers: Packages, modules or classes that clients may name as samplers, besides
+            those of gigl_loader.
+        host: Address of this machine to listen on. None: on server 0 the storage master's, on
+            others that of the interface which leads there.
+        port: Port of the other servers; None: any that is free.
+        timeout_s: How long to wait for server 0.
+        patience_s: How long an outage of the network may last, in seconds, before who cannot be
+            reached is given up; give all processes the same.
+        metrics_port: Where Prometheus may read this server's figures; 0: any that is free, None:
+            nowhere. Needs ``gigl_loader[metrics]``.
+        metrics_host: Address of this machine for that. Beyond loopback it needs certificates, or
+            ``insecure``.
+        rejoin_timeout_s: How long another server may be away, to be started again with the same
+            arguments, before this one ends, in seconds; as long as it likes while another one of
+            its partition is up. 0: this one ends at once.
+
+    Raises:
+        ConfigError: A figure is out of range, the address cannot be listened on, the servers are
+            fewer than the partitions, or are more and this one has not partition ``storage_rank``
+            modulo their number, or nothing says who may come in.
+        JoinRefusedError: Server 0 does not let this one in, or is another service.
+        PeerTimeoutError: Server 0 did not come up.
+    """
+    # all that can be refused is refused before anything listens or is started
+    num_servers = cluster_info.num_storage_nodes
+    if not 0 <= storage_rank < num_servers:
+        raise ConfigError(f"storage_rank must be in [0, {num_servers}), got {storage_rank}")
+    if num_jobs is not None and num_jobs < 1:
+        raise ConfigError(f"num_jobs must be at least 1, or None: until told, got {num_jobs}")
+    check_patience(patience_s)
+    if not 0 <= rejoin_timeout_s < math.inf:
+        raise ConfigError(f"rejoin_timeout_s must be seconds >= 0, got {rejoin_timeout_s!r}")
+    security = Security.resolve(tls_dir, token, insecure)
+    held = DistDataset.wrap(dataset)
+    check_enough(held.num_partitions, held.partition_idx, num_servers, who="storage server")
+    check_position(held.num_partitions, held.partition_idx, storage_rank, num_servers)
+    master, master_port = cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port
+    own = host or (_master_address(master) if storage_rank == 0 else address_towards(master))
+    # `for_workers`: each of them would make a certificate of its own otherwise
+    server = DistServer(
+        held, storage_rank, num_servers, own, security=security.for_workers(),
+        allow_samplers=allow_samplers,
+    )  # fmt: skip
+    name = f"storage server {storage_rank}"
+    leader = None
+    if storage_rank > 0:
+        leader = Leader(master, master_port, security, name, patience_s)
+    # it takes its port now and lets nobody in before `start`: an address that is taken is known at
+    # once, and a client that is early waits where it will be served
+    endpoint = Endpoint(
+        server, own, master_port if storage_rank == 0 else port or 0, security, num_jobs, leader,
+        patience_s, rejoin_timeout_s,
+    )  # fmt: skip
+    know(server=storage_rank)
+    metrics = None
+    try:
+        if metrics_port is not None:
+            metrics = MetricsListener(server.status, metrics_host, metrics_port, security)
+        # before anybody is let in: where Numba's cache is empty it takes seconds to compile, which
+        # a client's wait for its first batch would count
+        load_kernels()
+        # for GLT's classes, which ask for it. One client stands for all: jobs differ in how many
+        # they have
+        _set_server_context(num_servers, storage_rank, "gigl_loader_servers", 1)
+        if leader is not None:
+            # server 0 may still be loading. It is waited for here, with words: to the thread that
+            # joins, that nobody listens there means that server 0 is lost
+            progress = WaitReport(name, deadline := time.monotonic() + timeout_s)
+            leader.caller.connect(
+                deadline, lambda why: progress.say(f"storage server 0 at {master}:{master_port}")
+            )
+    except BaseException:
+        # whoever catches the error may try again in this process: the port has to be free then
+        StorageProcess(server, endpoint, metrics).close()
+        raise
+    endpoint.start()
+    _log.info(
+        "storage server %d of %d serves partition %d on %s:%d",
+        *(storage_rank, num_servers, server.dataset.partition_idx, *endpoint.address),
+    )
+    return StorageProcess(server, endpoint, metrics)
+
+
+def run_storage_server(
+    storage_rank: int,
+    cluster_info: GraphStoreInfo,
+    dataset: Dataset,
+    num_server_sessions: int | None = None,
+    timeout_seconds: float | None = None,
+    num_rpc_threads: int | None = None,
+    rpc_timeout: float | None = None,
+    **how: Any,
+) -> int:
+    """Serve a partition until the jobs are done or a signal comes; GiGL's function of this name.
+
+    ::
+
+        run_storage_server(rank, info, DistDataset.load(root, rank), num_server_sessions=2)
+
+    Args:
+        storage_rank: As for `init_storage_process`.
+        cluster_info: The same.
+        dataset: The same.
+        num_server_sessions: Its ``num_jobs``, by GiGL's name: one for each time that the compute
+            processes join, so for each node type of an inference. None: until told to stop.
+        timeout_seconds: How long to serve at most; None: as long as that takes.
+        num_rpc_threads: Of GLT's RPC, which is not used: not looked at.
+        rpc_timeout: The same.
+        how: Other arguments of `init_storage_process`.
+
+    Returns:
+        How many jobs were served.
+
+    Raises:
+        ConfigError: As `init_storage_process`, which says what else it raises.
+        ServerDiedError: Another storage server ended before the jobs were done.
+    """
+    jobs = num_server_sessions
+    with init_storage_process(storage_rank, cluster_info, dataset, num_jobs=jobs, **how) as server:
+        return server.wait(timeout_seconds)
+
+
+def _master_address(host: str) -> str:
+    """Return where server 0 listens: at the address that the others know it by.
+
+    Raises:
+        ConfigError: It is a name that means only this machine here, and more to others; or none.
+    """
+    try:
+        # an address means what it says; a name may mean something else on another machine
+        ipaddress.ip_address(host)
+    except ValueError:
+        if host != "localhost":
+            refuse_loopback_name(host)
+    return host
