@@ -97,16 +97,42 @@ def label_column(sign: str, edge_type: EdgeType) -> str:
 
 
 @dataclass(frozen=True)
+class Attempt:
+    """One try at an epoch, from its start to its end or until it is broken off.
+
+    A loader makes one for each `iter`, and passes it to whatever samples for it: what is left of an
+    earlier try is known everywhere by the same value.
+    """
+
+    epoch: int
+    """With the seed it decides the shuffle and every draw."""
+    serial: int
+    """Number of the attempt among all of its loader, from 1 on."""
+
+
+@dataclass(frozen=True)
 class BatchTicket:
-    """Which batch a message is: what keeps a broken-off epoch out of the next one."""
+    """A batch to sample: what decides its content, for whom it is, and of which attempt."""
 
     stream: int
     """Consumer of a producer; 0 where there is one."""
-    generation: int
-    """Counts the starts of this stream's epochs, broken-off ones too."""
+    serial: int
+    """Number of the attempt; see `Attempt`."""
     epoch: int
     batch: int
     """Index within the epoch, over the whole input."""
+    position: int = 0
+    """Place among the batches that the attempt asks for."""
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt that it is of."""
+        return Attempt(self.epoch, self.serial)
+
+    @property
+    def content(self) -> tuple[int, int]:
+        """Epoch and batch, which decide the batch's content."""
+        return self.epoch, self.batch
 
 
 AT_ONCE_STREAM, AT_ONCE_EPOCH = -1, 2**62

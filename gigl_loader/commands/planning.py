@@ -20,7 +20,7 @@ from gigl_loader.plan.job import DTYPE_BYTES, Job
 from gigl_loader.plan.measure import Answerer, Other
 from gigl_loader.plan.model import Plan, estimate
 from gigl_loader.plan.needs import graph_bytes, share_kept
-from gigl_loader.sizes import NUMBER, read_number, parse_size
+from gigl_loader.sizes import NUMBER, parse_size, read_number
 
 _LINK_GBIT = 10.0
 _OF_A_PLAN = ("root", "nodes", "edges", "dim", "dtype", "costs", "picture", "json")

@@ -5,7 +5,7 @@ from gigl_loader.remote.client import async_request_server as async_request_serv
 from gigl_loader.remote.client import init_compute_process as init_compute_process
 from gigl_loader.remote.client import request_server as request_server
 from gigl_loader.remote.client import shutdown_compute_process as shutdown_compute_process
-from gigl_loader.remote.server import StorageProcess as StorageProcess
-from gigl_loader.remote.server import init_storage_process as init_storage_process
-from gigl_loader.remote.server import run_storage_server as run_storage_server
 from gigl_loader.remote.service import DistServer as DistServer
+from gigl_loader.remote.storage_process import StorageProcess as StorageProcess
+from gigl_loader.remote.storage_process import init_storage_process as init_storage_process
+from gigl_loader.remote.storage_process import run_storage_server as run_storage_server

@@ -323,7 +323,7 @@ class BaseDistLoader(DistLoader):
     def _make_iterator(self, positions: list[int], progress: EpochProgress) -> EpochIterator:
         self._handed_out.num_received = progress.yielded
         return EpochIterator(
-            self._source, positions, progress, num_batches=max(int(self._num_expected), 1),
+            self._source, positions, progress,
             collate=self._collate_fn, handed_out=self._handed_out, engine=self._engine,
             depth=self._device_prefetch,
         )  # fmt: skip

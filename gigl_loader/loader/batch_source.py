@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from gigl_loader.message import Received
+from gigl_loader.message import Attempt, Received
 from gigl_loader.options import EpochOptions
 from gigl_loader.workers.agreement import StartTurns
 
@@ -66,8 +66,11 @@ class BatchSource(Protocol):
         """
         ...
 
-    def start_epoch(self, epoch: int, batches: Sequence[int]) -> None:
-        """Begin to sample these batches of an epoch; what was under way is dropped."""
+    def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
+        """Begin to sample these batches of an epoch; what was under way is dropped.
+
+        The ticket of each batch that comes tells its position in ``batches``.
+        """
         ...
 
     def cancel_epoch(self) -> None:

@@ -43,7 +43,7 @@ from gigl_loader.loader.device_rows import DeviceRows, RowsOnDevice, device_rows
 from gigl_loader.loader.in_step import EpochBatches
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.own_messages import OwnMessages
-from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, BatchTicket, Received
+from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, Attempt, BatchTicket, Received
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
 from gigl_loader.sampler.later import LaterPeers, LaterRows
 from gigl_loader.sampler.neighbor import NeighborSampler
@@ -162,7 +162,7 @@ class InProcessSource:
 
     # -- epochs ------------------------------------------------------------------------------------
 
-    def start_epoch(self, epoch: int, batches: Sequence[int] | None = None) -> None:
+    def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
         """Begin an epoch; what is left of the one before is dropped."""
         if self._shut_down:
             raise UsageError("this loader was shut down: build a new one")
@@ -171,18 +171,18 @@ class InProcessSource:
         self._wait_for_former()
         order = None
         if self.sampling_config.shuffle:
-            order = epoch_order(len(self._seeds), self.epoch_options.seed, epoch).numpy()
-        chosen = range(self.num_batches) if batches is None else batches
+            seed = self.epoch_options.seed
+            order = epoch_order(len(self._seeds), seed, attempt.epoch).numpy()
         # Threads get the epoch as an argument: what they do is of this one, also once the next has
         # begun. Room for one batch per lane at least, or a lane would keep its batch while the
         # others wait for it.
-        begun = self._epoch = EpochBatches(epoch, chosen, order, max(_AHEAD, len(self._peers)))
+        begun = self._epoch = EpochBatches(attempt, batches, order, max(_AHEAD, len(self._peers)))
         self._threads = [
             # Daemons: the interpreter does not wait at its end for lanes whose other ranks are
             # gone.
             new_thread(
                 target=self._run, args=(begun, lane),
-                name=f"gigl_loader samples epoch {epoch}, lane {lane}", on_death=begun.fail,
+                name=f"gigl_loader samples epoch {attempt.epoch}, lane {lane}", on_death=begun.fail,
             )
             for lane in range(len(self._peers))
         ]  # fmt: skip
@@ -273,7 +273,7 @@ class InProcessSource:
         step, peers = lane, self._peers[lane]
         peers.on_failure = epoch.fail
         try:
-            steps = peers.agree(epoch.number, len(epoch.batches))
+            steps = peers.agree(epoch.attempt.epoch, len(epoch.batches))
             # Up to the steps of the rank with most batches: the others answer it until then.
             for step in range(lane, steps, len(self._peers)):
                 if not self._take_step(epoch, step, lane):
@@ -360,7 +360,8 @@ class InProcessSource:
         return Received(ticket, message, stats), later
 
     def _request_of(self, epoch: EpochBatches, step: int) -> SampleRequest:
-        ticket = BatchTicket(0, 0, epoch.number, epoch.batches[step])
+        attempt = epoch.attempt
+        ticket = BatchTicket(0, attempt.serial, attempt.epoch, epoch.batches[step], step)
         size = self.sampling_config.batch_size
         start, stop = ticket.batch * size, min((ticket.batch + 1) * size, len(self._seeds))
         order = epoch.order

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gigl_loader.errors import PeerTimeoutError, UsageError
-from gigl_loader.message import Received
+from gigl_loader.message import Attempt, Received
 
 # Seconds: how late `take` may notice its deadline. The other waits end by a notification.
 _WAKE_S = 1.0
@@ -52,14 +52,14 @@ class EpochBatches:
     """The batches that one rank samples in an epoch, taken in order.
 
     Args:
-        number: The epoch.
+        attempt: Which epoch, and which try at it.
         batches: Indices of its batches.
         order: Positions of the seeds in the input; None: as they stand there.
         room: Batches that may have been sampled and not taken.
     """
 
-    def __init__(self, number: int, batches: Sequence[int], order: Any, room: int) -> None:
-        self.number, self.batches, self.order = number, batches, order
+    def __init__(self, attempt: Attempt, batches: Sequence[int], order: Any, room: int) -> None:
+        self.attempt, self.batches, self.order = attempt, batches, order
         self.taken = 0
         """Batches that the trainer has; also the position of its next one."""
         self.is_broken_off = False
@@ -125,12 +125,12 @@ class EpochBatches:
                 if self.error is not None:
                     raise self.error
                 if self.is_broken_off:  # no lane samples for it any more
-                    raise UsageError(f"epoch {self.number} was broken off: start one first")
+                    raise UsageError(f"epoch {self.attempt.epoch} was broken off: start one first")
                 if time.monotonic() >= deadline:
                     raise PeerTimeoutError(
-                        f"batch {self.batches[self.taken]} of epoch {self.number} was not sampled "
-                        f"in {limit_s:.0f} s: the ranks sample together, so each has to take its "
-                        "batches; if a step really takes that long, raise `timeout`"
+                        f"batch {self.batches[self.taken]} of epoch {self.attempt.epoch} was not "
+                        f"sampled in {limit_s:.0f} s: the ranks sample together, so each has to "
+                        "take its batches; if a step really takes that long, raise `timeout`"
                     )
                 self._changed.wait(_WAKE_S)
             found = self._ready.pop(self.taken)

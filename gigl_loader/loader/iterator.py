@@ -17,7 +17,7 @@ from gigl_loader.errors import ConfigError, NoEarlyEnd, PeerError, UsageError
 from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.epoch import EpochProgress, HandedOut
 from gigl_loader.loader.world import WorldShare
-from gigl_loader.message import Received, SampleMessage
+from gigl_loader.message import Attempt, Received, SampleMessage
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,6 @@ class EpochIterator:
         source: In the epoch already.
         positions: Positions of the epoch that are to come, in order.
         progress: Notes what was handed out.
-        num_batches: Batches of the source's input: further positions are of the first ones again.
         collate: Turns a message that is on the device into a batch.
         handed_out: Counts what was handed out.
         engine: Copies messages to the device ahead of use; None: `collate` takes them as they come.
@@ -44,7 +43,6 @@ class EpochIterator:
         positions: Sequence[int],
         progress: EpochProgress,
         *,
-        num_batches: int,
         collate: Callable[[SampleMessage], Any],
         handed_out: HandedOut,
         engine: CopyEngine | None = None,
@@ -52,12 +50,7 @@ class EpochIterator:
     ) -> None:
         self._source, self._progress = source, progress
         self._collate, self._handed_out = collate, handed_out
-        self._left = len(positions)
-        self._batch_positions: dict[int, list[int]] = {}
-        # Several positions may be of one batch, which then comes as often. The first of its places
-        # that is left is the one that it is handed out for.
-        for position in positions:
-            self._batch_positions.setdefault(position % num_batches, []).append(position)
+        self._positions, self._left = positions, len(positions)
         self._ended: str | None = None
         self._ahead: CopyAhead[Any] | None = None
         if engine is not None:
@@ -100,7 +93,7 @@ class EpochIterator:
         # collating raised is not in the state, and comes again after a resume.
         collate_s = time.perf_counter() - waited
         self._left -= 1
-        self._progress.note(self._batch_positions[received.ticket.batch].pop(0))
+        self._progress.note(self._positions[received.ticket.position])
         self._handed_out.add(received, waited - started, collate_s, self._num_waiting())
         return batch
 
@@ -178,6 +171,7 @@ class Epochs:
         self.next_epoch = 0
         """The epoch that the next `begin` starts."""
         self._progress = EpochProgress()
+        self._num_attempts = 0
         self._started = False  # whether self._progress is of the epoch that the user is in
         self._resumed = False
         # An iterator holds its loader; were it held in turn, dropping it (as `break` does) would
@@ -229,11 +223,16 @@ class Epochs:
         # has no places, but 0 would divide.
         positions = self._progress.positions_left(self.num_steps)
         own = max(self.num_batches, 1)
-        self._source.start_epoch(self._progress.epoch, [position % own for position in positions])
+        batches = [position % own for position in positions]
+        self._source.start_epoch(self._next_attempt(self._progress.epoch), batches)
         self.next_epoch = self._progress.epoch + 1
         iterator = make(positions, self._progress)
         self._last = weakref.ref(iterator)
         return iterator
+
+    def _next_attempt(self, epoch: int) -> Attempt:
+        self._num_attempts += 1
+        return Attempt(epoch, self._num_attempts)
 
     def end(self, why: str) -> None:
         """End the iterator of the epoch under way."""
@@ -258,7 +257,7 @@ class Epochs:
             )
         source = self._source
         try:
-            source.start_epoch(epoch, [batch])
+            source.start_epoch(self._next_attempt(epoch), [batch])
             received = source.next()
             if received is None:
                 raise PeerError(f"batch {batch} of epoch {epoch} did not come: the epoch was empty")

@@ -28,7 +28,7 @@ from gigl_loader.plan.measure import Child, cpu_s_below, say
 from gigl_loader.remote.client import init_compute_process, shutdown_compute_process
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.remote.info import GraphStoreInfo
-from gigl_loader.remote.server import init_storage_process
+from gigl_loader.remote.storage_process import init_storage_process
 from gigl_loader.transport import free_port
 
 RANKS = 2

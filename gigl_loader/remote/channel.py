@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,39 +14,25 @@ import numpy as np
 from gigl_loader._glt import ChannelBase
 from gigl_loader.errors import (
     GiglLoaderError,
-    PeerError,
     PeerTimeoutError,
     ProtocolError,
     ServerDiedError,
     UsageError,
 )
-from gigl_loader.memory.leases import payload_bytes, tensors_over
 from gigl_loader.memory.same_host import Mappings, sees
-from gigl_loader.message import Received, SampleMessage
+from gigl_loader.message import Attempt, Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
 from gigl_loader.remote.buffers import BufferPool
-from gigl_loader.remote.calls import dtype_of
 from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.cluster import Cluster, raise_if_broken
 from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.connection import result_of
-from gigl_loader.remote.messages import (
-    BatchMessage,
-    EpochRequest,
-    FetchAnswer,
-    FetchRequest,
-    GiveBack,
-    Nothing,
-)
-from gigl_loader.remote.payload import unpack_batch, wire_bytes
-from gigl_loader.remote.supplier import Supplier
-from gigl_loader.threads import new_thread
-from gigl_loader.transport import Caller
+from gigl_loader.remote.fetcher import BatchFetcher
+from gigl_loader.remote.requests import EpochRequest, FetchAnswer
+from gigl_loader.remote.storage_cluster import Cluster, raise_if_broken
+from gigl_loader.workers.schedule import BatchStream
 
 _DESCRIBE_S = 2.0
 """How long stalled servers may take to say what their workers do."""
-_GIVE_BACK_S = 1.0
-"""How long a thread that files batches waits for a server to say that it took leases back."""
 
 
 class RemoteReceivingChannel(ChannelBase):
@@ -87,7 +74,7 @@ class RemoteReceivingChannel(ChannelBase):
     ) -> None:
         self._cluster = cluster or current_cluster()
         self._server_ranks, self._producer_ids = server_ranks, producer_ids
-        self._servers: dict[int, Supplier] = {}
+        self._fetchers: dict[int, BatchFetcher] = {}
         """By position among the servers; those that had batches for this process so far."""
         # as they are now: the producers were made before this, and a server that is renewed from
         # here on has lost its one
@@ -98,14 +85,15 @@ class RemoteReceivingChannel(ChannelBase):
         self._pin = pin_memory
         self._pool = BufferPool(pin_memory)
         self._mappings = Mappings()
-        # Guards the epoch's state, here and in the suppliers. Taken after `Supplier.asking`, and
-        # not held while a server is asked or awaited: filing threads need it for the answers.
+        # Guards the epoch's state, here and in the fetchers. Not held while a server is asked or
+        # awaited: filing threads need it for the answers.
         self._changed = threading.Condition()
-        self._generation = 0
-        self._epoch = -1
-        self._order: list[Supplier] = []
-        """By position in the epoch: who samples the batch."""
-        self._arrived: dict[int, Received] = {}
+        self._attempt: Attempt | None = None
+        """The one under way; answers to fetches of another one are dropped."""
+        self._order: list[BatchFetcher] = []
+        """By place in the epoch: whose batch it is."""
+        self._as_they_came: deque[BatchFetcher] = deque()
+        """Out of order: whose batches wait to be taken."""
         self._taken = 0
         self._error: Exception | None = None
         self._last_arrival = 0.0
@@ -115,11 +103,11 @@ class RemoteReceivingChannel(ChannelBase):
 
     # -- epochs ---------------------------------------------------------------------------------
 
-    def start_epoch(self, epoch: int, batches: Sequence[tuple[int, int]]) -> None:
+    def start_epoch(self, attempt: Attempt, batches: Sequence[tuple[int, int]]) -> None:
         """Begin an epoch on all servers; returns when each has said that it did.
 
         Args:
-            epoch: Which.
+            attempt: Which.
             batches: ``(position among the servers, batch)``, in the order of the epoch.
 
         Raises:
@@ -129,39 +117,34 @@ class RemoteReceivingChannel(ChannelBase):
         self._check_open()
         with self._changed:
             # a server that samples for the epoch before is told of this one too
-            running = [number for number, one in self._servers.items() if not one.ended]
+            wanted: dict[BatchFetcher, list[tuple[int, int]]] = {
+                one: [] for one in self._fetchers.values() if not one.ended
+            }
             self._reset()
-            self._epoch = epoch
-            by_server: dict[int, list[int]] = {number: [] for number in running}
-            for position, (number, batch) in enumerate(batches):
-                server = self._server(number)
-                self._order.append(server)
-                server.positions.setdefault(batch, deque()).append(position)
-                by_server.setdefault(number, []).append(batch)
-            asked = {self._servers[number]: wanted for number, wanted in by_server.items()}
-            for server, wanted in asked.items():
-                server.total = server.left = len(wanted)
-                # nothing will be fetched from one without batches, so it cannot say that it has
-                # ended
-                server.ended = not wanted
-            generation = self._generation
+            self._attempt = attempt
+            for place, (number, batch) in enumerate(batches):
+                fetcher = self._fetcher(number)
+                self._order.append(fetcher)
+                wanted.setdefault(fetcher, []).append((place, batch))
+            for fetcher, own in wanted.items():
+                fetcher.start(attempt, own)
         deadline = time.monotonic() + self._timeout_s  # of all servers together
         # before the first fetch: each fetch says whether its batch has to travel
-        self._look_for_same_host(asked, deadline)
+        self._look_for_same_host(wanted, deadline)
         answers = [
             self._call(
-                server, "start_new_epoch_sampling", producer_id=server.producer_id, epoch=epoch,
+                fetcher, "start_new_epoch_sampling", epoch=attempt.epoch,
                 request=EpochRequest(
-                    consumer=self._consumer, generation=generation,
-                    batches=np.array(wanted, dtype=np.int64),
+                    consumer=self._consumer, attempt=attempt,
+                    batches=np.array([batch for _, batch in own], dtype=np.int64),
                 ),
             )
-            for server, wanted in asked.items()
+            for fetcher, own in wanted.items()
         ]  # fmt: skip
         try:
             apart = []
-            for server, answer in zip(asked, answers, strict=True):
-                what = f"the start of epoch {epoch} on storage server {server.rank}"
+            for fetcher, answer in zip(wanted, answers, strict=True):
+                what = f"the start of epoch {attempt.epoch} on {fetcher.name}"
                 apart.append(result_of(answer, deadline - time.monotonic(), what, self._timeout_s))
             self.rows_apart = any(apart)
         except BaseException:
@@ -171,225 +154,111 @@ class RemoteReceivingChannel(ChannelBase):
         with self._changed:
             # silence counts from here: how long servers may take to begin was limited above
             self._last_arrival = time.monotonic()
-        for server in asked:
-            self._ask(server)
+        for fetcher in wanted:
+            fetcher.ask()
 
-    def _server(self, number: int) -> Supplier:
-        """Return a server; one that had no batches for this process before is met now.
+    def _fetcher(self, number: int) -> BatchFetcher:
+        """Return that of a server; one that had no batches for this process before is met now.
 
         Raises:
             ServerDiedError: It was started again: the producer is not there any more.
         """
-        if number not in self._servers:
+        if number not in self._fetchers:
             rank = self._server_ranks[number]
-            producer = self._producer_ids[rank]
             if self._cluster.renewals.get(rank, 0) != self._renewals.get(rank, 0):
                 raise ServerDiedError(f"storage server {rank} was started again")
-            self._servers[number] = Supplier(rank, producer, self._cluster.connection(rank))
-        return self._servers[number]
+            self._fetchers[number] = BatchFetcher(
+                self._producer_ids[rank], self._cluster.connection(rank), self._consumer,
+                BatchStream(number, self._prefetch, self._in_order), self._changed, self._file,
+                self._failed, self._pool, self._mappings,
+            )  # fmt: skip
+        return self._fetchers[number]
 
-    def _look_for_same_host(self, servers: Iterable[Supplier], deadline: float) -> None:
+    def _look_for_same_host(self, fetchers: Iterable[BatchFetcher], deadline: float) -> None:
         """Find out, once, whose batches need not travel. Page-locked memory is this side's own."""
         wanted = not self._pin and reads_same_memory()
         asked = [
-            (server, self._call(server, "memory_mark") if wanted else None)
-            for server in servers
-            if server.same_host is None
+            (one, one.connection.call("memory_mark") if wanted else None)
+            for one in fetchers
+            if one.same_host is None
         ]
-        for server, answer in asked:
-            what = f"the way to the memory of storage server {server.rank}"
+        for one, answer in asked:
+            what = f"the way to the memory of {one.name}"
             left = deadline - time.monotonic()
-            server.same_host = answer is not None and sees(
+            one.same_host = answer is not None and sees(
                 result_of(answer, left, what, self._timeout_s)
             )
 
     def _reset(self) -> None:
-        # Answers to fetches of the former epoch still come, ahead of those of the next. `_arrive`
-        # knows them by their generation, so that all counts can begin at zero here. Suppliers stay:
+        # Answers to fetches of the former epoch still come, ahead of those of the next. `_file`
+        # knows them by their attempt, so that all counts can begin at zero here. Fetchers stay:
         # their connections and threads serve the next epoch.
-        self._generation += 1
-        self._arrived.clear()
-        self._order = []
+        self._attempt, self._order = None, []
+        self._as_they_came.clear()
         self._taken, self._error = 0, None
-        for server in self._servers.values():
-            server.positions = {}
-            server.total = server.left = server.asked = server.under_way = 0
-            server.ended = True
+        for fetcher in self._fetchers.values():
+            fetcher.cancel()
 
     def cancel(self) -> None:
         """Break the epoch off; the servers stop sampling for it."""
         with self._changed:
-            generation, running = (
-                self._generation,
-                [s for s in self._servers.values() if not s.ended],
-            )
+            request = EpochRequest(consumer=self._consumer, attempt=self._attempt)
+            running = [one for one in self._fetchers.values() if not one.ended]
             self._reset()
             self._changed.notify_all()
-        for server in running:
+        for fetcher in running:
             # Not awaited: a server that is stopped must not hold up the end of a loop. It may
-            # arrive late: the generation keeps it from breaking off a later epoch.
-            request = EpochRequest(consumer=self._consumer, generation=generation)
+            # arrive late: the attempt keeps it from breaking off a later epoch.
             with contextlib.suppress(GiglLoaderError):  # a dead server samples nothing
-                self._call(
-                    server, "cancel_epoch_sampling", producer_id=server.producer_id, request=request
-                )
+                self._call(fetcher, "cancel_epoch_sampling", request=request)
 
-    def _call(self, server: Supplier, name: str, **arguments: Any) -> "Future[Any]":
-        found: Future[Any] = server.connection.call(name, **arguments)
+    @staticmethod
+    def _call(fetcher: BatchFetcher, name: str, **arguments: Any) -> "Future[Any]":
+        found: Future[Any]
+        found = fetcher.connection.call(name, producer_id=fetcher.producer_id, **arguments)
         return found
-
-    def _ask(self, server: Supplier) -> None:
-        """Ask for as many batches as may be on their way."""
-        with server.asking:
-            with self._changed:
-                # short: no more than prefetch_size batches of each server have arrived and are
-                # unread
-                unread = sum(self._order[position] is server for position in self._arrived)
-                ahead = self._prefetch - server.under_way - unread
-                count = max(0, min(server.total - server.asked, ahead))
-                first, generation = server.asked, self._generation
-                # Positions are taken under the lock, and asked for outside of it: sending waits
-                # while the server takes no bytes. `asking` keeps two threads from mixing their
-                # fetches.
-                server.asked += count
-                server.under_way += count
-            for position in range(first, first + count):
-                request = FetchRequest(
-                    producer_id=server.producer_id, consumer=self._consumer,
-                    generation=generation, position=position, same_host=bool(server.same_host),
-                )  # fmt: skip
-                try:
-                    caller = self._caller_of(server)
-                    # received where it stays: the arrays of the answer are the memory of the
-                    # batch's tensors
-                    reply = caller.ask("fetch", request, FetchAnswer, into=self._pool.room)
-                except GiglLoaderError as error:
-                    self._failed(generation, server.connection.named(error))
-                    return
-                server.fetches.put((reply, generation))
-
-    def _caller_of(self, server: Supplier) -> Caller:
-        if server.caller is None:
-            connection = server.connection
-            server.caller = connection.dial()
-            new_thread(
-                target=self._file_all, args=(server,), name=f"batches of {connection.name}",
-                on_death=lambda error: self._failed(
-                    self._generation,
-                    PeerError(f"{connection.name}: {type(error).__name__}: {error}"),
-                ),
-            ).start()  # fmt: skip
-        return server.caller
 
     # -- filing: one thread for each server -----------------------------------------------------
 
-    def _file_all(self, server: Supplier) -> None:
-        connection = server.connection
-        while (fetch := server.fetches.get()) is not None:
-            reply, generation = fetch
-            try:
-                # no limit here: `next` has one, and the caller gives up a server that is gone or
-                # silent
-                self._arrive(server, generation, reply.wait())
-            except GiglLoaderError as error:
-                self._failed(generation, connection.named(error))
-            except Exception as error:  # the loop must not wait for a thread that has ended
-                self._failed(
-                    generation, PeerError(f"{connection.name}: {type(error).__name__}: {error}")
-                )
-            del reply, fetch  # before the next wait: they keep the batch
-            self._give_back(server)
-
-    def _arrive(self, server: Supplier, generation: int, answer: FetchAnswer) -> None:
-        """File an answer; one of a broken-off epoch is dropped."""
-        batch = answer.batch
-        # Outside of the lock: unpacking takes milliseconds. Of a broken-off epoch, too: a batch
-        # that was lent goes back when its tensors are dropped.
-        message = {} if batch is None else self._message(server, batch)
-        with self._changed:
-            if generation != self._generation:
-                return
-            server.under_way -= 1
-            self._last_arrival = time.monotonic()
-            server.ended = server.ended or answer.finished
-            if batch is not None:
-                waiting = server.positions.get(batch.ticket.batch)
-                if not waiting:
-                    raise ProtocolError(
-                        f"storage server {server.rank} sent batch {batch.ticket.batch} of epoch "
-                        f"{self._epoch}, which was not asked for"
-                    )
-                # servers count their workers from 0 each
-                batch.stats["worker"] = (server.rank, batch.stats.get("worker", 0))
-                received = Received(batch.ticket, message, batch.stats)
-                # of a batch that stands in the epoch several times all copies are equal: the first
-                # comes first
-                self._arrived[waiting.popleft()] = received
-                server.left -= 1
-            self._check_complete(server, batch is not None)
-            self._changed.notify_all()
-
-    def _message(self, server: Supplier, batch: BatchMessage) -> SampleMessage:
-        """Return the tensors of a batch, over what was received or where the server has it.
+    def _file(
+        self, fetcher: BatchFetcher, attempt: Attempt, answer: FetchAnswer, message: SampleMessage
+    ) -> None:
+        """File an answer; one of a broken-off epoch is dropped.
 
         Raises:
-            PeerError: The server's memory cannot be mapped.
-            ProtocolError: The tensors do not lie within what was received.
+            ProtocolError: It is not what was asked for.
         """
-        for _, dtype, shape, offset in batch.layout:
-            # raises for a type that does not travel
-            dtype_of(dtype)
-            # what came is not trusted: a tensor over memory that lies before the buffer would read
-            # anything
-            if min((offset, *shape)) < 0:
-                raise ProtocolError(f"a tensor of shape {shape} at byte {offset} was sent")
-        nbytes = payload_bytes(batch.layout)
-        if batch.region is None:
-            sent = (batch.columns, batch.parts)
-            batch.stats["received"] = wire_bytes(*sent, batch.layout)
-            return unpack_batch(batch.layout, *sent, self._pool.take_leased)
-        if batch.region.nbytes < nbytes:
-            raise ProtocolError(f"a batch of {nbytes} bytes lies in {batch.region.nbytes}")
-        lease, released = batch.lease, server.released
-        try:
-            # `append` of a deque needs no lock, which a finalizer in any thread could not take
-            buffer = self._mappings.lease(batch.region, lambda: released.append(lease))
-        except OSError as error:
-            # it was not read, and is back all the same
-            released.append(lease)
-            raise server.unreadable(error) from error
-        return tensors_over(buffer, batch.layout)
+        batch = answer.batch
+        with self._changed:
+            if attempt != self._attempt:
+                return
+            self._last_arrival = time.monotonic()
+            fetcher.ended = fetcher.ended or answer.finished
+            if batch is not None:
+                ticket = batch.ticket
+                place, wanted = fetcher.to_come.pop(ticket.position, (-1, -1))
+                # servers count their workers from 0 each
+                batch.stats["worker"] = (fetcher.connection.rank, batch.stats.get("worker", 0))
+                received = Received(replace(ticket, position=place), message, batch.stats)
+                if ticket.batch != wanted or not fetcher.stream.arrived(ticket, received):
+                    raise ProtocolError(
+                        f"{fetcher.name} sent batch {ticket.batch} of epoch {ticket.epoch}, which "
+                        "was not asked for"
+                    )
+                self._as_they_came.append(fetcher)
+            left = len(fetcher.to_come)
+            # neither a batch nor the end is what a server says to a fetch of an epoch that is over:
+            # this one it does not know any more
+            if (fetcher.ended and left) or (batch is None and not fetcher.ended):
+                self._error = ProtocolError(
+                    f"{fetcher.name} ended epoch {attempt.epoch} with {left} batches to come"
+                )
+            self._changed.notify_all()
 
-    def _give_back(self, server: Supplier) -> None:
-        """Tell the server which of its batches nothing here reads any more."""
-        if not server.released:
-            return
-        with contextlib.suppress(GiglLoaderError):  # a dead server writes nothing over
-            # Only between two fetches, so leases that end after the last batch go back in the next
-            # epoch, or with the client. The former answer is read first, since nobody else does; a
-            # server that takes longer than `_GIVE_BACK_S` for it is told of all leases next time.
-            if server.giver is None:
-                server.giver = server.connection.dial()
-            if server.given_back is not None:
-                server.given_back.wait(_GIVE_BACK_S)
-            leases = []
-            while server.released:  # not before: what is taken off here is told
-                leases.append(server.released.popleft())
-            server.given_back = server.giver.ask("give_back", GiveBack(tuple(leases)), Nothing)
-
-    def _check_complete(self, server: Supplier, has_batch: bool) -> None:
-        # neither a batch nor the end is what a server says to a fetch of an epoch that is over:
-        # this one it does not know any more
-        if (server.ended and server.left) or (not has_batch and not server.ended):
-            self._error = ProtocolError(
-                f"storage server {server.rank} ended epoch {self._epoch} with {server.left} "
-                "batches to come"
-            )
-
-    def _failed(self, generation: int, error: Exception) -> None:
+    def _failed(self, attempt: Attempt | None, error: Exception) -> None:
         """Let the next wait raise ``error``."""
         with self._changed:
-            if generation == self._generation and self._error is None:
+            if attempt == self._attempt and self._error is None:
                 self._error = error
                 self._changed.notify_all()
 
@@ -408,43 +277,47 @@ class RemoteReceivingChannel(ChannelBase):
         with self._changed:
             while True:
                 self._check_open()
-                position = self._ready_position()
-                if position is not None:
-                    # ahead of an error: what has arrived is right, whatever failed later
-                    received: Received | None = self._arrived.pop(position)
+                # ahead of an error: what has arrived is right, whatever failed later
+                if (fetcher := self._next_fetcher()) is not None:
                     self._taken += 1
-                    server = self._order[position]
+                    self._as_they_came.remove(fetcher)
+                    received = fetcher.stream.take()
                     break
                 if self._error is not None:
                     raise self._error
                 self._raise_if_lost()
-                if self._taken == len(self._order) and all(s.ended for s in self._servers.values()):
+                if self._is_over():
                     return None
                 # the time that the loop trained, before it came back here, is not silence
                 quiet = time.monotonic() - max(self._last_arrival, started)
                 if quiet >= limit:
-                    received = None
                     break
                 # a second at most: neither a connection that breaks nor news of a server elsewhere
                 # wakes anybody here
                 self._changed.wait(min(1.0, limit - quiet))
-        if received is None:
+        if fetcher is None:
             raise self._stalled(limit)  # without the lock: it asks the servers
         # one was taken, so one more of the same server may be on its way
-        self._ask(server)
+        fetcher.ask()
         return received
 
-    def _ready_position(self) -> int | None:
+    def _next_fetcher(self) -> BatchFetcher | None:
+        """Return whose batch is handed out next, if it has arrived."""
         if not self._in_order:
-            return next(iter(self._arrived), None)
-        return self._taken if self._taken in self._arrived else None
+            return self._as_they_came[0] if self._as_they_came else None
+        if self._taken == len(self._order) or not self._order[self._taken].stream.can_take:
+            return None
+        return self._order[self._taken]
+
+    def _is_over(self) -> bool:
+        return self._taken == len(self._order) and all(s.ended for s in self._fetchers.values())
 
     def _raise_if_lost(self) -> None:
         """Raise `ServerDiedError` where a server is gone that this process is connected with."""
-        raise_if_broken(server.connection for server in self._servers.values())
+        raise_if_broken(fetcher.connection for fetcher in self._fetchers.values())
         watched, cluster = self._watched, self._cluster
         connections = list(cluster.connections.items())
-        # Further than the suppliers': their connections are those of when they were met, and other
+        # Further than the fetchers': their connections are those of when they were met, and other
         # servers are asked for rows by the workers of these. Copied, as other threads add links.
         raise_if_broken(
             connection for rank, connection in connections if watched is None or rank in watched
@@ -458,21 +331,22 @@ class RemoteReceivingChannel(ChannelBase):
 
     def _stalled(self, limit: float) -> PeerTimeoutError:
         asked = [
-            (server, self._call(server, "describe_workers", producer_id=server.producer_id))
-            for server in self._servers.values()
-            if server.under_way
+            (fetcher, self._call(fetcher, "describe_workers"))
+            for fetcher in self._fetchers.values()
+            if fetcher.stream.in_flight > fetcher.stream.waiting
         ]
+        epoch = "" if self._attempt is None else f" of epoch {self._attempt.epoch}"
         deadline = time.monotonic() + _DESCRIBE_S  # of all servers together
         texts = []
-        for server, answer in asked:
+        for fetcher, answer in asked:
             try:
                 state = answer.result(max(0.0, deadline - time.monotonic()))
             except Exception as error:  # the stall is what counts
                 why = type(error).__name__
                 state = f"does not answer ({why}): its process is stopped or overloaded"
-            texts.append(f"storage server {server.rank}: {state}")
+            texts.append(f"{fetcher.name}: {state}")
         return PeerTimeoutError(
-            f"no batch of epoch {self._epoch} came for {limit:.1f} s; waiting for "
+            f"no batch{epoch} came for {limit:.1f} s; waiting for "
             f"{'; '.join(texts) or 'the end of the epoch'}; if a batch really takes that long, "
             "raise `timeout`"
         )
@@ -480,13 +354,13 @@ class RemoteReceivingChannel(ChannelBase):
     def ready(self) -> bool:
         """Return whether `next` would not wait."""
         with self._changed:
-            ended = self._taken == len(self._order) and all(s.ended for s in self._servers.values())
-            return self._ready_position() is not None or self._error is not None or ended
+            is_ready = self._next_fetcher() is not None
+            return is_ready or self._error is not None or self._is_over()
 
     @property
     def queue_depth(self) -> int:
         """Batches that have arrived and wait to be taken."""
-        return len(self._arrived)
+        return sum(one.stream.waiting for one in self._fetchers.values())
 
     def recv(self, timeout_s: float | None = None, **_: Any) -> SampleMessage:
         """Return the next message.
@@ -506,7 +380,7 @@ class RemoteReceivingChannel(ChannelBase):
 
     def empty(self) -> bool:
         """Return whether nothing has arrived."""
-        return not self._arrived
+        return self.queue_depth == 0
 
     def _check_open(self) -> None:
         if self._closed:
@@ -518,6 +392,6 @@ class RemoteReceivingChannel(ChannelBase):
             self._closed = True
             self._reset()
             self._changed.notify_all()
-        for server in self._servers.values():
-            server.hang_up()
+        for fetcher in self._fetchers.values():
+            fetcher.hang_up()
         self._mappings.close()

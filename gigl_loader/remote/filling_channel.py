@@ -25,12 +25,12 @@ import numpy as np
 from gigl_loader.errors import GiglLoaderError, PeerError, PeerTimeoutError, UsageError
 from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
 from gigl_loader.memory.tensors import tensor_in
-from gigl_loader.message import ROWS, Field, Received, SampleMessage
+from gigl_loader.message import ROWS, Attempt, Field, Received, SampleMessage
 from gigl_loader.options import CacheOptions
 from gigl_loader.remote.buffers import BufferPool, PoolRoom
 from gigl_loader.remote.channel import RemoteReceivingChannel
-from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.rows import RowQuestions
+from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.drawn import DrawnBatch, keep_structure
 from gigl_loader.rowcache.look_ahead import DrawnAhead, LookAhead
@@ -98,7 +98,6 @@ class FillingChannel:
         self._cache: RowCache | None = None
         self._pipeline = self._pipeline_of(self._questions)
         self._look_ahead: LookAhead | None = None
-        self._sequence = -1
         self._channel: RemoteReceivingChannel | None = None
         # guards `_filled`, `_error` and the flags, which two threads use: the one that fills, and
         # the one that takes. The cache and what is drawn or asked belong to the first alone
@@ -120,18 +119,18 @@ class FillingChannel:
 
     # -- epochs ---------------------------------------------------------------------------------
 
-    def begin(self, channel: RemoteReceivingChannel, total: int) -> None:
-        """Fill the ``total`` batches of the epoch that ``channel`` has begun."""
+    def begin(self, channel: RemoteReceivingChannel, attempt: Attempt, total: int) -> None:
+        """Fill the ``total`` batches of the attempt that ``channel`` has begun."""
         self.stop()
         # here and not in the thread: what a server says to it is raised to who begins the epoch
         self._questions.meet()
-        self._channel, self._stopped, self._sequence = channel, False, self._sequence + 1
+        self._channel, self._stopped = channel, False
         if self._look_ahead is not None:
             # before the first batch there is none: `_make_cache` begins that epoch
-            self._look_ahead.begin(self._sequence, total)
+            self._look_ahead.begin(attempt.serial, total)
         self._last_progress = time.monotonic()
         self._thread = new_thread(
-            target=self._fill_all, args=(total,), name="rows of batches",
+            target=self._fill_all, args=(attempt, total), name="rows of batches",
             on_death=lambda error: self._fail(
                 PeerError(f"rows of a batch: {type(error).__name__}: {error}")
             ),
@@ -223,9 +222,9 @@ class FillingChannel:
 
     # -- filling: one thread --------------------------------------------------------------------
 
-    def _fill_all(self, total: int) -> None:
+    def _fill_all(self, attempt: Attempt, total: int) -> None:
         try:
-            self._fill_each(total)
+            self._fill_each(attempt, total)
         except GiglLoaderError as error:
             self._fail(error)
         except Exception as error:  # nobody may wait for a thread that has ended
@@ -241,19 +240,21 @@ class FillingChannel:
             if not self._stopped:
                 self._error = error
 
-    def _fill_each(self, total: int) -> None:
+    def _fill_each(self, attempt: Attempt, total: int) -> None:
         """Go through the epoch: draw ahead, ask for rows, fill, each as soon as it can be."""
         drawn: deque[_Unfilled] = deque()
         asked: deque[_Unfilled] = deque()
         try:
-            self._fill_drawn(total, drawn, asked)
+            self._fill_drawn(attempt, total, drawn, asked)
         finally:  # of an epoch that was broken off
             for batch in drawn:  # the cache would keep rows for them that nobody comes for
                 self._pipeline.forget(batch.number)
             for batch in asked:
                 batch.rows.abandon()
 
-    def _fill_drawn(self, total: int, drawn: deque[_Unfilled], asked: deque[_Unfilled]) -> None:
+    def _fill_drawn(
+        self, attempt: Attempt, total: int, drawn: deque[_Unfilled], asked: deque[_Unfilled]
+    ) -> None:
         assert self._channel is not None, "`begin` sets it"
         num_drawn = num_asked = 0
         while (num_asked < total or asked) and not self._stopped:
@@ -265,7 +266,7 @@ class FillingChannel:
                 received = self._channel.next()
                 if received is None:  # broken off
                     return
-                drawn.append(self._drawn(total, received))
+                drawn.append(self._drawn(attempt, total, received))
                 num_drawn += 1
             elif not wants and drawn and self._has_room(len(asked)):
                 batch = drawn.popleft()
@@ -301,7 +302,7 @@ class FillingChannel:
             self._last_progress = time.monotonic()
             self._changed.notify_all()
 
-    def _drawn(self, total: int, received: Received) -> _Unfilled:
+    def _drawn(self, attempt: Attempt, total: int, received: Received) -> _Unfilled:
         """Note what a batch is going to need."""
         message = received.message
         # it may lie in the server's memory, which a window of batches would fill
@@ -309,18 +310,20 @@ class FillingChannel:
             message = {key: tensor.clone() for key, tensor in message.items()}
         batch = _described(replace(received, message=message), self._questions)
         if self._cache is None and self._options is not None:
-            self._make_cache(self._options, batch.drawn, total)
+            self._make_cache(self._options, batch.drawn, attempt, total)
         batch.number = self._pipeline.add(batch.drawn)
         if self._cache is not None and self._look_ahead is not None:
             # ids and edges that wait for their rows: they bound the look-ahead where rows are
             # narrow
             kept = sum(tensor.nbytes for tensor in batch.received.message.values())
             asked = self._cache.bytes_of(batch.drawn.wanted())
-            self._look_ahead.count(self._sequence, asked, kept)
+            self._look_ahead.count(attempt.serial, asked, kept)
         self._last_progress = time.monotonic()
         return batch
 
-    def _make_cache(self, options: CacheOptions, batch: DrawnBatch, total: int) -> None:
+    def _make_cache(
+        self, options: CacheOptions, batch: DrawnBatch, attempt: Attempt, total: int
+    ) -> None:
         """Make the memory for rows: the first batch says which there are."""
         matrices: dict[Owner, dict[Matrix, tuple[str, tuple[int, ...]]]] = {}
         for one in batch.fields:
@@ -341,7 +344,7 @@ class FillingChannel:
         # memory of this process: no worker reads it, one thread draws and fills
         drawn = DrawnAhead(np.zeros(DrawnAhead.NUM_WORDS, np.int64))
         self._look_ahead = LookAhead(self._cache, drawn, options)
-        self._look_ahead.begin(self._sequence, total)
+        self._look_ahead.begin(attempt.serial, total)
 
     # -- a batch with its rows ------------------------------------------------------------------
 

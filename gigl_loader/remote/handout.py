@@ -11,8 +11,8 @@ from typing import Any
 
 from gigl_loader.memory.leases import Packed
 from gigl_loader.memory.same_host import Region
-from gigl_loader.remote.messages import BatchMessage, FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.payload import pack_batch
+from gigl_loader.remote.requests import BatchMessage, FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.shared import Fetched
 from gigl_loader.transport import Peer
@@ -88,8 +88,8 @@ class Leases:
 
 
 def _follows(one: FetchRequest, other: FetchRequest) -> bool:
-    same = (one.producer_id, one.consumer, one.generation) == (
-        other.producer_id, other.consumer, other.generation,
+    same = (one.producer_id, one.consumer, one.attempt) == (
+        other.producer_id, other.consumer, other.attempt,
     )  # fmt: skip
     # uncounted fetches are GLT's: they name no position, and are not asked again
     if not same or one.position is None or other.position is None:

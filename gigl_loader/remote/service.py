@@ -39,7 +39,6 @@ from gigl_loader.options import (
 from gigl_loader.remote.calls import calls_of, served
 from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.membership import MOST_RANKS
-from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.remote.metrics import ServerCounts
 from gigl_loader.remote.partition_answers import PartitionAnswers
 from gigl_loader.remote.producer_table import ProducerEntry, ProducerTable
@@ -49,8 +48,8 @@ from gigl_loader.remote.refusals import (
     check_request,
     check_workers,
 )
+from gigl_loader.remote.requests import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.remote.shared import THIS_PROCESS, Clients, Fetched, SharedProducer
-from gigl_loader.sampler._kernels import load as load_kernels
 from gigl_loader.sizes import parse_size
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security, free_ports
@@ -370,7 +369,7 @@ class DistServer(PartitionAnswers):
         Args:
             producer_id: From `create_sampling_producer`.
             epoch: With the seed it decides the shuffle and every draw.
-            request: Consumer, generation and batches. None: of consumer 0, all of this server's.
+            request: Consumer, attempt and batches. None: of consumer 0, all of this server's.
 
         Returns:
             Whether batches come without rows; see `EpochOptions.asks_for_rows`.
@@ -392,18 +391,18 @@ class DistServer(PartitionAnswers):
         if not self._entries.is_over(producer_id):
             self._producer(producer_id, request.consumer).cancel_epoch(request)
 
-    def fetch(self, request: FetchRequest, attempt: int = 0) -> "Future[Fetched]":
+    def fetch(self, request: FetchRequest, connection: int = 0) -> "Future[Fetched]":
         """Return a batch of a consumer, as soon as there is one. Never waits.
 
         Args:
             request: Which batch.
-            attempt: Number of the connection that it came on.
+            connection: Number of the connection that it came on.
 
         Raises:
             UsageError: There is no such producer.
             PeerError: A worker died or raised.
         """
-        return self._producer(request.producer_id, request.consumer).fetch(request, attempt)
+        return self._producer(request.producer_id, request.consumer).fetch(request, connection)
 
     @served
     def fetch_one_sampled_message(
@@ -556,11 +555,6 @@ def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) ->
     for thread in threads:
         # daemons: a process that has to end does so, though the workers of some producer do not
         thread.join(_END_S)
-
-
-def warm_up() -> None:
-    """Compile or load the sampling kernels before the first client waits for them."""
-    load_kernels()
 
 
 CALLS = calls_of(DistServer)

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from gigl_loader.errors import (
 from gigl_loader.memory.leases import ServerMemory
 from gigl_loader.message import AT_ONCE_STREAM, Received
 from gigl_loader.remote.compact import Runs
-from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
+from gigl_loader.remote.requests import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.threads import new_thread
 from gigl_loader.workers.producer import DistSamplingProducer
 
@@ -36,9 +36,6 @@ _STALL_SHARE = 0.8
 batch of another one comes in time."""
 _MOST_WAITING = 256
 """Fetches of one consumer that may wait at once; more are a broken client."""
-# clients count from 1, and plain calls say 0
-_NONE, _BROKEN = -1, -2
-
 THIS_PROCESS = "this process"
 """Asks for what it likes: the server itself."""
 Fetched = tuple[Received | None, bool]
@@ -49,37 +46,17 @@ _Answers = list[tuple["Future[Fetched]", Fetched | GiglLoaderError]]
 
 @dataclass
 class _Consumer:
-    """One compute process's share of the producer."""
+    """The fetches of one compute process; its epoch is its stream in the producer."""
 
-    generation: int = _NONE
-    """Generation of the epoch under way; `_NONE`: none yet, `_BROKEN`: it was broken off."""
-    epoch: int = 0
-    batches: Sequence[int] = ()
-    """Batches of the epoch, in order."""
-    handed_out: list[int] = field(default_factory=list)
-    """Batches that were handed to whoever sends them, in that order."""
     waiting: deque["Future[Fetched]"] = field(default_factory=deque)
-    attempt: int = 0
+    connection: int = 0
     """Number of the connection that the last fetch came on; older ones do not count any more."""
-    error: GiglLoaderError | None = None
-    """Error that ends the epoch; one left over from the epoch before is ignored, see `_serve`."""
 
-    @property
-    def left(self) -> int:
-        """Batches of the epoch that were not handed out."""
-        return len(self.batches) - len(self.handed_out)
-
-    def put_back(self, position: int) -> list[int]:
-        """Take back what was handed out from ``position`` on; return all that is to come."""
-        lost, self.handed_out = self.handed_out[position:], self.handed_out[:position]
-        gone = Counter(self.handed_out + lost)
-        untouched = []
-        for batch in self.batches:  # a batch may stand in an epoch more than once
-            if gone[batch]:
-                gone[batch] -= 1
-            else:
-                untouched.append(batch)
-        return lost + untouched
+    def take_waiting(self) -> list["Future[Fetched]"]:
+        """Return the fetches that wait, for the caller to answer."""
+        waiting = list(self.waiting)
+        self.waiting.clear()
+        return waiting
 
 
 @dataclass(frozen=True)
@@ -148,7 +125,6 @@ class SharedProducer:
         # held for a whole batch, before `_lock`: the producer has one such batch at a time, and
         # pumps on
         self._one_at_once = threading.Lock()
-        self._at_once: Future[Fetched] | None = None
         self._fatal: GiglLoaderError | None = None
         self._closing = False
         self._thread = new_thread(
@@ -167,7 +143,7 @@ class SharedProducer:
     def start_epoch(self, epoch: int, request: EpochRequest) -> bool:
         """Begin a consumer's epoch; what is left of the one before is dropped.
 
-        Once for each generation, however often it is asked.
+        Once for each attempt, however often it is asked.
 
         Returns:
             Whether its batches come without rows.
@@ -179,7 +155,8 @@ class SharedProducer:
         with self._lock:
             consumer = self._get(request.consumer)
             self._check()
-            if consumer.generation == request.generation != 0:
+            attempt = request.attempt
+            if attempt is not None and attempt == self.producer.stream(request.consumer).attempt:
                 return self.producer.rows_apart  # asked again after a lost connection
             batches: Sequence[int]
             if request.batches is None:
@@ -189,28 +166,25 @@ class SharedProducer:
                 batches = request.batches.tolist()
             # taken out before the next epoch begins, or its first batches would answer fetches of
             # the last one
-            stale = self._take_waiting(consumer)
-            consumer.generation, consumer.error = request.generation, None
-            consumer.epoch, consumer.batches, consumer.handed_out = epoch, batches, []
+            stale = consumer.take_waiting()
             try:
-                self.producer.start_epoch(epoch, batches, stream=request.consumer)
+                self.producer.start_epoch(attempt or epoch, batches, stream=request.consumer)
             finally:
                 # nothing is packed for these, so it may be done with the lock held
                 _answer([(future, _STALE) for future in stale])
             return self.producer.rows_apart
 
     def cancel_epoch(self, request: EpochRequest) -> None:
-        """Break a consumer's epoch off, if it is still the one of ``request.generation``."""
+        """Break a consumer's epoch off, if it is still the one of ``request.attempt``."""
         with self._lock:
             consumer = self._get(request.consumer)
             # a late one, of an epoch that the next one has replaced already
-            if consumer.generation != request.generation:
+            if request.attempt not in (None, self.producer.stream(request.consumer).attempt):
                 return
-            consumer.generation = _BROKEN
             self.producer.cancel_epoch(stream=request.consumer)
-            _answer([(future, _STALE) for future in self._take_waiting(consumer)])
+            _answer([(future, _STALE) for future in consumer.take_waiting()])
 
-    def fetch(self, request: FetchRequest, attempt: int = 0) -> "Future[Fetched]":
+    def fetch(self, request: FetchRequest, connection: int = 0) -> "Future[Fetched]":
         """Return a batch of a consumer, as soon as there is one; never waits.
 
         A fetch of an earlier position than the next means that answers were lost: the consumer's
@@ -218,28 +192,32 @@ class SharedProducer:
         them again gives the same bits.
 
         Args:
-            request: Which batch. One of another generation than the one under way gets nothing.
-            attempt: Number of the connection that it came on. An older one than the last is not
+            request: Which batch. One of another attempt than the one under way gets nothing.
+            connection: Number of the connection that it came on. An older one than the last is not
                 listened to any more.
         """
         future: Future[Fetched] = Future()
         with self._lock:
             consumer = self._get(request.consumer)
             self._check()
-            if consumer.generation == _NONE:
+            stream = self.producer.stream(request.consumer)
+            if stream.attempt is None:
                 raise UsageError(f"producer {self.key!r}: fetch before start_new_epoch_sampling")
-            current = request.position is None or request.generation == consumer.generation
+            current = request.position is None or request.attempt == stream.attempt
             # no error: the client has asked before it broke the epoch off, and drops what comes
-            if consumer.generation == _BROKEN or not current or attempt < consumer.attempt:
+            if stream.is_broken_off or not current or connection < consumer.connection:
                 future.set_result(_STALE)
                 return future
             if len(consumer.waiting) >= _MOST_WAITING:
                 raise UsageError(f"producer {self.key!r}: {_MOST_WAITING} fetches wait already")
-            if attempt > consumer.attempt:  # nobody reads what the former connection waits for
-                consumer.attempt = attempt
-                _answer([(one, _STALE) for one in self._take_waiting(consumer)])
-            if request.position is not None:
-                self._go_to(request.consumer, consumer, request.position)
+            if connection > consumer.connection:  # nobody reads what the former one waits for
+                consumer.connection = connection
+                _answer([(one, _STALE) for one in consumer.take_waiting()])
+            # first how far it is: the thread that pumps may file a failure now, which begins with
+            # the error. An epoch that failed is not sampled again: these fetches get its error
+            taken = stream.taken
+            if request.position is not None and stream.error is None:
+                self._go_to(request.consumer, consumer, request.position, taken)
             consumer.waiting.append(future)
             self._hungry[request.consumer] = None
             # what has arrived is taken at once: the other thread need not be woken for it
@@ -263,7 +241,9 @@ class SharedProducer:
             with self._lock:
                 self._check()
                 self.producer.start_at_once(index)
-                self._at_once = future
+                # in place of one that was given up
+                self._consumers[AT_ONCE_STREAM] = _Consumer(deque([future]))
+                self._hungry[AT_ONCE_STREAM] = None
             try:
                 received, _ = future.result(limit)
             except TimeoutError as error:
@@ -278,36 +258,22 @@ class SharedProducer:
         """Return whether all of ``index`` are positions in the input."""
         return bool(((index >= 0) & (index < self.producer.input_len)).all())
 
-    def _take_at_once(self) -> _Answers:
-        """Take the batch that `sample` waits for, if it has arrived."""
-        if self._at_once is None:
-            return []
-        received, _ = self.producer.take(AT_ONCE_STREAM)
-        return [] if received is None else self._end_at_once((received, True))
-
-    def _end_at_once(self, answer: Fetched | GiglLoaderError) -> _Answers:
-        future, self._at_once = self._at_once, None
-        return [] if future is None else [(future, answer)]
-
-    def _go_to(self, number: int, consumer: _Consumer, position: int) -> None:
+    def _go_to(self, number: int, consumer: _Consumer, position: int, taken: int) -> None:
         """Let the stream stand at ``position``: it does, unless answers were lost."""
         # fetches are asked ahead, so that positions run in front of what was handed out
-        if position > len(consumer.handed_out) + len(consumer.waiting):
+        if position > taken + len(consumer.waiting):
             raise ProtocolError(
                 f"producer {self.key!r}: consumer {number} asks for position {position}, but it "
-                f"had {len(consumer.handed_out)} batches of this epoch"
+                f"had {taken} batches of this epoch"
             )
-        if position >= len(consumer.handed_out):
-            return
-        to_come = consumer.put_back(position)
-        _log.info(
-            "producer %r: answers to consumer %d were lost; its stream starts again at batch %d "
-            "of %d",
-            *(self.key, number, position, len(consumer.batches)),
-        )
-        # an epoch that failed is not sampled again: these fetches get its error
-        if consumer.error is None:
-            self.producer.start_epoch(consumer.epoch, to_come, stream=number)
+        # handed out is not received: what a lost connection took along comes again
+        if position < taken:
+            _log.info(
+                "producer %r: answers to consumer %d were lost; its batches from position %d on "
+                "come again",
+                *(self.key, number, position),
+            )
+            self.producer.put_back(number, position)
 
     def check_client(self, client: Hashable, number: int | None = None) -> None:
         """Refuse a client that is not consumer ``number``, or none of them where that is None.
@@ -341,7 +307,7 @@ class SharedProducer:
                 self.producer.cancel_epoch(stream=number)
             # drops what is under way for it, so that workers have room for the other consumers
             self.producer.remove_stream(number)
-            _answer([(future, _STALE) for future in self._take_waiting(consumer)])
+            _answer([(future, _STALE) for future in consumer.take_waiting()])
             return self._all_released
 
     @property
@@ -376,63 +342,39 @@ class SharedProducer:
         if self._fatal is not None:
             raise self._fatal
 
-    @staticmethod
-    def _take_waiting(consumer: _Consumer) -> list["Future[Fetched]"]:
-        waiting = list(consumer.waiting)
-        consumer.waiting.clear()
-        return waiting
-
     # -- batches --------------------------------------------------------------------------------
 
     def _serve(self, number: int, consumer: _Consumer) -> _Answers:
-        """Take what has arrived for the fetches that wait.
-
-        A batch that fails ends its epoch in the producer. So a failure counts where the producer
-        has ended an epoch of which batches are left; otherwise it is one of an epoch that the
-        client broke off and followed with the next before the failure was heard of here.
-        """
+        """Take what has arrived for the fetches that wait."""
         done: _Answers = []
         while consumer.waiting:
             if consumer.waiting[0].cancelled():  # its connection is over
                 consumer.waiting.popleft()
                 continue
-            received, is_over = self.producer.take(number)
-            # the end, with nothing left, goes on below: it answers the fetch that the client ends
-            # its epoch with
-            if received is None and consumer.left > 0:
-                if is_over and consumer.error is not None:
-                    done += [(future, consumer.error) for future in self._take_waiting(consumer)]
+            try:
+                received, is_over = self.producer.take(number)
+            except SamplingError as error:
+                _log.error("producer %r: %s", self.key, error)
+                return done + [(future, error) for future in consumer.take_waiting()]
+            # the end goes on below: it answers the fetch that the client ends its epoch with
+            if received is None and not is_over:
                 break
-            future = consumer.waiting.popleft()
-            if received is not None:
-                # handed out is not received: if its connection is lost, the client asks for the
-                # position again
-                consumer.handed_out.append(received.ticket.batch)
-                if self._count is not None:
-                    self._count(received.stats)
-            done.append((future, (received, consumer.left == 0)))
+            if received is not None and self._count is not None and number != AT_ONCE_STREAM:
+                self._count(received.stats)
+            done.append((consumer.waiting.popleft(), (received, is_over)))
         return done
 
     def _pump_all(self) -> None:
         while not self._closing:
-            failures: list[tuple[int, SamplingError]] = []
             try:
                 # without the lock, so that fetches are answered and epochs begin while workers are
                 # waited for
-                self.producer.pump(_POLL_S, failures)
+                self.producer.pump(_POLL_S)
             except GiglLoaderError as error:
                 # workers that are told to end do so while they are pumped: then that is no failure
                 if not self._closing:
                     self._fail(error)
                 return
-            for number, failure in failures:
-                _log.error("producer %r: %s", self.key, failure)
-                with self._lock:
-                    # noted, and told by `_serve` where the epoch is still the one that failed
-                    if number in self._consumers:
-                        self._consumers[number].error = failure
-                    at_once = self._end_at_once(failure) if number == AT_ONCE_STREAM else []
-                _answer(at_once)
             self.producer.replace_stalled(_STALL_SHARE * self.producer.epoch_options.timeout_s)
             self._serve_all()
 
@@ -453,13 +395,12 @@ class SharedProducer:
                     self._fail(error)
                 if not consumer.waiting:
                     del self._hungry[number]
-            done += self._take_at_once()
         _answer(done)
 
     def _limit_all(self, limit: int) -> None:
         if limit != self._limited:
             self._limited = limit
-            for number in self._consumers.keys() - self._released:
+            for number in self._consumers.keys() - self._released - {AT_ONCE_STREAM}:
                 self.producer.limit_stream(number, limit)
 
     def _fail(self, error: GiglLoaderError) -> None:
@@ -470,10 +411,9 @@ class SharedProducer:
             # in `waiting`
             self._fatal = error
             for consumer in self._consumers.values():
-                failed += self._take_waiting(consumer)
-            at_once = self._end_at_once(error)
+                failed += consumer.take_waiting()
         _log.error("producer %r failed: %s", self.key, error)
-        _answer([*((future, error) for future in failed), *at_once])
+        _answer([(future, error) for future in failed])
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -504,23 +444,20 @@ class SharedProducer:
         self._thread.join(2 * _POLL_S + 5.0)
         self.producer.shutdown(linger_s)
         with self._lock:
-            waiting = [f for c in self._consumers.values() for f in self._take_waiting(c)]
-            destroyed = UsageError(f"producer {self.key!r} was destroyed")
-            at_once = self._end_at_once(destroyed)
-        _answer([*((future, destroyed) for future in waiting), *at_once])
+            waiting = [f for one in self._consumers.values() for f in one.take_waiting()]
+        destroyed = UsageError(f"producer {self.key!r} was destroyed")
+        _answer([(future, destroyed) for future in waiting])
 
 
-def _answer(answers: Sequence[tuple["Future[Fetched]", Fetched | GiglLoaderError]]) -> None:
+def _answer(answers: _Answers) -> None:
     for future, answer in answers:
         try:
             if isinstance(answer, GiglLoaderError):
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
-        except (
-            InvalidStateError
-        ):  # cancelled: its connection is over, and the position is asked for
-            pass  # again on the next one
+        except InvalidStateError:
+            pass  # cancelled: its connection is over, and the position is asked for on the next one
 
 
 def share_of_batches(total: int, request: ProducerRequest, consumer: int) -> range:
@@ -556,8 +493,3 @@ class OwnBatches(Sequence[tuple[int, int]]):
             raise IndexError(index)
         turn, shard = divmod(index, self.num_shards)
         return shard, (turn * self.num_consumers + self.consumer) * self.num_shards + shard
-
-    def index_of(self, batch: int) -> int:
-        """Return where a batch of this consumer stands."""
-        turn, shard = divmod(batch, self.num_shards)
-        return turn // self.num_consumers * self.num_shards + shard

@@ -5,7 +5,7 @@ import copy
 import logging
 import secrets
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,6 +27,7 @@ from gigl_loader.message import (
     AT_ONCE_EPOCH,
     AT_ONCE_STREAM,
     ROWS,
+    Attempt,
     BatchTicket,
     Received,
     SampleMessage,
@@ -140,9 +141,12 @@ class RemoteSource:
         self._create = create
         self._attempts: Counter[str] = Counter()
         """How often producers were made anew, for each state that the servers were in."""
-        self._epoch = 0
-        self._to_come: deque[int] = deque()
-        """Batches of the epoch that were not handed out, as `start_epoch` got them."""
+        self._attempt: Attempt | None = None
+        self._to_come: dict[int, int] = {}
+        """By position in the epoch: the batches that were not handed out, as `start_epoch` got
+        them."""
+        self._places: list[int] = []
+        """Positions in the epoch of the batches that the channel was asked for."""
         self._rows: FillingChannel | None = None
         """Fills batches that come without rows; None: they came with them so far."""
         self._machine_rows: MachineRows | None = None
@@ -311,9 +315,9 @@ class RemoteSource:
 
     # -- epochs ---------------------------------------------------------------------------------
 
-    def start_epoch(self, epoch: int, batches: Sequence[int]) -> None:
+    def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
         """Begin an epoch on the servers; ``batches`` count within this process's share."""
-        self._epoch, self._to_come = epoch, deque(batches)
+        self._attempt, self._to_come = attempt, dict(enumerate(batches))
         with self._noting_failures():
             try:
                 # between two epochs: a server that is back would cost the epoch under way its
@@ -324,14 +328,18 @@ class RemoteSource:
                 self._recover(error)
 
     def _begin(self) -> None:
+        if self._attempt is None:  # of a batch at once, before the first epoch
+            return
         if self._rows is not None:
             self._rows.stop()
         positions = {server: position for position, server in enumerate(self._sampling)}
-        batches = [self._place(index, positions) for index in self._to_come]
-        self._channel.start_epoch(self._epoch, batches)
+        batches = [self._place(index, positions) for index in self._to_come.values()]
+        self._places = list(self._to_come)
+        # the same attempt after a recovery: its servers have producers that know no other one
+        self._channel.start_epoch(self._attempt, batches)
         # only the servers' answer to the start of an epoch says whether rows come with the batches
         if self._rows is not None or self._channel.rows_apart:
-            self._filling_channel().begin(self._channel, len(self._to_come))
+            self._filling_channel().begin(self._channel, self._attempt, len(batches))
 
     def _place(self, index: int, positions: Mapping[int, int]) -> tuple[int, int]:
         """Return who samples a batch, by position among those that sample, and the batch."""
@@ -362,11 +370,9 @@ class RemoteSource:
                     self._recover(error)
         if received is None:
             return received
-        index = self._share.index_of(received.ticket.batch)
-        # near the front, as batches come nearly in this order: the search does not grow with the
-        # epoch
-        self._to_come.remove(index)
-        return replace(received, ticket=replace(received.ticket, batch=index))
+        position = self._places[received.ticket.position]
+        ticket = replace(received.ticket, batch=self._to_come.pop(position), position=position)
+        return replace(received, ticket=ticket)
 
     # -- servers that are lost and come back ----------------------------------------------------
 

@@ -205,7 +205,7 @@ class LookAhead:
 class Waiting:
     """A batch that was drawn and not filled."""
 
-    generation: int
+    serial: int
     position: int
     ticket: BatchTicket = field(compare=False)
     batch: DrawnBatch = field(compare=False)
@@ -225,10 +225,10 @@ class AheadTasks:
     def __init__(self, may_fill: Callable[[Waiting], bool]) -> None:
         self._may_fill = may_fill
         self._changed = threading.Condition()
-        self._tasks: deque[tuple[BatchTicket, int]] = deque()
+        self._tasks: deque[BatchTicket] = deque()
         self._waiting: list[Waiting] = []
 
-    def put(self, task: tuple[BatchTicket, int]) -> None:
+    def put(self, task: BatchTicket) -> None:
         """Add a batch to draw."""
         with self._changed:
             self._tasks.append(task)
@@ -246,7 +246,7 @@ class AheadTasks:
             waiting, self._waiting = self._waiting, []
             return waiting
 
-    def get(self) -> Waiting | tuple[BatchTicket, int]:
+    def get(self) -> Waiting | BatchTicket:
         """Wait for the next thing to do: fill before draw, the earliest batch first."""
         with self._changed:
             while True:

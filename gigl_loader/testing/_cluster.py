@@ -8,7 +8,7 @@ from typing import Any
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.remote.client import init_compute_process, shutdown_compute_process
 from gigl_loader.remote.info import GraphStoreInfo
-from gigl_loader.remote.server import init_storage_process
+from gigl_loader.remote.storage_process import init_storage_process
 from gigl_loader.testing._machine import free_port
 from gigl_loader.testing._processes import running_processes
 

@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gigl_loader.memory.slots import Written
-from gigl_loader.message import AT_ONCE_STREAM, BatchTicket, Received, SampleMessage
+from gigl_loader.message import AT_ONCE_STREAM, Attempt, BatchTicket, Received, SampleMessage
 from gigl_loader.rowcache.look_ahead import STREAM, LookAhead
 from gigl_loader.workers import messages
 from gigl_loader.workers.recovery import Recovery
-from gigl_loader.workers.restarts import Task
 from gigl_loader.workers.sampled_input import SeedOrders
 from gigl_loader.workers.schedule import BatchStream, FairQueue
 
@@ -89,12 +88,12 @@ class Dispatcher:
         """Forget a consumer; what is under way for it will be stale."""
         self._queue.remove(number)
 
-    def begin(self, number: int, epoch: int, batches: Sequence[int]) -> None:
+    def begin(self, number: int, attempt: Attempt | int, batches: Sequence[int]) -> None:
         """Begin an epoch of a consumer, and tell the workers; `dispatch` gives its batches out."""
         state = self.streams[number]
-        generation = state.start(epoch, batches)
+        attempt = state.start(attempt, batches)
         if self.look_ahead is not None and number != AT_ONCE_STREAM:
-            self.look_ahead.begin(generation, len(batches))
+            self.look_ahead.begin(attempt.serial, len(batches))
         # before any task of the epoch, which a worker would take for a stale one: its socket keeps
         # the order. Workers that are being replaced hear of it in `catch_up`
         for worker in sorted(self._recovery.at_work):
@@ -103,11 +102,10 @@ class Dispatcher:
     def cancel(self, number: int) -> None:
         """Break the epoch of a consumer off, where one is under way: workers drop its batches."""
         state = self.streams[number]
-        if state.finished:
-            return
+        was_over = state.finished
         state.cancel()
-        for worker in sorted(self._recovery.at_work):
-            self._recovery.send(worker, (messages.GENERATION, number, state.generation, False))
+        for worker in [] if was_over else sorted(self._recovery.at_work):
+            self._recovery.send(worker, (messages.ATTEMPT, number, None, False))
 
     def catch_up(self, worker: int) -> None:
         """Tell a worker that took the place of another which epochs are under way."""
@@ -116,8 +114,9 @@ class Dispatcher:
                 self._announce(worker, state)
 
     def _announce(self, worker: int, state: BatchStream[Received]) -> None:
-        order = self._orders.of(state.number, state.epoch)
-        message = (messages.GENERATION, state.number, state.generation, order is not None)
+        assert state.attempt is not None, "a stream that is not finished was started"
+        order = self._orders.of(state.number, state.attempt.epoch)
+        message = (messages.ATTEMPT, state.number, state.attempt, order is not None)
         self._recovery.send(worker, message, order)
 
     def dispatch(self) -> None:
@@ -133,16 +132,15 @@ class Dispatcher:
         if not (under_way.has_lost or self._queue.has_turns):
             return
         while (worker := self._recovery.free_worker()) is not None:
-            task = self._task_for(worker)
-            if task is None:
+            ticket = self._ticket_for(worker)
+            if ticket is None:
                 return
             if not any(under_way.loads):  # nobody could make progress before
                 self._recovery.note_progress()
-            # noted before it is sent: a worker that turns out to be gone loses the task to another
-            under_way.give(worker, task)
+            # noted before it is sent: a worker that turns out to be gone loses the batch to another
+            under_way.give(worker, ticket)
             free, retired = self._channel.returned(worker, self._concurrency)
-            message = (messages.TASK, task.ticket, task.position, free, retired)
-            self._recovery.send(worker, message)
+            self._recovery.send(worker, (messages.TASK, ticket, free, retired))
 
     def _give_slots_back(self) -> None:
         """Return slots that nobody reads to workers that have drawn all of an epoch.
@@ -171,7 +169,7 @@ class Dispatcher:
         room = max(1, min(self._channel.capacity, room))
         state.limit = self.look_ahead.limit(state.taken, room)
 
-    def _task_for(self, worker: int) -> Task | None:
+    def _ticket_for(self, worker: int) -> BatchTicket | None:
         """Return what ``worker`` is to do next; what a lost worker had comes first.
 
         While something lost is left, nothing new is started: the consumer may be waiting for it,
@@ -179,23 +177,20 @@ class Dispatcher:
         """
         under_way = self._recovery.under_way
         if under_way.has_lost:
-            task = under_way.next_lost(self.is_wanted, idle=not under_way.loads[worker])
-            if task is not None or under_way.has_lost:
-                return task
-        return self._next_task()
-
-    def _next_task(self) -> Task | None:
+            lost = under_way.next_lost(self.is_wanted, idle=not under_way.loads[worker])
+            if lost is not None or under_way.has_lost:
+                return lost
         at_once = self.streams.get(AT_ONCE_STREAM)
         # a batch at once is waited for by itself: it goes out even where the channel is full
         found = None if at_once is None else at_once.next_ticket()
         if found is None and self._has_room():
             found = self._queue.next_ticket()
-        return None if found is None else Task(*found)
+        return found
 
     def is_wanted(self, ticket: BatchTicket) -> bool:
         """Return whether the epoch of a batch still goes on."""
         stream = self.streams.get(ticket.stream)
-        return stream is not None and stream.generation == ticket.generation
+        return stream is not None and stream.wants(ticket)
 
     def _largest(self) -> int:
         """Return the bytes of the largest message so far; says once that the channel has less."""

@@ -17,9 +17,6 @@ from gigl_loader.workers.recovery import Recovery
 
 _OF_TASKS = {messages.BATCH, messages.ERROR, messages.STALE, messages.DRAWN}
 
-Failures = list[tuple[int, SamplingError]]
-"""(consumer, error) of each batch that failed."""
-
 
 class Inbox:
     """Reads and files the messages of all workers of a producer.
@@ -44,12 +41,10 @@ class Inbox:
         self._pumping = threading.RLock()
         self._unfiled: list[WorkerEvent] = []
         """Messages that `count_batches` has read, for the next `pump`."""
-        self._failed: Failures = []
-        """Failures that were filed by a thread that does not wait for them."""
         self._fatal: GiglLoaderError | None = None
         """Why nothing can be sampled any more."""
 
-    def pump(self, timeout_s: float, failures: Failures | None = None) -> bool:
+    def pump(self, timeout_s: float) -> bool:
         """File what workers sent; see `DistSamplingProducer.pump`."""
         with self._pumping:
             with self._lock:
@@ -58,41 +53,19 @@ class Inbox:
             # outside of `lock`: this is the wait. No longer than to the next worker that is due
             events = events or self._recovery.pool.poll(self._recovery.next_step_in(timeout_s))
             with self._lock:
-                failed, self._failed = self._failed, []
                 for event in events:  # all of them: the failure of one costs no other its batch
-                    self._file_or_fail(event, failed)
+                    self._file_or_fail(event)
                 self._dispatcher.dispatch()
-        if failures is not None:
-            failures += failed
-        elif failed:
-            raise failed[0][1]
         self.raise_if_fatal()
         return bool(events)
 
     def attend(self) -> None:
-        """File what workers sent where one of them is lost; failures are kept for who waits."""
+        """File what workers sent where one of them is lost."""
         # deaths alone: to file a batch is up to who takes it, and `has_news` no longer tells of a
         # death that `count_batches` has read
         unfiled = any(event.message[0] == messages.DIED for event in self._unfiled)
-        if not (unfiled or self._recovery.is_pending or self._recovery.pool.has_news()):
-            return
-        failures: Failures = []
-        try:
-            self.pump(0.0, failures)
-        finally:
-            self.keep(failures)
-
-    def keep(self, failures: Failures) -> None:
-        """Keep failures of consumers that did not wait for them."""
-        with self._lock:
-            self._failed += failures
-
-    def raise_failed(self, stream: int) -> None:
-        """Raise what failed while somebody else filed it: the epoch is broken off, not over."""
-        for position, (number, error) in enumerate(self._failed):
-            if number == stream:
-                del self._failed[position]
-                raise error
+        if unfiled or self._recovery.is_pending or self._recovery.pool.has_news():
+            self.pump(0.0)
 
     def raise_if_fatal(self) -> None:
         """Raise what ended the sampling, anew for each caller."""
@@ -122,13 +95,13 @@ class Inbox:
             cause = f"{type(error).__name__}: {error}"
             self._fatal = self._fatal or SamplingError(where, cause, traceback.format_exc())
 
-    def _file_or_fail(self, event: WorkerEvent, failed: Failures) -> None:
+    def _file_or_fail(self, event: WorkerEvent) -> None:
         """File a message. One that cannot be filed would be missing for ever: it ends all epochs.
 
         Whoever happens to file it may not be who waits for it, or may be a thread that would end.
         """
         try:
-            self._file(event, failed)
+            self._file(event)
         except GiglLoaderError as error:
             self._fatal = self._fatal or error
         except Exception as error:
@@ -136,7 +109,7 @@ class Inbox:
             cause, text = f"{type(error).__name__}: {error}", traceback.format_exc()
             self._fatal = self._fatal or SamplingError(where, cause, text)
 
-    def _file(self, event: WorkerEvent, failed: Failures) -> None:
+    def _file(self, event: WorkerEvent) -> None:
         kind, *rest = event.message
         # of a worker whose batches were taken back: another one samples them, and what it wrote is
         # not read. Its slots are gone with it
@@ -149,7 +122,7 @@ class Inbox:
         elif kind == messages.UNHEARD:
             suspect_ranks(*rest)
         elif kind == messages.ERROR:
-            self._file_error(event.worker, failed, *rest)
+            self._file_error(event.worker, *rest)
         elif kind == messages.DRAWN:
             self._count_drawn(*rest)
         elif kind == messages.STALE:
@@ -163,7 +136,7 @@ class Inbox:
             self._give_up(event.worker, error)
 
     def _file_batch(
-        self, event: WorkerEvent, ticket: BatchTicket, position: int, slot: int, nbytes: int,
+        self, event: WorkerEvent, ticket: BatchTicket, slot: int, nbytes: int,
         retired: tuple[int, ...], layout: Any, stats: dict[str, Any],
     ) -> None:  # fmt: skip
         # first of all, and whether the batch is still wanted or not: the worker is done with it
@@ -178,22 +151,19 @@ class Inbox:
         if stream is not None:
             restarts = self._recovery.restarts.total
             stats.update(worker=event.worker, nbytes=nbytes, restarts=restarts)
-            stream.arrived(ticket, position, Received(ticket, message, stats))
+            stream.arrived(ticket, Received(ticket, message, stats))
 
-    def _file_error(
-        self, worker: int, failed: Failures, ticket: BatchTicket, cause: str, text: str
-    ) -> None:
+    def _file_error(self, worker: int, ticket: BatchTicket, cause: str, text: str) -> None:
         self._recovery.under_way.done(worker, ticket)
         if not self._dispatcher.is_wanted(ticket):
             return  # of an epoch that was broken off: nobody waits for it
-        self._dispatcher.streams[ticket.stream].cancel()
         pid = self._recovery.pool.pids[worker]
         where = f"sampling worker {worker} (pid {pid}), epoch {ticket.epoch}, batch {ticket.batch},"
-        failed.append((ticket.stream, SamplingError(where, cause, text)))
+        self._dispatcher.streams[ticket.stream].fail(SamplingError(where, cause, text))
 
     def _count_drawn(self, ticket: BatchTicket, asked: int, kept: int) -> None:
         if self._dispatcher.look_ahead is not None:
-            self._dispatcher.look_ahead.count(ticket.generation, asked, kept)
+            self._dispatcher.look_ahead.count(ticket.serial, asked, kept)
 
     def _lose(
         self, worker: int, pid: int | None, exitcode: int | None, orphan_of: int | None = None

@@ -28,6 +28,7 @@ from gigl_loader.memory import tensors
 from gigl_loader.message import (
     AT_ONCE_EPOCH,
     AT_ONCE_STREAM,
+    Attempt,
     Received,
     SampleMessage,
 )
@@ -41,7 +42,7 @@ from gigl_loader.system import usable_cpus
 from gigl_loader.transport import Security
 from gigl_loader.workers.agreement import Agreement, StartTurns
 from gigl_loader.workers.dispatch import Dispatcher, MessageMemory
-from gigl_loader.workers.inbox import Failures, Inbox
+from gigl_loader.workers.inbox import Inbox
 from gigl_loader.workers.plugins import is_own, main_path_of, pickled
 from gigl_loader.workers.pool import WorkerPool
 from gigl_loader.workers.recovery import LOOK_EVERY_S, Attendant, Recovery
@@ -286,12 +287,13 @@ class DistSamplingProducer:
             self._dispatcher.remove(number)
 
     def start_epoch(
-        self, epoch: int, batches: Sequence[int] | None = None, stream: int = 0
+        self, epoch: Attempt | int, batches: Sequence[int] | None = None, stream: int = 0
     ) -> None:
         """Begin an epoch; whatever is left of the one before is dropped, and never sampled.
 
         Args:
-            epoch: With the seed it decides the shuffle and every draw.
+            epoch: The attempt at one; a number alone, of who counts no attempts, is the attempt
+                after the last one.
             batches: Indices of the batches to sample, in this order (None: all).
             stream: The consumer.
 
@@ -314,6 +316,12 @@ class DistSamplingProducer:
             if stream in self._dispatcher.streams and not self._shut_down:
                 self._dispatcher.cancel(stream)
 
+    def put_back(self, stream: int, taken: int) -> None:
+        """Let the batches come once more that a consumer took after the first ``taken``."""
+        with self._lock:
+            self._dispatcher.streams[stream].put_back(taken)
+            self._dispatcher.dispatch()
+
     # -- messages -------------------------------------------------------------------------------
 
     def next(self, timeout_s: float | None = None, stream: int = 0) -> Received | None:
@@ -334,8 +342,6 @@ class DistSamplingProducer:
                 if received is not None:
                     self._dispatcher.dispatch()
                     return received
-                # in this order: the epoch of a batch that failed was cancelled, so it is finished
-                self._inbox.raise_failed(stream)
                 if state.finished:
                     return None
             # a second at a time: another thread may have filed the batch, or shut the producer down
@@ -352,13 +358,15 @@ class DistSamplingProducer:
             PeerTimeoutError: No worker sent anything for the option's time.
             WorkerDiedError, SamplingError: A worker ended, or raised.
         """
-        return self._wait_for(self.start_at_once(index))
+        self.start_at_once(index)
+        received = self.next(stream=AT_ONCE_STREAM)
+        assert received is not None, "its epoch has one batch"
+        return received
 
-    def start_at_once(self, index: Tensor) -> BatchStream[Received]:
+    def start_at_once(self, index: Tensor) -> None:
         """Let a worker sample the batch of the seeds at ``index``; it comes as `sample` says.
 
-        Returns:
-            The stream `AT_ONCE_STREAM`, which has one such batch at a time.
+        The consumer is `AT_ONCE_STREAM`, which has one such batch at a time.
         """
         with self._lock:
             self._check_usable()
@@ -369,25 +377,6 @@ class DistSamplingProducer:
             self._dispatcher.begin(AT_ONCE_STREAM, AT_ONCE_EPOCH, (0,))
             self._recovery.note_progress()
             self._dispatcher.dispatch()
-            return self._dispatcher.streams[AT_ONCE_STREAM]
-
-    def _wait_for(self, state: BatchStream[Received]) -> Received:
-        """Return the one batch of ``state``; what fails of others is told to who takes those."""
-        limit = self.epoch_options.timeout_s
-        while True:
-            with self._lock:
-                received = state.take()
-            if received is not None:
-                return received
-            failures: Failures = []
-            self.pump(min(1.0, limit), failures)
-            # a list, where `next` lets `pump` raise: the error of another consumer is not for here
-            own = [error for stream, error in failures if stream == state.number]
-            self._inbox.keep([one for one in failures if one[0] != state.number])
-            if own:
-                raise own[0]
-            if self._recovery.is_stalled(limit) and not self.replace_stalled(limit):
-                self._raise_stalled(state, limit)
 
     def _receive(self, timeout_s: float | None) -> SampleMessage:
         received = self.next(timeout_s)
@@ -402,8 +391,16 @@ class DistSamplingProducer:
             state = self._dispatcher.streams[stream]
             return state.finished or state.can_take
 
+    def stream(self, number: int) -> BatchStream[Received]:
+        """Return the state of a consumer's epoch, to be looked at and left as it is."""
+        return self._dispatcher.streams[number]
+
     def take(self, stream: int) -> tuple[Received | None, bool]:
-        """Return (the next batch if it has arrived, whether the epoch is over); never waits."""
+        """Return (the next batch if it has arrived, whether the epoch is over); never waits.
+
+        Raises:
+            SamplingError: A batch failed.
+        """
         with self._lock:
             state = self._dispatcher.streams[stream]
             received = state.take()
@@ -411,17 +408,15 @@ class DistSamplingProducer:
                 self._dispatcher.dispatch()
             return received, state.finished
 
-    def pump(self, timeout_s: float, failures: Failures | None = None) -> bool:
+    def pump(self, timeout_s: float) -> bool:
         """File what workers sent, waiting up to ``timeout_s`` for the first; return whether any.
 
-        Args:
-            timeout_s: Seconds.
-            failures: Takes (consumer, error) for each batch that failed; None: the first is raised.
+        A batch that failed ends the epoch of its consumer, who is told when it takes the next.
 
         Raises:
             WorkerDiedError: A worker ended, and was not replaced.
         """
-        return self._inbox.pump(timeout_s, failures)
+        return self._inbox.pump(timeout_s)
 
     def _attend(self) -> None:
         """Replace workers that are gone, in place of a training loop that is busy elsewhere."""
@@ -441,10 +436,12 @@ class DistSamplingProducer:
             return self._recovery.replace_stalled(limit_s)
 
     def _raise_stalled(self, state: BatchStream[Received], limit: float) -> None:
+        assert state.attempt is not None, "an epoch that is waited for was started"
+        epoch = state.attempt.epoch
         busy = [number for number, load in enumerate(self._recovery.under_way.loads) if load]
         raise PeerTimeoutError(
             f"no sampling worker made progress for {limit:.1f} s; waiting for batch "
-            f"{state.awaited} of epoch {state.epoch} from {self._pool.describe(busy)}; if a batch "
+            f"{state.awaited} of epoch {epoch} from {self._pool.describe(busy)}; if a batch "
             "really takes that long, raise `timeout`"
         )
 

@@ -16,9 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, WorkerDiedError
+from gigl_loader.message import BatchTicket
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.workers.pool import WorkerPool
-from gigl_loader.workers.restarts import Restarts, Task, UnderWay, ended_by_itself
+from gigl_loader.workers.restarts import Restarts, UnderWay, ended_by_itself
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Recovery:
 
     def __init__(
         self, pool: WorkerPool, concurrency: int, max_restarts: int,
-        seeds_of: Callable[[Task], list[int]],
+        seeds_of: Callable[[BatchTicket], list[int]],
     ) -> None:  # fmt: skip
         self.pool, self._seeds_of = pool, seeds_of
         self.under_way = UnderWay(pool.num_workers, concurrency)
@@ -106,8 +107,8 @@ class Recovery:
         num_had = self.under_way.loads[worker]
         suspects = self.under_way.lose(worker, suspects_any=orphan_of is None, by_itself=by_itself)
         error: GiglLoaderError | None = None
-        if by_itself and (task := self.under_way.killed_twice(suspects)) is not None:
-            error = self._error_of_batch(task, worker, pid, exitcode, hung)
+        if by_itself and (ticket := self.under_way.killed_twice(suspects)) is not None:
+            error = self._error_of_batch(ticket, worker, pid, exitcode, hung)
         elif not self.restarts.may_take(orphan_of):
             error = WorkerDiedError(worker, pid, exitcode, self._used_up(suspects))
         if error is not None:
@@ -188,7 +189,7 @@ class Recovery:
             self.pool.kill(worker)
         return True
 
-    def _used_up(self, suspects: list[Task]) -> str:
+    def _used_up(self, suspects: list[BatchTicket]) -> str:
         most = self.restarts.most
         if not most:
             return ""
@@ -199,27 +200,28 @@ class Recovery:
             text += self._seeds_told(suspects[0])
         return text
 
-    def _seeds_told(self, task: Task) -> str:
-        seeds = self._seeds_of(task)
+    def _seeds_told(self, ticket: BatchTicket) -> str:
+        seeds = self._seeds_of(ticket)
         shown = ", ".join(map(str, seeds[:_SHOWN_SEEDS])) + ", ..." * (len(seeds) > _SHOWN_SEEDS)
         return f"; its {len(seeds)} seeds are [{shown}]"
 
     def _error_of_batch(
-        self, task: Task, worker: int, pid: int | None, exitcode: int | None, hung: str | None
-    ) -> GiglLoaderError:
+        self, ticket: BatchTicket, worker: int, pid: int | None, exitcode: int | None,
+        hung: str | None,
+    ) -> GiglLoaderError:  # fmt: skip
         note = (
-            f"{_named([task])} was lost with two workers that ended while they sampled it alone, "
-            f"so it is not sampled a third time{self._seeds_told(task)}"
+            f"{_named([ticket])} was lost with two workers that ended while they sampled it alone, "
+            f"so it is not sampled a third time{self._seeds_told(ticket)}"
         )
         if hung is None:
             return WorkerDiedError(worker, pid, exitcode, note)
         return PeerTimeoutError(f"{hung}; {note}; if a batch takes that long, raise `timeout`")
 
 
-def _named(tasks: list[Task]) -> str:
-    if not tasks:
+def _named(tickets: list[BatchTicket]) -> str:
+    if not tickets:
         return "no batch"
-    return ", ".join("batch {1} of epoch {0}".format(*task.content) for task in tasks)
+    return ", ".join("batch {1} of epoch {0}".format(*one.content) for one in tickets)
 
 
 class Attendant:

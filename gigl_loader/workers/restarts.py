@@ -17,7 +17,6 @@ No processes, no memory, no clock.
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from gigl_loader.errors import ProtocolError
 from gigl_loader.message import BatchTicket
@@ -46,19 +45,6 @@ def ended_by_itself(exitcode: int | None) -> bool:
     return exitcode is not None and (exitcode >= 0 or -exitcode in _OWN_SIGNALS)
 
 
-@dataclass(frozen=True)
-class Task:
-    """A batch to sample, and its place in the epoch of its consumer."""
-
-    ticket: BatchTicket
-    position: int
-
-    @property
-    def content(self) -> tuple[int, int]:
-        """Epoch and batch, which decide the batch's content."""
-        return self.ticket.epoch, self.ticket.batch
-
-
 class UnderWay:
     """The batches that workers have, each worker's in the order in which it got them.
 
@@ -69,8 +55,8 @@ class UnderWay:
 
     def __init__(self, num_workers: int, concurrency: int) -> None:
         self._concurrency = concurrency
-        self._of: list[list[Task]] = [[] for _ in range(num_workers)]
-        self._lost: list[Task] = []
+        self._of: list[list[BatchTicket]] = [[] for _ in range(num_workers)]
+        self._lost: list[BatchTicket] = []
         self._alone: set[int] = set()
         self._suspected: set[tuple[int, int]] = set()
         self._deaths: Counter[tuple[int, int]] = Counter()
@@ -81,12 +67,12 @@ class UnderWay:
     @property
     def loads(self) -> list[int]:
         """How many batches each worker has."""
-        return [len(tasks) for tasks in self._of]
+        return [len(tickets) for tickets in self._of]
 
-    def give(self, worker: int, task: Task) -> None:
-        """Note that ``worker`` was sent ``task``."""
-        self._of[worker].append(task)
-        if task.content in self._suspected:
+    def give(self, worker: int, ticket: BatchTicket) -> None:
+        """Note that ``worker`` was sent a batch to sample."""
+        self._of[worker].append(ticket)
+        if ticket.content in self._suspected:
             self._alone.add(worker)
 
     def done(self, worker: int, ticket: BatchTicket) -> None:
@@ -95,20 +81,20 @@ class UnderWay:
         Raises:
             ProtocolError: It does not have it.
         """
-        tasks = self._of[worker]
         # a handful, or some thousand drawn ahead, of which the first ones are done first
-        task = next((task for task in tasks if task.ticket == ticket), None)
-        if task is None:
+        if ticket not in self._of[worker]:
             raise ProtocolError(f"worker {worker} answered for {ticket}, which it was not given")
-        tasks.remove(task)
+        self._of[worker].remove(ticket)
         self._alone.discard(worker)
-        self._acquit(task)
+        self._acquit(ticket)
 
     def may_have(self, worker: int) -> bool:
         """Return whether ``worker`` may be given a further batch."""
         return worker not in self._alone
 
-    def lose(self, worker: int, *, suspects_any: bool = True, by_itself: bool = True) -> list[Task]:
+    def lose(
+        self, worker: int, *, suspects_any: bool = True, by_itself: bool = True
+    ) -> list[BatchTicket]:
         """Take back all that a lost worker had; return what it may have died of.
 
         Args:
@@ -116,43 +102,45 @@ class UnderWay:
             suspects_any: Whether a batch may be the cause; not where its supervisor was ended.
             by_itself: Whether the worker ended itself, or hung: that counts against a batch.
         """
-        tasks, self._of[worker] = self._of[worker], []
+        had, self._of[worker] = self._of[worker], []
         self._alone.discard(worker)
         if not suspects_any:
-            self._lost = sorted([*self._lost, *tasks], key=lambda task: task.position)
+            self._lost = sorted([*self._lost, *had], key=lambda one: one.position)
             return []
         # those after them wait in the worker's queue: it cannot have died of one that it had not
         # begun. Which of several it died of cannot be told, so each is tried alone
-        suspects = tasks[: self._concurrency]
-        self._lost = sorted([*self._lost, *tasks], key=lambda task: task.position)
-        self._suspected.update(task.content for task in suspects)
+        suspects = had[: self._concurrency]
+        self._lost = sorted([*self._lost, *had], key=lambda one: one.position)
+        self._suspected.update(one.content for one in suspects)
         # had it others as well, they are suspects as much: nothing is counted against this one
         if len(suspects) == 1:
             self._losses[suspects[0].content] += 1
             self._deaths[suspects[0].content] += by_itself
         return suspects
 
-    def losses(self, suspects: Sequence[Task]) -> int:
+    def losses(self, suspects: Sequence[BatchTicket]) -> int:
         """Return how many workers were lost with the one batch that the last lost one had."""
         return self._losses[suspects[0].content] if len(suspects) == 1 else 0
 
-    def killed_twice(self, suspects: Sequence[Task]) -> Task | None:
+    def killed_twice(self, suspects: Sequence[BatchTicket]) -> BatchTicket | None:
         """Return the batch that a lost worker had alone, if it is the second that ended of it."""
         if len(suspects) == 1 and self._deaths[suspects[0].content] > 1:
             return suspects[0]
         return None
 
-    def _acquit(self, task: Task) -> None:
-        self._suspected.discard(task.content)
+    def _acquit(self, ticket: BatchTicket) -> None:
+        self._suspected.discard(ticket.content)
         for counted in (self._deaths, self._losses):
-            del counted[task.content]  # of a Counter: no error where there is none
+            del counted[ticket.content]  # of a Counter: no error where there is none
 
     @property
     def has_lost(self) -> bool:
         """Whether batches of lost workers are to be sampled again: before any further one."""
         return bool(self._lost)
 
-    def next_lost(self, is_wanted: Callable[[BatchTicket], bool], *, idle: bool) -> Task | None:
+    def next_lost(
+        self, is_wanted: Callable[[BatchTicket], bool], *, idle: bool
+    ) -> BatchTicket | None:
         """Return a batch of a lost worker for another one: the earliest, or none.
 
         None is passed over: what comes after it may have to wait for it, on the one worker that
@@ -163,7 +151,7 @@ class UnderWay:
             idle: Whether the worker has nothing to do: only then may it have a suspected batch.
         """
         # of an epoch that was broken off: nobody waits for it, so it is not sampled again
-        while self._lost and not is_wanted(self._lost[0].ticket):
+        while self._lost and not is_wanted(self._lost[0]):
             self._acquit(self._lost.pop(0))
         if not self._lost or (self._lost[0].content in self._suspected and not idle):
             return None

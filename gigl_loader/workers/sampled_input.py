@@ -11,10 +11,9 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HO
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory import tensors
-from gigl_loader.message import AT_ONCE_STREAM, SEED_TIME
+from gigl_loader.message import AT_ONCE_STREAM, SEED_TIME, BatchTicket
 from gigl_loader.options import EpochOptions
 from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.workers.restarts import Task
 from gigl_loader.workers.schedule import num_batches
 from gigl_loader.workers.setup import SeedInput
 
@@ -69,14 +68,13 @@ class SeedOrders:
             self._latest = (epoch, tensors.share_tensor(order))
         return self._latest[1]
 
-    def seeds_of(self, task: Task) -> list[int]:
+    def seeds_of(self, ticket: BatchTicket) -> list[int]:
         """Return the ids of the seeds of one batch, for errors."""
-        epoch, batch = task.content
-        order = self.of(task.ticket.stream, epoch)
+        order = self.of(ticket.stream, ticket.epoch)
         positions = torch.arange(self._seeds.shape[0]) if order is None else order
-        if task.ticket.stream != AT_ONCE_STREAM:
+        if ticket.stream != AT_ONCE_STREAM:
             size = self._config.batch_size
-            positions = positions[batch * size : (batch + 1) * size]
+            positions = positions[ticket.batch * size : (ticket.batch + 1) * size]
         seeds: list[int] = self._seeds[positions].tolist()
         return seeds
 

@@ -32,7 +32,7 @@ from gigl_loader.memory import read_ahead
 from gigl_loader.memory.same_host import Offer, read_offers
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.slots import SlotWriter, Written
-from gigl_loader.message import AT_ONCE_STREAM, BatchTicket
+from gigl_loader.message import AT_ONCE_STREAM, Attempt, BatchTicket
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.drawn import keep_structure
 from gigl_loader.rowcache.look_ahead import STREAM, AheadMemory, AheadTasks, DrawnAhead, Waiting
@@ -97,9 +97,9 @@ class Worker:
         self._replaces, self._listens_on = _receive_position(sock)
         self._plugins = Plugins()
         self._slots = SlotWriter()
-        self._tasks: queue.SimpleQueue[tuple[BatchTicket, int] | None] = queue.SimpleQueue()
-        # by stream: its generation, and the order of the seeds in that epoch
-        self._generations: dict[int, tuple[int, Array | None]] = {}
+        self._tasks: queue.SimpleQueue[BatchTicket | None] = queue.SimpleQueue()
+        # by stream: the attempt that goes on, and the order of the seeds in its epoch
+        self._attempts: dict[int, tuple[Attempt | None, Array | None]] = {}
         self._send_lock = threading.Lock()  # sampling threads send batches, the main one the rest
         self._answering: Answering | None = None
         self._asking: Asking | None = None
@@ -154,27 +154,30 @@ class Worker:
                 self._take_task(*rest)
             elif kind == messages.SLOTS:
                 self._slots.give_back(*rest)
-            elif kind == messages.GENERATION:
-                self._start_generation(*rest)
+            elif kind == messages.ATTEMPT:
+                self._start_attempt(*rest)
             elif kind == messages.PEERS:
                 self._connect(*rest)
             elif kind == messages.STOP:
                 self._stop(*rest)
                 return
 
-    def _take_task(
-        self, ticket: BatchTicket, position: int, free: list[int], retired: list[int]
-    ) -> None:
-        self._slots.give_back(free, retired)  # first: this very task may be written there
+    def _take_task(self, ticket: BatchTicket, free: list[int], retired: list[int]) -> None:
+        self._slots.give_back(free, retired)  # first: this very batch may be written there
         if self._cache is not None:
-            self._ahead.put((ticket, position))
+            self._ahead.put(ticket)
         else:
-            self._tasks.put((ticket, position))
+            self._tasks.put(ticket)
 
-    def _start_generation(self, stream: int, generation: int, has_order: bool) -> None:
+    def _start_attempt(self, stream: int, attempt: Attempt | None, has_order: bool) -> None:
         order = pipe.receive_object(self._sock) if has_order else None
         # both in one tuple, put in place in one step: sampling threads look at any time
-        self._generations[stream] = (generation, order)
+        self._attempts[stream] = (attempt, order)
+
+    def _goes_on(self, ticket: BatchTicket) -> bool:
+        """Return whether a batch is of an attempt that was not broken off."""
+        attempt, _ = self._attempts.get(ticket.stream, (None, None))
+        return ticket.attempt == attempt
 
     def _connect(
         self, name: str, assignment: Assignment | None, offers: dict[int, list[Offer]],
@@ -240,7 +243,7 @@ class Worker:
 
     def _stop(self, linger_s: float) -> None:
         """End; but answer the other partitions until their workers are done, or ask no more."""
-        self._generations.clear()  # what is still in the queue is stale now
+        self._attempts.clear()  # what is still in the queue is stale now
         if self._cache is not None:  # others of this machine share the memory
             for waiting in self._ahead.drop():
                 self._cache.forget(waiting.number)
@@ -272,10 +275,9 @@ class Worker:
         sampler: Sampler | None = None
         while True:
             waited = time.perf_counter()
-            task = self._tasks.get()
-            if task is None:
+            ticket = self._tasks.get()
+            if ticket is None:
                 return
-            ticket, position = task
             idle_s = time.perf_counter() - waited
             try:
                 request = self._request(ticket)
@@ -287,7 +289,7 @@ class Worker:
                 if sampler is None:
                     peers = LaterPeers(self._asking) if self._rows_apart else self._asking
                     sampler = load_sampler(self._setup, self._plugins, peers)
-                self._sample(sampler, request, position, idle_s)
+                self._sample(sampler, request, idle_s)
             # of shared memory or a disk, to be told; or of the socket: then telling fails as well,
             # the trainer is gone, and so is the reason for this process
             except OSError as error:
@@ -301,9 +303,8 @@ class Worker:
     def _may_fill(self, waiting: Waiting) -> bool:
         """Return whether a drawn batch may be filled, or is of an epoch that was broken off."""
         assert self._drawn is not None
-        generation, _ = self._generations.get(STREAM, (-1, None))
-        is_stale = waiting.generation != generation
-        return is_stale or self._drawn.may_fill(waiting.generation, waiting.position)
+        ticket = waiting.ticket
+        return not self._goes_on(ticket) or self._drawn.may_fill(ticket.serial, ticket.position)
 
     def _draw_and_fill(self) -> None:
         assert self._cache is not None
@@ -316,7 +317,7 @@ class Worker:
             waited = time.perf_counter()
             found = self._ahead.get()
             idle_s = time.perf_counter() - waited
-            ticket = found.ticket if isinstance(found, Waiting) else found[0]
+            ticket = found.ticket if isinstance(found, Waiting) else found
             try:
                 if isinstance(found, Waiting):
                     self._fill(pipeline, found, idle_s)
@@ -332,12 +333,12 @@ class Worker:
                 batch = keep_structure(fields, here)
                 is_ahead = ticket.stream == STREAM
                 drawn = Waiting(
-                    ticket.generation, found[1], ticket, batch,
+                    ticket.serial, ticket.position, ticket, batch,
                     pipeline.add(batch) if is_ahead else NOT_PLANNED,
                     request.seeds.size, time.perf_counter() - started,
                 )  # fmt: skip
                 if is_ahead:
-                    self._drawn.note(ticket.generation, found[1])
+                    self._drawn.note(ticket.serial, ticket.position)
                     self._ahead.put_drawn(drawn)
                     asked = self._cache.bytes_of(batch.wanted())
                     self._send((messages.DRAWN, ticket, asked, batch.nbytes))
@@ -351,7 +352,7 @@ class Worker:
 
     def _fill(self, pipeline: Pipeline, drawn: Waiting, idle_s: float) -> None:
         ticket = drawn.ticket
-        if self._generations.get(ticket.stream, (-1, None))[0] != ticket.generation:
+        if not self._goes_on(ticket):
             pipeline.forget(drawn.number)
             self._send((messages.STALE, ticket))
             return
@@ -362,12 +363,12 @@ class Worker:
             "seeds": drawn.num_seeds, "idle_s": idle_s, "sample_s": drawn.sample_s,
             "gather_s": time.perf_counter() - started, "cached_rows": filling.num_cached,
         }  # fmt: skip
-        self._hand_over(ticket, drawn.position, written, stats)
+        self._hand_over(ticket, written, stats)
 
     def _request(self, ticket: BatchTicket) -> SampleRequest | None:
         """Return what to sample, or None: the epoch was broken off."""
-        generation, order = self._generations.get(ticket.stream, (-1, None))
-        if ticket.generation != generation:
+        attempt, order = self._attempts.get(ticket.stream, (None, None))
+        if ticket.attempt != attempt:
             return None
         source, size = self._setup.seed_input, self._setup.batch_size
         # also where the last batch is incomplete: whether it is asked for the trainer decides
@@ -378,9 +379,7 @@ class Worker:
         extra = {name: column[input_id] for name, column in source.extra.items()}
         return SampleRequest(ticket, source.seeds[input_id], input_id, extra)
 
-    def _sample(
-        self, sampler: Sampler, request: SampleRequest, position: int, idle_s: float
-    ) -> None:
+    def _sample(self, sampler: Sampler, request: SampleRequest, idle_s: float) -> None:
         started = time.perf_counter()
         fields = _all_fields(sampler, request, self._setup.view)
         if self._rows_apart:
@@ -393,16 +392,14 @@ class Worker:
             "sample_s": sampled - started,
             "gather_s": time.perf_counter() - sampled,
         }
-        self._hand_over(request.ticket, position, written, stats)
+        self._hand_over(request.ticket, written, stats)
 
-    def _hand_over(
-        self, ticket: BatchTicket, position: int, written: Written, stats: dict[str, Any]
-    ) -> None:
+    def _hand_over(self, ticket: BatchTicket, written: Written, stats: dict[str, Any]) -> None:
         stats.update(ended_ns=time.time_ns(), asked=self._num_asked)
         if self._asking is not None:
             stats.update(self._asking.take_traffic().stats())
         message = (
-            messages.BATCH, ticket, position, written.slot, written.nbytes, written.retired,
+            messages.BATCH, ticket, written.slot, written.nbytes, written.retired,
             written.layout, stats,
         )  # fmt: skip
         fds = [] if written.fd is None else [written.fd]

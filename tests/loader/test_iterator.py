@@ -10,15 +10,16 @@ from gigl_loader import SamplingError, UsageError
 from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.loader.epoch import EpochProgress, HandedOut, LoaderStats
 from gigl_loader.loader.iterator import EpochIterator, Epochs
-from gigl_loader.message import BatchTicket, Received
+from gigl_loader.message import Attempt, BatchTicket, Received
 
 
 class Source:
-    """Gives the batches that it was told to; an error is raised in its turn."""
+    """Gives the batches at the positions that it was told; an error is raised in its turn."""
 
-    def __init__(self, *given: int | Exception) -> None:
+    def __init__(self, *given: int | Exception, num_batches: int = 100) -> None:
         self.to_come, self.cancelled, self.waiting = deque(given), 0, 0
-        self.begun: tuple[int, list[int]] | None = None
+        self.num_batches = num_batches
+        self.begun: list[tuple[Attempt, list[int]]] = []
         self.ended = False
 
     def ready(self) -> bool:
@@ -28,14 +29,17 @@ class Source:
         if not self.to_come:
             self.ended = True
             return None
-        number = self.to_come.popleft()
-        if isinstance(number, Exception):
-            raise number
+        position = self.to_come.popleft()
+        if isinstance(position, Exception):
+            raise position
+        number = position % self.num_batches
         stats = {"seeds": 2, "sample_s": 0.5, "restarts": 0}
-        return Received(BatchTicket(0, 1, 0, number), {"x": torch.tensor([number])}, stats)
+        return Received(
+            BatchTicket(0, 1, 0, number, position), {"x": torch.tensor([number])}, stats
+        )
 
-    def start_epoch(self, epoch: int, batches: list[int]) -> None:
-        self.begun = (epoch, batches)
+    def start_epoch(self, attempt: Attempt, batches: list[int]) -> None:
+        self.begun.append((attempt, batches))
 
     def count_waiting(self) -> int:
         return self.waiting
@@ -47,8 +51,8 @@ class Source:
 class Owner:
     """What an iterator is given; a batch is the number of its message."""
 
-    def __init__(self, source: Source, num_batches: int, ahead: bool = False) -> None:
-        self.source, self.num_batches, self.progress = source, num_batches, EpochProgress()
+    def __init__(self, source: Source, ahead: bool = False) -> None:
+        self.source, self.progress = source, EpochProgress()
         self.engine = CopyEngine("cpu", non_blocking=False) if ahead else None
         self.recorded: list[dict[str, Any]] = []
         self.handed_out = HandedOut(recorders=[self.recorded.append])
@@ -65,7 +69,7 @@ class Owner:
 def _iterate(owner: Owner, positions: list[int]) -> EpochIterator:
     source: Any = owner.source
     return EpochIterator(
-        source, positions, owner.progress, num_batches=owner.num_batches,
+        source, positions, owner.progress,
         collate=lambda message: owner.collate(message), handed_out=owner.handed_out,
         engine=owner.engine,
     )  # fmt: skip
@@ -73,7 +77,7 @@ def _iterate(owner: Owner, positions: list[int]) -> EpochIterator:
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_batches_come_and_are_counted(ahead: bool) -> None:
-    owner = Owner(Source(0, 1, 2), 3, ahead)
+    owner = Owner(Source(0, 1, 2), ahead)
     iterator = _iterate(owner, [0, 1, 2])
     assert (iter(iterator), len(iterator)) == (iterator, 3)
     assert next(iterator) == 0
@@ -91,14 +95,14 @@ def test_batches_come_and_are_counted(ahead: bool) -> None:
 
 def test_a_batch_that_comes_twice_is_of_two_positions() -> None:
     """With even_ranks="wrap" positions go on beyond the batches, which then start again."""
-    owner = Owner(Source(0, 1, 0), 2)
+    owner = Owner(Source(0, 1, 2, num_batches=2))
     iterator = _iterate(owner, [0, 1, 2])
     assert list(iterator) == [0, 1, 0]
     assert owner.progress.yielded == 3
 
 
 def test_batches_out_of_order_are_positions_ahead_of_the_run() -> None:
-    owner = Owner(Source(2, 0), 3)
+    owner = Owner(Source(2, 0))
     iterator = _iterate(owner, [0, 1, 2])
     next(iterator)
     assert (owner.progress.yielded, owner.progress.ahead) == (0, {2})
@@ -107,7 +111,7 @@ def test_batches_out_of_order_are_positions_ahead_of_the_run() -> None:
 
 
 def test_a_batch_whose_collating_raised_is_not_in_the_state(monkeypatch) -> None:
-    owner = Owner(Source(0, 1), 2)
+    owner = Owner(Source(0, 1))
     iterator = _iterate(owner, [0, 1])
     next(iterator)
     monkeypatch.setattr(owner, "collate", lambda _: 1 // 0)
@@ -118,7 +122,7 @@ def test_a_batch_whose_collating_raised_is_not_in_the_state(monkeypatch) -> None
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_an_error_of_the_source_ends_the_epoch(ahead: bool) -> None:
-    owner = Owner(Source(0, ValueError("lost")), 3, ahead)
+    owner = Owner(Source(0, ValueError("lost")), ahead)
     iterator = _iterate(owner, [0, 1, 2])
     assert next(iterator) == 0
     with pytest.raises(ValueError, match="lost"):
@@ -132,14 +136,14 @@ def test_an_error_of_the_source_ends_the_epoch(ahead: bool) -> None:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_dropping_it_ends_the_epoch_at_once(ahead: bool) -> None:
     """By its reference count: after a `break`, workers must not sample until Python cleans up."""
-    owner = Owner(Source(0, 1, 2), 3, ahead)
+    owner = Owner(Source(0, 1, 2), ahead)
     for _ in _iterate(owner, [0, 1, 2]):
         break
     assert owner.source.cancelled == 1
 
 
 def test_waiting_batches_are_those_of_the_source_and_those_copied_ahead() -> None:
-    owner = Owner(Source(0, 1), 2)
+    owner = Owner(Source(0, 1))
     owner.source.waiting = 5
     iterator = _iterate(owner, [0, 1])
     next(iterator)
@@ -152,7 +156,7 @@ def test_waiting_batches_are_those_of_the_source_and_those_copied_ahead() -> Non
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_stop_iteration_of_something_else_is_not_the_end(ahead: bool) -> None:
     """A bare next() in a sampler, in a producer: the loop would end as if the epoch were whole."""
-    owner = Owner(Source(0, StopIteration("foreign"), 1), 3, ahead)
+    owner = Owner(Source(0, StopIteration("foreign"), 1), ahead)
     iterator = _iterate(owner, [0, 1, 2])
     found: list[Any] = []
     with pytest.raises(SamplingError, match="StopIteration was raised"):
@@ -168,7 +172,7 @@ def test_nor_is_one_of_what_makes_the_batch(ahead: bool, monkeypatch) -> None:
         raise StopIteration
 
     for name in ("collate", "recorders", "count_waiting"):
-        owner = Owner(Source(0, 1), 2, ahead)
+        owner = Owner(Source(0, 1), ahead)
         if name == "recorders":
             owner.handed_out.recorders = [fail]
         elif name == "collate":
@@ -184,6 +188,8 @@ def test_a_batch_again_leaves_the_source_at_the_end_of_its_epoch() -> None:
     epochs = Epochs(source)
     epochs.num_batches = 3
     assert epochs.again(5, 1).ticket.batch == 1
-    assert source.begun == (5, [1])
     assert source.ended, "an error of its last steps would be raised here"
+    source.to_come.append(1)
+    assert epochs.again(5, 1).ticket.batch == 1
+    assert source.begun == [(Attempt(5, 1), [1]), (Attempt(5, 2), [1])], "told apart everywhere"
     assert (source.cancelled, epochs.next_epoch) == (0, 0)

@@ -10,11 +10,12 @@ from store_cluster import HOST, SAMPLERS, tiny_partition
 from gigl_loader._glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 from gigl_loader.graph_store import DistServer, RemoteReceivingChannel
 from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
-from gigl_loader.remote.messages import ProducerRequest
+from gigl_loader.remote.requests import ProducerRequest
+from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.transport import Security
 
 SECURITY = Security.local()
@@ -111,7 +112,9 @@ def channel_of(cluster: Cluster, **how: Any) -> Iterator[RemoteReceivingChannel]
 def start(channel: RemoteReceivingChannel, epoch: int) -> None:
     """Begin an epoch of 30 batches, the servers in turn."""
     servers = len(channel._producer_ids)
-    channel.start_epoch(epoch, [(batch % servers, batch) for batch in range(30)])
+    channel.start_epoch(
+        Attempt(epoch, epoch + 1), [(batch % servers, batch) for batch in range(30)]
+    )
 
 
 def take(channel: RemoteReceivingChannel, most: int = 100) -> list[dict[str, torch.Tensor]]:

@@ -24,12 +24,12 @@ from gigl_loader.errors import (
 from gigl_loader.memory import segments
 from gigl_loader.memory.same_host import HostMark, region_of
 from gigl_loader.memory.slots import Layout
-from gigl_loader.message import BatchTicket
+from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.options import SAME_MEMORY_VARIABLE
-from gigl_loader.remote import channel as channel_module
+from gigl_loader.remote import fetcher
 from gigl_loader.remote.channel import RemoteReceivingChannel
-from gigl_loader.remote.messages import BatchMessage, FetchAnswer, Nothing
 from gigl_loader.remote.payload import pack_batch
+from gigl_loader.remote.requests import BatchMessage, FetchAnswer, Nothing
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import End
 
@@ -94,14 +94,16 @@ class _Server:
         return request, reply.answer
 
     def send(self, batch: int, finished: bool = False, **how: Any) -> None:
-        _, answer = self.next_fetch()
-        answer.set_result(FetchAnswer(_batch(batch, **how), finished))
+        """Answer the next question with a batch."""
+        request, answer = self.next_fetch()
+        answer.set_result(FetchAnswer(_batch(batch, request.position, **how), finished))
 
 
-def _batch(number: int, **how: Any) -> BatchMessage:
+def _batch(number: int, position: int = 0, serial: int = 1, **how: Any) -> BatchMessage:
+    ticket = BatchTicket(0, serial, 0, number, position)
     values = np.array([number, number], np.float32)
     columns, parts = pack_batch(LAYOUT, memoryview(values.data).cast("B"))
-    given: dict[str, Any] = {"ticket": BatchTicket(0, 0, 0, number), "stats": {}, "layout": LAYOUT}
+    given: dict[str, Any] = {"ticket": ticket, "stats": {}, "layout": LAYOUT}
     return BatchMessage(**{**given, "columns": columns, "parts": parts, **how})
 
 
@@ -144,7 +146,7 @@ def test_batches_come_in_the_order_of_the_epoch_or_as_they_arrive(
     in_order: bool, make: Make
 ) -> None:
     channel, (zero, one) = make(in_order=in_order)
-    channel.start_epoch(0, [(0, 4), (1, 5), (0, 6), (0, 4)])
+    channel.start_epoch(Attempt(0, 1), [(0, 4), (1, 5), (0, 6), (0, 4)])
     one.send(5, finished=True)
     _arrived(channel, 1)
     assert channel.ready() is not in_order
@@ -161,7 +163,7 @@ def test_batches_come_in_the_order_of_the_epoch_or_as_they_arrive(
 
 def test_no_more_is_asked_for_than_may_wait(make: Make) -> None:
     channel, (server,) = make(1, prefetch_size=2)
-    channel.start_epoch(0, [(0, batch) for batch in range(5)])
+    channel.start_epoch(Attempt(0, 1), [(0, batch) for batch in range(5)])
     asked = server.asked["fetch"]
     assert asked.qsize() == 2
     server.send(0)
@@ -172,12 +174,12 @@ def test_no_more_is_asked_for_than_may_wait(make: Make) -> None:
     request, answer = server.next_fetch()
     assert (request.position, request.producer_id, request.same_host) == (2, 10, False)
     assert asked.qsize() == 0
-    answer.set_result(FetchAnswer(_batch(2), False))
+    answer.set_result(FetchAnswer(_batch(2, 2), False))
 
 
 def test_what_arrived_before_an_error_comes_before_it(make: Make) -> None:
     channel, (server,) = make(1)
-    channel.start_epoch(0, [(0, 0), (0, 1), (0, 2)])
+    channel.start_epoch(Attempt(0, 1), [(0, 0), (0, 1), (0, 2)])
     server.send(0)
     _, answer = server.next_fetch()
     answer.set_exception(SamplingError("worker 0", "ValueError: no luck", ""))
@@ -191,20 +193,20 @@ def test_what_arrived_before_an_error_comes_before_it(make: Make) -> None:
 
 def test_answers_of_an_epoch_that_was_broken_off_are_dropped(make: Make) -> None:
     channel, (server,) = make(1)
-    channel.start_epoch(0, [(0, 0), (0, 1)])
+    channel.start_epoch(Attempt(0, 1), [(0, 0), (0, 1)])
     old = [server.next_fetch() for _ in range(2)]
     channel.cancel()
     name, arguments = server.calls[-1]
-    assert (name, arguments["request"].generation) == ("cancel_epoch_sampling", 1)
-    channel.start_epoch(1, [(0, 0), (0, 1)])
+    assert (name, arguments["request"].attempt) == ("cancel_epoch_sampling", Attempt(0, 1))
+    channel.start_epoch(Attempt(0, 2), [(0, 0), (0, 1)])
     _, answer = old[0]
     answer.set_result(FetchAnswer(_batch(0), False))
     _, answer = old[1]
     answer.set_exception(SamplingError("worker 0", "ValueError: of the epoch before", ""))
     request, answer = server.next_fetch()
-    assert (request.generation, request.position) == (3, 0)
-    answer.set_result(FetchAnswer(_batch(1), False))
-    server.send(0, finished=True)
+    assert (request.attempt, request.position) == (Attempt(0, 2), 0)
+    answer.set_result(FetchAnswer(_batch(0, serial=2), False))
+    server.send(1, finished=True, serial=2)
     _arrived(channel, 2)
     assert _taken(channel, 2) == [0, 1]
     assert channel.next(60.0) is None
@@ -214,6 +216,9 @@ def test_answers_of_an_epoch_that_was_broken_off_are_dropped(make: Make) -> None
     ("answer", "words"),
     [
         (FetchAnswer(_batch(9), False), "batch 9 of epoch 0, which was not asked for"),
+        (FetchAnswer(_batch(1), False), "batch 1 of epoch 0, which was not asked for"),
+        (FetchAnswer(_batch(0, 7), False), "batch 0 of epoch 0, which was not asked for"),
+        (FetchAnswer(_batch(0, serial=9), False), "batch 0 of epoch 0, which was not asked for"),
         (FetchAnswer(_batch(0), True), "ended epoch 0 with 1 batches to come"),
         (FetchAnswer(None, False), "ended epoch 0 with 2 batches to come"),
         (FetchAnswer(_batch(0, layout=[("x", "float32", (2,), -8)]), False), "at byte -8"),
@@ -224,7 +229,7 @@ def test_answers_of_an_epoch_that_was_broken_off_are_dropped(make: Make) -> None
 )
 def test_what_no_server_says_is_refused(answer: FetchAnswer, words: str, make: Make) -> None:
     channel, (server,) = make(1)
-    channel.start_epoch(0, [(0, 0), (0, 1)])
+    channel.start_epoch(Attempt(0, 1), [(0, 0), (0, 1)])
     _, question = server.next_fetch()
     question.set_result(answer)
     wait_until(lambda: channel._error is not None, "it is refused")
@@ -234,7 +239,7 @@ def test_what_no_server_says_is_refused(answer: FetchAnswer, words: str, make: M
 
 def test_silence_is_an_error_that_says_what_the_workers_do(make: Make) -> None:
     channel, _ = make(2)
-    channel.start_epoch(0, [(0, 0)])
+    channel.start_epoch(Attempt(0, 1), [(0, 0)])
     with pytest.raises(PeerTimeoutError, match=r"no batch .* 0\.0 s; .*server 0: worker 0 draws"):
         channel.next(0.01)
 
@@ -242,7 +247,7 @@ def test_silence_is_an_error_that_says_what_the_workers_do(make: Make) -> None:
 @pytest.mark.parametrize("watched", [None, [0], [0, 1]])
 def test_the_loss_of_a_server_that_is_watched_is_an_error(watched: Any, make: Make) -> None:
     channel, (zero, one) = make(2, watched=watched)
-    channel.start_epoch(0, [(0, 0)])
+    channel.start_epoch(Attempt(0, 1), [(0, 0)])
     one.error = ServerDiedError("storage server 1 is gone")
     channel._cluster.renewals[1] = 1
     if watched == [0]:
@@ -250,7 +255,7 @@ def test_the_loss_of_a_server_that_is_watched_is_an_error(watched: Any, make: Ma
         assert _taken(channel, 1) == [0]
         one.error = None
         with pytest.raises(ServerDiedError, match="storage server 1 was started again"):
-            channel.start_epoch(1, [(1, 0)])
+            channel.start_epoch(Attempt(0, 2), [(1, 0)])
         return
     with pytest.raises(ServerDiedError, match="storage server 1 is gone"):
         channel.next(60.0)
@@ -269,7 +274,7 @@ def test_a_server_that_does_not_begin_ends_the_epoch_of_all(make: Make) -> None:
 
     one.call = failing  # type: ignore[method-assign]
     with pytest.raises(PeerError, match="its workers are gone"):
-        channel.start_epoch(0, [(0, 0), (1, 1)])
+        channel.start_epoch(Attempt(0, 1), [(0, 0), (1, 1)])
     assert [name for name, _ in zero.calls] == [
         "start_new_epoch_sampling", "cancel_epoch_sampling",
     ]  # fmt: skip
@@ -281,14 +286,14 @@ def test_batches_of_this_machine_are_read_where_they_lie_and_given_back(
 ) -> None:
     """Also those that are dropped while the server is too slow to take others back."""
     monkeypatch.setenv(SAME_MEMORY_VARIABLE, "1")
-    monkeypatch.setattr(channel_module, "_GIVE_BACK_S", 0.01)
+    monkeypatch.setattr(fetcher, "_GIVE_BACK_S", 0.01)
     mark, fd = HostMark(), segments.create_memfd(8)
     try:
         os.pwrite(fd, np.array([7, 7], np.float32).tobytes(), 0)
         where = {"region": region_of(fd, 8), "columns": {}, "parts": []}
         channel, (server,) = make(1)
         server.mark = mark.mark
-        channel.start_epoch(0, [(0, batch) for batch in range(4)])
+        channel.start_epoch(Attempt(0, 1), [(0, batch) for batch in range(4)])
         given_back = server.asked["give_back"]
         for batch in range(4):
             server.send(batch, finished=batch == 3, lease=100 + batch, **where)
@@ -300,7 +305,7 @@ def test_batches_of_this_machine_are_read_where_they_lie_and_given_back(
         first, slow = given_back.get(timeout=60)
         assert given_back.qsize() == 0, "the answer to the first is still to come"
         slow.answer.set_result(Nothing())
-        channel.start_epoch(1, [(0, 0)])
+        channel.start_epoch(Attempt(0, 2), [(0, 0)])
         server.send(0, finished=True, lease=200, **where)
         second, answer = given_back.get(timeout=60)
         told = first.leases + second.leases
@@ -316,11 +321,11 @@ def test_a_closed_channel_says_so(make: Make) -> None:
     channel, _ = make(1)
     with pytest.raises(UsageError, match="only receives"):
         channel.send({})
-    channel.start_epoch(0, [(0, 0)])
+    channel.start_epoch(Attempt(0, 1), [(0, 0)])
     assert channel.empty()
     channel.close()
     channel.close()
     with pytest.raises(UsageError, match="the channel is closed"):
         channel.next(60.0)
     with pytest.raises(UsageError, match="the channel is closed"):
-        channel.start_epoch(1, [])
+        channel.start_epoch(Attempt(0, 2), [])

@@ -27,7 +27,7 @@ from gigl_loader import (
 )
 from gigl_loader.dataset.quantised import quantise, widened
 from gigl_loader.errors import PeerError
-from gigl_loader.message import NODE, BatchTicket, Field, Received
+from gigl_loader.message import NODE, Attempt, BatchTicket, Field, Received
 from gigl_loader.options import SAME_MACHINE_VARIABLE, SAME_MEMORY_VARIABLE, CacheOptions
 from gigl_loader.remote import filling_channel
 from gigl_loader.remote.filling_channel import FillingChannel
@@ -255,8 +255,9 @@ def test_rows_are_those_of_the_ids(
     try:
         for epoch in range(3):
             servers[0].left = breaks if epoch == 1 else 1 << 60
+            attempt = Attempt(epoch, epoch + 1)
             for channel, order in zip(channels, orders, strict=False):
-                channel.begin(_Batches(order), len(order))
+                channel.begin(_Batches(order), attempt, len(order))
             for rank, channel in enumerate(channels):
                 try:
                     _check(orders[rank], _taken(channel))
@@ -290,7 +291,7 @@ def test_batches_that_were_filled_before_a_failure_are_handed_out_before_it() ->
     batches = [np.arange(5), np.arange(3, 9)]
     channel = _channel(_Servers(9), None)
     try:
-        channel.begin(_Broken(batches), 3)
+        channel.begin(_Broken(batches), Attempt(0, 1), 3)
         wait_until(lambda: channel._error, "the epoch has failed")
         assert channel.queue_depth == 2, "and nobody has taken a batch so far"
         found = [channel.next(20.0) for _ in batches]
@@ -329,7 +330,7 @@ def test_with_all_batches_known_as_many_rows_are_fetched_as_at_best(seed: int, s
     servers = _Servers(60)
     channel = _channel(servers, CacheOptions(size=size / 60, lookahead=20))
     try:
-        channel.begin(_Batches(batches), len(batches))
+        channel.begin(_Batches(batches), Attempt(0, 1), len(batches))
         _check(batches, _taken(channel))
     finally:
         channel.close()
@@ -360,7 +361,7 @@ def test_what_a_killed_rank_has_stored_stays_and_what_it_was_to_fetch_is_fetched
             deadly.left = 4 * 3 * len(ROWS)  # of three servers each
             opened = MachineRows.of(memory.offer("rows"))
             channel = _channel(deadly, options, opened)
-            channel.begin(_Batches(batches), len(batches))
+            channel.begin(_Batches(batches), Attempt(0, 1), len(batches))
             _taken(channel)
         finally:
             os._exit(1)
@@ -368,7 +369,7 @@ def test_what_a_killed_rank_has_stored_stays_and_what_it_was_to_fetch_is_fetched
     channel = _channel(servers, options, memory)
     try:
         for epoch in range(2):
-            channel.begin(_Batches(batches), len(batches))
+            channel.begin(_Batches(batches), Attempt(epoch, epoch + 1), len(batches))
             if epoch == 0:
                 _check(batches, _taken(channel))
                 stored = 130 - servers.num_asked // len(ROWS)

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from gigl_loader.message import Attempt
 from gigl_loader.remote import handout
 from gigl_loader.remote.handout import Leases
-from gigl_loader.remote.messages import FetchRequest
+from gigl_loader.remote.requests import FetchRequest
 
 
 class _Slot:
@@ -76,7 +77,7 @@ def test_answers_that_were_lost_are_never_written_over() -> None:
     kept = [lent.lend("a", _fetch(position)) for position in (0, 1)]
     lost = [lent.lend("a", _fetch(position)) for position in (2, 3)]
     elsewhere = [
-        lent.lend("a", _fetch(2, generation=1)),
+        lent.lend("a", _fetch(2, attempt=Attempt(0, 1))),
         lent.lend("a", _fetch(2, consumer=1)),
         lent.lend("a", _fetch(None)),
         lent.lend("b", _fetch(2)),

@@ -10,10 +10,11 @@ from in_process import channel_of, create, joined, start, storage, take
 from relay import Relay
 
 from gigl_loader.errors import ServerDiedError, UsageError
+from gigl_loader.message import Attempt
 from gigl_loader.options import SAME_MEMORY_VARIABLE
-from gigl_loader.remote.cluster import raise_if_broken
 from gigl_loader.remote.jobs import KILLED_GRACE_S
-from gigl_loader.remote.messages import EpochRequest, FetchAnswer, FetchRequest
+from gigl_loader.remote.requests import EpochRequest, FetchAnswer, FetchRequest
+from gigl_loader.remote.storage_cluster import raise_if_broken
 from gigl_loader.testing import wait_until
 
 pytestmark = pytest.mark.multiprocess
@@ -145,12 +146,17 @@ def test_what_is_asked_again_happens_once():
         assert create(connection, "request 2") != first
         (producer,) = first
         call = connection.connections[0].call
-        epoch = {"producer_id": producer, "epoch": 0, "request": EpochRequest(generation=1)}
+        epoch = {
+            "producer_id": producer,
+            "epoch": 0,
+            "request": EpochRequest(attempt=Attempt(0, 1)),
+        }
         call("start_new_epoch_sampling", **epoch).result(60)
         caller = connection.connections[0].dial()
 
-        def fetch(position, generation=1):
-            request = FetchRequest(producer_id=producer, generation=generation, position=position)
+        def fetch(position, serial=1):
+            attempt = Attempt(0, serial)
+            request = FetchRequest(producer_id=producer, attempt=attempt, position=position)
             return caller.ask("fetch", request, FetchAnswer).wait(60)
 
         seeds = [fetch(position).batch.ticket.batch for position in range(4)]
@@ -161,7 +167,7 @@ def test_what_is_asked_again_happens_once():
         assert [fetch(position).batch.ticket.batch for position in (3, 4, 5)] == [3, 4, 5]
         with pytest.raises(Exception, match="asks for position 9, but it had 6 batches"):
             fetch(9)
-        assert fetch(0, generation=7) == FetchAnswer(None, False)
+        assert fetch(0, serial=7) == FetchAnswer(None, False)
 
         release = {"producer_id": producer, "consumer": 0, "linger_s": 0.0}
         for _ in range(3):

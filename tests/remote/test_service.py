@@ -10,9 +10,10 @@ from gigl_loader._glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 from gigl_loader.errors import ProtocolError, UsageError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote.compact import Runs
-from gigl_loader.remote.messages import (
+from gigl_loader.remote.requests import (
     EpochRequest,
     FetchRequest,
     ProducerRequest,
@@ -140,7 +141,7 @@ def test_consumers_share_an_epoch_and_do_not_hold_each_other_up(server):
     )
     for consumer in range(2):
         server.start_new_epoch_sampling(
-            producer, 0, request=EpochRequest(consumer=consumer, generation=1)
+            producer, 0, request=EpochRequest(consumer=consumer, attempt=Attempt(0, 1))
         )
     fast = _drain(server, producer, consumer=1)  # while consumer 0 takes nothing
     slow = _drain(server, producer, consumer=0)
@@ -148,12 +149,18 @@ def test_consumers_share_an_epoch_and_do_not_hold_each_other_up(server):
     assert len(fast) == len(slow) == 30
 
     # a broken-off epoch: its fetches get nothing, the next epoch is whole
-    server.start_new_epoch_sampling(producer, 1, request=EpochRequest(consumer=0, generation=2))
-    server.cancel_epoch_sampling(producer, EpochRequest(consumer=0, generation=2))
-    stale = server.fetch(FetchRequest(producer_id=producer, consumer=0, generation=2))
+    server.start_new_epoch_sampling(
+        producer, 1, request=EpochRequest(consumer=0, attempt=Attempt(1, 2))
+    )
+    server.cancel_epoch_sampling(producer, EpochRequest(consumer=0, attempt=Attempt(1, 2)))
+    stale = server.fetch(FetchRequest(producer_id=producer, consumer=0, attempt=Attempt(1, 2)))
     assert stale.result(60) == (None, False)
-    server.start_new_epoch_sampling(producer, 2, request=EpochRequest(consumer=0, generation=3))
-    server.cancel_epoch_sampling(producer, EpochRequest(consumer=0, generation=2))  # late: ignored
+    server.start_new_epoch_sampling(
+        producer, 2, request=EpochRequest(consumer=0, attempt=Attempt(2, 3))
+    )
+    server.cancel_epoch_sampling(
+        producer, EpochRequest(consumer=0, attempt=Attempt(1, 2))
+    )  # late: ignored
     assert sorted(_drain(server, producer)) == sorted(slow)
 
     server.release_sampling_producer(producer, 0)

@@ -4,21 +4,24 @@ import errno
 import queue
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from store_cluster import tiny_graph
 
-from gigl_loader.errors import PeerError, SamplingError
+from gigl_loader.errors import PeerError, PeerTimeoutError, ProtocolError, SamplingError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.memory.leases import ServerMemory
-from gigl_loader.message import BatchTicket, Received
+from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, Attempt, Received
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote import service
-from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
+from gigl_loader.remote.requests import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.remote.shared import SharedProducer
 from gigl_loader.testing import wait_until
+from gigl_loader.workers.schedule import BatchStream
 
 
 class ScriptedProducer:
@@ -32,32 +35,47 @@ class ScriptedProducer:
 
     def __init__(self):
         self.events: queue.Queue = queue.Queue()
-        self.left, self.arrived = 0, []
+        self.streams: dict[int, BatchStream[Any]] = {0: BatchStream(0, 4)}
 
-    def start_epoch(self, epoch, batches, stream=0):
-        self.left, self.arrived = len(batches), []
+    def stream(self, number):
+        return self.streams[number]
+
+    def start_epoch(self, attempt, batches, stream=0):
+        self.streams[stream].start(attempt, batches)
 
     def cancel_epoch(self, stream=0):
-        self.left = 0
+        self.streams[stream].cancel()
+
+    def put_back(self, stream, taken):
+        self.streams[stream].put_back(taken)
+
+    def start_at_once(self, index):
+        self.streams[AT_ONCE_STREAM] = BatchStream(AT_ONCE_STREAM, 1)
+        self.streams[AT_ONCE_STREAM].start(AT_ONCE_EPOCH, [0])
 
     def take(self, stream):
-        received = self.arrived.pop(0) if self.arrived else None
-        self.left -= received is not None
-        return received, self.left == 0
+        return self.streams[stream].take(), self.streams[stream].finished
 
-    def pump(self, timeout_s, failures):
+    def pump(self, timeout_s):
         try:
-            self.events.get(timeout=timeout_s)(failures)
+            self.events.get(timeout=timeout_s)()
         except queue.Empty:
             return False
         return True
 
-    def fail(self, failures):
-        self.left = 0  # as the stream of a failed batch
-        failures.append((0, SamplingError("worker 0", "no luck")))
+    def bring(self, stream=0):
+        """Let the next batch of a consumer arrive."""
+        ticket: Any = self.streams[stream].next_ticket()
+        self.streams[stream].arrived(ticket, Received(ticket, {}, {}))
+
+    def fail(self, stream=0):
+        self.streams[stream].fail(SamplingError("worker 0", "no luck"))
 
     def replace_stalled(self, limit_s):
         return False
+
+    def describe_workers(self):
+        return "worker 0 draws"
 
     def limit_stream(self, number, limit):
         pass
@@ -82,72 +100,123 @@ def shared(producer):
     one.close()
 
 
-def _position(generation, position=None):
-    return FetchRequest(producer_id=0, generation=generation, position=position)
+def _fetch(shared, serial, position=None, connection=0):
+    request = FetchRequest(producer_id=0, attempt=Attempt(0, serial), position=position)
+    return shared.fetch(request, connection)
 
 
-def _received(batch):
-    return Received(BatchTicket(0, 0, 0, batch), {}, {})
+def _start(shared, serial):
+    shared.start_epoch(0, EpochRequest(attempt=Attempt(0, serial)))
 
 
-def test_a_failure_goes_to_the_fetches_that_wait_and_to_those_after(shared, producer):
-    shared.start_epoch(0, EpochRequest(generation=1))
-    waiting = shared.fetch(_position(1))
+def test_a_failure_goes_to_the_fetches_that_wait_and_to_those_after(shared, producer, caplog):
+    _start(shared, 1)
+    waiting = _fetch(shared, 1, 0)
     producer.events.put(producer.fail)
-    for future in (waiting, shared.fetch(_position(1))):
+    for future in (waiting, _fetch(shared, 1, 1), _fetch(shared, 1)):
         with pytest.raises(SamplingError, match="no luck"):
             future.result(60)
+    assert "producer 'key': worker 0 failed" in caplog.text
+    _start(shared, 2)
+    producer.events.put(producer.bring)
+    assert _fetch(shared, 2, 0).result(60)[0].ticket.batch == 0
 
 
 def test_an_error_of_the_pump_that_nobody_expects_reaches_who_waits(shared, producer, caplog):
     """Once it died in silence: each epoch stood until its timeout, and health was "serving"."""
 
-    def no_descriptor(failures):
+    def no_descriptor():
         raise OSError(errno.EMFILE, "Too many open files")
 
-    shared.start_epoch(0, EpochRequest(generation=1))
-    waiting = shared.fetch(_position(1))
+    _start(shared, 1)
+    waiting = _fetch(shared, 1)
     producer.events.put(no_descriptor)
     with pytest.raises(PeerError, match=r"producer 'key'.*OSError.*Too many open files"):
         waiting.result(60)
     with pytest.raises(PeerError, match="Too many open files"):
-        shared.start_epoch(1, EpochRequest(generation=2))
+        _start(shared, 2)
     assert "Too many open files" in shared.status()["failed"]
     assert "thread 'pump key' ended by OSError" in caplog.text
 
 
 def test_a_connection_that_was_replaced_takes_no_batch(shared, producer):
     """Its fetches may be read after those of the next one: nobody reads their answers."""
-    shared.start_epoch(0, EpochRequest(generation=1))
-    first = shared.fetch(_position(1, 0), attempt=1)
-    again = shared.fetch(_position(1, 0), attempt=2)
+    _start(shared, 1)
+    first = _fetch(shared, 1, 0, connection=1)
+    again = _fetch(shared, 1, 0, connection=2)
     assert first.result(0) == (None, False), "nobody waits there any more"
-    late = shared.fetch(_position(1, 0), attempt=1)
+    late = _fetch(shared, 1, 0, connection=1)
     assert late.result(0) == (None, False)
     assert not again.done(), "the late one left it alone"
-    producer.events.put(lambda failures: producer.arrived.append(_received(3)))
+    producer.events.put(producer.bring)
     received, is_over = again.result(60)
-    assert (received.ticket.batch, is_over) == (3, False)
+    assert (received.ticket.batch, is_over) == (0, False)
+
+
+def test_answers_that_were_lost_come_again_and_nothing_is_asked_far_ahead(shared, producer):
+    _start(shared, 1)
+    for _ in range(3):
+        producer.bring()
+    found = [_fetch(shared, 1, position).result(60)[0].ticket.batch for position in range(3)]
+    producer.bring()  # behind those that are lost
+    with pytest.raises(ProtocolError, match="asks for position 4, but it had 3 batches"):
+        _fetch(shared, 1, 4)
+    again = [_fetch(shared, 1, position, connection=1) for position in (1, 2, 3)]
+    for _ in range(2):
+        producer.events.put(producer.bring)
+    found += [future.result(60)[0].ticket.batch for future in again]
+    assert found == [0, 1, 2, 1, 2, 3]
+    assert again[2].result(0)[1], "the last one says so"
+
+
+def test_an_epoch_that_is_asked_for_again_goes_on(shared, producer):
+    _start(shared, 1)
+    producer.bring()
+    assert _fetch(shared, 1, 0).result(60)[0].ticket.batch == 0
+    _start(shared, 1)
+    assert producer.stream(0).taken == 1
+    shared.cancel_epoch(EpochRequest(attempt=Attempt(0, 7)))
+    assert not producer.stream(0).is_broken_off, "of another attempt: it came late"
+    shared.cancel_epoch(EpochRequest(attempt=Attempt(0, 1)))
+    assert _fetch(shared, 1, 1).result(0) == (None, False)
 
 
 def test_a_failure_of_a_broken_off_epoch_does_not_reach_the_next(shared, producer):
     """The client starts its next epoch between the failure and the server's hearing of it."""
-    shared.start_epoch(0, EpochRequest(generation=1))
+    _start(shared, 1)
     restarted = threading.Event()
 
-    def fail_then_restart(failures):
-        producer.fail(failures)
-        thread = threading.Thread(target=shared.start_epoch, args=(1, EpochRequest(generation=2)))
+    def fail_then_restart():
+        producer.fail()
+        thread = threading.Thread(target=_start, args=(shared, 2))
         thread.start()
         thread.join()
         restarted.set()
 
     producer.events.put(fail_then_restart)
     assert restarted.wait(60)
-    wait_until(lambda: shared._consumers[0].error is not None, "the failure was heard of")
-    future = shared.fetch(_position(2))
-    producer.events.put(lambda _: producer.arrived.append(_received(0)))
+    future = _fetch(shared, 2)
+    producer.events.put(producer.bring)
     assert future.result(60)[0].ticket.batch == 0
+
+
+def test_a_batch_at_once_is_waited_for_beside_the_epochs(shared, producer, monkeypatch):
+    index = torch.arange(3)
+    producer.events.put(lambda: None)
+    wait_until(producer.events.empty, "the pump runs")
+    monkeypatch.setattr(producer, "epoch_options", EpochOptions(seed=0, timeout_s=0.01))
+    with pytest.raises(PeerTimeoutError, match=r"no batch of 3 seeds.*worker 0 draws"):
+        shared.sample(index)
+    monkeypatch.setattr(producer, "epoch_options", EpochOptions(seed=0, timeout_s=60.0))
+    for come, error in ((producer.bring, None), (producer.fail, "no luck")):
+        thread = threading.Timer(0.1, producer.events.put, (partial(come, AT_ONCE_STREAM),))
+        thread.start()
+        if error is None:
+            assert shared.sample(index).ticket.epoch == AT_ONCE_EPOCH
+        else:
+            with pytest.raises(SamplingError, match=error):
+                shared.sample(index)
+        thread.join()
 
 
 def test_who_shares_a_key_waits_until_the_producer_can_be_used(monkeypatch):

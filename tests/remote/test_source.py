@@ -17,7 +17,7 @@ from gigl_loader.errors import (
     ServerDiedError,
     UsageError,
 )
-from gigl_loader.message import BatchTicket, Received
+from gigl_loader.message import Attempt, BatchTicket, Received
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote import source as module
 from gigl_loader.remote.source import RemoteSource
@@ -82,20 +82,20 @@ class _Channel:
 
     def __init__(self, servers: Sequence[int], ids: dict[int, int], *_: Any, **__: Any) -> None:
         self.servers, self.ids, self.rows_apart = list(servers), dict(ids), False
-        self.left: deque[tuple[int, int]] = deque()
+        self.left: deque[tuple[int, tuple[int, int]]] = deque()
         self.cancelled = self.closed = False
         _Channel.opened.append(self)
 
-    def start_epoch(self, epoch: int, batches: list[tuple[int, int]]) -> None:
-        self.epoch, self.left = epoch, deque(batches)
+    def start_epoch(self, attempt: Attempt, batches: list[tuple[int, int]]) -> None:
+        self.attempt, self.left = attempt, deque(enumerate(batches))
 
     def next(self, timeout_s: float | None = None) -> Received | None:
         if self.events:
             self.events.popleft()()
         if not self.left:
             return None
-        position, batch = self.left.popleft()
-        ticket = BatchTicket(0, 0, self.epoch, batch)
+        place, (position, batch) = self.left.popleft()
+        ticket = BatchTicket(0, self.attempt.serial, self.attempt.epoch, batch, place)
         return Received(ticket, {}, {"server": self.servers[position]})
 
     def cancel(self) -> None:
@@ -149,10 +149,12 @@ def _created(**how: Any) -> tuple[RemoteSource, _Producers]:
 
 def _epoch(source: RemoteSource, batches: list[int] | None = None) -> list[tuple[int, int]]:
     """Return (index within this process's share, server) of each batch of an epoch."""
-    source.start_epoch(7, list(range(source.num_batches)) if batches is None else batches)
+    wanted = list(range(source.num_batches)) if batches is None else batches
+    source.start_epoch(Attempt(7, 1), wanted)
     found = []
     while (received := source.next()) is not None:
-        assert received.ticket.epoch == 7
+        assert received.ticket.attempt == Attempt(7, 1)
+        assert wanted[received.ticket.position] == received.ticket.batch
         found.append((received.ticket.batch, received.stats["server"]))
     return found
 

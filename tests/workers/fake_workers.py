@@ -31,7 +31,7 @@ class FakeWorker(Worker):
         self._number, self._setup = number, as_worker_gets(setup)
         self._plugins = pickle.loads(setup.plugins)
         self._slots = SlotWriter()
-        self._generations = {}
+        self._attempts = {}
         self._num_asked, self._asking, self._rows_apart = 0, None, False
         self.tasks: deque[Any] = deque()
         self.sent: deque[tuple[Any, list[int]]] = deque()
@@ -41,19 +41,19 @@ class FakeWorker(Worker):
     def take(self, message: Any, obj: Any) -> None:
         kind, *rest = message
         if kind == messages.TASK:
-            ticket, position, free, retired = rest
+            ticket, free, retired = rest
             self._slots.give_back(free, retired)
-            self.tasks.append((ticket, position))
+            self.tasks.append(ticket)
         elif kind == messages.SLOTS:
             self._slots.give_back(*rest)
-        elif kind == messages.GENERATION:
-            stream, number, has_order = rest
+        elif kind == messages.ATTEMPT:
+            stream, attempt, has_order = rest
             assert has_order == (obj is not None)
-            self._generations[stream] = (number, as_worker_gets(obj))
+            self._attempts[stream] = (attempt, as_worker_gets(obj))
 
     def work(self, index: int, fails: Any = None) -> None:
         """Do the task at ``index``, or find that it is stale."""
-        ticket, position = self.tasks[index]
+        ticket = self.tasks[index]
         del self.tasks[index]
         request = self._request(ticket)
         if request is None:
@@ -66,7 +66,7 @@ class FakeWorker(Worker):
             except ArithmeticError as error:
                 self._report(ticket, error)
         else:
-            self._sample(self.sampler, request, position, 0.0)
+            self._sample(self.sampler, request, 0.0)
 
     @property
     def num_slots(self) -> int:
@@ -138,7 +138,7 @@ class FakePool:
             if busy:
                 worker = self._random.choice(busy)
                 index = self._random.randrange(min(len(worker.tasks), self._concurrency))
-                if self.kills_of is not None and self.kills_of(worker.tasks[index][0]):
+                if self.kills_of is not None and self.kills_of(worker.tasks[index]):
                     self.kill(worker._number, -signal.SIGSEGV)
                     events, self._news = events + self._news, []
                     continue

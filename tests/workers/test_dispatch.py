@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM
+from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, Attempt
 from gigl_loader.workers import messages
 from gigl_loader.workers.dispatch import Dispatcher
 from gigl_loader.workers.recovery import Recovery
@@ -85,10 +85,9 @@ def _batches(tasks: list[tuple[int, Any]]) -> list[tuple[int, int]]:
 def _arrive(found: Dispatcher, batch: int, worker: int) -> None:
     """Let the answer for a batch be filed."""
     under_way = found._recovery.under_way
-    task = next(one for one in under_way._of[worker] if one.ticket.batch == batch)
-    under_way.done(worker, task.ticket)
-    stream = found.streams[task.ticket.stream]
-    stream.arrived(task.ticket, task.position, task)  # type: ignore[arg-type]
+    ticket = next(one for one in under_way._of[worker] if one.batch == batch)
+    under_way.done(worker, ticket)
+    found.streams[ticket.stream].arrived(ticket, ticket)  # type: ignore[arg-type]
 
 
 def test_workers_hear_of_an_epoch_before_its_batches_which_are_dealt_evenly() -> None:
@@ -96,14 +95,14 @@ def test_workers_hear_of_an_epoch_before_its_batches_which_are_dealt_evenly() ->
     channel.largest = 1
     found.begin(0, 7, range(10, 20))
     assert [(worker, message, order) for worker, message, order in pool.sent] == [
-        (worker, (messages.GENERATION, 0, 1, True), ("order", 0, 7)) for worker in (0, 1)
+        (worker, (messages.ATTEMPT, 0, Attempt(7, 1), True), ("order", 0, 7)) for worker in (0, 1)
     ]
     channel.back = {1: ([4], [2])}
     found.dispatch()
     tasks = pool.take(messages.TASK)
     assert _batches(tasks) == [(0, 10), (1, 11), (0, 12), (1, 13), (0, 14)], "5 at most"
-    assert [rest[1] for _, rest in tasks] == [0, 1, 2, 3, 4], "positions"
-    assert [rest[2:] for _, rest in tasks] == [([], []), ([4], [2]), *[([], [])] * 3]
+    assert [rest[0].position for _, rest in tasks] == [0, 1, 2, 3, 4]
+    assert [rest[1:] for _, rest in tasks] == [([], []), ([4], [2]), *[([], [])] * 3]
     found.dispatch()
     assert pool.sent == []
     _arrive(found, 10, 0)
@@ -117,7 +116,7 @@ def test_workers_hear_of_an_epoch_before_its_batches_which_are_dealt_evenly() ->
 def test_an_input_in_the_users_order_sends_none() -> None:
     found, pool, _ = _make(workers=1)
     found.begin(0, 0, range(3))
-    assert pool.sent == [(0, (messages.GENERATION, 0, 1, False), None)]
+    assert pool.sent == [(0, (messages.ATTEMPT, 0, Attempt(0, 1), False), None)]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +159,7 @@ def test_workers_are_told_of_an_epoch_that_is_broken_off_once() -> None:
     found.dispatch()
     (_, (ticket, *_)), *_ = pool.take(messages.TASK)
     found.cancel(0)
-    assert pool.sent == [(w, (messages.GENERATION, 0, 2, False), None) for w in (0, 1)]
+    assert pool.sent == [(w, (messages.ATTEMPT, 0, None, False), None) for w in (0, 1)]
     assert not found.is_wanted(ticket)
     pool.sent.clear()
     found.cancel(0)
@@ -174,8 +173,8 @@ def test_one_that_takes_anothers_position_hears_of_epochs_under_way() -> None:
     pool.sent.clear()
     found.catch_up(1)
     assert pool.sent == [
-        (1, (messages.GENERATION, 0, 1, True), ("order", 0, 4)),
-        (1, (messages.GENERATION, 2, 1, False), None),
+        (1, (messages.ATTEMPT, 0, Attempt(4, 1), True), ("order", 0, 4)),
+        (1, (messages.ATTEMPT, 2, Attempt(0, 1), False), None),
     ]
 
 

@@ -17,7 +17,7 @@ from gigl_loader.testing import open_files
 from gigl_loader.workers import inbox as module
 from gigl_loader.workers import messages
 from gigl_loader.workers.dispatch import Dispatcher
-from gigl_loader.workers.inbox import Failures, Inbox
+from gigl_loader.workers.inbox import Inbox
 from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.recovery import Recovery
 from gigl_loader.workers.schedule import BatchStream
@@ -95,15 +95,13 @@ class _Producer:
         fds = () if written.fd is None else (written.fd,)
         return WorkerEvent(
             worker,
-            (messages.BATCH, task.ticket, task.position, written.slot, written.nbytes,
+            (messages.BATCH, task, written.slot, written.nbytes,
              written.retired, written.layout, {"seeds": 4}),
             fds,
         )  # fmt: skip
 
     def error(self, worker: int, task: Any, words: str) -> WorkerEvent:
-        return WorkerEvent(
-            worker, (messages.ERROR, task.ticket, f"ValueError: {words}", "its trace"), ()
-        )
+        return WorkerEvent(worker, (messages.ERROR, task, f"ValueError: {words}", "its trace"), ())
 
 
 @pytest.fixture
@@ -123,42 +121,27 @@ def test_a_batch_goes_to_its_consumer_with_what_was_measured(producer: _Producer
     assert open_files() == before, "its descriptor is closed"
     received = producer.dispatcher.streams[0]._arrived[task.position]
     assert received.message["x"].tolist() == [7.0] * 3
-    assert received.ticket == task.ticket
+    assert received.ticket == task
     assert received.stats == {"seeds": 4, "worker": 1, "nbytes": 65536, "restarts": 0}
     assert task not in producer.tasks(1)
     assert not producer.inbox.pump(0.5)
     assert producer.pool.waited == [5.0, 0.5]
 
 
-def test_a_failure_costs_no_other_its_batch_and_is_raised_after_it_was_filed() -> None:
+def test_a_failure_costs_no_other_its_batch_and_is_raised_to_who_takes_the_next() -> None:
     producer = _Producer(streams=2)
-    of = {task.ticket.stream: (w, task) for w in (0, 1) for task in producer.tasks(w)}
+    of = {task.stream: (w, task) for w in (0, 1) for task in producer.tasks(w)}
     producer.pool.polls.append([producer.error(*of[0], "bad"), producer.batch(*of[1])])
     where = r"worker 0 \(pid 100\), epoch 0, batch"
-    with pytest.raises(SamplingError, match=rf"{where}.*bad") as found:
-        producer.inbox.pump(1.0)
-    assert "its trace" in str(found.value)
+    assert producer.inbox.pump(1.0)
     assert producer.dispatcher.streams[1].waiting == 1
-    assert producer.dispatcher.streams[0].finished, "its epoch is broken off"
-    producer.channel.close()
-
-
-def test_failures_of_others_wait_for_those_whose_they_are() -> None:
-    producer = _Producer(streams=3)
-    of = {task.ticket.stream: (w, task) for w in (0, 1) for task in producer.tasks(w)}
-    failures: Failures = []
-    producer.pool.polls.append([producer.error(*of[n], f"of {n}") for n in (2, 1)])
-    assert producer.inbox.pump(1.0, failures)
-    assert [number for number, _ in failures] == [2, 1]
-    producer.inbox.keep(failures)
-    producer.inbox.raise_failed(0)
-    for number in (1, 2):
-        with pytest.raises(SamplingError, match=f"of {number}"):
-            producer.inbox.raise_failed(number)
-        producer.inbox.raise_failed(number)  # once
-    producer.inbox.keep(failures[:1])
-    with pytest.raises(SamplingError, match="of 2"):
-        producer.inbox.pump(0.0)  # of whoever files next and takes no list
+    assert producer.dispatcher.streams[0].finished
+    for _ in range(2):
+        with pytest.raises(SamplingError, match=rf"{where}.*bad") as found:
+            producer.dispatcher.streams[0].take()
+        assert "its trace" in str(found.value)
+    producer.dispatcher.begin(0, 1, range(8))
+    assert producer.dispatcher.streams[0].take() is None, "it was of the epoch before"
     producer.channel.close()
 
 
@@ -169,7 +152,7 @@ def test_what_is_left_of_a_broken_off_epoch_is_dropped_and_its_slot_comes_back(
     producer.dispatcher.cancel(0)
     producer.pool.polls.append([
         producer.batch(0, done), producer.error(0, failed, "late"),
-        WorkerEvent(0, (messages.STALE, stale.ticket), ()),
+        WorkerEvent(0, (messages.STALE, stale), ()),
     ])  # fmt: skip
     assert producer.inbox.pump(1.0), "no error"
     assert producer.dispatcher.streams[0].waiting == 0
@@ -232,7 +215,7 @@ def test_a_worker_that_died_is_replaced_and_told_all_that_it_has_to_know(monkeyp
     producer.pool.sent.clear()
     producer.inbox.pump(60.0)  # starts it
     kinds = [message[0] for worker, message in producer.pool.sent if worker == 0]
-    assert kinds[:2] == [messages.GENERATION, messages.PEERS]
+    assert kinds[:2] == [messages.ATTEMPT, messages.PEERS]
     assert set(kinds[2:]) <= {messages.TASK, messages.SLOTS}
     assert not producer.recovery.is_pending
     producer.channel.close()
@@ -283,7 +266,7 @@ def test_an_attendant_keeps_failures_for_those_who_wait(producer: _Producer) -> 
     producer.pool.polls.append([producer.error(0, producer.tasks(0)[0], "bad")])
     producer.inbox.attend()
     with pytest.raises(SamplingError, match="bad"):
-        producer.inbox.raise_failed(0)
+        producer.dispatcher.streams[0].take()
 
 
 def test_a_death_that_was_counted_and_not_filed_is_attended_to(producer: _Producer) -> None:
@@ -330,8 +313,8 @@ def test_what_comes_of_a_worker_that_is_lost_is_dropped(producer: _Producer) -> 
     before = open_files()
     late = [
         producer.batch(0, done), producer.error(0, failed, "late"),
-        WorkerEvent(0, (messages.STALE, stale.ticket), ()),
-        WorkerEvent(0, (messages.DRAWN, drawn.ticket, 10, 5), ()),
+        WorkerEvent(0, (messages.STALE, stale), ()),
+        WorkerEvent(0, (messages.DRAWN, drawn, 10, 5), ()),
     ]  # fmt: skip
     producer.pool.polls.append([WorkerEvent(0, (messages.DIED, 100, None, 1), ()), *late])
     assert producer.inbox.pump(1.0), "no error"

@@ -11,7 +11,6 @@ from gigl_loader.errors import PeerError, PeerTimeoutError, WorkerDiedError
 from gigl_loader.message import BatchTicket
 from gigl_loader.workers import recovery
 from gigl_loader.workers.recovery import Attendant, Recovery
-from gigl_loader.workers.restarts import Task
 
 
 class _Pool:
@@ -52,14 +51,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def _recovery(pool: _Pool, max_restarts: int = 3, concurrency: int = 2) -> Recovery:
-    def seeds_of(task: Task) -> list[int]:
-        return list(range(10 * task.ticket.batch, 10 * task.ticket.batch + 10))
+    def seeds_of(ticket: BatchTicket) -> list[int]:
+        return list(range(10 * ticket.batch, 10 * ticket.batch + 10))
 
     return Recovery(pool, concurrency, max_restarts, seeds_of)  # type: ignore[arg-type]
 
 
-def _task(batch: int) -> Task:
-    return Task(BatchTicket(0, 1, 4, batch), batch)
+def _task(batch: int) -> BatchTicket:
+    return BatchTicket(0, 1, 4, batch, batch)
 
 
 def test_the_worker_with_the_least_to_do_is_free(clock) -> None:

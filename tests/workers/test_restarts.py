@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from gigl_loader.errors import ProtocolError
 from gigl_loader.message import BatchTicket
-from gigl_loader.workers.restarts import Restarts, Task, UnderWay, ended_by_itself
+from gigl_loader.workers.restarts import Restarts, UnderWay, ended_by_itself
 
 
-def _task(batch: int, *, stream: int = 0, generation: int = 1, position: int | None = None) -> Task:
-    position = batch if position is None else position
-    return Task(BatchTicket(stream, generation, 5, batch), position)
+def _task(batch: int, *, serial: int = 1) -> BatchTicket:
+    return BatchTicket(0, serial, 5, batch, position=batch)
 
 
 def _always(ticket: BatchTicket) -> bool:
@@ -26,14 +25,14 @@ def test_what_a_worker_has_and_has_answered_for() -> None:
     for batch in range(4):
         under_way.give(batch % 2, _task(batch))
     assert under_way.loads == [2, 2]
-    under_way.done(0, _task(2).ticket)
+    under_way.done(0, _task(2))
     assert under_way.loads == [1, 2]
     with pytest.raises(ProtocolError, match=r"worker 0 answered for .*batch=2"):
-        under_way.done(0, _task(2).ticket)
+        under_way.done(0, _task(2))
     assert not under_way.has_lost
 
 
-def _next_lost(under_way: UnderWay) -> Task:
+def _next_lost(under_way: UnderWay) -> BatchTicket:
     task = under_way.next_lost(_always, idle=True)
     assert task is not None
     return task
@@ -43,14 +42,14 @@ def test_only_batches_that_were_begun_are_suspected() -> None:
     under_way = UnderWay(2, 2)
     for batch in (4, 1, 3, 2):
         under_way.give(0, _task(batch))
-    assert [task.ticket.batch for task in under_way.lose(0)] == [4, 1]
+    assert [task.batch for task in under_way.lose(0)] == [4, 1]
     assert under_way.loads == [0, 0]
     found = []
     while under_way.has_lost:
         task = _next_lost(under_way)
         under_way.give(1, task)
-        found.append((task.ticket.batch, under_way.may_have(1)))
-        under_way.done(1, task.ticket)
+        found.append((task.batch, under_way.may_have(1)))
+        under_way.done(1, task)
     assert found == [(1, False), (2, True), (3, True), (4, False)], "suspected ones are alone"
     assert under_way.may_have(1)
 
@@ -102,7 +101,7 @@ def test_workers_that_were_ended_from_outside_count_against_no_batch() -> None:
         assert under_way.losses(suspects) == lost
         under_way.give(0, _next_lost(under_way))
         assert not under_way.may_have(0)
-    under_way.done(0, _task(7).ticket)
+    under_way.done(0, _task(7))
     under_way.give(0, _task(7))
     assert under_way.losses(under_way.lose(0, by_itself=False)) == 1, "it was sampled since"
 
@@ -137,20 +136,20 @@ def test_a_batch_that_was_sampled_is_suspected_no_more() -> None:
         suspects = under_way.lose(0)
         assert under_way.killed_twice(suspects) is None
         under_way.give(1, _next_lost(under_way))
-        under_way.done(1, _task(7).ticket)
+        under_way.done(1, _task(7))
         assert under_way.may_have(1)
 
 
 def test_what_was_lost_of_an_epoch_that_was_broken_off_is_dropped() -> None:
     under_way = UnderWay(1, 1)
-    under_way.give(0, _task(3, generation=1))
+    under_way.give(0, _task(3, serial=1))
     under_way.lose(0)
-    under_way.give(0, _task(4, generation=2))
+    under_way.give(0, _task(4, serial=2))
     under_way.lose(0)
-    found = under_way.next_lost(lambda ticket: ticket.generation == 2, idle=True)
-    assert found == _task(4, generation=2)
+    found = under_way.next_lost(lambda ticket: ticket.serial == 2, idle=True)
+    assert found == _task(4, serial=2)
     assert not under_way.has_lost
-    under_way.give(0, _task(3, generation=3))
+    under_way.give(0, _task(3, serial=3))
     assert under_way.may_have(0), "the next epoch's batch of that number is not suspected"
 
 
@@ -167,17 +166,17 @@ def test_no_batch_is_lost_or_given_twice(steps: list[tuple[int, str]], concurren
             has[worker].append(next_batch)
             next_batch += 1
         elif step == "done" and has[worker]:
-            under_way.done(worker, _task(has[worker].pop(0)).ticket)
+            under_way.done(worker, _task(has[worker].pop(0)))
         elif step == "lose":
             suspects = under_way.lose(worker)
-            assert [task.ticket.batch for task in suspects] == has[worker][:concurrency]
+            assert [task.batch for task in suspects] == has[worker][:concurrency]
             lost, has[worker] = sorted(lost + has[worker]), []
         elif step == "again" and under_way.may_have(worker):
             task = under_way.next_lost(_always, idle=not has[worker])
             if task is not None:
-                assert task.ticket.batch == lost.pop(0), "the earliest first"
+                assert task.batch == lost.pop(0), "the earliest first"
                 under_way.give(worker, task)
-                has[worker].append(task.ticket.batch)
+                has[worker].append(task.batch)
         assert under_way.loads == [len(some) for some in has]
         assert under_way.has_lost == bool(lost)
 

@@ -13,7 +13,6 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, SEED_TIME, BatchTicket
 from gigl_loader.options import EpochOptions, ExpansionOptions
 from gigl_loader.testing import TinyGraph
-from gigl_loader.workers.restarts import Task
 from gigl_loader.workers.sampled_input import (
     SeedOrders,
     check_seed_times,
@@ -35,8 +34,8 @@ def _config(**changes: Any) -> Any:
     return SimpleNamespace(**{**how, **changes})
 
 
-def _task(stream: int, epoch: int, batch: int) -> Task:
-    return Task(BatchTicket(stream, 1, epoch, batch), batch)
+def _task(stream: int, epoch: int, batch: int) -> BatchTicket:
+    return BatchTicket(stream, 1, epoch, batch, batch)
 
 
 def test_the_shuffle_is_a_function_of_seed_and_epoch() -> None:

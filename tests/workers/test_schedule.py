@@ -1,10 +1,11 @@
 """The pure part: which batch is started next, which is handed out next."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gigl_loader.message import BatchTicket
+from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.workers.schedule import BatchStream, FairQueue, num_batches
 
 
@@ -17,56 +18,79 @@ def test_num_batches(seeds: int, size: int, drop_last: bool) -> None:
 
 
 class Streams(RuleBasedStateMachine):
-    """Any interleaving of start, cancel, next, arrival and take, against plain lists."""
+    """Any interleaving of what a stream can be told, against plain lists of positions."""
 
     @initialize(limit=st.integers(1, 4), in_order=st.booleans())
     def make(self, limit: int, in_order: bool) -> None:
         self.stream: BatchStream[int] = BatchStream(3, limit, in_order)
-        self.batches: list[int] = []
-        self.under_way: list[tuple] = []
-        self.stale: list[tuple] = []
-        self.taken: list[int] = []
+        self.serial = 0
+        self.stale: list[BatchTicket] = []
+        self.under_way: list[BatchTicket] = []
+        self._forget([])
+
+    def _forget(self, batches: list[int]) -> None:
+        self.stale += self.under_way
+        self.batches, self.to_start = batches, list(range(len(batches)))
+        self.under_way, self.arrived, self.taken = [], list[int](), list[int]()
 
     @rule(batches=st.lists(st.integers(0, 9), max_size=6), epoch=st.integers(0, 3))
     def start(self, batches: list[int], epoch: int) -> None:
-        before = self.stream.generation
-        assert self.stream.start(epoch, batches) > before
-        self.stale += self.under_way
-        self.batches, self.under_way, self.taken = batches, [], []
+        self.serial += 1
+        assert self.stream.start(Attempt(epoch, self.serial), batches).serial == self.serial
+        assert not self.stream.is_broken_off
+        self._forget(batches)
+
+    @rule(batches=st.lists(st.integers(0, 9), max_size=6), epoch=st.integers(0, 3))
+    def start_without_a_count(self, batches: list[int], epoch: int) -> None:
+        self.serial += 1
+        assert self.stream.start(epoch, batches) == Attempt(epoch, self.serial)
+        self._forget(batches)
 
     @rule()
     def cancel(self) -> None:
         self.stream.cancel()
-        self.stale += self.under_way
-        self.batches, self.under_way, self.taken = [], [], []
+        assert self.stream.is_broken_off
+        self._forget([])
+
+    @precondition(lambda self: self.serial > 0)
+    @rule()
+    def fail(self) -> None:
+        self.stream.fail(error := ValueError("no luck"))
+        for _ in range(2):
+            assert self.stream.can_take
+            with pytest.raises(ValueError, match="no luck") as found:
+                self.stream.take()
+            assert found.value is error
+        self._forget([])
+        self.stream.cancel()
 
     @rule()
     def next_ticket(self) -> None:
-        found = self.stream.next_ticket()
-        started = self.started
-        if started == len(self.batches) or started - len(self.taken) >= self.stream.limit:
-            assert found is None
+        ticket = self.stream.next_ticket()
+        waited_for = self.stream.in_order and self.to_start[:1] == [len(self.taken)]
+        has_room = len(self.under_way) + len(self.arrived) < self.stream.limit
+        if not self.to_start or not (has_room or waited_for):
+            assert ticket is None
         else:
-            assert found is not None
-            ticket, position = found
-            assert (ticket.stream, ticket.generation) == (3, self.stream.generation)
-            assert (position, ticket.batch) == (started, self.batches[started])
-            self.under_way.append(found)
+            assert ticket is not None
+            assert (ticket.stream, ticket.attempt) == (3, self.stream.attempt)
+            assert ticket.position == self.to_start.pop(0)
+            assert ticket.batch == self.batches[ticket.position]
+            self.under_way.append(ticket)
 
-    @precondition(lambda self: any(one[0] is not None for one in self.under_way))
+    @precondition(lambda self: self.under_way)
     @rule(data=st.data())
     def arrive(self, data: st.DataObject) -> None:
-        ticket, position = data.draw(st.sampled_from(self.under_way))
-        self.under_way.remove((ticket, position))
-        assert self.stream.arrived(ticket, position, position)
-        self.arrived.append(position)
+        ticket = data.draw(st.sampled_from(self.under_way))
+        self.under_way.remove(ticket)
+        assert self.stream.arrived(ticket, ticket.position)
+        self.arrived.append(ticket.position)
 
     @precondition(lambda self: self.stale)
     @rule(data=st.data())
     def arrive_late(self, data: st.DataObject) -> None:
         waiting = self.stream.waiting
-        ticket, position = data.draw(st.sampled_from(self.stale))
-        assert not self.stream.arrived(ticket, position, 99)
+        assert not self.stream.arrived(data.draw(st.sampled_from(self.stale)), 99)
         assert self.stream.waiting == waiting
 
     @rule()
@@ -75,34 +99,28 @@ class Streams(RuleBasedStateMachine):
         item = self.stream.take()
         assert (item is not None) == could
         if item is not None:
-            assert item in self.arrived
+            assert item == (len(self.taken) if self.stream.in_order else self.arrived[0])
             self.arrived.remove(item)
             self.taken.append(item)
 
-    @property
-    def started(self) -> int:
-        return len(self.taken) + len(self.arrived) + len(self.under_way)
-
-    @property
-    def arrived(self) -> list[int]:
-        if getattr(self, "_of", None) != self.stream.generation:
-            self._of = self.stream.generation
-            self._arrived: list[int] = []
-        return self._arrived
+    @rule(data=st.data())
+    def put_back(self, data: st.DataObject) -> None:
+        taken = data.draw(st.integers(0, len(self.taken)))
+        self.stream.put_back(taken)
+        self.to_start = self.taken[taken:] + self.to_start
+        del self.taken[taken:]
 
     @invariant()
     def holds(self) -> None:
         if not hasattr(self, "stream"):
             return
         stream = self.stream
-        assert stream.waiting == len(self.arrived)
-        assert stream.in_flight == len(self.under_way) + len(self.arrived) <= stream.limit
-        assert stream.finished == (len(self.taken) == len(self.batches))
-        assert len(set(self.taken)) == len(self.taken)
-        if stream.in_order:
-            assert self.taken == list(range(len(self.taken)))
-            assert stream.can_take == (len(self.taken) in self.arrived)
+        assert (stream.waiting, stream.taken) == (len(self.arrived), len(self.taken))
+        assert stream.in_flight == len(self.under_way) + len(self.arrived) <= stream.limit + 1
+        assert stream.left == len(self.batches) - len(self.taken)
+        assert stream.finished == (stream.left == 0)
         if stream.in_order and not stream.finished:
+            assert stream.can_take == (len(self.taken) in self.arrived)
             assert stream.awaited == self.batches[len(self.taken)]
 
 
@@ -119,15 +137,15 @@ def test_streams_are_served_in_turn(counts: list[int]) -> None:
         stream.start(0, range(count))
     served = []
     while (found := queue.next_ticket()) is not None:
-        served.append(found[0].stream)
+        served.append(found.stream)
     assert [served.count(number) for number in range(len(counts))] == counts
-    for turn in range(max(counts)):  # each generation serves every stream that has something left
+    for turn in range(max(counts)):  # each round serves every stream that has something left
         left = [number for number, count in enumerate(counts) if count > turn]
         start = sum(min(count, turn) for count in counts)
         assert sorted(served[start : start + len(left)]) == left
 
 
-def _next_ticket(queue: FairQueue[int]) -> tuple[BatchTicket, int]:
+def _next_ticket(queue: FairQueue[int]) -> BatchTicket:
     found = queue.next_ticket()
     assert found is not None
     return found
@@ -140,10 +158,10 @@ def test_a_removed_stream_is_cancelled_and_forgotten() -> None:
     queue.add(other)
     one.start(0, range(5))
     other.start(0, range(5))
-    ticket, position = _next_ticket(queue)
+    ticket = _next_ticket(queue)
     assert ticket.stream == 0
     queue.remove(0)
     queue.remove(0)
-    assert not one.arrived(ticket, position, 1)
-    assert {_next_ticket(queue)[0].stream for _ in range(2)} == {1}
+    assert not one.arrived(ticket, 1)
+    assert {_next_ticket(queue).stream for _ in range(2)} == {1}
     assert queue.next_ticket() is None, "at its limit"

@@ -15,7 +15,7 @@ from fake_workers import make_producer
 from gigl_loader.memory import segments
 from gigl_loader.memory.channel import ShmChannel
 from gigl_loader.memory.slots import Written
-from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, BATCH, INPUT_ID, BatchTicket
+from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, BATCH, INPUT_ID, Attempt, BatchTicket
 from gigl_loader.sampler.plan import Field
 from gigl_loader.testing import TinyGraph
 from gigl_loader.workers import messages, pipe
@@ -69,20 +69,19 @@ class _Trainer:
         if order is not None:
             pipe.send_object(self.sock, order)
         kind, *rest = message
-        known = {messages.GENERATION: "_start_generation", messages.TASK: "_take_task"}
+        known = {messages.ATTEMPT: "_start_attempt", messages.TASK: "_take_task"}
         getattr(self.worker, known[kind])(*rest)
 
     def ask(self, ticket: BatchTicket, free: tuple[int, ...] = ()) -> Any:
         """Return what it answers to one task; a batch comes as (message, slot)."""
-        self.tell((messages.TASK, ticket, 5, list(free), []))
+        self.tell((messages.TASK, ticket, list(free), []))
         return self.answer()
 
     def answer(self) -> Any:
         message, fds = pipe.receive(self.sock)  # type: ignore[misc]
         if message[0] != messages.BATCH:
             return message
-        _, _, position, slot, nbytes, retired, layout, stats = message
-        assert position == 5
+        _, _, slot, nbytes, retired, layout, stats = message
         assert {"seeds", "idle_s", "sample_s", "gather_s", "ended_ns"} <= stats.keys()
         written = Written(slot, nbytes, fds[0] if fds else None, retired, layout)
         found = self.channel.open(0, written)
@@ -109,13 +108,13 @@ def trainer(setup: WorkerSetup) -> Iterator[_Trainer]:
     found.close()
 
 
-def _ticket(batch: int, generation: int = 1, stream: int = 0) -> BatchTicket:
-    return BatchTicket(stream, generation, 6, batch)
+def _ticket(batch: int, serial: int = 1, stream: int = 0) -> BatchTicket:
+    return BatchTicket(stream, serial, 6, batch)
 
 
 def test_batches_are_those_of_the_input_in_its_order(trainer: _Trainer) -> None:
     trainer.start()
-    trainer.tell((messages.GENERATION, 0, 1, False))
+    trainer.tell((messages.ATTEMPT, 0, Attempt(6, 1), False))
     for batch, positions in enumerate((range(4), range(4, 8), range(8, 10))):
         message, _ = trainer.ask(_ticket(batch))
         assert message[INPUT_ID].tolist() == list(positions), "the last one is incomplete"
@@ -125,26 +124,29 @@ def test_batches_are_those_of_the_input_in_its_order(trainer: _Trainer) -> None:
 def test_an_epoch_has_an_order_of_its_own_and_single_batches_any_size(trainer: _Trainer) -> None:
     trainer.start()
     order = torch.arange(9, -1, -1)
-    trainer.tell((messages.GENERATION, 0, 2, True), order)
-    message, _ = trainer.ask(_ticket(1, generation=2))
+    trainer.tell((messages.ATTEMPT, 0, Attempt(6, 2), True), order)
+    message, _ = trainer.ask(_ticket(1, serial=2))
     assert message[INPUT_ID].tolist() == [5, 4, 3, 2]
-    trainer.tell((messages.GENERATION, AT_ONCE_STREAM, 1, True), torch.tensor([7, 7, 0, 1, 2, 3]))
+    trainer.tell(
+        (messages.ATTEMPT, AT_ONCE_STREAM, Attempt(AT_ONCE_EPOCH, 1), True),
+        torch.tensor([7, 7, 0, 1, 2, 3]),
+    )
     message, _ = trainer.ask(BatchTicket(AT_ONCE_STREAM, 1, AT_ONCE_EPOCH, 0))
     assert message[BATCH].tolist() == [37, 37, 30, 31, 32, 33]
 
 
 def test_what_is_of_another_epoch_is_not_sampled(trainer: _Trainer) -> None:
     trainer.start()
-    trainer.tell((messages.GENERATION, 0, 3, False))
-    for stale in (_ticket(0, generation=2), _ticket(0, generation=4), _ticket(0, 3, stream=1)):
+    trainer.tell((messages.ATTEMPT, 0, Attempt(6, 3), False))
+    for stale in (_ticket(0, serial=2), _ticket(0, serial=4), _ticket(0, 3, stream=1)):
         assert trainer.ask(stale) == (messages.STALE, stale)
-    message, _ = trainer.ask(_ticket(0, generation=3))
+    message, _ = trainer.ask(_ticket(0, serial=3))
     assert message[BATCH].tolist() == [30, 31, 32, 33]
 
 
 def test_a_slot_that_came_back_takes_the_very_next_batch(trainer: _Trainer) -> None:
     trainer.start()
-    trainer.tell((messages.GENERATION, 0, 1, False))
+    trainer.tell((messages.ATTEMPT, 0, Attempt(6, 1), False))
     held, slot = trainer.ask(_ticket(0))
     other, second = trainer.ask(_ticket(1))
     assert (slot, second) == (0, 1), "none is free"
@@ -189,7 +191,7 @@ def test_what_a_sampler_raises_is_told_and_the_next_batch_sampled(
 ) -> None:
     trainer.start()
     trainer.worker._plugins = plugins
-    trainer.tell((messages.GENERATION, 0, 1, False))
+    trainer.tell((messages.ATTEMPT, 0, Attempt(6, 1), False))
     message, _ = trainer.ask(_ticket(0))
     assert message["twice"].tolist() == [60, 62, 64, 66]
     for batch, error in ((1, "ArithmeticError: not this one"), (2, "OSError: [Errno 28]")):
@@ -216,10 +218,10 @@ def test_the_longest_error_fits_into_a_message(trainer: _Trainer) -> None:
 
 def test_a_worker_ends_when_it_is_told_or_its_trainer_is_gone(trainer: _Trainer) -> None:
     trainer.start()
-    pipe.send(trainer.sock, (messages.GENERATION, 0, 1, False))
+    pipe.send(trainer.sock, (messages.ATTEMPT, 0, Attempt(6, 1), False))
     pipe.send(trainer.sock, (messages.STOP, 0.0))
     trainer.worker.run()
-    assert trainer.worker._generations == {}, "what is queued is stale"
+    assert trainer.worker._attempts == {}, "what is queued is stale"
     trainer.sock.close()
     with pytest.raises(_Exited, match="0"):
         trainer.worker.run()

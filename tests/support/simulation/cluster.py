@@ -1,12 +1,12 @@
 """A simulated job: storage servers and ranks, running the package's own coordination code.
 
-What runs as it is: joining and leaving (`remote.endpoint`, `jobs`, `cluster`), the rendezvous of
-the servers, producers and who leads their creation (`remote.source`, `service`), what servers agree
-on before their workers talk (`workers.agreement`), the schedule of batches (`workers.producer` and
-what it is made of, `remote.shared`), the channel, the epoch over all ranks (`loader.world`,
-`loader.epoch`), the saving of states, and how all of them go on after a server was lost; where a
-rank keeps rows, drawing ahead, what is kept by next use, and filling (`remote.filling_channel`,
-`rowcache`). What is modelled: the network, the answers with rows, the
+What runs as it is: joining and leaving (`remote.endpoint`, `jobs`, `storage_cluster`), the
+rendezvous of the servers, producers and who leads their creation (`remote.source`, `service`), what
+servers agree on before their workers talk (`workers.agreement`), the schedule of batches
+(`workers.producer` and what it is made of, `remote.shared`), the channel, the epoch over all ranks
+(`loader.world`, `loader.epoch`), the saving of states, and how all of them go on after a server was
+lost; where a rank keeps rows, drawing ahead, what is kept by next use, and filling
+(`remote.filling_channel`, `rowcache`). What is modelled: the network, the answers with rows, the
 process group's collectives, workers (their time; a batch is its seeds), the model's step.
 """
 
@@ -32,14 +32,14 @@ from gigl_loader.loader import iterator
 from gigl_loader.loader import world as loader_world
 from gigl_loader.loader.epoch import EpochProgress, HandedOut
 from gigl_loader.loader.world import WorldShare, check_same_start
-from gigl_loader.message import BATCH
+from gigl_loader.message import BATCH, Attempt
 from gigl_loader.options import CacheOptions, EpochOptions
 from gigl_loader.remote import (
     channel,
     client,
-    cluster,
     connection,
     endpoint,
+    fetcher,
     filling_channel,
     handout,
     leader,
@@ -51,13 +51,13 @@ from gigl_loader.remote import (
     service,
     shared,
     source,
-    supplier,
+    storage_cluster,
 )  # fmt: skip
-from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.source import RemoteSource
+from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.rowcache import tables as tables
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Security
@@ -72,9 +72,10 @@ from support.simulation.workers import SimulatedMemory, SimulatedPool
 from support.simulation.world import Process, World
 
 _MODULES = (
-    agreement, channel, client, cluster, endpoint, handout, inbox, iterator, leader,
+    agreement, channel, client, storage_cluster, endpoint, fetcher, handout, inbox, iterator,
+    leader,
     connection, loader_world, membership, producer, producers, recovery, server_rendezvous, rows,
-    filling_channel, sampled_input, service, shared, producer_table, source, supplier, tables,
+    filling_channel, sampled_input, service, shared, producer_table, source, tables,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 # of simulated time: longer than the longest outage that faults draw, so that joining is never what
@@ -451,11 +452,11 @@ class SimulatedJob:
         positions = progress.positions_left(0)
         left = self.size.ranks * self.size.batches - progress.yielded
         common = left // world_size  # steps that all ranks make: the last may be one of a few
-        loaded.start_epoch(progress.epoch, positions)
+        loaded.start_epoch(Attempt(progress.epoch, progress.epoch + 1), positions)
         handed_out = HandedOut()
         stats = handed_out.stats
         batches = iterator.EpochIterator(
-            loaded, positions, progress, num_batches=loaded.num_batches,
+            loaded, positions, progress,
             collate=lambda message: message, handed_out=handed_out,
         )  # fmt: skip
         for step, message in enumerate(batches):

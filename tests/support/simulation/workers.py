@@ -10,7 +10,7 @@ from typing import Any
 
 from gigl_loader.memory.leases import Packed, ServerMemory
 from gigl_loader.memory.slots import Layout, Written
-from gigl_loader.message import BATCH, SampleMessage
+from gigl_loader.message import BATCH, Attempt, BatchTicket, SampleMessage
 from gigl_loader.workers import messages
 from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.setup import WorkerSetup
@@ -43,8 +43,8 @@ class SimulatedPool:
         self._process = self.world.process
         self._news = SimulatedEvent(self.world)
         self._events: deque[WorkerEvent] = deque()
-        self._generations: dict[int, int] = {}
-        self._order: dict[tuple[int, int], Any] = {}
+        self._attempts: dict[int, Attempt | None] = {}
+        self._order: dict[tuple[int, Attempt | None], Any] = {}
         self._free_at: list[list[float]] = []
         self._stopped = False
         self._setup: WorkerSetup | None = None
@@ -69,12 +69,12 @@ class SimulatedPool:
     def send(self, number: int, message: tuple[Any, ...], obj: Any = None) -> None:
         """Take a message; a task is done after as long as it costs."""
         kind, *rest = message
-        if kind == messages.GENERATION:
-            stream, generation, _ = rest
-            self._generations[stream] = generation
-            self._order[stream, generation] = obj
+        if kind == messages.ATTEMPT:
+            stream, attempt, _ = rest
+            self._attempts[stream] = attempt
+            self._order[stream, attempt] = obj
         elif kind == messages.TASK:
-            ticket, position, _, _ = rest
+            ticket, _, _ = rest
             lanes = self._free_at[number]
             # the thread that is free first, of equals the first: the same in each run
             lane = min(range(len(lanes)), key=lanes.__getitem__)
@@ -84,25 +84,23 @@ class SimulatedPool:
             lanes[lane] = (
                 max(now, lanes[lane]) + self.costs.batch_s * drawn * self._process.slowness
             )
-            world.clock.call_later(lanes[lane] - now, lambda: self._done(number, ticket, position))
+            world.clock.call_later(lanes[lane] - now, lambda: self._done(number, ticket))
 
-    def _done(self, number: int, ticket: Any, position: int) -> None:
+    def _done(self, number: int, ticket: BatchTicket) -> None:
         # events of the clock outlive the process that asked for them
         if self._stopped or not self._process.alive:
             return
-        # a worker looks at the generation when it is done, too
+        # a worker looks at the attempt when it is done, too
         message: tuple[Any, ...] = (messages.STALE, ticket)
-        if self._generations.get(ticket.stream) == ticket.generation:
+        if self._attempts.get(ticket.stream) == ticket.attempt:
             seeds = self._seeds(ticket)
-            message = (
-                messages.BATCH, ticket, position, 0, seeds.nbytes, (), seeds, {"worker": number}
-            )  # fmt: skip
+            message = (messages.BATCH, ticket, 0, seeds.nbytes, (), seeds, {"worker": number})
         self._events.append(WorkerEvent(number, message, ()))
         self._news.set()
 
-    def _seeds(self, ticket: Any) -> Any:
+    def _seeds(self, ticket: BatchTicket) -> Any:
         assert self._setup is not None
-        order, size = self._order[ticket.stream, ticket.generation], self._setup.batch_size
+        order, size = self._order[ticket.stream, ticket.attempt], self._setup.batch_size
         seeds = self._setup.seed_input.seeds.numpy()
         positions = slice(ticket.batch * size, (ticket.batch + 1) * size)
         return seeds[positions if order is None else order[positions].numpy()]

@@ -12,7 +12,7 @@ import numpy as np
 from gigl_loader.dataset.holders import WHOLE, Share
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.memory import same_host
-from gigl_loader.message import BatchTicket
+from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.sampler.packing import PackedRuns
@@ -63,8 +63,8 @@ class EpochRequest:
     """An epoch of one consumer."""
 
     consumer: int = 0
-    generation: int = 0
-    """The consumer's count of its epochs, broken-off ones too; its fetches carry it."""
+    attempt: Attempt | None = None
+    """Which attempt of the consumer's loader; its fetches carry it. None: it counts none."""
     batches: np.ndarray | None = None
     """``[n]`` int64, indices over the whole input, in the order wanted; None: the whole share."""
 
@@ -75,7 +75,8 @@ class FetchRequest:
 
     producer_id: int
     consumer: int = 0
-    generation: int = 0
+    attempt: Attempt | None = None
+    """The one that the batch is wanted for; None where the position is."""
     position: int | None = None
     """How many batches of this epoch the consumer has had from this server; None: not counted."""
     same_host: bool = False
