@@ -5,10 +5,10 @@ from gigl_loader.dataset.links import split_partitions as split_partitions
 from gigl_loader.dataset.links import split_supervision_type as split_supervision_type
 from gigl_loader.dataset.local import DistDataset as DistDataset
 from gigl_loader.dataset.lookup import DistFeature as DistFeature
-from gigl_loader.dataset.partition import partition_graph as partition_graph
-from gigl_loader.dataset.parts import FeaturePartitionData as FeaturePartitionData
-from gigl_loader.dataset.parts import GraphPartitionData as GraphPartitionData
-from gigl_loader.dataset.parts import PartitionOutput as PartitionOutput
+from gigl_loader.dataset.partition_graph import partition_graph as partition_graph
+from gigl_loader.dataset.partition_output import FeaturePartitionData as FeaturePartitionData
+from gigl_loader.dataset.partition_output import GraphPartitionData as GraphPartitionData
+from gigl_loader.dataset.partition_output import PartitionOutput as PartitionOutput
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE as DEFAULT_HOMOGENEOUS_EDGE_TYPE,
 )
@@ -63,7 +63,7 @@ from gigl_loader.options import SamplerOptions as SamplerOptions
 from gigl_loader.remote.dataset import ABLPInputNodes as ABLPInputNodes
 from gigl_loader.remote.dataset import RemoteDistDataset as RemoteDistDataset
 from gigl_loader.remote.info import GraphStoreInfo as GraphStoreInfo
-from gigl_loader.tables.partition import partition_tables as partition_tables
+from gigl_loader.tables.partition_tables import partition_tables as partition_tables
 from gigl_loader.tables.spec import EdgeTable as EdgeTable
 from gigl_loader.tables.spec import NodeTable as NodeTable
 from gigl_loader.utils import on_all_ranks as on_all_ranks

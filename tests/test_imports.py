@@ -41,7 +41,7 @@ ONLY_IMPORTERS = {
     },
     "pickle": {  # none of them reads what came over a network
         "dataset/disk.py",  # directories in GLT's format, by a reader that knows tensors alone
-        "dataset/glt_writer.py",  # the same, written
+        "dataset/view_writer.py",  # the same, written
         "memory/segments.py",  # between a process and the workers that it started
         "memory/tensors.py",
         "options.py",  # asks whether keywords can go to workers; reads nothing

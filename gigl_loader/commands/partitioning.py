@@ -22,7 +22,7 @@ from typing import Any
 
 from gigl_loader.dataset.directory import FORMATS, ORDERS
 from gigl_loader.errors import ConfigError, GiglLoaderError
-from gigl_loader.tables.partition import ENGINES, partition_tables
+from gigl_loader.tables.partition_tables import ENGINES, partition_tables
 from gigl_loader.tables.spec import FEATURE_DTYPES, METHODS, EdgeTable, NodeTable
 
 _OPTIONS = ("time_attr", "order", "edge_rows")

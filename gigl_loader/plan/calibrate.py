@@ -27,7 +27,7 @@ from torch_geometric.data import Data
 
 from gigl_loader.dataset.disk import bytes_to_read
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.partition import partition_graph
+from gigl_loader.dataset.partition_graph import partition_graph
 from gigl_loader.loader.node_loader import DistNeighborLoader
 from gigl_loader.memory.segments import Array
 from gigl_loader.plan import measure, trial_cluster

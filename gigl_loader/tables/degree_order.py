@@ -14,7 +14,6 @@ different ones), and rows are dealt to buckets on disk, each of which fits.
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,11 +23,18 @@ import numba
 import numpy as np
 import pyarrow as pa
 
-from gigl_loader.dataset.mapped import LOOKUPS, Part, array_path
+from gigl_loader.dataset.mapped import LOOKUPS, Part
+from gigl_loader.dataset.mapped_writer import (
+    PartFiles,
+    allow_files,
+    index_type,
+    new_file,
+    note_array,
+)
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.memory.segments import Array
-from gigl_loader.tables._job import Job, allow_files
-from gigl_loader.tables._nodes import Numbering, PartFiles, note_array
+from gigl_loader.tables.node_ids import Numbering
+from gigl_loader.tables.resumable import ResumableJob
 
 _CHUNK = 2**20
 """Nodes or edges that are read at a time."""
@@ -39,7 +45,6 @@ _EDGES_A_NODE = 8
 """Edges that a step counts for each node: degrees are read and written once in a step."""
 _MOST_BYTES = 2**30
 """Of a bucket, and of rows that are dealt: with more, a step that is repeated takes long."""
-_INT32_ROWS = 2**31 - 1
 _UINT32_LIMIT = 2**32
 _CODEC = "lz4"
 """Of buckets: columns that Parquet has in few bytes would take many times the table."""
@@ -77,7 +82,9 @@ class Degrees:
             first += count
 
 
-def count_degrees(job: Job, node_type: NodeType, num_nodes: int, edges: list[EdgeFile]) -> Degrees:
+def count_degrees(
+    job: ResumableJob, node_type: NodeType, num_nodes: int, edges: list[EdgeFile]
+) -> Degrees:
     """Count edges by neighbour, in as many passes as memory needs.
 
     Args:
@@ -153,16 +160,17 @@ class Positions:
 
     Args:
         job: The run.
-        out: Where partitions are written.
+        parts: The partitions.
         node_type: The type.
         numbering: Its nodes.
         degrees: Of its nodes.
     """
 
     def __init__(
-        self, job: Job, out: Path, node_type: NodeType, numbering: Numbering, degrees: Degrees
-    ) -> None:
-        self.job, self.out, self.node_type, self.numbering = job, out, node_type, numbering
+        self, job: ResumableJob, parts: list[Part], node_type: NodeType, numbering: Numbering,
+        degrees: Degrees,
+    ) -> None:  # fmt: skip
+        self.job, self.parts, self.node_type, self.numbering = job, parts, node_type, numbering
         self.counts = np.diff(numbering.ends, prepend=0)
         self.name = f"{LOOKUPS}/{node_type}"
         ranges = enumerate(zip(numbering.starts.tolist(), numbering.ends.tolist(), strict=True))
@@ -174,17 +182,16 @@ class Positions:
 
     def path(self, k: int) -> Path:
         """Return the file with the positions of a partition's rows."""
-        return array_path(self.out / f"part{k}", self.name)
+        return self.parts[k].path(self.name)
 
     def dtype(self, k: int) -> "np.dtype[Any]":
         """Return the type of its numbers."""
-        return np.dtype(np.int32 if self.counts[k] <= _INT32_ROWS else np.int64)
+        return index_type(int(self.counts[k]))
 
-    def note(self, part: Part, k: int, where: str) -> None:
-        """Note in a manifest how the rows at ``where`` are found."""
-        shape = (int(self.counts[k]),)
-        note_array(part, self.out / f"part{k}", self.name, self.dtype(k).name, shape)
-        part.ranges[where]["lookup"] = 1
+    def note(self, k: int, where: str) -> None:
+        """Note in the manifest of a partition how the rows at ``where`` are found."""
+        note_array(self.parts[k], self.name, self.dtype(k).name, (int(self.counts[k]),))
+        self.parts[k].ranges[where]["lookup"] = 1
 
 
 def _rank(degrees: Degrees, first: int, end: int, path: Path, dtype: Any) -> None:
@@ -201,9 +208,8 @@ def _rank(degrees: Degrees, first: int, end: int, path: Path, dtype: Any) -> Non
         known, counts = both, total
     # By degree, its first place: as many as there are nodes of higher degrees, which end the array.
     free = counts[::-1].cumsum()[::-1] - counts
-    path.parent.mkdir(parents=True, exist_ok=True)
     # Second pass, in the order of ids.
-    with path.open("wb") as file:
+    with new_file(path) as file:
         for chunk in degrees.chunks(first, end):
             positions = np.empty(chunk.size, dtype)
             _take(chunk, known, free, positions)
@@ -263,8 +269,12 @@ class Buckets:
             k = int(np.searchsorted(self.ends, bucket, "right"))
             first = (bucket - int(self.starts[k])) * self.rows
             count = min(self.rows, int(positions.counts[k]) - first)
+            targets = {
+                positions.parts[k].path(f"{where}/values"): width
+                for where, width in self.widths.items()
+            }
             makes[f"position/{self.name}/{bucket}"] = partial(
-                _place, files, bucket, first, count, self.widths, positions.out / f"part{k}"
+                _place, files, bucket, first, count, targets
             )
         with positions.job.stage(f"place {positions.node_type}", self.count, "buckets") as progress:
             for _ in positions.job.steps(makes):
@@ -287,9 +297,8 @@ class _Dealer:
         self._lookups: dict[int, Any] = {}
 
     def __enter__(self) -> "_Dealer":
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         allow_files(len(self._positions.counts))  # a look-up for each partition
-        self._file = self._path.open("wb")
+        self._file = new_file(self._path)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -356,11 +365,14 @@ class _Dealer:
 
 
 def _place(
-    files: list[Path], bucket: int, first: int, count: int, widths: Mapping[str, int], folder: Path
+    files: list[Path], bucket: int, first: int, count: int, targets: Mapping[Path, int]
 ) -> None:
-    """Write the rows of a bucket to their places, ``first`` and following ones of a partition."""
+    """Write the rows of a bucket to their places, ``first`` and following ones of a partition.
+
+    ``targets``: by file, the bytes of a row.
+    """
     # Every row is written: the positions of a bucket are those of as many rows, each dealt once.
-    rows = np.empty((count, sum(widths.values())), np.uint8)
+    rows = np.empty((count, sum(targets.values())), np.uint8)
     for path in files:
         slices = np.load(path.with_suffix(".npy"))
         begin, end = np.searchsorted(slices[:, 0], [bucket, bucket + 1])
@@ -372,8 +384,8 @@ def _place(
                 records = np.frombuffer(data, np.uint8).reshape(number, -1)
                 rows[np.ascontiguousarray(records[:, :4]).view(np.uint32)[:, 0]] = records[:, 4:]
     column = 0
-    for where, width in widths.items():
+    for path, width in targets.items():
         # Only this bucket's range: others write the same file at the same time.
-        with closing(PartFiles([array_path(folder, f"{where}/values")])) as target:
+        with PartFiles([path]) as target:
             target.write(0, first * width, rows[:, column : column + width])
         column += width

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset.mapped import Part, array_path
-from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, edge_type_str
+from gigl_loader.dataset.mapped import Part, rows_at
+from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType
 from gigl_loader.memory.segments import Array, storage_dtype
 
 REPORT, PICTURE = "report.json", "report.svg"
@@ -93,39 +93,34 @@ def _share(some: int, of: int) -> float:
 
 
 def describe_part(
-    out: Path, part: Part, k: int, walked: list[EdgeType], edge_dir: EdgeDir,
-    ends: dict[NodeType, Array],
-) -> PartReport:  # fmt: skip
+    part: Part, k: int, walked: list[EdgeType], edge_dir: EdgeDir, ends: dict[NodeType, Array]
+) -> PartReport:
     """Return the figures of a partition, read from its files, a part at a time."""
-    folder, row_end = out / f"part{k}", 2 if edge_dir == "in" else 0
+    row_end = 2 if edge_dir == "in" else 0
     # All node types, and only edges that are walked: labels are looked up, not sampled.
     nodes = sum(int(e[k] - (e[k - 1] if k else 0)) for e in ends.values())
     totals = np.zeros(4, np.int64)
     for edge_type in walked:
-        totals += _count(
-            folder, part, edge_type, edge_type[row_end], ends[edge_type[2 - row_end]], k
-        )
+        totals += _count(part, edge_type, edge_type[row_end], ends[edge_type[2 - row_end]], k)
     nbytes = sum(spec.nbytes for spec in part.arrays.values())
     return PartReport(nodes, int(totals[0]), nbytes, *(int(n) for n in totals[1:]))
 
 
-def _count(
-    folder: Path, part: Part, edge_type: EdgeType, row_type: NodeType, ends: Array, k: int
-) -> Array:
+def _count(part: Part, edge_type: EdgeType, row_type: NodeType, ends: Array, k: int) -> Array:
     """Return edges, cut edges, edges of training nodes, and cut ones of those."""
-    where = f"edges/{edge_type_str(edge_type)}"
+    where = rows_at("edges", edge_type)
     spec = part.arrays[f"{where}/indices"]
     # 8 bytes for each node of this partition; its edges, which may not fit, are read in chunks.
-    pointer = np.fromfile(array_path(folder, f"{where}/indptr"), np.int64)
+    pointer = np.fromfile(part.path(f"{where}/indptr"), np.int64)
     training = np.zeros(len(pointer) - 1, bool)
     name = f"splits/train/{row_type}"
     if name in part.arrays:
         # A partition's splits are of its own nodes, and so are the rows of its edges.
-        ids = np.fromfile(array_path(folder, name), np.int64)
+        ids = np.fromfile(part.path(name), np.int64)
         training[ids - part.ranges[where]["first_row"]] = True
     first, last = (ends[k - 1] if k else 0), ends[k]
     totals, row = np.zeros(4, np.int64), 0
-    with array_path(folder, f"{where}/indices").open("rb") as file:
+    with part.path(f"{where}/indices").open("rb") as file:
         while row < len(training):
             # Whole rows, as many as have so many edges; one at least, however many it has.
             stop = int(np.searchsorted(pointer, pointer[row] + _CHUNK_EDGES, "right")) - 1

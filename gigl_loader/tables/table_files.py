@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
-from gigl_loader.tables._job import Job
+from gigl_loader.tables.resumable import ResumableJob
 
 BATCH_ROWS = 65536
 """Rows in memory at a time: what bounds it where rows are wide."""
@@ -58,7 +58,7 @@ class Table:
         where: What to call it in errors.
     """
 
-    def __init__(self, job: Job, key: str, source: Any, where: str) -> None:
+    def __init__(self, job: ResumableJob, key: str, source: Any, where: str) -> None:
         self.where, self.filesystem = where, None
         found = self._list(job, key, source)
         self.files: list[TableFile] = []
@@ -84,7 +84,7 @@ class Table:
                 f"({', '.join(different) or 'their order'}): a table's files must be alike"
             )
 
-    def _list(self, job: Job, key: str, source: Any) -> list[tuple[str, str, bool]]:
+    def _list(self, job: ResumableJob, key: str, source: Any) -> list[tuple[str, str, bool]]:
         if isinstance(source, pa.Table):
             # Everything behind this reads Parquet files, also tasks in other processes, which
             # would need the table sent to each. The caller's copy is of no use after this.
@@ -221,7 +221,7 @@ def _write_arrow(table: Any, path: Path) -> None:
     pq.write_table(table, path, row_group_size=1_000_000)
 
 
-def _convert_csv(job: Job, table: Table, source: str, path: Path) -> None:
+def _convert_csv(job: ResumableJob, table: Table, source: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the order of the file: it decides the numbers of nodes, and errors name rows. Strict, else
     # the engine would guess its way through broken lines.

@@ -9,6 +9,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,16 +19,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gigl_loader.dataset.mapped import ArraySpec, Part, array_path
-from gigl_loader.dataset.original_ids import EDGE_ROWS
+from gigl_loader.dataset.mapped import EDGE_ROWS, ArraySpec, Part, rows_at
+from gigl_loader.dataset.mapped_writer import index_type, new_file
 from gigl_loader.dataset.schema import EdgeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
-from gigl_loader.tables._index import Index
-from gigl_loader.tables._job import Job
-from gigl_loader.tables._lookup import look_up_edges
-from gigl_loader.tables._nodes import Dictionary, fits
-from gigl_loader.tables._source import (
+from gigl_loader.tables.id_index import Index, look_up_edges
+from gigl_loader.tables.node_ids import Dictionary, fits
+from gigl_loader.tables.resumable import ResumableJob
+from gigl_loader.tables.spec import EdgeTable, columns_of
+from gigl_loader.tables.table_files import (
     Table,
     TableFile,
     feature_type,
@@ -42,9 +43,7 @@ from gigl_loader.tables._source import (
     to_read,
     width_of,
 )
-from gigl_loader.tables.spec import EdgeTable, columns_of
 
-_INT32_IDS = 2**31 - 1
 _DANGLING = -1
 """The partition of edges without one; in a list of counts by partition, the last."""
 _SORT_BYTES = 64 * 1024 * 1024
@@ -137,7 +136,7 @@ class Ends:
     bounds: Array
     """``[num_partitions]`` int64, where the numbers of each partition of the row's type end."""
 
-    def indexes(self, job: Job) -> tuple[Index, Index] | None:
+    def indexes(self, job: ResumableJob) -> tuple[Index, Index] | None:
         """Return the indexes of both, where they fit into memory together."""
         # Each fits by itself when it is built; both at a time may not.
         row, neighbor = self.row_ids.index, self.neighbor_ids.index
@@ -175,7 +174,9 @@ class Mapped:
         )
 
 
-def check_values(job: Job, table: Table, spec: EdgeTable, extras: Extras, key: str) -> None:
+def check_values(
+    job: ResumableJob, table: Table, spec: EdgeTable, extras: Extras, key: str
+) -> None:
     """Check weights and features row by row.
 
     Raises:
@@ -210,7 +211,7 @@ def check_values(job: Job, table: Table, spec: EdgeTable, extras: Extras, key: s
 
 
 def map_edges(
-    job: Job, table: Table, ends: Ends, extras: Extras, edge_type: EdgeType, stage: str, *,
+    job: ResumableJob, table: Table, ends: Ends, extras: Extras, edge_type: EdgeType, stage: str, *,
     drop_dangling: bool,
 ) -> Mapped:  # fmt: skip
     """Write the edges of a table by partition, with numbers in place of ids.
@@ -241,36 +242,8 @@ def map_edges(
     return mapped
 
 
-def map_again(job: Job, before: Mapped, ends: Ends, extras: Extras, edge_type: EdgeType) -> Mapped:
-    """Do what `map_edges` does to edges whose ids are rows of the node tables."""
-    key = edge_type_str(edge_type)
-    mapped = Mapped(job.folder / "map" / key, np.zeros(len(ends.bounds), np.int64))
-    select, joins = "".join(f", e.{name}" for name in extras.names), {}
-    for i, folder in enumerate(before.files):
-        target = mapped.folder / str(i)
-        joins[f"map/{key}/{i}"] = partial(_map_again, job, ends, extras, folder, target, select)
-        mapped.files.append(target)
-    with job.stage(f"map {key}", int(before.counts.sum())) as progress:
-        for _, counts in job.steps(joins):
-            mapped.add(counts)
-            progress(sum(counts))
-    ends.release()
-    return mapped
-
-
-def _map_again(
-    job: Job, ends: Ends, extras: Extras, folder: Path, target: Path, select: str
-) -> list[int]:
-    # Rows of tables are numbers of one partition, so what was mapped to them is in the first.
-    files = sorted(str(path) for path in folder.glob("part=0/*.parquet"))
-    if not files:
-        return [0] * (len(ends.bounds) + 1)
-    source = f"read_parquet([{', '.join(map(to_read, files))}], hive_partitioning=false)"
-    return _map(job, None, ends, extras, target, source, select)
-
-
 def _map(
-    job: Job, table: Table | None, ends: Ends, extras: Extras, target: Path, source: str,
+    job: ResumableJob, table: Table, ends: Ends, extras: Extras, target: Path, source: str,
     select: str,
 ) -> list[int]:  # fmt: skip
     """Return edges by partition, and the dangling ones last."""
@@ -286,14 +259,14 @@ def _map(
     else:
         counts = look_up_edges(
             job, indexes, ends.bounds, draft, f"SELECT {row}, {neighbor}{select} FROM {source} e",
-            extra_bytes=extras.nbytes, filesystem=None if table is None else table.filesystem,
+            extra_bytes=extras.nbytes, filesystem=table.filesystem,
         )  # fmt: skip
     os.replace(draft, target)
     return counts
 
 
 def _join(
-    job: Job, table: Table | None, ends: Ends, draft: Path, source: str, row: str, neighbor: str,
+    job: ResumableJob, table: Table, ends: Ends, draft: Path, source: str, row: str, neighbor: str,
     select: str,
 ) -> list[int]:  # fmt: skip
     # Branches are taken in order, so the first end that a number is below is its owner's.
@@ -308,8 +281,7 @@ def _join(
         ) TO {quoted(draft)} (FORMAT parquet, PARTITION_BY (part), COMPRESSION snappy)
     """
     with job.engine() as engine:
-        if table is not None:
-            table.register(engine)
+        table.register(engine)
         engine.execute(sql)
     draft.mkdir(exist_ok=True)  # of no edges, nothing is written
     # Counted in the footers: COPY says how many rows it wrote, not where.
@@ -325,12 +297,12 @@ def _pairs(folder: Path) -> str:
     return f"read_parquet({to_read(folder, '/*.parquet')})"
 
 
-def _key(table: Table | None, alias: str, column: str) -> str:
+def _key(table: Table, alias: str, column: str) -> str:
     """Return SQL for a column of ids, of the type that the pairs have.
 
     It is null for an unsigned number that the type has not: that is the id of no node.
     """
-    kind = "BIGINT" if table is None or id_kind(table, column) == "int" else "VARCHAR"
+    kind = "BIGINT" if id_kind(table, column) == "int" else "VARCHAR"
     return f"TRY_CAST({alias}.{named(column)} AS {kind})"
 
 
@@ -346,7 +318,7 @@ def check_ends(table: Table, nodes: Table, column: str, id_column: str) -> None:
 
 
 def _refuse_dangling(
-    job: Job, table: Table, file: TableFile, ends: Ends, count: int, drop: bool
+    job: ResumableJob, table: Table, file: TableFile, ends: Ends, count: int, drop: bool
 ) -> None:
     source = f"read_parquet({to_read(file.path)}, file_row_number=true)"
     sides = ((ends.row, ends.row_ids.pairs), (ends.neighbor, ends.neighbor_ids.pairs))
@@ -377,7 +349,7 @@ def _refuse_dangling(
 
 
 def sort_edges(
-    job: Job, mapped: Mapped, extras: Extras, edge_type: EdgeType, k: int, out: Path, part: Part,
+    job: ResumableJob, mapped: Mapped, extras: Extras, edge_type: EdgeType, k: int, part: Part,
     shared: Part, *, rows: tuple[int, int], num_neighbors: int, first_edge: int | None,
 ) -> Callable[[], None]:  # fmt: skip
     """Return what writes the edges of one partition, grouped by node, neighbours ascending.
@@ -388,66 +360,60 @@ def sort_edges(
         extras: What travels with them.
         edge_type: Of the edges.
         k: The partition.
-        out: Where partitions are written.
-        part: The manifest of the partition.
-        shared: The manifest of what all partitions share.
+        part: The partition, where they go.
+        shared: What all partitions share.
         rows: The first of the numbers of its nodes, and one past the last.
         num_neighbors: Numbers that a neighbour may have.
         first_edge: The id of its first edge; None: edges have no ids.
     """
     # What is written is known before it is sorted: the manifest is made here, in this process, also
     # where the sort was done in the run before, or is done by a task elsewhere.
-    key = edge_type_str(edge_type)
-    where, num_edges = f"edges/{key}", int(mapped.counts[k])
-    indices = np.dtype(np.int32 if num_neighbors <= _INT32_IDS else np.int64)
-    targets: dict[str, ArraySpec] = {
-        f"{where}/indptr": ArraySpec("int64", (rows[1] - rows[0] + 1,)),
-        f"{where}/indices": ArraySpec(indices.name, (num_edges,)),
+    where, num_edges = rows_at("edges", edge_type), int(mapped.counts[k])
+    arrays: dict[str, tuple[str, ArraySpec]] = {
+        "indptr": (f"{where}/indptr", ArraySpec("int64", (rows[1] - rows[0] + 1,))),
+        "indices": (f"{where}/indices", ArraySpec(index_type(num_neighbors).name, (num_edges,))),
     }
-    if extras.weight:
-        targets[f"{where}/weights"] = ArraySpec("float32", (num_edges,))
-    if extras.time:
-        targets[f"edge_attributes/{key}/time/values"] = ArraySpec("int64", (num_edges,))
-        part.ranges[f"edge_attributes/{key}/time"] = {"first": first_edge or 0}
-    if extras.features:
-        name = f"edge_features/{key}/values"
-        targets[name] = ArraySpec(extras.dtype.name, (num_edges, extras.width))
-        part.ranges[f"edge_features/{key}"] = {"first": first_edge or 0}
-    part.arrays.update(targets)
     part.ranges[where] = {"first_row": rows[0]}
     if first_edge is not None:
         part.ranges[where]["first_edge"] = first_edge
-    targets = {f"part{k}/{name}": spec for name, spec in targets.items()}
+    if extras.weight:
+        arrays["weight"] = f"{where}/weights", ArraySpec("float32", (num_edges,))
+    if extras.time:
+        times = rows_at("edge_attributes", edge_type, "time")
+        arrays["time"] = f"{times}/values", ArraySpec("int64", (num_edges,))
+        part.ranges[times] = {"first": first_edge or 0}
+    if extras.features:
+        found = rows_at("edge_features", edge_type)
+        shape = (num_edges, extras.width)
+        arrays["features"] = f"{found}/values", ArraySpec(extras.dtype.name, shape)
+        part.ranges[found] = {"first": first_edge or 0}
+    part.arrays.update(arrays.values())
+    files = {what: (part.path(name), spec.dtype) for what, (name, spec) in arrays.items()}
     if extras.rows:
-        name = EDGE_ROWS.format(edge_type=key, partition=k)
-        shared.arrays[name] = targets[name] = ArraySpec("int64", (num_edges,))
-    return partial(_sort, job, mapped, extras, key, k, out, rows, targets)
+        name = EDGE_ROWS.format(edge_type=edge_type_str(edge_type), partition=k)
+        shared.arrays[name] = ArraySpec("int64", (num_edges,))
+        files["pos"] = shared.path(name), "int64"
+    return partial(_sort, job, mapped, extras, k, rows, files)
 
 
 def _sort(
-    job: Job, mapped: Mapped, extras: Extras, key: str, k: int, out: Path,
-    rows: tuple[int, int], targets: dict[str, ArraySpec],
+    job: ResumableJob, mapped: Mapped, extras: Extras, k: int, rows: tuple[int, int],
+    files: dict[str, tuple[Path, str]],
 ) -> None:  # fmt: skip
-    paths = {name: array_path(out, name) for name in targets}
-    # Truncated: a sort that was killed begins again, and one file is one sort's alone.
-    for path in paths.values():
-        path.parent.mkdir(parents=True, exist_ok=True)
-    files = {name: path.open("wb") for name, path in paths.items()}
-    try:
-        pointer = _IndexPointer(files[f"part{k}/edges/{key}/indptr"], rows)
+    with ExitStack() as stack:
+        # Emptied: a sort that was killed begins again, and one file is one sort's alone.
+        opened = {what: stack.enter_context(new_file(path)) for what, (path, _) in files.items()}
+        pointer = _IndexPointer(opened["indptr"], rows)
         for batch in _in_order(job, mapped.of_partition(k), extras):
             pointer.add(batch.column("row").to_numpy().astype(np.int64))
-            for name, spec in targets.items():
-                if not name.endswith("/indptr"):
-                    values = _column(batch, name, extras)
-                    files[name].write(np.ascontiguousarray(values, spec.dtype).data)
+            for what, (_, dtype) in files.items():
+                if what != "indptr":
+                    values = _column(batch, what, extras)
+                    opened[what].write(np.ascontiguousarray(values, dtype).data)
         pointer.finish()
-    finally:
-        for file in files.values():
-            file.close()
 
 
-def _in_order(job: Job, files: list[str], extras: Extras) -> Iterator[Any]:
+def _in_order(job: ResumableJob, files: list[str], extras: Extras) -> Iterator[Any]:
     if not files:
         return
     columns = ["row", "neighbor", *extras.names]
@@ -463,23 +429,15 @@ def _in_order(job: Job, files: list[str], extras: Extras) -> Iterator[Any]:
         yield from found.to_arrow_reader(count)
 
 
-def _column(batch: Any, name: str, extras: Extras) -> Array:
-    if not name.startswith("part"):
-        rows: Array = batch.column("pos").to_numpy()
-        return rows
-    if name.endswith("/indices"):
-        found: Array = batch.column("neighbor").to_numpy()
-        return found
-    if name.endswith("/weights"):
-        weights: Array = batch.column("weight").to_numpy()
-        return weights
-    if name.endswith("/time/values"):
-        times: Array = batch.column("time").cast(pa.int64()).to_numpy()
-        return times
-    columns = [batch.column(f"c{i}") for i in range(len(extras.features))]
-    flat = [c.flatten() if is_list(c.type) else c for c in columns]
-    arrays = [c.to_numpy(zero_copy_only=False).reshape(len(batch), -1) for c in flat]
-    return np.concatenate(arrays, axis=1)
+def _column(batch: Any, what: str, extras: Extras) -> Array:
+    if what == "features":
+        columns = [batch.column(f"c{i}") for i in range(len(extras.features))]
+        flat = [c.flatten() if is_list(c.type) else c for c in columns]
+        arrays = [c.to_numpy(zero_copy_only=False).reshape(len(batch), -1) for c in flat]
+        return np.concatenate(arrays, axis=1)
+    column = batch.column("neighbor" if what == "indices" else what)
+    found: Array = (column.cast(pa.int64()) if what == "time" else column).to_numpy()
+    return found
 
 
 class _IndexPointer:

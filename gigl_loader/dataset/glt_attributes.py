@@ -8,22 +8,20 @@ import torch
 from torch import Tensor
 
 from gigl_loader._glt import Feature, Graph, RangePartitionBook, Topology
-from gigl_loader.dataset._books import read_book
-from gigl_loader.dataset._pieces import (
-    SPLITS,
-    WEIGHT_NAMES,
-    count_classes,
-    is_labeled_homogeneous,
-    warn_not_carried,
-)
-from gigl_loader.dataset.build import canonical, is_canonical, make_rows
+from gigl_loader.dataset.adjacency import canonical, is_canonical
+from gigl_loader.dataset.build import count_classes, make_rows, read_book
+from gigl_loader.dataset.checks import warn_not_carried
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    SPLITS,
+    WEIGHT_NAMES,
     EdgeDir,
     EdgeType,
     NodeType,
+    glt_edge_type,
     is_label_edge_type,
+    is_labeled_homogeneous,
 )
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, Splits, WithSplits
 from gigl_loader.errors import ConfigError
@@ -96,22 +94,6 @@ def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -
     # GLT's default takes tables alone; a dataset of ours may have range books, or both by type
     dataset.id_filter = filter_ids
     dataset._directed = True
-
-
-def glt_edge_type(edge_type: EdgeType, edge_dir: EdgeDir) -> EdgeType:
-    """Return the name of an edge type among the edges of GLT and GiGL; its own inverse.
-
-    Label edges are grouped by anchor, their source. With ``edge_dir="in"`` edges are grouped by
-    destination, so there both ends of a label edge type change positions.
-
-    Source:
-        GiGL, ``treat_labels_as_edges`` and its ``reverse_edge_type``: the relation stays as it is,
-        without the ``rev_`` that GLT's own function puts before it.
-    """
-    if edge_dir == "in" and is_label_edge_type(edge_type):
-        src, relation, dst = edge_type
-        return (dst, relation, src)
-    return edge_type
 
 
 def _graphs(view: PartitionView) -> dict[EdgeType, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset.mapped import Part, array_path, seal
+from gigl_loader.dataset.mapped import Part, rows_at
+from gigl_loader.dataset.mapped_writer import seal
 from gigl_loader.dataset.schema import (
     EdgeDir,
     EdgeType,
@@ -17,19 +18,8 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
-from gigl_loader.tables._edges import (
-    Ends,
-    Extras,
-    Mapped,
-    check_ends,
-    check_values,
-    map_again,
-    map_edges,
-    read_extras,
-    sort_edges,
-)
-from gigl_loader.tables._job import Job
-from gigl_loader.tables._methods import (
+from gigl_loader.tables.degree_order import EdgeFile, Positions, count_degrees
+from gigl_loader.tables.methods import (
     NEED_EDGES,
     Union,
     check_metis,
@@ -37,37 +27,44 @@ from gigl_loader.tables._methods import (
     place_by_ldg,
     place_by_metis,
 )
-from gigl_loader.tables._nodes import (
+from gigl_loader.tables.node_ids import (
     Dictionary,
     Numbering,
-    Placer,
     finish_ids,
-    make_index,
-    number_arrow,
     open_dictionary,
     write_dictionary,
 )
-from gigl_loader.tables._order import EdgeFile, Positions, count_degrees
-from gigl_loader.tables._report import Report, describe_part
-from gigl_loader.tables._rows import NodeRows
-from gigl_loader.tables._source import BATCH_ROWS, Table, id_kind, stamp
-from gigl_loader.tables._times import check_time_attr, write_neighbor_times
-from gigl_loader.tables.spec import Graph, is_npy
+from gigl_loader.tables.node_rows import NodeRows, check_time_attr, write_neighbor_times
+from gigl_loader.tables.report import Report, describe_part
+from gigl_loader.tables.resumable import ResumableJob
+from gigl_loader.tables.spec import TableGraph, is_npy
+from gigl_loader.tables.table_edges import (
+    Ends,
+    Extras,
+    Mapped,
+    check_ends,
+    check_values,
+    map_edges,
+    read_extras,
+    sort_edges,
+)
+from gigl_loader.tables.table_files import Table, id_kind, stamp
 
 
 class Run:
     """The stages of one run."""
 
     def __init__(
-        self, job: Job, graph: Graph, num_partitions: int, method: str, edge_dir: EdgeDir,
-        seed: int, memory: int, drop_dangling: bool, out: Path, time_attr: str | None = None,
-        order: str = "ids", edge_rows: bool = False,
+        self, job: ResumableJob, graph: TableGraph, num_partitions: int, method: str,
+        edge_dir: EdgeDir, seed: int, memory: int, drop_dangling: bool, out: Path,
+        time_attr: str | None = None, order: str = "ids", edge_rows: bool = False,
     ) -> None:  # fmt: skip
         self._job, self._graph, self._count, self._out = job, graph, num_partitions, out
         self._method, self._edge_dir, self._seed = method, edge_dir, seed
         self._memory, self._drop, self._time_attr = memory, drop_dangling, time_attr
         self._by_degree, self._edge_rows = order == "degree", edge_rows
-        self._shared, self._parts = Part(), [Part() for _ in range(num_partitions)]
+        self._shared = Part(out)
+        self._parts = [Part(out / f"part{k}") for k in range(num_partitions)]
         self._nodes = {
             t: Table(job, f"nodes-{t}", one.source, f"nodes of {t!r}")
             for t, one in graph.nodes.items()
@@ -125,26 +122,25 @@ class Run:
         out.mkdir(parents=True, exist_ok=True)
         before: dict[EdgeType, Mapped] = {}
         if self._method in NEED_EDGES and self._count > 1:
-            before = self._map_rows(extras)
+            before = self._map_rows()
         self._place(before)
         self._write_ids()
-        mapped = self._map(before, extras)
+        mapped = self._map(extras)
         counts = self._sort(mapped, extras)
         # Rows come after edges: by degree, their places follow from the edges that were written.
         for node_type, writer in rows.items():
             positions = self._positions(node_type) if self._by_degree and writer.has_rows else None
-            classes = writer.write(out, self._numbering[node_type], self._parts, positions)
+            classes = writer.write(self._numbering[node_type], self._parts, positions)
             self._classes |= {} if classes is None else {node_type: classes}
         # After rows, which hold the times of nodes.
         if self._time_attr is not None:
             ends = {t: numbering.ends for t, numbering in self._numbering.items()}
             write_neighbor_times(
-                job, out, self._parts, self._graph, ends, self._edge_dir, self._time_attr
+                job, self._parts, self._graph, ends, self._edge_dir, self._time_attr
             )
-        # Of edges that were mapped twice, the first time: the second one saw no dangling ones.
-        dangling = {edge_type_str(t): m.dangling for t, m in {**mapped, **before}.items()}
+        dangling = {edge_type_str(t): m.dangling for t, m in mapped.items()}
         self._check_unchanged()  # All is read: from here on a change of them is no matter.
-        run = job.step("seal", lambda: seal(out, self._header(counts), self._shared, self._parts))
+        run = job.step("seal", lambda: self._seal(counts))
         report = Report(run, self._describe(), dangling, time.monotonic() - began)
         report.write(out)
         return report
@@ -220,25 +216,25 @@ class Run:
         return found
 
     def _write_ids(self) -> None:
-        for node_type, table in self._nodes.items():
-            spec, numbering = self._graph.nodes[node_type], self._numbering[node_type]
-            folder = write_dictionary(
-                self._job, table, spec, node_type, numbering, "number", self._out
-            )
-            text = id_kind(table, spec.id) == "text"
-            self._ids[node_type] = open_dictionary(
-                self._job, table, spec.id, node_type, folder, text=text
-            )
-            finish_ids(self._job, self._shared, node_type, numbering, self._out, text=text)
+        for node_type, numbering in self._numbering.items():
+            self._ids[node_type] = self._dictionary(node_type, numbering, "number", self._shared)
+            text = id_kind(self._nodes[node_type], self._graph.nodes[node_type].id) == "text"
+            finish_ids(self._job, self._shared, node_type, numbering, text=text)
+
+    def _dictionary(
+        self, node_type: NodeType, numbering: Numbering, name: str, shared: Part | None
+    ) -> Dictionary:
+        table, spec = self._nodes[node_type], self._graph.nodes[node_type]
+        folder = write_dictionary(self._job, table, spec, node_type, numbering, name, shared)
+        return open_dictionary(self._job, table, spec.id, node_type, folder)
 
     # --- edges ------------------------------------------------------------------------------------
 
     def _ends(
-        self, edge_type: EdgeType, ids: dict[NodeType, Dictionary], columns: tuple[str, str],
-        bounds: dict[NodeType, Array],
-    ) -> Ends:  # fmt: skip
-        row = self._row_end(edge_type)  # 0 or 1, of the pairs that follow
-        types = (edge_type[0], edge_type[2])
+        self, edge_type: EdgeType, ids: dict[NodeType, Dictionary], bounds: dict[NodeType, Array]
+    ) -> Ends:
+        row, spec = self._row_end(edge_type), self._graph.edges[edge_type]
+        types, columns = (edge_type[0], edge_type[2]), (spec.src, spec.dst)
         return Ends(
             columns[row], columns[1 - row], ids[types[row]], ids[types[1 - row]],
             bounds[types[row]],
@@ -248,82 +244,32 @@ class Run:
         # Label edges lie with their anchor, the source: that is the seed that asks for them.
         return 1 if self._edge_dir == "in" and not is_label_edge_type(edge_type) else 0
 
-    def _columns(self, edge_type: EdgeType) -> tuple[str, str]:
-        spec = self._graph.edges[edge_type]
-        return spec.src, spec.dst
-
-    def _map_rows(self, extras: dict[EdgeType, Extras]) -> dict[EdgeType, Mapped]:
-        """Map the edges that are walked to rows of the tables."""
+    def _map_rows(self) -> dict[EdgeType, Mapped]:
+        """Map the ends of edges that are walked to rows of the tables."""
         # As if one partition owned all: the number of a node is its row then.
         ids, bounds = {}, {}
         for node_type, table in self._nodes.items():
-            owners = np.zeros(table.num_rows, np.uint16)
-            numbering = Numbering.of(table, owners, 1)
-            spec = self._graph.nodes[node_type]
-            folder = write_dictionary(self._job, table, spec, node_type, numbering, "rows-of", None)
-            text = id_kind(table, spec.id) == "text"
-            ids[node_type] = open_dictionary(
-                self._job, table, spec.id, node_type, folder, text=text
-            )
+            numbering = Numbering.of(table, np.zeros(table.num_rows, np.uint16), 1)
+            ids[node_type] = self._dictionary(node_type, numbering, "rows-of", None)
             bounds[node_type] = numbering.ends
+        none = Extras(None, [])
         return {
-            t: map_edges(
-                self._job, self._edges[t], self._ends(t, ids, self._columns(t), bounds),
-                extras[t], t, "map-rows", drop_dangling=self._drop,
-            )
+            t: self._mapped(t, self._ends(t, ids, bounds), none, "map-rows")
             for t in self._graph.walked
-        }  # fmt: skip
+        }
 
-    def _map(
-        self, before: dict[EdgeType, Mapped], extras: dict[EdgeType, Extras]
-    ) -> dict[EdgeType, Mapped]:
-        # Edges that were mapped to rows are mapped on from there: a row is found faster than a
-        # text, and is there for sure. Label edges were not, and go from the ids.
+    def _map(self, extras: dict[EdgeType, Extras]) -> dict[EdgeType, Mapped]:
         bounds = {t: numbering.ends for t, numbering in self._numbering.items()}
-        rows = {t: self._row_numbers(t) for t in self._nodes} if before else {}
-        found = {}
-        for edge_type, table in self._edges.items():
-            if edge_type in before:  # there, row and neighbor are what they are called
-                columns = ("neighbor", "row") if self._row_end(edge_type) else ("row", "neighbor")
-                ends = self._ends(edge_type, rows, columns, bounds)
-                found[edge_type] = map_again(
-                    self._job, before[edge_type], ends, extras[edge_type], edge_type
-                )
-            else:
-                ends = self._ends(edge_type, self._ids, self._columns(edge_type), bounds)
-                found[edge_type] = map_edges(
-                    self._job, table, ends, extras[edge_type], edge_type, "map",
-                    drop_dangling=self._drop,
-                )  # fmt: skip
-        return found
+        return {
+            t: self._mapped(t, self._ends(t, self._ids, bounds), extras[t], "map")
+            for t in self._edges
+        }
 
-    def _row_numbers(self, node_type: NodeType) -> Dictionary:
-        """Write the number of each row of a table of nodes."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        folder = self._job.folder / "row-numbers" / node_type
-        numbering, table = self._numbering[node_type], self._nodes[node_type]
-
-        # The same kind of file as of ids, so one look-up and one join serve both. An array indexed
-        # by rows would be faster, and would be in memory where the index is not allowed to be.
-        def write() -> None:
-            folder.mkdir(parents=True, exist_ok=True)
-            kind = number_arrow(numbering.num_nodes)
-            schema = pa.schema([("id", pa.int64()), ("node", kind)])
-            with pq.ParquetWriter(folder / "0.parquet", schema, use_dictionary=False) as parquet:
-                for file in table.files:
-                    placer = Placer(numbering, table, file)
-                    for row in range(0, file.num_rows, BATCH_ROWS):
-                        count = min(BATCH_ROWS, file.num_rows - row)
-                        numbers, _ = placer.next(row, count)
-                        ids = pa.array(np.arange(row, row + count) + file.first_row)
-                        node = pa.array(numbers).cast(kind)
-                        parquet.write_batch(pa.record_batch([ids, node], schema=schema))
-
-        self._job.step(f"row-numbers/{node_type}", write)
-        index = make_index(self._job, node_type, folder, table.num_rows, text=False)
-        return Dictionary(folder, index)
+    def _mapped(self, edge_type: EdgeType, ends: Ends, extras: Extras, stage: str) -> Mapped:
+        return map_edges(
+            self._job, self._edges[edge_type], ends, extras, edge_type, stage,
+            drop_dangling=self._drop,
+        )  # fmt: skip
 
     def _sort(
         self, mapped: dict[EdgeType, Mapped], extras: dict[EdgeType, Extras]
@@ -337,8 +283,8 @@ class Run:
             ends = np.cumsum(one.counts)  # edge ids count partition by partition, as nodes do
             sorts = {
                 f"sort/{edge_type_str(edge_type)}/{k}": sort_edges(
-                    self._job, one, extras[edge_type], edge_type, k, self._out, part,
-                    self._shared, rows=(int(nodes.starts[k]), int(nodes.ends[k])),
+                    self._job, one, extras[edge_type], edge_type, k, part, self._shared,
+                    rows=(int(nodes.starts[k]), int(nodes.ends[k])),
                     num_neighbors=others.num_nodes,
                     first_edge=None if label else int(ends[k] - one.counts[k]),
                 )
@@ -358,35 +304,35 @@ class Run:
         edges = []
         for edge_type in self._graph.walked:
             if edge_type[0 if self._edge_dir == "in" else 2] == node_type:
-                name = f"edges/{edge_type_str(edge_type)}/indices"
-                for k, part in enumerate(self._parts):
+                name = f"{rows_at('edges', edge_type)}/indices"
+                for part in self._parts:
                     spec = part.arrays[name]
-                    path = array_path(self._out / f"part{k}", name)
-                    edges.append(EdgeFile(path, spec.dtype, spec.shape[0]))
+                    edges.append(EdgeFile(part.path(name), spec.dtype, spec.shape[0]))
         numbering = self._numbering[node_type]
         degrees = count_degrees(self._job, node_type, numbering.num_nodes, edges)
-        return Positions(self._job, self._out, node_type, numbering, degrees)
+        return Positions(self._job, self._parts, node_type, numbering, degrees)
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _header(self, edge_ends: dict[EdgeType, list[int]]) -> dict[str, Any]:
-        return {
-            "method": self._method,
-            "seed": self._seed,
-            "edge_dir": self._edge_dir,
-            "heterogeneous": self._graph.heterogeneous,
-            "num_partitions": self._count,
-            "num_nodes": {t: n.num_nodes for t, n in self._numbering.items()},
-            "node_bounds": {t: n.ends.tolist() for t, n in self._numbering.items()},
-            "edge_types": [list(t) for t in self._graph.edges],
-            "edge_bounds": {edge_type_str(t): ends for t, ends in edge_ends.items()},
-            "original_ids": list(self._graph.nodes),
-            "num_classes": self._classes,
-        }
+    def _seal(self, edge_ends: dict[EdgeType, list[int]]) -> str:
+        return seal(
+            self._shared,
+            self._parts,
+            edge_dir=self._edge_dir,
+            heterogeneous=self._graph.heterogeneous,
+            num_nodes={t: n.num_nodes for t, n in self._numbering.items()},
+            node_bounds={t: n.ends.tolist() for t, n in self._numbering.items()},
+            edge_types=list(self._graph.edges),
+            edge_bounds=edge_ends,
+            original_ids=list(self._graph.nodes),
+            num_classes=self._classes,
+            method=self._method,
+            seed=self._seed,
+        )
 
     def _describe(self) -> list[Any]:
         ends = {t: n.ends for t, n in self._numbering.items()}
         return [
-            describe_part(self._out, part, k, self._graph.walked, self._edge_dir, ends)
+            describe_part(part, k, self._graph.walked, self._edge_dir, ends)
             for k, part in enumerate(self._parts)
         ]

@@ -2,24 +2,16 @@
 
 import importlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset._checks import check_edge_dir, check_partitions
-from gigl_loader.dataset._pieces import make_view
-from gigl_loader.dataset._pyg import (
-    CheckedGraph,
-    Cutter,
-    RowOrder,
-    Supervision,
-    keep_neighbor_times,
-    read_pyg,
-)
-from gigl_loader.dataset.build import book_table, compress, contiguous_book, make_book
+from gigl_loader.dataset.adjacency import compress
+from gigl_loader.dataset.build import book_table, contiguous_book, make_book
+from gigl_loader.dataset.checks import check_edge_dir, check_partitions
 from gigl_loader.dataset.directory import (
     check_format,
     check_order,
@@ -27,17 +19,19 @@ from gigl_loader.dataset.directory import (
     complete_or_nothing,
 )
 from gigl_loader.dataset.disk import type_str
-from gigl_loader.dataset.glt_writer import write_glt
-from gigl_loader.dataset.mapped_writer import MappedWriter
 from gigl_loader.dataset.progress import ProgressBar, showing
-from gigl_loader.dataset.quantised import FeatureDtype, check_feature_dtype, quantise
-from gigl_loader.dataset.schema import (
-    EdgeDir,
-    EdgeType,
-    FilePath,
-    NodeType,
+from gigl_loader.dataset.pyg_graph import (
+    CheckedGraph,
+    Cutter,
+    RowOrder,
+    Supervision,
+    keep_neighbor_times,
+    read_pyg,
 )
+from gigl_loader.dataset.quantised import FeatureDtype, check_feature_dtype, quantise
+from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
 from gigl_loader.dataset.view import Book, WithSplits
+from gigl_loader.dataset.view_writer import write_views
 from gigl_loader.errors import ConfigError, WrongTypeError
 
 if TYPE_CHECKING:
@@ -130,18 +124,15 @@ def partition_graph(
         bar.step("assigning edges")
         cutter = Cutter(source, books, edge_dir, num_partitions, order)
         shares = _shares(cutter, num_partitions, bar)
-        if format == "mapped":
-            write_mapped(folder, shares, by_degree=order == "degree", method=method, seed=seed)
-        else:
-            write_glt(folder, shares, method=method, seed=seed)
+        by_degree = order == "degree"
+        write_views(folder, shares, format=format, by_degree=by_degree, method=method, seed=seed)
 
 
 def _shares(cutter: Cutter, num_partitions: int, bar: ProgressBar) -> Iterator[WithSplits]:
     for partition_idx in range(num_partitions):
         bar.step(f"writing partition {partition_idx}")
-        pieces = cutter.cut(partition_idx)
         # what samplers will read is what is written: the checks and the order are the same
-        yield make_view(pieces), pieces.splits
+        yield cutter.cut(partition_idx)
 
 
 # --- which node goes where ------------------------------------------------------------------------
@@ -218,31 +209,6 @@ def _bytes_to_write(source: CheckedGraph) -> int:
 
 
 # --- files ----------------------------------------------------------------------------------------
-
-
-def write_mapped(
-    folder: Path,
-    shares: Iterable[WithSplits],
-    *,
-    original_ids_of: Path | None = None,
-    by_degree: bool = False,
-    **made: Any,
-) -> None:
-    """Write all partitions, in order, in the format that is mapped.
-
-    Args:
-        folder: An empty directory.
-        shares: All partitions.
-        original_ids_of: A directory with the same nodes, whose dictionary of ids is kept.
-        by_degree: See `MappedWriter`.
-        made: How they were made.
-    """
-    writer = MappedWriter(folder, by_degree=by_degree)
-    if original_ids_of is not None:
-        writer.keep_original_ids(original_ids_of)
-    for view, splits in shares:
-        writer.add(view, splits)
-    writer.finish(view, **made)
 
 
 def _store_in_fewer_bytes(source: CheckedGraph, dtypes: FeatureDtype | None, format: str) -> None:

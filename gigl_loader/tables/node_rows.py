@@ -3,21 +3,28 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gigl_loader.dataset.mapped import Part, write_array
-from gigl_loader.dataset.schema import NodeType
+from gigl_loader.dataset.mapped import LOOKUPS, ArraySpec, Part, rows_at
+from gigl_loader.dataset.mapped_writer import (
+    PartFiles,
+    allow_files,
+    new_file,
+    note_array,
+    write_array,
+)
+from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeDir, EdgeType, NodeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
-from gigl_loader.tables._job import Job
-from gigl_loader.tables._nodes import Numbering, PartFiles, Placer, note_array, part_files
-from gigl_loader.tables._order import Buckets, Positions
-from gigl_loader.tables._source import (
+from gigl_loader.tables.degree_order import Buckets, Positions
+from gigl_loader.tables.node_ids import Numbering, Placer
+from gigl_loader.tables.resumable import ResumableJob
+from gigl_loader.tables.spec import NodeTable, TableGraph, columns_of, is_npy
+from gigl_loader.tables.table_files import (
     BATCH_ROWS,
     Table,
     TableFile,
@@ -30,7 +37,6 @@ from gigl_loader.tables._source import (
     time_type,
     width_of,
 )
-from gigl_loader.tables.spec import NodeTable, columns_of, is_npy
 
 _SPLITS = {
     "train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
@@ -50,19 +56,18 @@ class _InPlace:
     """Writes rows in the order of ids.
 
     Args:
-        out: Where partitions are written.
+        parts: The partitions.
         names: Of the matrices.
-        num_partitions: How many there are.
     """
 
-    def __init__(self, out: Path, names: Iterable[str], num_partitions: int) -> None:
-        self._out, self._names, self._count = out, names, num_partitions
+    def __init__(self, parts: list[Part], names: Iterable[str]) -> None:
+        self._parts, self._names = parts, names
         self._files: dict[str, PartFiles] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> "_InPlace":
         for name in self._names:
-            files = part_files(self._out, f"{name}/values", self._count)
+            files = PartFiles([part.path(f"{name}/values") for part in self._parts])
             self._files[name] = self._stack.enter_context(files)
         return self
 
@@ -89,7 +94,9 @@ class NodeRows:
         node_type: Of the nodes.
     """
 
-    def __init__(self, job: Job, table: Table, spec: NodeTable, node_type: NodeType) -> None:
+    def __init__(
+        self, job: ResumableJob, table: Table, spec: NodeTable, node_type: NodeType
+    ) -> None:
         self._job, self._table, self._spec, self._node_type = job, table, spec, node_type
         self._beside: Array | None = None
         self._types: dict[str, tuple[np.dtype[Any], int]] = {}
@@ -159,14 +166,13 @@ class NodeRows:
         return bool(self._types)
 
     def write(
-        self, out: Path, numbering: Numbering, parts: list[Part], positions: Positions | None
+        self, numbering: Numbering, parts: list[Part], positions: Positions | None
     ) -> int | None:
         """Write the rows to their partitions and note them in the manifests.
 
         Args:
-            out: Where partitions are written.
             numbering: Of the nodes.
-            parts: The manifests of the partitions.
+            parts: The partitions.
             positions: Where rows lie in a partition; None: in the order of ids.
 
         Returns:
@@ -179,29 +185,26 @@ class NodeRows:
         step, highest = f"rows/{self._node_type if buckets is None else buckets.name}", -1
         with self._job.stage(f"rows {self._node_type}", self._table.num_rows) as progress:
             for i, file in enumerate(self._table.files):
-                make = partial(self._write_file, out, numbering, file, i, buckets)
+                make = partial(self._write_file, parts, numbering, file, i, buckets)
                 # Noted with the step: labels of files that were done before are not read again.
                 highest = max(highest, self._job.step(f"{step}/{i}", make))
                 progress(file.num_rows)
         if buckets is not None:
             buckets.place(len(self._table.files))
-        self._note(out, numbering, parts, positions)
+        self._note(numbering, parts, positions)
         return self._num_classes(highest)
 
-    def _note(
-        self, out: Path, numbering: Numbering, parts: list[Part], positions: Positions | None
-    ) -> None:
+    def _note(self, numbering: Numbering, parts: list[Part], positions: Positions | None) -> None:
         counts = np.diff(numbering.ends, prepend=0)
         for k, part in enumerate(parts):
-            folder = out / f"part{k}"
             for where, (dtype, width) in self._types.items():
                 shape = (int(counts[k]),) if where in self._flat else (int(counts[k]), width)
-                note_array(part, folder, f"{where}/values", dtype.name, shape)
+                note_array(part, f"{where}/values", dtype.name, shape)
                 part.ranges[where] = {"first": int(numbering.starts[k])}
                 if positions is not None:
-                    positions.note(part, k, where)
+                    positions.note(k, where)
             if self._spec.split is not None:
-                self._write_splits(folder, part, k)
+                self._write_splits(part, k)
 
     def _num_classes(self, highest: int) -> int | None:
         if self._labels not in self._types:
@@ -213,16 +216,17 @@ class NodeRows:
         return highest + 1 if dtype.kind == "i" else None
 
     def _write_file(
-        self, out: Path, numbering: Numbering, file: TableFile, i: int, buckets: Buckets | None
-    ) -> int:
+        self, parts: list[Part], numbering: Numbering, file: TableFile, i: int,
+        buckets: Buckets | None,
+    ) -> int:  # fmt: skip
         """Return the highest label, -1 where there is none."""
-        table, spec, count = self._table, self._spec, len(numbering.ends)
+        table, spec = self._table, self._spec
         placer = Placer(numbering, table, file)
         columns = [*columns_of(spec.split), *(c for found in self._columns.values() for c in found)]
         columns = list(dict.fromkeys(columns))  # one may be label and attribute
         highest = -1
         splits: dict[str, list[Array]] = {}
-        with _InPlace(out, self._types, count) if buckets is None else buckets.sink(i) as sink:
+        with _InPlace(parts, self._types) if buckets is None else buckets.sink(i) as sink:
             for row, batch in self._batches(file, columns):
                 numbers, pieces = placer.next(row, batch.num_rows)
                 rows = {kind: self._rows(kind, file, row, batch) for kind in self._types}
@@ -287,7 +291,7 @@ class NodeRows:
         joined: dict[str, Any] = {name: np.concatenate(found) for name, found in splits.items()}
         np.savez(folder / f"{i}.npz", **joined)
 
-    def _write_splits(self, folder: Path, part: Part, k: int) -> None:
+    def _write_splits(self, part: Part, k: int) -> None:
         found: dict[str, list[Array]] = {split: [] for split in ("train", "val", "test")}
         for i in range(len(self._table.files)):
             with np.load(self._job.folder / "splits" / self._node_type / f"{i}.npz") as kept:
@@ -297,4 +301,97 @@ class NodeRows:
         for split, pieces in found.items():
             # Sorted, and there even if empty: a table with a split column has all three.
             owned: Array = np.sort(np.concatenate([np.empty(0, np.int64), *pieces]))
-            write_array(folder, part, f"splits/{split}/{self._node_type}", owned)
+            write_array(part, f"splits/{split}/{self._node_type}", owned)
+
+
+# --- times of neighbours, beside the edges that lead to them -------------------------------------
+
+
+def check_time_attr(graph: TableGraph, rows: Mapping[NodeType, NodeRows], time_attr: str) -> None:
+    """Check that nodes or edges have the attribute, one number each.
+
+    Raises:
+        ConfigError: They have not.
+    """
+    of_nodes = {node_type for node_type, one in rows.items() if time_attr in one.attributes}
+    for node_type in sorted(of_nodes):
+        if rows[node_type].attributes[time_attr] != 1:
+            raise ConfigError(
+                f"time_attr={time_attr!r} of nodes {node_type!r} has "
+                f"{rows[node_type].attributes[time_attr]} numbers each: a time is one number"
+            )
+    of_edges = time_attr == "time" and any(graph.edges[t].time for t in graph.walked)
+    if not of_nodes and not of_edges:
+        known = sorted({name for one in rows.values() for name in one.attributes})
+        raise ConfigError(
+            f"time_attr={time_attr!r} is no attribute of nodes (there are {known}), and no table "
+            'of edges has a time, whose name would be "time"'
+        )
+
+
+def write_neighbor_times(
+    job: ResumableJob, parts: list[Part], graph: TableGraph, ends: Mapping[NodeType, Array],
+    edge_dir: EdgeDir, time_attr: str,
+) -> None:  # fmt: skip
+    """Let the edges of each partition carry the times of their neighbours.
+
+    Args:
+        job: The run.
+        parts: The partitions, whose edges and attributes of nodes were written.
+        graph: The tables.
+        ends: By node type, where the numbers of each partition end.
+        edge_dir: Which end of an edge is the neighbour.
+        time_attr: The attribute.
+    """
+    for edge_type in graph.walked:
+        neighbor = edge_type[0] if edge_dir == "in" else edge_type[2]
+        kept = f"{rows_at('node_attributes', neighbor, time_attr)}/values"
+        if kept not in parts[0].arrays:  # a type without the attribute: all parts have it or none
+            continue
+        key = edge_type_str(edge_type)
+        where = rows_at("edge_attributes", edge_type, NEIGHBOR_TIME + time_attr)
+        with job.stage(f"times {key}", _edges(parts, key)) as progress:
+            for k, part in enumerate(parts):
+                count = part.arrays[f"edges/{key}/indices"].shape[0]
+                write = partial(_write, parts, k, kept, where, edge_type, ends[neighbor])
+                job.step(f"times/{key}/{k}", write)
+                part.arrays[f"{where}/values"] = ArraySpec(part.arrays[kept].dtype, (count,))
+                part.ranges[where] = {"first": part.ranges[f"edges/{key}"]["first_edge"]}
+                progress(count)
+
+
+def _edges(parts: list[Part], key: str) -> int:
+    return sum(part.arrays[f"edges/{key}/indices"].shape[0] for part in parts)
+
+
+def _write(
+    parts: list[Part], k: int, kept: str, where: str, edge_type: EdgeType, ends: Array
+) -> None:
+    """Write the times of one partition's neighbours; of all nodes, only what is asked is read."""
+    # One number a node, so rows are positions in the file. Mapped: neighbours of a partition lie in
+    # all others, in no order, and together those are the whole graph's times.
+    allow_files(2 * len(parts))  # a mapping keeps a descriptor of its file
+    times = [_open(other, kept) for other in parts]
+    positions = f"{LOOKUPS}/{kept.split('/')[1]}"  # where rows do not follow their ids
+    ordered = [_open(other, positions) for other in parts if positions in other.arrays]
+    # By degree, all partitions have look-ups, else none has: an owner's is found by its number.
+    starts = np.concatenate([[0], ends[:-1]])
+    neighbors = _open(parts[k], f"{rows_at('edges', edge_type)}/indices")
+    with new_file(parts[k].path(f"{where}/values")) as file:
+        for first in range(0, len(neighbors), BATCH_ROWS):
+            asked = neighbors[first : first + BATCH_ROWS].astype(np.int64)
+            owners = np.searchsorted(ends, asked, "right")
+            found = np.empty(len(asked), times[0].dtype)
+            for owner in np.unique(owners):  # a mapping is asked once for all that it has
+                mine = owners == owner
+                rows = asked[mine] - starts[owner]
+                found[mine] = times[owner][ordered[owner][rows] if ordered else rows]
+            file.write(found.data)
+
+
+def _open(part: Part, name: str) -> Any:
+    spec = part.arrays[name]
+    count = int(np.prod(spec.shape))
+    if count == 0:  # the system maps no empty file
+        return np.empty(0, spec.dtype)
+    return np.memmap(part.path(name), spec.dtype, "r", 0, (count,))

@@ -1,15 +1,14 @@
-"""A run that can be killed: steps that are done are noted, others start again."""
+"""A run that can be killed: steps that are done are noted, others start again; here or on Ray."""
 
 import hashlib
 import json
 import os
-import resource
 import shutil
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ _ENGINE_SHARE = 0.6
 """Of the memory, for the engine: it goes over its limit, and Python and Arrow need some, too."""
 _BASE_BYTES = 100_000_000
 """Of the memory, for the interpreter and the libraries, before a row is read."""
-_SPARE_FILES = 64
-"""Open files beside those of partitions: those of the engine, of tables and of libraries."""
 
 
 def _mark_of(settings: Mapping[str, Any]) -> str:
@@ -33,7 +30,7 @@ def _mark_of(settings: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(settings, default=str).encode()).hexdigest()
 
 
-class Job:
+class ResumableJob:
     """Scratch space, memory and progress of one run.
 
     Args:
@@ -145,6 +142,8 @@ class Job:
                 "autoinstall_known_extensions": False,
             },
         )
+        # The engine's own bar goes to stdout once a query takes two seconds; stages have theirs.
+        connection.execute("SET enable_progress_bar = false")
         try:
             yield connection
         # Both leave the notes of done steps where they are. A full disk may be either: the engine
@@ -175,30 +174,6 @@ RunSteps = Callable[[list[Callable[[], Any]]], Iterable[tuple[int, Any]]]
 def _one_by_one(makes: list[Callable[[], Any]]) -> Iterator[tuple[int, Any]]:
     for position, make in enumerate(makes):
         yield position, make()
-
-
-def allow_files(count: int) -> None:
-    """Let this process open ``count`` more files: the soft limit is often 1,024.
-
-    Raises:
-        UsageError: It may not have as many.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        held = len(os.listdir("/proc/self/fd"))
-    except OSError:  # it needs one more to look: all of them are in use
-        held = soft
-    need = held + count + _SPARE_FILES
-    if soft == resource.RLIM_INFINITY or need <= soft:
-        return
-    if hard != resource.RLIM_INFINITY and need > hard:
-        raise UsageError(
-            f"{need} files have to be open at a time, and this process may have {hard}: raise "
-            "ulimit -n and call again to go on, or make fewer partitions"
-        )
-    # To what is needed and no more: programs that still use select() break on descriptors past
-    # 1,023, and it is the caller's process.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 
 
 def _write_whole(path: Path, text: str) -> None:
@@ -240,3 +215,142 @@ class _Stage:
             f"{self._unit}/s, {now - self._start:.1f} s, {max(left, 0):.0f} s left",
             end=end, file=sys.stderr, flush=True,
         )  # fmt: skip
+
+
+# --- steps as tasks of Ray ------------------------------------------------------------------------
+#
+# The functions are those that run without it. Ray places a task on a node with enough processors
+# and memory, and runs it again on another where a node is lost. It raises nothing while no node is
+# large enough, so that is looked at here.
+
+_LOOK_SECONDS = 5.0
+"""How often nodes are looked at while tasks are waited for."""
+_END_SECONDS = 60.0
+"""How long tasks are waited for that were interrupted, and that were killed: their node may be out
+of reach."""
+
+
+def runner_of(engine: str, memory: int, threads: int | None) -> AbstractContextManager[Any]:
+    """Return what yields (what runs several steps, threads of each); None: they run here.
+
+    Args:
+        engine: ``"duckdb"`` or ``"ray"``.
+        memory: Bytes of each step.
+        threads: Of each step.
+    """
+    if engine == "duckdb":
+        return nullcontext((None, threads or os.cpu_count() or 1))
+    return _tasks(memory, threads)
+
+
+@contextmanager
+def _tasks(memory: int, threads: int | None) -> Iterator[tuple[RunSteps, int]]:
+    """Yield (what runs steps as tasks, threads of each).
+
+    A cluster that this process has joined, or that ``RAY_ADDRESS`` names, is used; where there is
+    none, Ray starts one on this machine for the time being.
+
+    Args:
+        memory: Bytes of each task.
+        threads: Processors of each task. None: those of the smallest node.
+
+    Raises:
+        ConfigError: Ray is not installed, or no node has that much.
+    """
+    ray = _import_ray()
+    # What the caller has joined stays joined: it may run other things there.
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(log_to_driver=False, include_dashboard=False)
+    try:
+        # The smallest node's, so that all nodes get tasks; on a larger one run several at a time.
+        smallest = min((_size(node)[0] for node in _nodes(ray)), default=1)
+        count = threads or max(1, int(smallest))
+        if not _fits(ray, memory, count):
+            raise ConfigError(_too_small(ray, memory, count))
+        yield lambda makes: run_tasks(ray, makes, memory, count), count
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _import_ray() -> Any:
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a change
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            'engine="ray" needs Ray: run pip install "gigl_loader[ray]", or use engine="duckdb"'
+        ) from error
+    return ray
+
+
+def run_tasks(
+    ray: Any, makes: list[Callable[[], Any]], memory: int, threads: int
+) -> Iterator[tuple[int, Any]]:
+    """Run steps as tasks of ``memory`` bytes and ``threads`` processors each; see `RunSteps`."""
+    # Both are what Ray counts when it places a task; that it keeps to the memory is ours to see
+    # to.
+    task = ray.remote(num_cpus=threads, memory=memory)(_call)
+    positions = {task.remote(make): position for position, make in enumerate(makes)}
+    try:
+        while positions:
+            done, _ = ray.wait(list(positions), timeout=_LOOK_SECONDS)
+            for one in done:
+                yield positions.pop(one), _result(ray, one)
+            # Nodes may have left since tasks began. Ray would wait for new ones without a word.
+            if not done and not _fits(ray, memory, threads):
+                raise UsageError(f"{_too_small(ray, memory, threads)}; call again to go on")
+    finally:  # of an error of one, or where who takes results stops: nothing is left otherwise
+        _end(ray, list(positions))
+
+
+def _end(ray: Any, tasks: list[Any]) -> None:
+    """Cancel tasks, and wait until none of them writes any more: what they write is removed next.
+
+    A task that is interrupted is over when it has unwound. One that is killed may be called over
+    while its process still runs, so that is left for those that cannot be interrupted.
+    """
+    for kill in (False, True):
+        for task in tasks:
+            ray.cancel(task, force=kill)
+        if tasks:
+            _, tasks = ray.wait(tasks, num_returns=len(tasks), timeout=_END_SECONDS)
+
+
+def _call(make: Callable[[], Any]) -> Any:
+    return make()
+
+
+def _result(ray: Any, task: Any) -> Any:
+    try:
+        return ray.get(task)
+    except ray.exceptions.RayTaskError as error:
+        # The task's own error, of our classes: callers tell by it what may go on, and what to undo.
+        raise error.cause from error
+    except ray.exceptions.RayError as error:
+        raise UsageError(f"a task of Ray was lost: {error}; call again to go on") from error
+
+
+def _nodes(ray: Any) -> list[Any]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _size(node: Any) -> tuple[float, float]:
+    """Return processors and bytes of memory of a node."""
+    resources = node["Resources"]
+    return resources.get("CPU", 0.0), resources.get("memory", 0.0)
+
+
+def _fits(ray: Any, memory: int, threads: int) -> bool:
+    return any(cpus >= threads and size >= memory for cpus, size in map(_size, _nodes(ray)))
+
+
+def _too_small(ray: Any, memory: int, threads: int) -> str:
+    found = "; ".join(
+        f"{cpus:g} CPUs, {size / 1e9:.1f} GB" for cpus, size in map(_size, _nodes(ray))
+    )
+    return (
+        f"no node of the Ray cluster has {threads} CPUs and {memory / 1e9:.1f} GB for a task "
+        f"(nodes: {found or 'none'}): give threads= or memory= that fit"
+    )

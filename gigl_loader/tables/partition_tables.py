@@ -5,9 +5,9 @@ r"""`partition_tables`: tables of nodes and edges to partitions that `DistDatase
     tables --number--> ids and numbers --map--> edges by partition --sort--> part<k>/edges
        \--rows, in the order of the table---------------------------------> part<k>/node_features
 
-With ``order="degree"`` rows take another way, by the edges that were written: see `_order`.
+With ``order="degree"`` rows take another way, by the edges that were written: see `degree_order`.
 With a method that looks at edges, ``map`` runs twice: once to rows of the tables, which is what the
-method reads, and from there to numbers.
+method reads, and once to numbers.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import logging
 import os
 import shutil
 import time
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ from gigl_loader.dataset.directory import (
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.sizes import parse_size
-from gigl_loader.tables._report import Report
-from gigl_loader.tables.spec import METHODS, Edges, Graph, Nodes, read_graph
+from gigl_loader.tables.report import Report
+from gigl_loader.tables.spec import METHODS, Edges, Nodes, TableGraph, read_graph
 
 _log = logging.getLogger(__name__)
 
@@ -153,20 +153,20 @@ def partition_tables(
         if scratch:  # two runs to different roots may have been given the same
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(only_writer(folder / LOCK, folder))
-        from gigl_loader.tables import _job, _run  # these need what may not be installed
+        from gigl_loader.tables import resumable, stages  # these need what may not be installed
 
         # a scratch directory that was named may hold the run of another root
-        of_others = not scratch and _job.Job.is_of_others(folder, settings)
+        of_others = not scratch and resumable.ResumableJob.is_of_others(folder, settings)
         found = _left_behind(folder, building, target, of_others=of_others, overwrite=overwrite)
         if found is not None:
             return found
         check_root()  # again: another run may have ended since
-        run_steps, count = stack.enter_context(_tasks(engine, limit, threads))
-        job = _job.Job(
+        run_steps, count = stack.enter_context(resumable.runner_of(engine, limit, threads))
+        job = resumable.ResumableJob(
             folder, settings, memory=limit, threads=count, progress=progress, run_steps=run_steps
         )
         try:
-            report = _run.Run(
+            report = stages.Run(
                 job, graph, num_partitions, method, edge_dir, seed, limit, drop_dangling, building,
                 time_attr, order, edge_rows,
             ).make(began)  # fmt: skip
@@ -217,15 +217,6 @@ def _finish(
     shutil.rmtree(_old(target))
 
 
-def _tasks(engine: str, memory: int, threads: int | None) -> AbstractContextManager[Any]:
-    """Return what yields (what runs several steps, threads of the engine)."""
-    if engine == "duckdb":
-        return nullcontext((None, threads or os.cpu_count() or 1))
-    from gigl_loader.tables._ray import tasks
-
-    return tasks(memory, threads)
-
-
 def _check_fits(report: Report, limit: int) -> None:
     """Check that the largest partition fits into memory, which graphlearn-torch's format needs."""
     edges = sum(part.edges for part in report.parts)
@@ -240,14 +231,14 @@ def _check_fits(report: Report, limit: int) -> None:
 
 def _as_glt(mapped: Path, num_partitions: int, **made: Any) -> Path:
     """Write the partitions of a directory in graphlearn-torch's format beside it."""
-    from gigl_loader.dataset import disk, glt_writer  # with torch, which nothing else needs
+    from gigl_loader.dataset import disk, view_writer  # with torch, which nothing else needs
 
     plain = mapped.with_suffix(".glt")
     shutil.rmtree(plain, ignore_errors=True)
     plain.mkdir()
     # One at a time: a generator, and each is let go before the next is read.
     shares = (disk.read_partition(mapped, k, None) for k in range(num_partitions))
-    glt_writer.write_glt(plain, shares, **made)
+    view_writer.write_views(plain, shares, format="glt", **made)
     for path in mapped.glob("ids/*.parquet"):
         (plain / "ids").mkdir(exist_ok=True)
         shutil.copyfile(path, plain / "ids" / path.name)
@@ -281,7 +272,7 @@ def _check(num_partitions: Any, method: str, edge_dir: str, seed: Any, limit: in
         raise ConfigError(f"memory must be at least {_MIN_BYTES // 10**6} MB, got {limit} bytes")
 
 
-def _fingerprint(graph: Graph) -> list[Any]:
+def _fingerprint(graph: TableGraph) -> list[Any]:
     """Return what tells these tables from others."""
     # Names and columns; what is in files is compared by size and time once they are found.
     found: list[Any] = []

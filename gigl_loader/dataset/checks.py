@@ -1,5 +1,7 @@
 """Checks of what users pass to datasets: each raises `ConfigError` before any work is done."""
 
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -167,3 +169,23 @@ def check_edge_type(edge_type: Any, where: str) -> EdgeType:
             f"got {edge_type!r}"
         )
     return edge_type
+
+
+def warn_not_carried(reasons: Mapping[str, str], *, stacklevel: int) -> None:
+    """Warn that batches will lack something, by name; ``stacklevel``: of the caller to blame."""
+    if reasons:
+        text = "; ".join(f"{name} ({why})" for name, why in reasons.items())
+        # all names in one: filters of warnings show a line of code once
+        warnings.warn(f"batches will not carry: {text}", stacklevel=stacklevel + 1)
+
+
+def check_ownership(owner: Tensor, partition_idx: int, what: str, hint: str) -> None:
+    """Check that all of ``owner`` (``[n]``, partitions) is ``partition_idx``."""
+    # all of them: the number tells a few stray edges from the wrong direction
+    wrong = (owner != partition_idx).nonzero().view(-1)
+    if wrong.numel():
+        other = int(owner[wrong[0]])
+        raise ConfigError(
+            f"{what}: {wrong.numel()} of {owner.numel()} belong to other partitions (the one at "
+            f"position {int(wrong[0])} to partition {other}, not {partition_idx}); {hint}"
+        )

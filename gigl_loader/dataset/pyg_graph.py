@@ -8,38 +8,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset._checks import (
+from gigl_loader.dataset.build import ViewBuilder, count_classes, make_book, owned_ids
+from gigl_loader.dataset.checks import (
     check_edge_index,
     check_edge_type,
     check_mask,
     check_matrix,
+    check_tensor,
     check_weights,
-)
-from gigl_loader.dataset._levels import levels_of
-from gigl_loader.dataset._pieces import (
-    SPLITS,
-    WEIGHT_NAMES,
-    Pieces,
-    count_classes,
-    expanded_end,
     warn_not_carried,
 )
-from gigl_loader.dataset.build import make_book, owned_ids
-from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
+from gigl_loader.dataset.partition_output import GraphPartitionData
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     NEIGHBOR_TIME,
+    SPLITS,
+    WEIGHT_NAMES,
     EdgeDir,
     EdgeType,
     NodeType,
+    expanded_end,
     is_label_edge_type,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
     plain_edge_type,
 )
-from gigl_loader.dataset.view import Book, Rows
+from gigl_loader.dataset.view import Book, Rows, Splits, WithSplits
 from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.memory.segments import storage_dtype
 
 if TYPE_CHECKING:  # storage servers import this module and read no PyG graph
     from torch_geometric.data import Data, HeteroData
@@ -194,8 +191,9 @@ def _keep(target: dict[Any, Tensor], owner: Any, found: dict[str, Tensor]) -> No
 
 def _keep_edges(source: CheckedGraph, edge_type: EdgeType, found: dict[str, Tensor]) -> None:
     """Keep attributes of edges, but for weights that are carried as they are sampled by."""
-    # `make_view` adds float32 weights as an attribute of their first name; kept here as well, they
-    # would lie in memory twice. float64 or [n, 1] is not the same: batches have it as it was given.
+    # `ViewBuilder` adds float32 weights as an attribute of their first name; kept here as well,
+    # they would lie in memory twice. float64 or [n, 1] is not the same: batches have it as it was
+    # given.
     weights = source.edges[edge_type].weights
     named = found.get(WEIGHT_NAMES[0])
     if named is None or weights is None or WEIGHT_NAMES[1] in found:
@@ -339,68 +337,75 @@ class Cutter:
         dtype = torch.uint8 if self._count <= 256 else torch.int32
         return self.node_books[node_type].owner(ids).to(dtype)
 
-    def cut(self, partition_idx: int) -> Pieces:
-        """Return the share of one partition; the whole source where there is one."""
+    def cut(self, partition_idx: int) -> WithSplits:
+        """Return the view of one partition, and its split ids; all of it where there is one."""
         source = self._source
-        pieces = Pieces(
-            source.heterogeneous, self._edge_dir, self._count, partition_idx,
-            dict(source.num_nodes), {},
-            node_books=self.node_books, edge_books=self.edge_books,
-            num_classes=dict(source.num_classes),
-        )  # fmt: skip
-        for edge_type in source.edges:
-            self._cut_edges(pieces, edge_type)
+        splits: Splits = {}
+        builder = ViewBuilder(
+            heterogeneous=source.heterogeneous,
+            edge_dir=self._edge_dir,
+            num_partitions=self._count,
+            partition_idx=partition_idx,
+            num_nodes=source.num_nodes,
+            node_books=self.node_books,
+            edge_books=self.edge_books,
+            # of the whole graph: a part of the labels cannot tell
+            num_classes=source.num_classes,
+        )
+        mine = {t: self._mine(t, partition_idx) for t in (*source.edges, *source.label_edges)}
+        for edge_type, part in source.edges.items():
+            ids = mine[edge_type]
+            # positions in the whole edge index are the ids
+            ends = part.edge_index if ids is None else part.edge_index[:, ids]
+            weights = None if part.weights is None else _take(part.weights, ids)
+            builder.add_edges(edge_type, ends, ids, weights)
         for edge_type, labels in source.label_edges.items():
-            mine = self._mine(edge_type, partition_idx)
-            pieces.label_edges[edge_type] = labels if mine is None else labels[:, mine]
+            ids = mine[edge_type]
+            builder.add_labels(edge_type, labels if ids is None else labels[:, ids])
         for node_type in source.num_nodes:
-            self._cut_nodes(pieces, node_type)
-        return pieces
+            self._cut_nodes(builder, node_type, splits)
+        for edge_type in source.edges:
+            ids = mine[edge_type]
+            if edge_type in source.edge_features:
+                values = _take(source.edge_features[edge_type], ids)
+                builder.add_rows("edge_features", edge_type, values, ids)
+            for key, values in source.edge_attributes.items():
+                if key[0] == edge_type:
+                    builder.add_rows("edge_attributes", key, _take(values, ids), ids)
+        return builder.finish(), splits
 
     def _mine(self, edge_type: EdgeType, partition_idx: int) -> Tensor | None:
         if self._count == 1:
             return None
         return (self._owners[edge_type] == partition_idx).nonzero().view(-1)
 
-    def _cut_edges(self, pieces: Pieces, edge_type: EdgeType) -> None:
-        part, mine = self._source.edges[edge_type], self._mine(edge_type, pieces.partition_idx)
-        features = self._source.edge_features.get(edge_type)
-        if mine is not None:
-            weights = None if part.weights is None else part.weights[mine]
-            # positions in the whole edge index are the ids
-            part = GraphPartitionData(part.edge_index[:, mine], mine, weights)
-        pieces.edges[edge_type] = part
-        if features is not None:
-            pieces.edge_features[edge_type] = _take(features, mine)
-        for key, values in self._source.edge_attributes.items():
-            if key[0] == edge_type:
-                pieces.edge_attributes[key] = _take(values, mine)
-
-    def _cut_nodes(self, pieces: Pieces, node_type: NodeType) -> None:
-        source, mine = self._source, None
+    def _cut_nodes(self, builder: ViewBuilder, node_type: NodeType, splits: Splits) -> None:
+        source, mine, partition_idx = self._source, None, builder.view.partition_idx
         if self._count > 1:
-            mine = owned_ids(self.node_books[node_type], pieces.partition_idx)
+            mine = owned_ids(self.node_books[node_type], partition_idx)
         rows = mine
         if node_type in self._uses:
-            uses = self._uses[node_type] if mine is None else self._uses[node_type][mine]
+            uses = _take(self._uses[node_type], mine)
             # stable: nodes of one degree stay in the order of ids, and the same graph gives the
             # same files
             order = torch.argsort(uses, descending=True, stable=True)
             rows = order if mine is None else mine[order]
         if node_type in source.node_features:
+            values = _take(source.node_features[node_type], rows)
             scales = source.feature_scales.get(node_type)
-            pieces.node_features[node_type] = _take(source.node_features[node_type], rows, scales)
+            builder.add_rows("node_features", node_type, values, rows, scales)
         if node_type in source.node_labels:
-            pieces.node_labels[node_type] = _take(source.node_labels[node_type], rows)
+            values = _take(source.node_labels[node_type], rows)
+            builder.add_rows("node_labels", node_type, values, rows)
         for key, values in source.node_attributes.items():
             if key[0] == node_type:
-                pieces.node_attributes[key] = _take(values, rows)
+                builder.add_rows("node_attributes", key, _take(values, rows), rows)
         for split, by_type in source.splits.items():
             if node_type in by_type:
                 ids = by_type[node_type]
                 if mine is not None:
-                    ids = ids[self.node_books[node_type].owner(ids) == pieces.partition_idx]
-                pieces.splits.setdefault(split, {})[node_type] = ids
+                    ids = ids[self.node_books[node_type].owner(ids) == partition_idx]
+                splits.setdefault(split, {})[node_type] = ids
 
 
 def _neighbor_degrees(source: CheckedGraph, edge_dir: EdgeDir) -> dict[NodeType, Tensor]:
@@ -417,5 +422,104 @@ def _neighbor_degrees(source: CheckedGraph, edge_dir: EdgeDir) -> dict[NodeType,
     return found
 
 
-def _take(values: Tensor, ids: Tensor | None, scales: Tensor | None = None) -> FeaturePartitionData:
-    return FeaturePartitionData(values if ids is None else values[ids], ids, scales)
+def _take(values: Tensor, ids: Tensor | None) -> Tensor:
+    """Return the rows of ``ids``; None: all, as they are."""
+    return values if ids is None else values[ids]
+
+
+# --- attributes that batches can carry ------------------------------------------------------------
+
+
+_NODES_READ, _EDGES_READ = ("x", "y", "num_nodes"), ("edge_index", "edge_attr")
+"""Attributes of nodes and of edges that the dataset reads for itself."""
+_OF_LOADERS = frozenset(
+    (
+        "n_id", "node", "e_id", "edge", "batch", "batch_size", "input_id", "num_sampled_nodes",
+        "num_sampled_edges", "y_positive", "y_negative", "seed_time", "ptr",
+    )
+)  # fmt: skip
+"""Attributes that loaders put into every batch."""
+
+
+def levels_of(
+    data: Any,
+    store: Any,
+    num_nodes: int | None,
+    num_edges: int | None,
+    not_carried: dict[str, str],
+    where: str,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the attributes of nodes and of edges in ``store``, rows first; CPU tensors.
+
+    Args:
+        data: The `Data` or `HeteroData` that ``store`` belongs to.
+        store: One of its stores.
+        num_nodes: Nodes of the store; None: it is of edges.
+        num_edges: Edges of the store; None: it is of nodes.
+        not_carried: Takes name and reason of each attribute that is neither, or that no batch can
+            have.
+        where: What to call the store.
+
+    Source:
+        PyG, ``Data.is_node_attr`` and ``is_edge_attr``: the size along the dimension in which PyG
+        would concatenate decides; where there are as many nodes as edges, "edge" in the name does.
+    """
+    found: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}}
+    read = (_NODES_READ if num_nodes is not None else ()) + (
+        _EDGES_READ if num_edges is not None else ()
+    )
+    for name in store:
+        value = store[name]
+        # PyG has attributes that were set to None; its own batches leave them out as well
+        if name in read or value is None:
+            continue
+        rows = _read(name, value)
+        if isinstance(rows, Tensor):
+            # PyG's own rule, which users override: of an attribute like `edge_index` the last
+            # dimension counts. The value as it was given, since the rule may look at its class.
+            dim = data.__cat_dim__(name, value, store)
+            level = _level(name, rows, dim, num_nodes, num_edges)
+            if level is not None:
+                # samplers take rows, which have to be the first dimension
+                found[level][name] = rows.movedim(dim, 0)
+                continue
+            rows = f"shape {tuple(rows.shape)} has no row per node or edge"
+        not_carried[f"{where}.{name}"] = rows
+    return found["node"], found["edge"]
+
+
+def _level(
+    name: str, rows: Tensor, dim: Any, num_nodes: int | None, num_edges: int | None
+) -> str | None:
+    """Return whether there is a row per ``"node"`` or ``"edge"``; None: neither."""
+    count = rows.shape[dim] if isinstance(dim, int) else None
+    if count is None or count not in (num_nodes, num_edges):
+        return None
+    # the one case that a shape cannot tell; a store of nodes or of edges has None for the other
+    if num_nodes == num_edges:
+        return "edge" if "edge" in name else "node"
+    return "node" if count == num_nodes else "edge"
+
+
+def _read(name: str, value: Any) -> Tensor | str:
+    """Return an attribute as a CPU tensor, whose shape decides, or why no batch can have it."""
+    # a batch would have either ours or the user's under that name, and nothing would tell which
+    if name in _OF_LOADERS:
+        return "loaders give batches one of that name: rename it"
+    # names become file names and attributes of batches, where "_" marks PyG's own and ours
+    if not name.isidentifier() or name.startswith("_"):
+        return "its name is no public Python name: rename it"
+    if not isinstance(value, Tensor | np.ndarray):
+        return f"a {type(value).__name__}: only tensors and arrays have rows that can be taken"
+    try:
+        rows = check_tensor(value, name)
+    except WrongTypeError:
+        return f"an array of {value.dtype}"
+    except ConfigError:
+        return "a sparse, quantised or meta tensor: make it a plain one"
+    try:
+        # workers do without torch: bits of every type have to fit a type of numpy's
+        storage_dtype(str(rows.dtype).removeprefix("torch."))
+    except TypeError:
+        return f"samplers cannot read {rows.dtype}"
+    return "it is of the whole graph" if rows.dim() == 0 else rows

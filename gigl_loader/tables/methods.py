@@ -13,10 +13,10 @@ from gigl_loader.dataset.identity import GAMMA, mixed
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
-from gigl_loader.tables._edges import Mapped
-from gigl_loader.tables._job import Job
-from gigl_loader.tables._source import Table, to_read
+from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.spec import NodeTable
+from gigl_loader.tables.table_edges import Mapped
+from gigl_loader.tables.table_files import Table, to_read
 
 NEED_EDGES = ("ldg", "metis")
 """Methods that look at edges before they place nodes."""
@@ -138,7 +138,11 @@ class Union:
     """
 
     def __init__(
-        self, job: Job, counts: dict[NodeType, int], edges: dict[EdgeType, Mapped], row_end: int
+        self,
+        job: ResumableJob,
+        counts: dict[NodeType, int],
+        edges: dict[EdgeType, Mapped],
+        row_end: int,
     ) -> None:
         self._job = job
         self.starts: dict[NodeType, int] = {}

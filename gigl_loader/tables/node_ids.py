@@ -5,9 +5,8 @@ So a row's position in every file of its partition is known without a join or a 
 the table can be done again without touching what others wrote.
 """
 
-import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gigl_loader.dataset.mapped import ArraySpec, Part, array_path, note_file
-from gigl_loader.dataset.original_ids import PARQUET
+from gigl_loader.dataset.mapped import PARQUET, Part
+from gigl_loader.dataset.mapped_writer import PartFiles, note_array, note_file
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
-from gigl_loader.tables._index import NO_NODE, Index
-from gigl_loader.tables._job import Job, allow_files
-from gigl_loader.tables._source import (
-    BATCH_ROWS,
-    Table,
-    TableFile,
-    id_kind,
-    ids_in,
-    to_read,
-)
+from gigl_loader.tables.id_index import NO_NODE, Index
+from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.spec import NodeTable
+from gigl_loader.tables.table_files import BATCH_ROWS, Table, TableFile, id_kind, ids_in, to_read
 
 _UINT32_LIMIT = 2**32
 
@@ -111,53 +103,12 @@ class Placer:
         return numbers, pieces
 
 
-class PartFiles:
-    """The files of one array in all partitions, written in any place.
-
-    Args:
-        paths: By partition.
-    """
-
-    def __init__(self, paths: list[Path]) -> None:
-        self._fds: list[int] = []
-        allow_files(len(paths))
-        for path in paths:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # Never truncated: files of the table are steps of their own, and each writes its rows
-            # between those of the others, which may have been written in an earlier run.
-            self._fds.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
-
-    def write(self, partition: int, offset: int, array: Array) -> None:
-        """Write an array's bytes at ``offset`` bytes."""
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        # Linux writes 2 GiB at most in one call, and less where a signal comes between.
-        while data:
-            written = os.pwrite(self._fds[partition], data, offset)
-            data, offset = data[written:], offset + written
-
-    def close(self) -> None:
-        """Close the files."""
-        for fd in self._fds:
-            os.close(fd)
-        self._fds = []
-
-
-@contextmanager
-def part_files(out: Path, name: str, num_partitions: int) -> Iterator[PartFiles]:
-    """Yield the files of an array that every partition has."""
-    files = PartFiles([array_path(out / f"part{k}", name) for k in range(num_partitions)])
-    try:
-        yield files
-    finally:
-        files.close()
-
-
 # --- ids ------------------------------------------------------------------------------------------
 
 
 def write_dictionary(
-    job: Job, table: Table, spec: NodeTable, node_type: NodeType, numbering: Numbering,
-    name: str, out: Path | None,
+    job: ResumableJob, table: Table, spec: NodeTable, node_type: NodeType, numbering: Numbering,
+    name: str, shared: Part | None,
 ) -> Path:  # fmt: skip
     """Write Parquet files with the number of each id; return their directory.
 
@@ -168,8 +119,7 @@ def write_dictionary(
         node_type: Of the nodes.
         numbering: Of the nodes.
         name: Of the directory.
-        out: Where partitions are written: the way back from numbers to ids goes there. None: no
-            way back is needed.
+        shared: Where the way back from numbers to ids goes. None: no way back is needed.
     """
     folder = job.folder / name / node_type
     folder.mkdir(parents=True, exist_ok=True)
@@ -181,7 +131,7 @@ def write_dictionary(
 
             def write(file: TableFile = file, i: int = i, text: list[int] = text) -> list[int]:
                 path = folder / f"{i}.parquet"
-                writer = _Ids(out, node_type, numbering, text)
+                writer = _Ids(shared, node_type, numbering, text)
                 try:
                     _write_pairs(table, file, spec.id, numbering, path, writer)
                 finally:
@@ -217,28 +167,28 @@ def _write_pairs(
 
 
 class _Ids:
-    """Writes the ids of nodes in the order of their numbers: see `dataset.original_ids`."""
+    """Writes the ids of nodes in the order of their numbers: see `OriginalIds`."""
 
     def __init__(
-        self, out: Path | None, node_type: NodeType, numbering: Numbering, text: list[int]
+        self, shared: Part | None, node_type: NodeType, numbering: Numbering, text: list[int]
     ) -> None:
-        self._out, self._node_type, self._count = out, node_type, len(numbering.ends)
+        self._shared, self._node_type, self._count = shared, node_type, len(numbering.ends)
         self._files: dict[str, PartFiles] = {}
         self.text_ends = list(text)
 
     def _write(self, what: str, partition: int, offset: int, array: Array) -> None:
         if what not in self._files:  # of integer ids, there are no texts
-            assert self._out is not None
+            assert self._shared is not None
             self._files[what] = PartFiles(
                 [
-                    array_path(self._out, f"ids/{self._node_type}/part{k}.{what}")
+                    self._shared.path(f"ids/{self._node_type}/part{k}.{what}")
                     for k in range(self._count)
                 ]
             )
         self._files[what].write(partition, offset, array)
 
     def add(self, ids: Any, pieces: list[tuple[int, int, Array]]) -> None:
-        if self._out is None:
+        if self._shared is None:
             return
         for partition, first, positions in pieces:
             mine = ids.take(pa.array(positions))
@@ -271,13 +221,14 @@ class Dictionary:
 
 
 def open_dictionary(
-    job: Job, table: Table, column: str, node_type: NodeType, pairs: Path, *, text: bool
+    job: ResumableJob, table: Table, column: str, node_type: NodeType, pairs: Path
 ) -> Dictionary:
     """Return the numbers of a table's ids, each of which is there once.
 
     Raises:
         ConfigError: An id is there twice; the message names the first ones and their rows.
     """
+    text = id_kind(table, column) == "text"
     index = make_index(job, node_type, pairs, table.num_rows, text=text)
     if index is None:
         check_unique(job, table, column, node_type, pairs)
@@ -285,7 +236,7 @@ def open_dictionary(
 
 
 def make_index(
-    job: Job, node_type: NodeType, pairs: Path, num_nodes: int, *, text: bool
+    job: ResumableJob, node_type: NodeType, pairs: Path, num_nodes: int, *, text: bool
 ) -> Index | None:
     """Build the index of some ids; None: it has no room, or ids are not told from each other."""
     name = f"index/{pairs.parent.name}/{node_type}"
@@ -298,14 +249,16 @@ def make_index(
     return None if job.step(name, lambda: index.build(pairs)) else index
 
 
-def fits(job: Job, indexes: set[Index]) -> bool:
+def fits(job: ResumableJob, indexes: set[Index]) -> bool:
     """Return whether indexes leave as much memory as they take."""
     # The engine needs the other half, to sort what is looked up meanwhile. A set: both ends of an
     # edge may be of one type, whose index is there once.
     return 2 * sum(index.nbytes for index in indexes) <= job.usable_bytes
 
 
-def check_unique(job: Job, table: Table, column: str, node_type: NodeType, folder: Path) -> None:
+def check_unique(
+    job: ResumableJob, table: Table, column: str, node_type: NodeType, folder: Path
+) -> None:
     """Check that no id is there twice.
 
     Raises:
@@ -344,36 +297,36 @@ def _refuse_twice(table: Table, column: str, ids: list[Any], count: int) -> None
 
 
 def finish_ids(
-    job: Job, shared: Part, node_type: NodeType, numbering: Numbering, out: Path, *, text: bool
+    job: ResumableJob, shared: Part, node_type: NodeType, numbering: Numbering, *, text: bool
 ) -> None:
     """Note the arrays of ids in the manifest, and write them as Parquet, ascending by number."""
     starts = numbering.starts
     for k, end in enumerate(numbering.ends):
         count, name = int(end - starts[k]), f"ids/{node_type}/part{k}"
         if not text:
-            note_array(shared, out, f"{name}.values", "int64", (count,))
+            note_array(shared, f"{name}.values", "int64", (count,))
             continue
-        note_array(shared, out, f"{name}.ends", "int64", (count,))
+        note_array(shared, f"{name}.ends", "int64", (count,))
         # Of the file, not of what this run wrote: it may have been written in the run before.
-        path = array_path(out, f"{name}.text")
+        path = shared.path(f"{name}.text")
         size = path.stat().st_size if path.exists() else 0
-        note_array(shared, out, f"{name}.text", "uint8", (size,))
+        note_array(shared, f"{name}.text", "uint8", (size,))
 
     def write() -> None:
-        path = out / PARQUET.format(node_type=node_type)
+        path = shared.folder / PARQUET.format(node_type=node_type)
         kind = pa.string() if text else pa.int64()
         schema = pa.schema([("id", kind), ("node", pa.int64())])
         with pq.ParquetWriter(path, schema, use_dictionary=False) as parquet:
-            for ids, first in _ids_in_order(out, node_type, numbering, text):
+            for ids, first in _ids_in_order(shared, node_type, numbering, text):
                 nodes = pa.array(np.arange(first, first + len(ids)))
                 parquet.write_batch(pa.record_batch([ids, nodes], schema=schema))
 
     job.step(f"ids/{node_type}", write)
-    note_file(out, shared, PARQUET.format(node_type=node_type))
+    note_file(shared, PARQUET.format(node_type=node_type))
 
 
 def _ids_in_order(
-    out: Path, node_type: NodeType, numbering: Numbering, text: bool
+    shared: Part, node_type: NodeType, numbering: Numbering, text: bool
 ) -> Iterator[tuple[Any, int]]:
     first = 0
     for k, end in enumerate(numbering.ends):
@@ -381,11 +334,9 @@ def _ids_in_order(
         with ExitStack() as stack:
             name = f"ids/{node_type}/part{k}"
             numbers = stack.enter_context(
-                array_path(out, f"{name}.{'ends' if text else 'values'}").open("rb")
+                shared.path(f"{name}.{'ends' if text else 'values'}").open("rb")
             )
-            content = (
-                stack.enter_context(array_path(out, f"{name}.text").open("rb")) if text else None
-            )
+            content = stack.enter_context(shared.path(f"{name}.text").open("rb")) if text else None
             while first < end:
                 values = np.fromfile(numbers, np.int64, min(BATCH_ROWS, int(end) - first))
                 ids = pa.array(values)
@@ -399,13 +350,3 @@ def _ids_in_order(
                     done = int(values[-1])
                 yield ids, first
                 first += len(values)
-
-
-def note_array(part: Part, folder: Path, name: str, dtype: str, shape: tuple[int, ...]) -> None:
-    """Note an array in a manifest; make its file where it has no bytes."""
-    path = array_path(folder, name)
-    # Nobody opens a file that gets no bytes, and the manifest names all of them.
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    part.arrays[name] = ArraySpec(dtype, shape)
