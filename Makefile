@@ -12,6 +12,7 @@
 #   make docs              the site, into docs/_build/html
 #   make bench             the benchmarks in examples/benchmarks
 #   make chaos             real jobs under drawn faults, each epoch against an undisturbed one
+#   make compare-faults    what loaders do when a worker is killed...: ours, PyG, graphlearn-torch
 #   make simulate          the coordination of 16 to 4,096 ranks, and 200 schedules of faults
 #
 # PYTHON=python3.12 names the interpreter; otherwise the newest that is found is taken.
@@ -29,7 +30,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test lint docs bench chaos simulate test-tls test-modern test-native clean
+.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test lint docs bench chaos compare-faults simulate test-tls test-modern test-native clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -80,6 +81,9 @@ bench:
 
 chaos:
 	@$(TESTED) python examples/benchmarks/faults/chaos.py $(ARGS)
+
+compare-faults:
+	@$(TESTED) python examples/benchmarks/faults/compare.py $(ARGS)
 
 simulate:
 	@$(TESTED) python examples/benchmarks/at_size/simulate.py $(ARGS)

@@ -1,6 +1,6 @@
 """Promises 6 and 7: a fault ends in an error that says who, why, what next, and leaves nothing.
 
-``docs/guide/faults.md`` has one row per test here.
+``docs/guide/faults.md`` has a row for each fault here.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Promise 11: workers are killed, stopped, hang and crash; the epoch has the same bits.
 
-``docs/guide/faults.md`` says which tests.
+``docs/guide/faults.md`` has the faults for users.
 """
 
 import contextlib

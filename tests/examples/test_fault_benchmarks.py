@@ -1,5 +1,6 @@
 """What the scripts of ``examples/benchmarks/faults`` compare and draw, without processes."""
 
+import contextlib
 import importlib
 import json
 import re
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch_geometric.data import Data
 
 FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks" / "faults"
 
@@ -16,7 +19,7 @@ def scripts(monkeypatch):
     """Give their modules by name."""
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module
-    for name in ("_cluster", "dashboard"):
+    for name in ("_cluster", "_compare_case", "compare", "dashboard"):
         sys.modules.pop(name, None)
 
 
@@ -77,3 +80,42 @@ def test_other_bits_are_noticed(scripts, tmp_path: Path) -> None:
     assert expected != digest((0.0, 0, 0, "a"), (2.0, 0, 0, "a"))
     with pytest.raises(AssertionError, match=r"\(0, 0\)"):
         digest((0.0, 0, 0, "a"), (2.0, 0, 0, "b"))
+
+
+class _Loader:
+    """Batches of ten seeds in order, as a loader of `_compare_case`; ``first`` come before them."""
+
+    def __init__(self, case, first: list[list[int]]) -> None:
+        self._case, self._first = case, first
+
+    def __iter__(self):
+        seeds = torch.arange(self._case.NODES).split(self._case.BATCH)
+        yield from (Data(n_id=ids) for ids in (*map(torch.tensor, self._first), *seeds))
+
+
+def test_what_the_comparison_says(scripts, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, compare = scripts("_compare_case"), scripts("compare")
+    assert case.ROWS.keys() == compare.ROWS.keys() == compare.PROMISED.keys()
+    assert case.CONTESTANTS.keys() == compare.CONTESTANTS.keys()
+    monkeypatch.setattr(case.time, "sleep", lambda seconds: None)
+
+    def broken_off(first: list[list[int]]) -> str:
+        return case.broken_off(lambda workers: contextlib.nullcontext(_Loader(case, first)))
+
+    assert broken_off([]) == compare.PROMISED["break"]
+    assert broken_off([[7, 8, 9]]) == "in the next epoch 3 seeds **repeat** and 0 are missing"
+
+
+def test_a_case_that_hangs_or_ends_is_told(scripts, tmp_path: Path, monkeypatch) -> None:
+    compare = scripts("compare")
+    monkeypatch.setattr(compare, "CASE", tmp_path / "case.py")
+
+    def outcome(code: str, limit_s: float = 60.0) -> str:
+        compare.CASE.write_text(code)
+        return compare.measured(sys.executable, "ours", "killed", limit_s)["outcome"]
+
+    fault = "print('{\"fault\": true}', flush=True)\n"
+    assert outcome('print(\'{"outcome": "well"}\')') == "well"
+    assert outcome(f"{fault}import time; time.sleep(60)", 6.0) == "**hangs**: silent for 6 s"
+    assert outcome("import time; time.sleep(60)", 1.0).endswith(", before the fault")
+    assert outcome(f"{fault}raise SystemExit('no')") == "ended with 1: no"
