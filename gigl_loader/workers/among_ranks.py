@@ -22,7 +22,7 @@ from gigl_loader.rowcache.machine import MachineRows, name_of_rows, shared_memor
 from gigl_loader.rowcache.tables import remote_bytes, tables_for
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.transport import Security
-from gigl_loader.workers import messages
+from gigl_loader.workers import pipe
 from gigl_loader.workers.agreement import Agreement, PeerPlan
 from gigl_loader.workers.peers import Access, Assignment, Refusing, worker_name
 from gigl_loader.workers.rendezvous import Rendezvous
@@ -148,7 +148,7 @@ class AmongRanks:
         # none where this process is alone: the message lets the worker begin all the same
         whom, offers = assignments.get(name), self._peer_plan.offers
         how = (self._ahead is not None, self.rows_apart)
-        return (messages.PEERS, name, whom, offers, *how), self._ahead
+        return (pipe.PEERS, name, whom, offers, *how), self._ahead
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks why this one gives up, where it has met them."""
