@@ -136,7 +136,8 @@ class BatchTicket:
 
 
 AT_ONCE_STREAM, AT_ONCE_EPOCH = -1, 2**62
-"""Of a batch that is asked for by its seeds: no epoch has that number, so draws differ from all."""
+"""Stream and epoch of a batch that is asked for by its seeds: no epoch has that number, so that its
+draws differ from all others."""
 
 
 class OnDevice(Protocol):

@@ -14,7 +14,7 @@ from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageEr
 from gigl_loader.ray.server import ServerOptions, StorageServer, free_address
 from gigl_loader.ray.watchdog import Watchdog
 from gigl_loader.remote.info import GraphStoreInfo
-from gigl_loader.remote.patience import PATIENCE_S, check_patience
+from gigl_loader.remote.membership import PATIENCE_S, check_patience
 from gigl_loader.transport.certs import token as fresh_token
 from gigl_loader.transport.security import (
     INSECURE_VARIABLE,

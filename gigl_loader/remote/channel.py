@@ -316,7 +316,7 @@ class RemoteReceivingChannel(ChannelBase):
         """Raise `ServerDiedError` where a server is gone that this process is connected with."""
         raise_if_broken(fetcher.connection for fetcher in self._fetchers.values())
         watched, cluster = self._watched, self._cluster
-        connections = list(cluster.connections.made.items())
+        connections = list(cluster.connections.items())
         # Further than the fetchers': their connections are those of when they were met, and other
         # servers are asked for rows by the workers of these. Copied, as other threads add links.
         raise_if_broken(

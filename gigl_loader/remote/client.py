@@ -20,7 +20,7 @@ from gigl_loader.ranks import end_group
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.info import GraphStoreInfo
-from gigl_loader.remote.patience import PATIENCE_S, check_patience
+from gigl_loader.remote.membership import PATIENCE_S, check_patience
 from gigl_loader.remote.service import CALLS, DistServer
 from gigl_loader.transport import Security
 

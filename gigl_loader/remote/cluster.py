@@ -28,10 +28,8 @@ from gigl_loader.errors import (
     ServerDiedError,
     UsageError,
 )
-from gigl_loader.remote.compact import Incarnations
-from gigl_loader.remote.connection import Connections, ServerConnection, result_of
-from gigl_loader.remote.membership import Join, Role
-from gigl_loader.remote.patience import PATIENCE_S, WaitReport
+from gigl_loader.remote.connection import ServerConnection, result_of
+from gigl_loader.remote.membership import PATIENCE_S, Join, Role, WaitReport
 from gigl_loader.remote.refusals import Refusal
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security
@@ -85,7 +83,11 @@ class Cluster:
         """Incarnations that this process has gone along from: news may be late."""
         self.renewals: dict[int, int] = {}
         """How often a server was found started again, or connected with again; none is 0 times."""
-        self.connections = Connections(first, self._fresh, join.num_servers)
+        self.num_servers = join.num_servers
+        self.connections = {0: first}
+        """By server, those that were asked for something so far, or were to be."""
+        # a server never has two connections, of which each would join
+        self._making = threading.Lock()
         self.closed = False
         self._join, self._security, self._patience_s = join, security, patience_s
         self._session, self._addresses = first.session, first.news.addresses
@@ -141,21 +143,21 @@ class Cluster:
         return cls(first, join, security, patience_s)
 
     def connection(self, server_rank: int) -> ServerConnection:
-        """Return the connection to a server.
+        """Return the connection to a server, which is made when it is first looked at.
 
         Raises:
             ConfigError: There is no such server.
         """
-        if not 0 <= server_rank < len(self.connections):
-            raise ConfigError(
-                f"server rank must be in [0, {len(self.connections)}), got {server_rank}"
-            )
-        found: ServerConnection = self.connections[server_rank]
-        return found
+        if not 0 <= server_rank < self.num_servers:
+            raise ConfigError(f"server rank must be in [0, {self.num_servers}), got {server_rank}")
+        with self._making:
+            if server_rank not in self.connections:
+                self.connections[server_rank] = self._fresh(server_rank)
+            return self.connections[server_rank]
 
     def _fresh(self, rank: int) -> ServerConnection:
         """Return a connection that is not up yet."""
-        first = self.connections.made[0]
+        first = self.connections[0]
         connection = ServerConnection(
             rank, self._address_of(rank), self._security, first.own_name, self._session,
             self._patience_s, self._join, lambda: self._is_elsewhere(rank),
@@ -169,7 +171,7 @@ class Cluster:
 
     def _address_of(self, rank: int) -> tuple[str, int]:
         """Return where a server was last; server 0, started again, has forgotten the others."""
-        news, first = self.connections.made[0].news, self._addresses[rank]
+        news, first = self.connections[0].news, self._addresses[rank]
         if rank < len(news.incarnations) and news.incarnations[rank] > 0:
             self._moved[rank] = news.addresses[rank]
         address: tuple[str, int] = self._moved.get(rank, first)
@@ -182,26 +184,26 @@ class Cluster:
     @property
     def lost(self) -> list[int]:
         """Servers that are gone, or were started again and are not connected with yet."""
-        made = list(self.connections.made.items())
+        made = list(self.connections.items())
         # Three sources: what this process saw itself; what server 0 says, unless this process is
         # connected with that server and knows better; and incarnations, where both missed the
         # moment.
         broken = {rank for rank, connection in made if connection.error is not None}
         up = {rank for rank, connection in made if connection.is_up}
-        away = set(self.connections.made[0].news.away) - up
+        away = set(self.connections[0].news.away) - up
         return sorted(broken | away | self._stale())
 
     def _stale(self) -> set[int]:
         """Return the servers of which a later one is known than this process goes along with."""
-        known, made = self.incarnations, list(self.connections.made.items())
+        known, made = self.incarnations, list(self.connections.items())
         over = {0, *self._former}
         found = {
             rank
             for rank, connection in made
             if connection.news.incarnation not in (known[rank], *over)
         }
-        news = self.connections.made[0].news
-        # whole first, which compares bytes: this runs on each look, and servers may be thousands
+        news = self.connections[0].news
+        # whole first, which is quick: this runs on each look, and servers may be thousands
         if news.incarnations != known:
             pairs = enumerate(zip(known, news.incarnations, strict=False))
             found |= {rank for rank, (mine, now) in pairs if mine != now and now not in over}
@@ -209,8 +211,8 @@ class Cluster:
 
     def _is_elsewhere(self, rank: int) -> bool:
         """Return whether server 0 says that a server is gone, or is a later one by now."""
-        news = self.connections.made[0].news
-        return rank in news.away or self._address_of(rank) != self.connections.made[rank].address
+        news = self.connections[0].news
+        return rank in news.away or self._address_of(rank) != self.connections[rank].address
 
     def twin_of(self, server: int, servers: Sequence[int]) -> int | None:
         """Return one of ``servers`` that serves the same partition; None: there is none."""
@@ -232,7 +234,7 @@ class Cluster:
 
     def _all_but(self, lost: Sequence[int]) -> list[int]:
         without = set(lost)
-        return [rank for rank in range(len(self.connections)) if rank not in without]
+        return [rank for rank in range(self.num_servers) if rank not in without]
 
     # -- going on without them, or until they are back ------------------------------------------
 
@@ -271,7 +273,7 @@ class Cluster:
 
     def _raise_if_refused(self, rank: int, began: float) -> None:
         """Raise what a lost server says, if it was asked since ``began`` and says that for good."""
-        refusal, first = self._refusals.get(rank), self.connections.made[0]
+        refusal, first = self._refusals.get(rank), self.connections[0]
         if refusal is None or not refusal.cannot_change or refusal.said < began:
             return
         # Server 0 has one address. Of another one's port, given to somebody else, it may be about
@@ -294,9 +296,9 @@ class Cluster:
 
     def _unmet(self, lost: Sequence[int]) -> list[int]:
         """Return the servers to meet now: nobody but server 0 would tell that they are lost."""
-        if 0 not in lost or len(self.connections) == self.num_partitions:  # 0 is waited for
+        if 0 not in lost or self.num_servers == self.num_partitions:  # 0 is waited for
             return []
-        made = self.connections.made
+        made = self.connections
         return [rank for rank in self._all_but(lost) if rank not in made or not made[rank].is_up]
 
     def _seek(self, ranks: Iterable[int]) -> None:
@@ -354,8 +356,8 @@ class Cluster:
         Raises:
             GiglLoaderError: It is not back.
         """
-        connection, news = self.connections.made.get(rank), self.connections.made[0].news
-        if connection is None and self.connections.made[0].error is not None:  # its news are old
+        connection, news = self.connections.get(rank), self.connections[0].news
+        if connection is None and self.connections[0].error is not None:  # its news are old
             connection = self.connection(rank)
         if connection is None:
             if rank in news.away:
@@ -372,13 +374,13 @@ class Cluster:
             if self.closed and connection is not None:
                 connection.close()
             if connection is not None:
-                self.connections.made[rank] = connection
+                self.connections[rank] = connection
             # All three in one step for `await_servers`: a server that is back, counted as before,
             # would be taken for one that never ended.
             known = list(self.incarnations)
             self._former = (self._former | {known[rank]}) - {incarnation}
             known[rank] = incarnation
-            self.incarnations = Incarnations.of(known)
+            self.incarnations = tuple(known)
             # loaders and channels compare these counts: their producers ended with the former
             # process
             self.renewals[rank] = self.renewals.get(rank, 0) + 1
@@ -480,7 +482,7 @@ class Cluster:
             ServerDiedError, PeerTimeoutError: See `ask_each`.
         """
         if not self._holders:
-            servers: dict[int, dict[str, Any]] = {rank: {} for rank in range(len(self.connections))}
+            servers: dict[int, dict[str, Any]] = {rank: {} for rank in range(self.num_servers)}
             told = self.ask_each("get_partition_index", servers, timeout_s, reconnect_s)
             by_part: dict[int, list[int]] = {}
             for server in servers:
@@ -520,5 +522,5 @@ class Cluster:
         with self._changed:
             self.closed = True
             self._changed.notify_all()
-        for connection in list(self.connections.made.values()):
+        for connection in list(self.connections.values()):
             connection.close()

@@ -5,7 +5,6 @@ tuples of Python's numbers and texts they would be most of what a rank holds whe
 thousands.
 """
 
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
@@ -131,34 +130,6 @@ def _address(text: str) -> tuple[str, int]:
 
 
 NOWHERE = Addresses()
-
-
-@dataclass(frozen=True)
-class Incarnations(Sequence[int]):
-    """Which of the servers that had a rank one after another is meant, by rank; 0: not known."""
-
-    packed: bytes = b""
-    """8 bytes of each."""
-
-    @classmethod
-    def of(cls, numbers: Sequence[int]) -> "Incarnations":
-        """Return ``numbers``."""
-        # 63 bits each; the byte order is said, as these travel
-        return cls(struct.pack(f"<{len(numbers)}q", *numbers))
-
-    def __len__(self) -> int:
-        return len(self.packed) // 8
-
-    def __getitem__(self, position: Any) -> Any:
-        if isinstance(position, slice):
-            return list(self)[position]
-        return struct.unpack_from("<q", self.packed, 8 * range(len(self))[position])[0]
-
-    def __iter__(self) -> Iterator[int]:
-        return (number for (number,) in struct.iter_unpack("<q", self.packed))
-
-
-UNKNOWN = Incarnations()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
@@ -31,8 +31,7 @@ from gigl_loader.errors import (
     UsageError,
     WorkerDiedError,
 )
-from gigl_loader.remote.membership import Join, News, hear
-from gigl_loader.remote.patience import WaitReport
+from gigl_loader.remote.membership import Join, News, WaitReport, hear
 from gigl_loader.remote.service import CALLS
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, End, Security
@@ -345,39 +344,6 @@ class ServerConnection:
             with contextlib.suppress(TypeError):  # its arguments are not one text
                 return type(error)(f"{self.name}: {error}")
         return error if isinstance(error, Exception) else PeerError(f"{self.name}: {error!r}")
-
-
-class Connections(Sequence[ServerConnection]):
-    """A compute process's connections by server; each is made when it is first looked at.
-
-    Args:
-        first: To server 0.
-        make: Returns a fresh connection to a server.
-        count: Number of servers.
-    """
-
-    def __init__(
-        self, first: ServerConnection, make: Callable[[int], ServerConnection], count: int
-    ) -> None:
-        self.made: dict[int, ServerConnection] = {0: first}
-        """Those that were looked at."""
-        self._make, self._count = make, count
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, rank: Any) -> Any:
-        # below zero, too: a rank never counts from the end, and IndexError ends an iteration
-        if not 0 <= rank < self._count:
-            raise IndexError(rank)
-        with self._lock:
-            # Under the lock, so that a server never has two connections, of which each would join.
-            # `make` may look at `made`, and at no connection by its rank: that would wait for this
-            # lock.
-            if rank not in self.made:
-                self.made[rank] = self._make(rank)
-            return self.made[rank]
 
 
 def result_of(future: "Future[T]", timeout_s: float, what: str, limit_s: float | None = None) -> T:

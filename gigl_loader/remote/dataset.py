@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
@@ -212,30 +212,15 @@ class RemoteDistDataset:
         Raises:
             ConfigError: A share is out of range; the graph has no such split or type.
         """
-        servers = range(self._cluster_info.num_storage_nodes)
-        shares = shares_of(len(servers), rank, world_size)
-
-        def ask(shares: dict[int, Share]) -> dict[int, Tensor]:
-            requests = {
-                server: NodeIdsRequest(
-                    split=split, node_type=node_type, share=share, server=server
-                )
-                for server, share in shares.items()
-            }  # fmt: skip
-            each = {server: (request,) for server, request in requests.items()}
-            return self._ask_each("get_node_ids", each)
-
-        if self._sharing_dict is None:
-            found = ask(shares)
-        else:
-            everything = shares_of(len(servers), None, None)
-            # The ranks of this machine have different shares: each cuts its own out of the same
-            # memory.
-            whole = self._once(("node_ids", split, node_type), lambda: ask(everything))
-            found = {server: share.cut(whole[server]) for server, share in shares.items()}
-        # every rank has a share of some server: they divide one line, see `shares_of`
-        nothing = next(iter(found.values())).new_empty(0)
-        return {server: found.get(server, nothing) for server in servers}
+        request = NodeIdsRequest(split=split, node_type=node_type)
+        return self._fetch_shares(
+            "get_node_ids",
+            request,
+            rank,
+            world_size,
+            lambda ids: ids,
+            lambda ids, one: one.cut(ids),
+        )
 
     def fetch_ablp_input(
         self,
@@ -257,32 +242,50 @@ class RemoteDistDataset:
         Raises:
             ConfigError: The graph has no such split, type or labels.
         """
-        servers = range(self._cluster_info.num_storage_nodes)
-        shares = shares_of(len(servers), rank, world_size)
         if supervision_edge_type is not None:
             supervision_edge_type = plain_edge_type(supervision_edge_type)
+        request = ABLPRequest(
+            split=split, anchor_node_type=anchor_node_type,
+            supervision_edge_type=supervision_edge_type,
+        )  # fmt: skip
+        return self._fetch_shares(
+            "get_ablp_input", request, rank, world_size, _nodes_of, ABLPInputNodes.cut
+        )
+
+    def _fetch_shares(
+        self, name: str, request: NodeIdsRequest | ABLPRequest, rank: int | None,
+        world_size: int | None, read: Callable[[Any], T], cut: Callable[[T, Share], T],
+    ) -> dict[int, T]:  # fmt: skip
+        """Return what a rank is given of each server.
+
+        Args:
+            name: The method of `DistServer` that is asked.
+            request: For all of a server.
+            rank: Whose share.
+            world_size: How many shares.
+            read: Returns what users get of a server's answer.
+            cut: Returns a share of that.
+        """
+        servers = range(self._cluster_info.num_storage_nodes)
+        shares = shares_of(len(servers), rank, world_size)
 
         def ask(shares: dict[int, Share]) -> dict[int, Any]:
-            requests = {
-                server: ABLPRequest(
-                    split=split, anchor_node_type=anchor_node_type,
-                    supervision_edge_type=supervision_edge_type, share=share, server=server,
-                )
+            each = {
+                server: (replace(request, share=share, server=server),)
                 for server, share in shares.items()
-            }  # fmt: skip
-            each = {server: (request,) for server, request in requests.items()}
-            return self._ask_each("get_ablp_input", each)
+            }
+            return self._ask_each(name, each)
 
         if self._sharing_dict is None:
-            found = {server: _nodes_of(answer) for server, answer in ask(shares).items()}
+            found = {server: read(answer) for server, answer in ask(shares).items()}
         else:
-            key = ("ablp", split, anchor_node_type, supervision_edge_type)
             everything = shares_of(len(servers), None, None)
-            whole = self._once(key, lambda: ask(everything))
-            found = {
-                server: _nodes_of(whole[server]).cut(share) for server, share in shares.items()
-            }
-        nothing = next(iter(found.values())).cut(Share(0, 0))
+            # The ranks of this machine have different shares: each cuts its own out of the same
+            # memory.
+            whole = self._once((name, request), lambda: ask(everything))
+            found = {server: cut(read(whole[server]), share) for server, share in shares.items()}
+        # every rank has a share of some server: they divide one line, see `shares_of`
+        nothing = cut(next(iter(found.values())), Share(0, 0))
         return {server: found.get(server, nothing) for server in servers}
 
     def fetch_free_ports_on_storage_cluster(self, num_ports: int) -> list[int]:

@@ -18,16 +18,12 @@ from gigl_loader.errors import (
 )
 from gigl_loader.logs import answering
 from gigl_loader.remote.calls import Call
-from gigl_loader.remote.compact import Addresses, Incarnations, Runs
-from gigl_loader.remote.jobs import Attendance, JobBook, Member
-from gigl_loader.remote.leader import Follower, Leader
+from gigl_loader.remote.compact import Addresses, Runs
+from gigl_loader.remote.jobs import Attendance, JobBook, Member, ServerBook
+from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.membership import (
-    Gather,
-    Gathered,
     Join,
-    Leave,
     News,
-    Publish,
     Role,
     Watch,
     check_figures,
@@ -35,9 +31,8 @@ from gigl_loader.remote.membership import (
 )
 from gigl_loader.remote.messages import FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.refusals import RefusedJoins
-from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.sender import BatchSender
-from gigl_loader.remote.servers import ServerBook
+from gigl_loader.remote.server_rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.service import CALLS, OBSERVER, DistServer, caller
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Caller, End, Listener, Method, Peer, Security
@@ -128,11 +123,6 @@ class Endpoint:
         self._servers_known = ServerBook(
             server.num_servers, server.num_partitions, self.address, self.incarnation
         )
-        self._addresses = Addresses()
-        """Addresses of all servers, as server 0 last announced them."""
-        # of what server 0 knows itself there are no news
-        self._news = News()
-        self._leader_away = "it has not let this server in yet" if leader is not None else None
 
     def start(self) -> None:
         """Serve from now on."""
@@ -140,15 +130,9 @@ class Endpoint:
         new_thread(target=self._tick_all, name="health", on_death=self._cannot_tick).start()
         # after the listener: clients come as soon as server 0 has told them of this address
         if self._leader is not None:
-            Follower(
-                leader=self._leader, join=self._join, rejoin_s=self._rejoin_s,
-                on_news=self._leader_says, on_away=self._note_leader_away,
-                on_over=self.over.set, on_lost=self.lose,
-                is_over=lambda: self._stopping or self.over.is_set(),
-                can_go_on=lambda: self._can_do_without_0,
-            ).start()  # fmt: skip
+            self._leader.start(self, self._rejoin_s)
 
-    def _join(self) -> Join:
+    def join(self) -> Join:
         """Return what server 0 is to know of this server."""
         return Join(
             role=Role.SERVER, rank=self.server.server_rank, num_servers=self.server.num_servers,
@@ -157,17 +141,11 @@ class Endpoint:
         )  # fmt: skip
 
     def _table(self) -> dict[str, Method]:
-        table = self._rendezvous
-        agree = {
-            "publish": Method(Publish, Nothing, lambda request, _: table.publish(request)),
-            "gather": Method(Gather, Gathered, lambda request, _: table.gather(request)),
-            "leave": Method(Leave, Nothing, lambda request, _: table.leave(request)),
-        }
         return {
             "watch": Method(Watch, News, self._watch),
             "fetch": Method(FetchRequest, FetchAnswer, self._fetch),
             "give_back": Method(GiveBack, Nothing, self._sender.give_back),
-            **agree,
+            **self._rendezvous.methods(),
             **{
                 name: Method(call.request, call.response, partial(self._call, call))
                 for name, call in CALLS.items()
@@ -187,7 +165,8 @@ class Endpoint:
         if own == host:
             return ServerRendezvous(name, own, servers, timeout_s, table=self._rendezvous)
         assert self._leader is not None, "server 0 is always the first"
-        address = self._addresses[host] if host > 0 and self._addresses else None
+        known = self._leader.addresses
+        address = known[host] if host > 0 and known else None
         if host > 0 and (address is None or not address[1]):
             raise PeerError(f"storage server {own} does not know where storage server {host} is")
         dial = partial(self._leader.dial, address)
@@ -357,7 +336,7 @@ class Endpoint:
         if where is None:
             return
         about = {
-            "addresses": Addresses.of(where[0]), "incarnations": Incarnations.of(where[1]),
+            "addresses": Addresses.of(where[0]), "incarnations": where[1],
             "away": tuple(self._servers_known.away), "cluster": self.cluster, "graph": self.graph,
         }  # fmt: skip
         for member in members or [*servers.values(), *book.present.values()]:
@@ -602,28 +581,23 @@ class Endpoint:
 
     # -- end ------------------------------------------------------------------------------------
 
-    def _leader_says(self, news: News) -> None:
-        self._news, self._leader_away = news, None
+    def hear(self, news: News) -> None:
+        """Take what server 0 says."""
         self.jobs_served = news.jobs_served
-        # a server 0 that was started again says nothing of them until it knows all
-        self._addresses = news.addresses or self._addresses
         if news.cluster and not self.cluster:
             self._belong(news.cluster)
         if news.lost is not None or news.refused is not None:
             self.lose(news.lost or news.refused or "")
-
-    def _note_leader_away(self, why: str) -> None:
-        self._leader_away = why
 
     def _away(self) -> dict[int, str]:
         """Return why each of the servers that are not here is not, as far as this one knows."""
         if self._leader is None:
             missing, away = self._missing, self._servers_known.away
         else:
-            missing = self._news.missing
-            away = dict.fromkeys(self._news.away, "storage server 0 says so")
-            if self._leader_away is not None:
-                away[0] = self._leader_away
+            missing = self._leader.news.missing
+            away = dict.fromkeys(self._leader.news.away, "storage server 0 says so")
+            if self._leader.why_away is not None:
+                away[0] = self._leader.why_away
         return {**dict.fromkeys(missing, "it has not come yet"), **away}
 
     @property
@@ -645,7 +619,12 @@ class Endpoint:
             self._left(member)
 
     @property
-    def _can_do_without_0(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether this server ends, or has ended."""
+        return self._stopping or self.over.is_set()
+
+    @property
+    def can_do_without_0(self) -> bool:
         """Whether server 0 has twins, and a job goes on with them."""
         has_twins = self.server.num_servers > self.server.num_partitions
         with self._lock:

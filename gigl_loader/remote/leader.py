@@ -1,9 +1,9 @@
 """A storage server's way to server 0: it tells that it is here, and hears of the others."""
 
 import logging
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Protocol
 
 from gigl_loader.errors import (
     GiglLoaderError,
@@ -12,6 +12,7 @@ from gigl_loader.errors import (
     PeerLostError,
     PeerTimeoutError,
 )
+from gigl_loader.remote.compact import Addresses
 from gigl_loader.remote.membership import Join, News, hear
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, End, Security
@@ -23,8 +24,38 @@ _RENEW_S = 2.0
 """Longest attempt to connect again with server 0."""
 
 
+class Followed(Protocol):
+    """A storage server other than 0, as `Leader` has to know it."""
+
+    over: threading.Event
+    """Set when there is nothing left to serve."""
+
+    def join(self) -> Join:
+        """Return who this server is, as far as it knows by now."""
+
+    def hear(self, news: News) -> None:
+        """Take what server 0 says."""
+
+    def lose(self, why: str) -> None:
+        """Take note that server 0 is given up."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this server ends anyway."""
+
+    @property
+    def can_do_without_0(self) -> bool:
+        """Whether a job goes on without server 0, which is then waited for meanwhile."""
+
+
 class Leader:
-    """Storage server 0, as the other servers see it.
+    """Storage server 0, as the other servers see it. They join it again where it is started again.
+
+    ::
+
+        joined --server 0 ends with its jobs--------------------------> over
+               --it is gone--> waits --no longer than ``rejoin_s``----> lost
+               <--joined again-- waits
 
     Args:
         host: Address of server 0.
@@ -39,6 +70,12 @@ class Leader:
     ) -> None:
         self._target, self._security, self._name = (host, port), security, name
         self._patience_s = patience_s
+        self.news = News()
+        """What it said last."""
+        self.addresses = Addresses()
+        """Addresses of all servers, as it last announced them."""
+        self.why_away: str | None = "it has not let this server in yet"
+        """Why it is waited for; None: it is here."""
         self.caller = self.dial()
         """Its connection tells server 0 that this server is here."""
 
@@ -70,78 +107,64 @@ class Leader:
         """Leave in good order. Idempotent."""
         self.caller.close(End.SHUTDOWN)
 
+    # -- following it ---------------------------------------------------------------------------
 
-@dataclass(frozen=True, kw_only=True)
-class Follower:
-    """Keeps a storage server with server 0: joins again where that was started again.
-
-    ::
-
-        joined --server 0 ends with its jobs--------------------------> over
-               --it is gone--> waits --no longer than ``rejoin_s``----> lost
-               <--joined again-- waits
-
-    """
-
-    leader: Leader
-    join: Callable[[], Join]
-    """Returns who this server is, as far as it knows by then."""
-    rejoin_s: float
-    """How long server 0 may be away; 0: its end is this server's."""
-    on_news: Callable[[News], None]
-    """Told what server 0 says."""
-    on_away: Callable[[str], None]
-    """Told why server 0 is waited for; it is back with the next news."""
-    on_over: Callable[[], None]
-    """Called when there is nothing left to serve."""
-    on_lost: Callable[[str], None]
-    """Told why server 0 is given up."""
-    is_over: Callable[[], bool]
-    """Whether this server ends anyway."""
-    can_go_on: Callable[[], bool]
-    """Whether a job goes on without server 0, which is then waited for meanwhile."""
-
-    def start(self) -> None:
-        """Join, in a thread."""
+    def start(self, server: Followed, rejoin_s: float) -> None:
+        """Follow server 0 in a thread; see `follow`."""
         new_thread(
-            target=self._follow, name="watch server 0",
-            on_death=lambda error: self.on_lost(
+            target=self.follow, args=(server, rejoin_s), name="watch server 0",
+            on_death=lambda error: server.lose(
                 f"storage server 0 is no longer heard: {type(error).__name__}: {error}"
             ),
         ).start()  # fmt: skip
 
-    def _follow(self) -> None:
-        while self._is_back(after=hear(self.leader.caller, self.join(), self.on_news)):
-            pass
+    def follow(self, server: Followed, rejoin_s: float) -> None:
+        """Join, hear what is new, and join again, until this server or its cluster is over.
 
-    def _is_back(self, after: Exception) -> bool:
+        Args:
+            server: This server.
+            rejoin_s: How long server 0 may be away; 0: its end is this server's.
+        """
+
+        def on_news(news: News) -> None:
+            self.news, self.why_away = news, None
+            # a server 0 that was started again says nothing of them until it knows all
+            self.addresses = news.addresses or self.addresses
+            server.hear(news)
+
+        while True:
+            after = hear(self.caller, server.join(), on_news)
+            if not self._is_back(server, rejoin_s, after):
+                return
+
+    def _is_back(self, server: Followed, rejoin_s: float, after: Exception) -> bool:
         """Server 0 has ended: with its jobs, told to, or by itself; tell whether it came back."""
         end = after.end if isinstance(after, PeerLostError) else None
         # told to end, perhaps to be started again: expected back, but if it does not come this
         # server ends in good order
         told = end == End.SHUTDOWN
-        if end == End.JOB_OVER or (told and self.rejoin_s <= 0) or self.is_over():
-            self.on_over()
+        if end == End.JOB_OVER or (told and rejoin_s <= 0) or server.is_over:
+            server.over.set()
             return False
         error: Exception | None = after
         # after LOST_PEER it does not come back by itself: the cluster has to be started again
-        if self.rejoin_s > 0 and end != End.LOST_PEER and not _is_final(after):
-            error = self._rejoin(after)
+        if rejoin_s > 0 and end != End.LOST_PEER and not _is_final(after):
+            error = self._rejoin(server, rejoin_s, after)
             if error is not None and told:
-                self.on_over()
+                server.over.set()
                 return False
         if error is not None:
-            self.on_lost(f"storage server 0 is gone: {error}")
+            server.lose(f"storage server 0 is gone: {error}")
         return error is None
 
-    def _rejoin(self, error: Exception) -> Exception | None:
+    def _rejoin(self, server: Followed, rejoin_s: float, error: Exception) -> Exception | None:
         """Wait for server 0 to be started again; return why that is given up."""
         _log.warning("storage server 0 is gone: %s; it is expected back", error)
-        self.on_away(str(error))
-        deadline = time.monotonic() + self.rejoin_s
-        while not self.is_over() and (time.monotonic() < deadline or self.can_go_on()):
+        self.why_away = str(error)
+        deadline = time.monotonic() + rejoin_s
+        while not server.is_over and (time.monotonic() < deadline or server.can_do_without_0):
             try:
-                self.leader.renew(time.monotonic() + _RENEW_S)
+                self.renew(time.monotonic() + _RENEW_S)
             # ahead of the next clause, of whose class it is, too
             except PeerTimeoutError:
                 continue

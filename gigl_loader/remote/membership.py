@@ -1,12 +1,15 @@
-"""Messages about who is here: compute processes and storage servers, and how the servers agree."""
+"""Messages about who is here: compute processes and storage servers; and waits for them."""
 
+import logging
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.errors import ConfigError, GiglLoaderError
-from gigl_loader.remote.compact import NOBODY, NOWHERE, UNKNOWN, Addresses, Incarnations, Runs
+from gigl_loader.remote.compact import NOBODY, NOWHERE, Addresses, Runs
 from gigl_loader.transport import Caller
 
 MOST_RANKS = 1 << 16
@@ -125,8 +128,8 @@ class News:
     """Incarnation of the server that sends this message."""
     num_partitions: int = 0
     """Of the graph: server ``i`` serves partition ``i`` modulo that number."""
-    incarnations: Incarnations = UNKNOWN
-    """Of the same: a server that was started again has a larger one; unknown ones have 0."""
+    incarnations: tuple[int, ...] = ()
+    """Which process each storage server is, by rank; 0: not known."""
     cluster: str = ""
     """Of all storage servers, random; told with their addresses."""
     graph: GraphIdentity | None = None
@@ -170,46 +173,54 @@ def hear(caller: Caller, join: Join, on_news: Callable[[News], None]) -> GiglLoa
         return error
 
 
-# --- storage servers agree ------------------------------------------------------------------------
+# --- waiting for others ---------------------------------------------------------------------------
+
+_log = logging.getLogger(__name__)
+
+PATIENCE_S = 10.0
+"""Default of how long an outage of the network may last."""
+# most waits are over by then, and a line for each of them would hide those that are not
+_FIRST_REPORT_S = 5.0
+_REPORT_EVERY_S = 10.0
 
 
-@dataclass(frozen=True)
-class Publish:
-    """One server's value of a key, at a rendezvous of the servers."""
-
-    name: str
-    rank: int
-    key: str
-    value: bytes
-    servers: Runs
-    """All who meet there; ranks are positions among them."""
+def check_patience(patience_s: float) -> None:
+    """Raise `ConfigError` unless ``patience_s`` can be waited for."""
+    # as one chain, so that nan, which compares as false, is refused
+    if not (isinstance(patience_s, (int, float)) and 0 < patience_s < math.inf):
+        raise ConfigError(f"patience_s must be a finite number of seconds > 0, got {patience_s!r}")
 
 
-@dataclass(frozen=True)
-class Gather:
-    """Asks for the values of a key; answered once all are there."""
+class WaitReport:
+    """Says in the log, now and then, what this process waits for.
 
-    name: str
-    key: str
-    ranks: Runs
-    servers: Runs
-    """All who meet there; ranks are positions among them."""
+    As warnings: these show where no logging was set up, and a process that waits for minutes
+    without a word looks like one that hangs.
 
+    Args:
+        name: Who waits.
+        deadline: Until when (`time.monotonic`).
+    """
 
-@dataclass(frozen=True)
-class Gathered:
-    """What each of the ranks published, in their order; or the failure of one of them."""
+    def __init__(self, name: str, deadline: float) -> None:
+        self._name = name
+        self._started = time.monotonic()
+        # of the whole wait, as the user set it; what is left of it would be another number in each
+        # line
+        self._until_s = deadline - self._started
+        self._next = self._started + _FIRST_REPORT_S
 
-    values: tuple[bytes, ...] = ()
-    failure: str | None = None
+    @property
+    def next_in_s(self) -> float:
+        """Seconds until there is something to say again."""
+        return max(0.0, self._next - time.monotonic())
 
-
-@dataclass(frozen=True)
-class Leave:
-    """One server leaves a rendezvous: all is agreed on or, with ``failure``, it cannot go on."""
-
-    name: str
-    rank: int
-    servers: Runs
-    """All who meet there; ranks are positions among them."""
-    failure: str | None = None
+    def say(self, what: str) -> None:
+        """Say what is waited for, unless that was said a moment ago."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _REPORT_EVERY_S
+            _log.warning(
+                "%s has waited %.0f s for %s; it gives up after %.0f s",
+                *(self._name, now - self._started, what, self._until_s),
+            )

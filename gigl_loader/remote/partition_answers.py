@@ -25,10 +25,9 @@ from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
-from gigl_loader.remote.calls import served
+from gigl_loader.remote.calls import FeatureInfos, PartitionBook, served
 from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest, RowBook
 from gigl_loader.remote.row_answers import RowAnswers
-from gigl_loader.remote.values import FeatureInfos, PartitionBook
 from gigl_loader.sampler.questions import RowsAnswer
 from gigl_loader.sampler.reader import row_type
 from gigl_loader.workers.wire import RowsQuestion

@@ -22,8 +22,8 @@ from gigl_loader.remote.client import call_server
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.compact import NOBODY, ByServer, Runs
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
+from gigl_loader.remote.membership import WaitReport
 from gigl_loader.remote.messages import ProducerRequest
-from gigl_loader.remote.patience import WaitReport
 from gigl_loader.remote.service import DistServer
 from gigl_loader.workers.producer import LINGER_S
 
@@ -34,7 +34,7 @@ _PING_S = 5.0
 _RELEASE_S = 60.0
 """How long servers may take to release producers: their workers may linger."""
 _RELEASE_BROKEN_S = 3.0
-"""The same after a failure: servers that still live end the workers at once, waited for or not."""
+"""How long after a failure: servers that still live end the workers at once, waited for or not."""
 
 
 class RemoteProducers:
@@ -96,7 +96,7 @@ class RemoteProducers:
             client_ranks=Runs.of(ranks),
             request_id=request_id,
             # all of them, as a rule: then nothing is sent that grows with their number
-            servers=NOBODY if len(servers) == len(self._cluster.connections) else Runs.of(servers),
+            servers=NOBODY if len(servers) == self._cluster.num_servers else Runs.of(servers),
         )
 
     def create(
@@ -224,11 +224,7 @@ class RemoteProducers:
         deadline = time.monotonic() + limit  # of all servers together
         answers = []
         for server, producer in ids.items():
-            if (
-                consumer is not None
-                and server not in self._cluster.connections.made
-                and server != host
-            ):
+            if consumer is not None and server not in self._cluster.connections and server != host:
                 continue  # never asked; it hears from the host when all have left the producer
             with contextlib.suppress(GiglLoaderError):
                 connection = self._cluster.connection(server)

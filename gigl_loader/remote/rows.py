@@ -69,7 +69,7 @@ class RowQuestions:
         self._callers: dict[int, tuple[ServerConnection, Caller]] = {}
         # one for each server, started when it is first asked; more would read the same connection
         # in turn
-        self._threads = ThreadPoolExecutor(max(1, len(cluster.connections)), "rows")
+        self._threads = ThreadPoolExecutor(max(1, cluster.num_servers), "rows")
         self._server_of: list[int] = []
         """By partition."""
         self._books: dict[Owner, RowBook] = {}

@@ -20,8 +20,8 @@ from gigl_loader.options import DEFAULT_RECONNECT_S
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.info import GraphStoreInfo
 from gigl_loader.remote.leader import Leader
+from gigl_loader.remote.membership import PATIENCE_S, WaitReport, check_patience
 from gigl_loader.remote.metrics import MetricsListener
-from gigl_loader.remote.patience import PATIENCE_S, WaitReport, check_patience
 from gigl_loader.remote.service import DistServer, warm_up
 from gigl_loader.transport import End, Security, address_towards, refuse_loopback_name
 

@@ -336,7 +336,7 @@ class SharedProducer:
 
     @property
     def clients(self) -> Sequence[Hashable]:
-        """Who takes its batches, by consumer number; those that have released it, too."""
+        """Processes that take its batches, by consumer number; those that have released it, too."""
         return self._clients
 
     def consumers_of(self, client: Hashable) -> list[int]:

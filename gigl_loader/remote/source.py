@@ -39,10 +39,18 @@ from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.compact import NOBODY, ByServer, Runs, compacted, those_of
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.filling_channel import FillingChannel
-from gigl_loader.remote.inputs import concatenated, digest_of
 from gigl_loader.remote.producers import RemoteProducers, name_of_recovery
 from gigl_loader.remote.shared import OwnBatches
-from gigl_loader.remote.terms import Offer, Outcome, Outcomes, Terms, settle, sum_up
+from gigl_loader.remote.terms import (
+    Outcome,
+    Outcomes,
+    Proposal,
+    Terms,
+    concatenated,
+    digest_of,
+    settle,
+    sum_up,
+)
 from gigl_loader.rowcache.machine import MachineRows, RowsClaim
 from gigl_loader.seeds import SeedsTold
 from gigl_loader.transport.failures import describe
@@ -97,9 +105,9 @@ class RemoteSource:
             )
         self._cluster = current_cluster()
         # any server may have to sample for a lost one, so none may be left out
-        if sorted(self._servers) != list(range(len(self._cluster.connections))):
+        if sorted(self._servers) != list(range(self._cluster.num_servers)):
             raise ConfigError(
-                f"worker_options.server_rank must name all {len(self._cluster.connections)} "
+                f"worker_options.server_rank must name all {self._cluster.num_servers} "
                 f"storage servers, got {self._servers}"
             )
         self._config, self._sampler_options = config, sampler_options
@@ -167,8 +175,8 @@ class RemoteSource:
         cache = self.epoch_options.cache
         rows = RowsClaim.of_store(self._cluster, cache, self._config) if cache is not None else None
         of_rows = rows.offer if rows is not None else None
-        offer = Offer(key, digest, self.epoch_options, shared, self._seeds_told(), of_rows)
-        terms = decide_with_ranks(offer, world_size, Offer, settle, Terms)
+        proposal = Proposal(key, digest, self.epoch_options, shared, self._seeds_told(), of_rows)
+        terms = decide_with_ranks(proposal, world_size, Proposal, settle, Terms)
         # on all ranks at once, as all were told the same: no rank is left waiting for producers
         if terms.error is not None:
             raise ConfigError(terms.error)

@@ -1,10 +1,18 @@
-"""What compute ranks tell rank 0 before and after producers are created, and what it makes of it.
+"""What a loader samples over all servers, and what compute ranks tell rank 0 of it.
 
-No sockets, no process group: see `gigl_loader.ranks.decide_with_ranks`.
+Rank 0 concludes for all, before and after producers are created. No sockets, no process group: see
+`gigl_loader.ranks.decide_with_ranks`.
 """
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.errors import ConfigError
 from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import check_same_options
@@ -15,7 +23,7 @@ from gigl_loader.transport.failures import Failure, rebuild
 
 
 @dataclass(frozen=True)
-class Offer:
+class Proposal:
     """What a compute process tells the others before producers are created."""
 
     key: str
@@ -42,7 +50,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Terms:
-    """Rank 0's conclusions from the offers of all ranks."""
+    """Rank 0's conclusions from the proposals of all ranks."""
 
     sharing: list[Sharing]
     first: EpochOptions
@@ -93,39 +101,39 @@ class Outcomes:
         return rebuild(self.failure, f"rank {self.failed}")
 
 
-def settle(offers: list[Offer]) -> Terms:
+def settle(proposals: list[Proposal]) -> Terms:
     """Return the terms for all ranks. On rank 0, which must not raise here."""
     try:
         # caught and sent: an error that rank 0 alone raised would leave the others waiting for its
         # answer
-        _check(offers)
+        _check(proposals)
     except ConfigError as error:
-        return Terms([], offers[0].options, str(error))
+        return Terms([], proposals[0].options, str(error))
     by_key: dict[str, list[int]] = {}
-    for rank, offer in enumerate(offers):
+    for rank, proposal in enumerate(proposals):
         # ranks ascend, so the first of each key is its leader, on all ranks
-        by_key.setdefault(offer.key, []).append(rank)
+        by_key.setdefault(proposal.key, []).append(rank)
     sharing = [
         Sharing(
-            key, Runs.of(ranks), offers[ranks[0]].options,
-            [one for one in ranks if offers[one].digest != offers[ranks[0]].digest],
+            key, Runs.of(ranks), proposals[ranks[0]].options,
+            [one for one in ranks if proposals[one].digest != proposals[ranks[0]].digest],
         )
         for key, ranks in by_key.items()
         if len(ranks) > 1
     ]  # fmt: skip
-    rows = firsts_of_machines([one.rows for one in offers])
-    return Terms(sharing, offers[0].options, rows=rows)
+    rows = firsts_of_machines([one.rows for one in proposals])
+    return Terms(sharing, proposals[0].options, rows=rows)
 
 
-def _check(offers: list[Offer]) -> None:
+def _check(proposals: list[Proposal]) -> None:
     """Raise `ConfigError` where ranks differ in what all share, or seeds would come twice."""
-    check_same_options([one.shared for one in offers], "a loader")
-    shard = offers[0].shared.get("shard")
+    check_same_options([one.shared for one in proposals], "a loader")
+    shard = proposals[0].shared.get("shard")
     if shard == "world":
-        check_same_seeds([one.seeds for one in offers])
+        check_same_seeds([one.seeds for one in proposals])
     elif shard == "machine":
         # the ranks of one key share its batches
-        check_each_once([one.seeds for one in offers], [one.key for one in offers])
+        check_each_once([one.seeds for one in proposals], [one.key for one in proposals])
 
 
 def sum_up(leaders: set[int], outcomes: list[Outcome]) -> Outcomes:
@@ -140,3 +148,56 @@ def sum_up(leaders: set[int], outcomes: list[Outcome]) -> Outcomes:
         if one.failure is not None:
             return Outcomes(producers, rank, one.failure)
     return Outcomes(producers)
+
+
+# --- the inputs of all servers as one -------------------------------------------------------------
+
+
+def concatenated(inputs: Sequence[NodeSamplerInput]) -> NodeSamplerInput:
+    """Return the inputs of all servers as one, on the CPU; further columns go with the seeds.
+
+    Columns of labels may differ in width: they are padded with -1.
+
+    Raises:
+        ConfigError: There is none, or they are of several types.
+    """
+    if not inputs:
+        raise ConfigError("sampler_input is an empty list: give one input per storage server")
+    # a loader's seeds are of one type: positions in the whole input say nothing of a type
+    types = {one.input_type for one in inputs}
+    if len(types) > 1:
+        raise ConfigError(f"the inputs of the storage servers are of several types: {types}")
+    whole = NodeSamplerInput(torch.cat([one.node.cpu() for one in inputs]), types.pop())
+    # GLT's own class has no such attribute
+    extras = [getattr(one, "extra", None) or {} for one in inputs]
+    # sorted below: all ranks that share a producer have to come to the same digest
+    names = {name for extra in extras for name in extra}
+    whole.extra = {
+        name: _stacked([extra[name].cpu() for extra in extras if name in extra])
+        for name in sorted(names)
+    }
+    for name, column in whole.extra.items():
+        # Counted in rows: a server without seeds of this rank may leave its empty columns out.
+        if column.size(0) != len(whole):
+            raise ConfigError(f"column {name!r} of the input is missing for some servers' seeds")
+    return whole
+
+
+def _stacked(columns: list[Tensor]) -> Tensor:
+    if columns[0].dim() < 2:
+        return torch.cat(columns)
+    width = max(column.size(1) for column in columns)
+    # -1 is no node: what is padded so already within a server's table has the same meaning
+    padded = [torch.nn.functional.pad(c, (0, width - c.size(1)), value=-1) for c in columns]
+    return torch.cat(padded)
+
+
+def digest_of(sampler_input: NodeSamplerInput, config: Any, active: Sequence[int]) -> str:
+    """Return what has to be equal where producers are shared."""
+    # fast, as input may be GBs; nothing secret depends on it
+    digest = hashlib.blake2b(repr((config, list(active), sampler_input.input_type)).encode())
+    # no copy; columns need one, as hashlib takes a matrix as bytes only
+    digest.update(sampler_input.node.contiguous().numpy().data)
+    for name, column in sampler_input.extra.items():
+        digest.update(name.encode() + column.contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -24,9 +24,8 @@ from gigl_loader.errors import (
     ProtocolError,
 )
 from gigl_loader.transport.codec import Array, decode, encode, read_header
-from gigl_loader.transport.ends import End
-from gigl_loader.transport.failures import Failure, describe, rebuild
-from gigl_loader.transport.listener import Lent, Method, Peer, random_incarnation
+from gigl_loader.transport.failures import End, Failure, describe, rebuild
+from gigl_loader.transport.listener import Method, Peer, random_incarnation
 from gigl_loader.transport.reply import Into
 from gigl_loader.transport.security import Security
 
@@ -443,9 +442,6 @@ class MemoryCaller:
             self._answer(this_round, answer)
 
     def _answer(self, this_round: int, answer: Any) -> None:
-        # memory that is lent is given back once its bytes are copied, or nobody wants them
-        release = answer.release if isinstance(answer, Lent) else None
-        answer = answer.answer if isinstance(answer, Lent) else answer
         if this_round == self._round:
             failed = isinstance(answer, BaseException)
             try:
@@ -453,14 +449,11 @@ class MemoryCaller:
             # an answer that cannot travel is the error of a handler, not of this network
             except ProtocolError as error:
                 failed, (header, arrays) = True, encode(describe(error))
-            # the handler's memory is its own again when release() is called, before the answer
-            # arrives
+            # the handler may change its memory before the answer arrives
             arrays = [array.copy() for array in arrays]
             size = len(header) + sum(array.nbytes for array in arrays)
             size += self._beside(answer)
             self._carry(size, lambda: self._file(header, arrays, failed))
-        if release is not None:
-            release()
 
     def _beside(self, answer: Any) -> int:
         """Return how many bytes an answer stands for beyond its own: none."""

@@ -14,8 +14,8 @@ from gigl_loader.transport.addresses import (
 )
 from gigl_loader.transport.caller import Caller
 from gigl_loader.transport.codec import ArraySpec
-from gigl_loader.transport.ends import End
-from gigl_loader.transport.listener import Lent, Listener, Method, Peer
+from gigl_loader.transport.failures import End
+from gigl_loader.transport.listener import Listener, Method, Peer
 from gigl_loader.transport.reply import Reply, into_array
 from gigl_loader.transport.security import Mode, Security
 from gigl_loader.transport.stream import SILENCE_S
@@ -25,7 +25,6 @@ __all__ = [
     "ArraySpec",
     "Caller",
     "End",
-    "Lent",
     "Listener",
     "Method",
     "Mode",

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.transport.forks import opened
+from gigl_loader.transport.sockets import opened
 
 Address = tuple[Any, ...]
 """As `socket` takes it: host and port, for IPv6 also flow and scope."""

@@ -41,11 +41,11 @@ from gigl_loader.errors import (
 )
 from gigl_loader.transport import addresses
 from gigl_loader.transport.codec import MAX_HEADER_BYTES, Array, ArraySpec, decode, empty_arrays
-from gigl_loader.transport.ends import End
-from gigl_loader.transport.forks import opened
+from gigl_loader.transport.failures import End, one_line
 from gigl_loader.transport.handshake import Admitted, Goodbye, farewell, join
 from gigl_loader.transport.reply import Into, Reply
 from gigl_loader.transport.security import Security
+from gigl_loader.transport.sockets import opened
 from gigl_loader.transport.stream import (
     SILENCE_S,
     TICK_S,
@@ -57,7 +57,6 @@ from gigl_loader.transport.stream import (
     pack,
     read_frame,
 )
-from gigl_loader.transport.words import one_line
 
 T = TypeVar("T")
 
@@ -132,9 +131,8 @@ class Caller:
         # Order of locks: the role, then _sending, then _state. Whoever asks has _sending first, and
         # therefore takes the role only if nobody has it.
         self._state = threading.Condition()
-        self._sending = (
-            threading.RLock()
-        )  # for a whole question, and while a connection is replaced
+        # for a whole question, and while a connection is replaced
+        self._sending = threading.RLock()
         self._reader: int | None = None  # the thread that has the role: it reads and connects
 
     # --- asking -------------------------------------------------------------------------------
@@ -163,9 +161,8 @@ class Caller:
         """
         if os.getpid() != self._pid:
             self._reset()
-        views = pack(
-            FrameKind.ASK, request, method
-        )  # outside of all locks: it may take long, or raise
+        # outside of all locks: it may take long, or raise
+        views = pack(FrameKind.ASK, request, method)
         reply: Reply[T] = Reply(self._wait_for, method, views, answer_type, into)
         # for appending and sending together: answers are matched to questions by their order
         with self._sending:
@@ -323,9 +320,8 @@ class Caller:
             self._fail_all(PeerLostError(text, goodbye.end))
 
     def _break_off(self, connection: _Connection, error: ProtocolError) -> None:
-        connection.stream.end(
-            farewell(End.PROTOCOL, str(error))
-        )  # the other side's log says why, too
+        # the other side's log says why, too
+        connection.stream.end(farewell(End.PROTOCOL, str(error)))
         connection.lose()
         self._fail_all(ProtocolError(f"{self.what}: {error}"))
 
@@ -478,9 +474,8 @@ class Caller:
         """
         silent_s = self._silent_s(connection := self._connection)
         if silent_s <= self._patience_s + _GRACE_S:
-            if (
-                connection is not None
-            ):  # one that drops connections is not dialled as fast as it can
+            # one that drops connections is not dialled as fast as it can
+            if connection is not None:
                 time.sleep(max(0.0, connection.since + 0.1 - time.monotonic()))
             self._try(deadline, until)
         elif self._fruitless > 1:

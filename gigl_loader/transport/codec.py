@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from gigl_loader.errors import ProtocolError
-from gigl_loader.transport.words import one_line
+from gigl_loader.transport.failures import one_line
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]

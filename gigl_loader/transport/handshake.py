@@ -23,8 +23,9 @@ from dataclasses import dataclass
 
 from gigl_loader.errors import JoinRefusedError, ProtocolError
 from gigl_loader.transport.codec import decode
-from gigl_loader.transport.ends import End
+from gigl_loader.transport.failures import End, one_line
 from gigl_loader.transport.security import TOKEN_VARIABLE, Mode, Security, what_is_not_set
+from gigl_loader.transport.sockets import user_of_peer
 from gigl_loader.transport.stream import (
     KNOCK_FRAME,
     MAGIC,
@@ -36,8 +37,6 @@ from gigl_loader.transport.stream import (
     pack,
     read_frame,
 )
-from gigl_loader.transport.users import user_of_peer
-from gigl_loader.transport.words import one_line
 
 NONCE_BYTES = 32
 MOST_OF_NAME = 255

@@ -27,12 +27,10 @@ from gigl_loader.errors import ConfigError, JoinRefusedError, ProtocolError
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import addresses
 from gigl_loader.transport.codec import decode
-from gigl_loader.transport.descriptors import Spare, raise_limit
-from gigl_loader.transport.ends import End
-from gigl_loader.transport.failures import describe
-from gigl_loader.transport.forks import accepted, close_in_children
+from gigl_loader.transport.failures import End, describe, one_line
 from gigl_loader.transport.handshake import MOST_OF_NAME, Goodbye, Hello, admit, farewell
 from gigl_loader.transport.security import Security
+from gigl_loader.transport.sockets import Spare, accepted, close_in_children, raise_limit
 from gigl_loader.transport.stream import (
     ALIVE_FRAME,
     SILENCE_S,
@@ -44,7 +42,6 @@ from gigl_loader.transport.stream import (
     pack,
     read_frame,
 )
-from gigl_loader.transport.words import one_line
 
 _log = logging.getLogger(__name__)
 
@@ -90,24 +87,13 @@ class Method:
     """One row of a listener's table.
 
     ``handler(request, peer)`` returns the answer, or a `concurrent.futures.Future` of it, which is
-    cancelled when the caller goes away; or a `Lent`. It may be called again for the same request
-    after a connection was lost, and also while the first call is still under way.
+    cancelled when the caller goes away. It may be called again for the same request after a
+    connection was lost, and also while the first call is still under way.
     """
 
     request: Any
     answer: Any
     handler: Handler
-
-
-@dataclass(frozen=True)
-class Lent:
-    """An answer whose arrays lie in memory that is wanted back.
-
-    ``release`` is called once: when the answer was sent, or when the connection is over.
-    """
-
-    answer: Any
-    release: Callable[[], None]
 
 
 class Listener:
@@ -481,25 +467,20 @@ class _PeerConnection:
         return 1.0 if self.owes else 60.0
 
     def _answer(self, frame: Frame, peer: Peer) -> None:
-        with contextlib.ExitStack() as lent:
-            try:
-                answer = self._call(frame, peer)
-                if isinstance(answer, Lent):
-                    lent.callback(answer.release)
-                    answer = answer.answer
-                views = pack(FrameKind.ANSWER, answer)
-            except EOFError:
-                raise
-            except Exception as error:
-                if self._listener.closed:  # perhaps for that reason: the goodbye says so
-                    return
-                views = pack(FrameKind.ERROR, describe(error))
-            with self.stream.send_lock:
-                while not self.stream.push(views):
-                    # a caller may take any time to read, as long as its machine acknowledges
-                    ready = self.stream.wait(select.POLLOUT, 1.0)
-                    if not ready and self.stream.vanished(self._listener.silence_s):
-                        raise _SilentError
+        try:
+            views = pack(FrameKind.ANSWER, self._call(frame, peer))
+        except EOFError:
+            raise
+        except Exception as error:
+            if self._listener.closed:  # perhaps for that reason: the goodbye says so
+                return
+            views = pack(FrameKind.ERROR, describe(error))
+        with self.stream.send_lock:
+            while not self.stream.push(views):
+                # a caller may take any time to read, as long as its machine acknowledges
+                ready = self.stream.wait(select.POLLOUT, 1.0)
+                if not ready and self.stream.vanished(self._listener.silence_s):
+                    raise _SilentError
 
     def _call(self, frame: Frame, peer: Peer) -> Any:
         method = self._listener.table.get(frame.method)

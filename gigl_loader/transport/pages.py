@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from http import HTTPStatus
 
-from gigl_loader.transport.ends import End
+from gigl_loader.transport.failures import End
 from gigl_loader.transport.handshake import refusal
 from gigl_loader.transport.security import Security
 from gigl_loader.transport.stream import Steps, Stream, drive

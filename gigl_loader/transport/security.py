@@ -9,7 +9,7 @@ insecure       not at all                                  plain bytes
 =============  ==========================================  =================================
 
 Where nothing is set, both ends are processes of one user on one machine, as its kernel tells each
-of them (`gigl_loader.transport.users`), and plain bytes travel between them.
+of them (`gigl_loader.transport.sockets`), and plain bytes travel between them.
 
 The token is never sent. Both ends prove it by an HMAC over their role, both nonces and the hash of
 the listener's certificate, so that nobody in the middle can pass the proofs on under a certificate

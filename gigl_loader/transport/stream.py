@@ -37,7 +37,7 @@ from gigl_loader.transport.codec import (
     encode,
     read_header,
 )
-from gigl_loader.transport.forks import close_in_children
+from gigl_loader.transport.sockets import close_in_children
 
 VERSION = 3
 """Of the protocol. The first six bytes of a frame mean the same in every version."""

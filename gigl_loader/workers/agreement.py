@@ -1,11 +1,14 @@
-"""What producers that sample together agree on: how their workers reach each other, and who asks.
+"""What a producer agrees on with those of the other ranks, and tells its workers of it.
 
 ::
 
-    rank 0: a nonce   --.                    all: security checked, or refused before any worker
-    every rank: host  --+--> Access          starts
+    join     rank 0: a nonce  --.
+             every rank: host --+--> `Access`: how workers listen and prove themselves; security is
+                                     checked, or refused before any worker starts
     workers start and listen
-    every rank: its workers' ports, and an offer of its partition's memory --> Plan
+    connect  every rank: its workers' ports, and an offer of its partition's memory
+                                --> whom each worker asks, and what it reads in place
+             rows kept on this machine --> one cache for its ranks, and how far to draw ahead
 """
 
 import dataclasses
@@ -13,20 +16,40 @@ import hashlib
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+import torch
+from torch import Tensor
 
 from gigl_loader._glt import get_context
 from gigl_loader.dataset.holders import check_enough, check_held
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.memory import tensors
 from gigl_loader.memory.same_host import Offer, Offered
-from gigl_loader.options import may_be_one_machine, reads_same_memory
+from gigl_loader.options import (
+    CacheOptions,
+    EpochOptions,
+    may_be_one_machine,
+    reads_same_memory,
+)
+from gigl_loader.rowcache.look_ahead import AheadMemory, DrawnAhead, LookAhead
+from gigl_loader.rowcache.machine import MachineRows, name_of_rows, shared_memory
+from gigl_loader.rowcache.tables import remote_bytes, tables_for
+from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.transport import Mode, Security, address_towards
-from gigl_loader.workers.peers import Access, Assignment, WorkerAddress, assignments, worker_name
+from gigl_loader.workers import pipe
+from gigl_loader.workers.peers import (
+    Access,
+    Assignment,
+    Refusing,
+    WorkerAddress,
+    assignments,
+    worker_name,
+)
 from gigl_loader.workers.rendezvous import Rendezvous
 
 logger = logging.getLogger(__name__)
@@ -94,39 +117,6 @@ class StartTurns:
 
 
 @dataclass(frozen=True)
-class PeerPlan:
-    """What this rank's workers are to know of those of other partitions."""
-
-    offers: dict[int, list[Offer]] = field(default_factory=dict)
-    """By partition, where other ranks of this machine offer its memory."""
-    partition: int = 0
-    """This rank's."""
-    num_partitions: int = 0
-    everyone: bytes = b""
-    """Partition, host and ports of each rank, packed: of hundreds they are asked for at the start,
-    and where a worker is replaced."""
-
-    def assignments(self) -> dict[str, Assignment]:
-        """Return whom this rank's workers ask, and who asks them, by name.
-
-        Raises:
-            ConfigError: A partition has no rank.
-        """
-        if not self.everyone:
-            return {}
-        known = msgspec.msgpack.decode(self.everyone, type=list[_Published])
-        return assignments(_by_partition(known, self.num_partitions), self.partition)
-
-
-class _Published(NamedTuple):
-    """Addresses of a rank's workers, and the partition that they serve."""
-
-    partition: int
-    host: str
-    ports: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class _Member:
     """Description that a rank publishes of itself."""
 
@@ -141,44 +131,100 @@ class _Member:
     """What tells its rows from those of another dataset, where it keeps others'."""
 
 
+_Published = tuple[int, str, tuple[int, ...]]
+"""Partition, host and ports of a rank's workers."""
+
+
 class Agreement:
-    """The other ranks, as far as this rank's workers are concerned.
+    """What a producer has agreed on with the other ranks.
 
     Args:
         view: This rank's partition.
-        rendezvous: Where the ranks meet; None: this process is alone.
-        security: Who may ask workers that other machines can reach.
-        towards: Address or name of the machine that all ranks can reach, rank 0's: workers listen
-            on the interface that leads there.
-
-    Raises:
-        ConfigError: There are more partitions than processes to hold them.
+        plan: What is sampled.
+        cache: Which rows of other machines to keep; None: none.
+        epoch_options: What who takes the batches does for itself.
     """
 
     def __init__(
-        self,
-        view: PartitionView,
-        rendezvous: Rendezvous | None,
-        security: Security,
-        towards: str,
-    ) -> None:
-        num_holders = 1 if rendezvous is None else rendezvous.world_size
-        check_enough(view.num_partitions, view.partition_idx, num_holders, who=_holder())
-        self._view, self._rendezvous = view, rendezvous
-        self._security, self._towards = security, towards
-        self._host = ""
-        self.is_one_machine = True
-        """Whether all ranks are on this machine, so that nothing crosses a network; after
-        `access`."""
+        self, view: PartitionView, plan: SamplingPlan, cache: CacheOptions | None,
+        epoch_options: EpochOptions,
+    ) -> None:  # fmt: skip
+        self._view, self._plan, self._options = view, plan, cache
+        self._epoch_options = epoch_options
+        self._rendezvous: Rendezvous | None = None
+        self._has_joined = False
         self._offered: Offered | None = None
+        self._offers: dict[int, list[Offer]] = {}
+        """By partition, where other ranks of this machine offer its memory."""
+        self._everyone = b""
+        """A `_Published` of each rank, packed: of hundreds they are asked for at the start, and
+        where a worker is replaced."""
         self._anyone_keeps = False
         self._first_with_cache: int | None = None
+        self._ahead: AheadMemory[Tensor] | None = None
+        self._refusing: list[Refusing] = []
+        self.access: Access | None = None
+        """How workers answer those of other partitions; None: nobody asks."""
+        self.is_one_machine = True
+        """Whether all ranks are on this machine, so that nothing crosses a network."""
         self.name_of_cache = ""
-        """Of the rows that ranks of a machine keep together, after `exchange`."""
+        """Of the rows that ranks of a machine keep together; known once this rank is connected."""
+        self.cache: MachineRows | None = None
+        """Rows of other machines, kept for all ranks of this one."""
+        self.look_ahead: LookAhead | None = None
+        """How far to draw ahead, where rows are kept."""
+        self.remote_bytes = 0
+        """Bytes of all rows that only other machines have."""
+
+    # -- the ranks meet -------------------------------------------------------------------------
+
+    def join(self, rendezvous: Rendezvous | None, security: Security, towards: str) -> None:
+        """Meet the other ranks, and agree on how workers reach each other.
+
+        Args:
+            rendezvous: Closed here. None: this process is alone.
+            security: Who may ask workers that other machines can reach.
+            towards: Address or name of the machine that all ranks can reach, rank 0's: workers
+                listen on the interface that leads there.
+
+        Raises:
+            ConfigError: There are more partitions than processes to hold them, or workers would be
+                open to other machines; nothing was started.
+            PeerError: A rank failed, or did not come in time.
+        """
+        # kept in any case: it is told where this rank fails, and closed
+        self._rendezvous, self._has_joined = rendezvous, True
+        holders = 1 if rendezvous is None else rendezvous.world_size
+        check_enough(self._view.num_partitions, self._view.partition_idx, holders, who=_holder())
+        if rendezvous is not None and self.has_peers:
+            self.access = self._agree_on_access(rendezvous, security, towards)
+
+    def _agree_on_access(self, rendezvous: Rendezvous, security: Security, towards: str) -> Access:
+        own_host, graph = address_towards(towards), self._view.identity
+        own = "" if graph is None else f"{graph.run} {graph.digest}"
+        nonce = secrets.token_bytes(32) if rendezvous.rank == 0 else b""
+        told = rendezvous.agree("host", (own_host, own, nonce), tuple[str, str, bytes])
+        _check_same_graph(rendezvous.rank, own, [graph for _, graph, _ in told])
+        nonce = told[0][2]
+        is_one_host = len({host for host, _, _ in told}) == 1
+        self.is_one_machine = is_one_host and may_be_one_machine()
+        if is_one_host:  # nobody else has to reach the workers
+            host, used = ("::1" if ":" in own_host else "127.0.0.1"), Security.local()
+        else:
+            host, used = own_host, security
+            # here, on every rank alike, and not when a worker starts to listen
+            used.check_listener(host, loopback=False)
+        if used.mode is Mode.TOKEN:
+            # the cluster's token keeps strangers out, the nonce other jobs
+            secret = hashlib.sha256(used.token.encode() + nonce).hexdigest()
+            used = dataclasses.replace(used, token=secret)
+        # who is let in but belongs to another job asks for methods of another name; the name goes
+        # over the network in the clear, so it does not tell the nonce
+        return Access(host, used.for_workers(), hashlib.sha256(b"job" + nonce).hexdigest()[:8])
 
     @property
     def has_peers(self) -> bool:
-        """Whether there are other partitions."""
+        """Whether workers of other partitions ask this rank's."""
         return self._rendezvous is not None and self._view.num_partitions > 1
 
     @property
@@ -186,90 +232,83 @@ class Agreement:
         """This process among those that meet."""
         return 0 if self._rendezvous is None else self._rendezvous.rank
 
-    def access(self) -> Access | None:
-        """Return how workers reach each other; None: nobody asks.
+    @property
+    def rows_apart(self) -> bool:
+        """Whether batches are handed over without rows, whose owners are asked by who takes them.
 
-        Raises:
-            ConfigError: Workers would be open to other machines; nothing was started.
-            PeerError: A rank failed, or did not come in time.
+        They are where rows are kept there, or would leave two machines on their way. On one machine
+        bytes cost less than what they are saved by: putting rows in order once more, where they
+        are taken. Known once this rank is connected.
         """
-        rendezvous = self._rendezvous
-        if rendezvous is None or not self.has_peers:
-            return None
-        # all that this rank has to say comes before the first wait: no two wait for each other
-        if rendezvous.rank == 0:
-            rendezvous.publish("nonce", secrets.token_bytes(32))
-        self._host = address_towards(self._towards)
-        graph = self._view.identity
-        own = "" if graph is None else f"{graph.run} {graph.digest}"
-        rendezvous.publish("host", f"{self._host} {own}".encode())
-        told = [one.decode().partition(" ") for one in rendezvous.gather_all("host")]
-        _check_same_graph(rendezvous.rank, own, [graph for _, _, graph in told])
-        nonce = rendezvous.wait_for("nonce")
-        is_one_host = len({host for host, _, _ in told}) == 1
-        self.is_one_machine = is_one_host and may_be_one_machine()
-        if is_one_host:  # nobody else has to reach the workers
-            host, security = ("::1" if ":" in self._host else "127.0.0.1"), Security.local()
-        else:
-            host, security = self._host, self._security
-            # here, on every rank alike, and not when a worker starts to listen
-            security.check_listener(host, loopback=False)
-        if security.mode is Mode.TOKEN:
-            # the cluster's token keeps strangers out, the nonce other jobs
-            secret = hashlib.sha256(self._security.token.encode() + nonce).hexdigest()
-            security = dataclasses.replace(security, token=secret)
-        # who is let in but belongs to another job asks for methods of another name; the name goes
-        # over the network in the clear, so it does not tell the nonce
-        return Access(host, security.for_workers(), hashlib.sha256(b"job" + nonce).hexdigest()[:8])
+        options, one_machine = self._epoch_options, self.is_one_machine
+        would_cross = self.remote_bytes > 0 and not one_machine
+        return options.cache is not None or (options.asks_for_rows and would_cross)
 
-    def exchange(
-        self, workers: list[tuple[str, int] | None], cache: str = "", rows: str = ""
-    ) -> PeerPlan:
-        """Tell where this rank's workers answer, and return what they have to know of the others.
+    # -- their workers meet ---------------------------------------------------------------------
+
+    def connect(self, addresses: list[tuple[str, int] | None]) -> None:
+        """Exchange with the other ranks where workers answer, and get the cache of the machine.
 
         Args:
-            workers: Their addresses.
-            cache: How much is kept of other machines' rows; empty: nothing.
-            rows: What tells this rank's rows from those of another dataset.
+            addresses: Of this rank's workers.
 
         Raises:
-            PeerError: A rank failed, or did not come up in time.
+            UsageError: This rank did not `join`.
+            PeerError: Another rank failed, or did not come up in time.
             ConfigError: A partition has no rank.
         """
-        rendezvous = self._rendezvous
-        if rendezvous is None or not self.has_peers:
-            return PeerPlan()
-        own = self._view.partition_idx
+        if not self._has_joined:
+            raise UsageError("a producer has to `join` before it starts")
+        if self._rendezvous is not None and self.has_peers:
+            self._exchange(self._rendezvous, addresses)
+            self._join_cache()
+
+    def _exchange(self, rendezvous: Rendezvous, addresses: list[tuple[str, int] | None]) -> None:
+        options, own = self._options, self._view.partition_idx
         # open before it is published, and until `close`: others map it when their workers start,
         # and those that replace one map it later
         if reads_same_memory():
             self._offered = Offered(self._view)
         offer = None if self._offered is None else self._offered.offer
-        ports = tuple(address[1] for address in workers if address is not None)
-        listening_on = next(address[0] for address in workers if address is not None)
-        mine = _Member(own, listening_on, ports, offer, cache, rows)
-        rendezvous.publish("workers", msgspec.msgpack.encode(mine))
-        found = [
-            msgspec.msgpack.decode(data, type=_Member) for data in rendezvous.gather_all("workers")
-        ]
-        offers: dict[int, list[Offer]] = {}
+        ports = tuple(address[1] for address in addresses if address is not None)
+        listening_on = next(address[0] for address in addresses if address is not None)
+        # ranks that keep another amount have a cache of their own
+        kept = ("", "") if options is None else (str(options.size), name_of_rows(self._view))
+        mine = _Member(own, listening_on, ports, offer, *kept)
+        found: list[_Member] = rendezvous.agree("workers", mine, _Member)
         # an address says which machine a rank may be on; who maps an offer finds out whether it is
         for member in found if offer is not None else ():
             if member.offer is not None and member.partition != own and member.host == mine.host:
-                offers.setdefault(member.partition, []).append(member.offer)
+                self._offers.setdefault(member.partition, []).append(member.offer)
         self._anyone_keeps = any(member.cache for member in found)
         self._first_with_cache = _first_like(mine, found)
         # of all ranks: a row that is kept may be of any of them, so that it is good for a later
         # loader only where all of them have the same rows as before
-        names = "\n".join([cache, *(member.rows for member in found)])
+        names = "\n".join([mine.cache, *(member.rows for member in found)])
         self.name_of_cache = hashlib.sha256(names.encode()).hexdigest()
-        published = [_Published(one.partition, one.host, one.ports) for one in found]
-        plan = PeerPlan(offers, own, self._view.num_partitions, msgspec.msgpack.encode(published))
-        plan.assignments()  # raises where a partition has no rank
-        return plan
+        self._everyone = msgspec.msgpack.encode([(m.partition, m.host, m.ports) for m in found])
+        self.assignments()  # raises where a partition has no rank
+
+    def _join_cache(self) -> None:
+        """Get the machine's memory for rows of others, where it is wanted and there are some."""
+        self.remote_bytes = remote_bytes(self._view, self._plan, self._offers)
+        options = self._options
+        tables = {}
+        if options is not None:
+            tables = tables_for(self._view, self._plan, self._offers, options.size)
+        if options is None or not tables:
+            self.share_cache(bytes)  # offers nothing: the other ranks wait for its word
+            return
+        self.cache = shared_memory(tables, self.name_of_cache, self.share_cache)
+        # the cache is the machine's, what is drawn ahead this loader's alone: its memory goes to
+        # each worker, also to those that take another's place
+        drawn = tensors.share_tensor(torch.zeros(DrawnAhead.NUM_WORDS, dtype=torch.int64))
+        rows = self.cache.rows
+        self.look_ahead = LookAhead(rows, DrawnAhead(drawn.numpy()), options)
+        self._ahead = AheadMemory(self.cache.shared, drawn, rows.join())
 
     def share_cache(self, make: Callable[[], bytes]) -> bytes | None:
-        """Return what the first rank that keeps as much on this machine offers; after `exchange`.
+        """Return what the first rank that keeps as much on this machine offers.
 
         Args:
             make: Returns what this rank offers; called where it is the first.
@@ -288,6 +327,34 @@ class Agreement:
         rendezvous.publish("cache", make() if is_first else b"")
         return None if is_first or first is None else rendezvous.wait_for("cache", first)
 
+    def assignments(self) -> dict[str, Assignment]:
+        """Return by worker's name whom this rank's workers ask; decoded anew at each call.
+
+        Raises:
+            ConfigError: A partition has no rank.
+        """
+        if not self._everyone:
+            return {}
+        known = msgspec.msgpack.decode(self._everyone, type=list[_Published])
+        by_partition = _by_partition(known, self._view.num_partitions)
+        return assignments(by_partition, self._view.partition_idx)
+
+    def introduction(
+        self, worker: int, assignments: Mapping[str, Assignment]
+    ) -> tuple[tuple[Any, ...], AheadMemory[Tensor] | None]:
+        """Return what tells ``worker`` of the others: a message, and the memory that goes with it.
+
+        Args:
+            worker: Its number; it can sample once it was told.
+            assignments: From `assignments`.
+        """
+        name = worker_name(self.rank, worker)
+        # none where this process is alone: the message lets the worker begin all the same
+        how = (assignments.get(name), self._offers, self._ahead is not None, self.rows_apart)
+        return (pipe.PEERS, name, *how), self._ahead
+
+    # -- turns, failures and the end ------------------------------------------------------------
+
     def announce(self, what: str) -> None:
         """Tell the other ranks that this one got so far."""
         if self._rendezvous is not None:
@@ -303,18 +370,36 @@ class Agreement:
             self._rendezvous.wait_for(what, self._rendezvous.rank - 1)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the other ranks why this one gives up."""
+        """Tell the other ranks why this one gives up, where it has met them."""
         if self._rendezvous is not None:
             # cut: every rank prints it, and the store keeps it
             self._rendezvous.fail(f"{type(error).__name__}: {error}"[:2000])
+
+    def refuse(self, worker: int, listener: int, error: BaseException) -> None:
+        """Answer in place of a worker that is lost for good: who asks it hears why.
+
+        Args:
+            worker: Its number.
+            listener: Descriptor of the socket that it listened on; closed by `close`.
+            error: What ended the sampling here.
+        """
+        assert self.access is not None, "a worker that listened is asked"
+        name = worker_name(self.rank, worker)
+        self._refusing.append(Refusing(self.access, name, listener, error))
 
     def settle(self) -> None:
         """Leave the rendezvous: all is agreed on. Idempotent."""
         if self._rendezvous is not None:
             self._rendezvous.close()
 
+    def release_cache(self) -> None:
+        """Let go of the rows that are kept: the memory is gone with its last user."""
+        self.cache = self._ahead = self.look_ahead = None
+
     def close(self) -> None:
-        """Leave, and offer the partition no more. Idempotent."""
+        """Leave the other ranks, and offer the partition no more. Idempotent."""
+        while self._refusing:
+            self._refusing.pop().close()
         self.settle()
         if self._offered is not None:
             self._offered.close()
@@ -348,17 +433,17 @@ def _first_like(mine: _Member, members: list[_Member]) -> int | None:
 
 
 def _by_partition(
-    members: Sequence["_Member | _Published"], num_partitions: int
+    members: Iterable[_Published], num_partitions: int
 ) -> dict[int, tuple[WorkerAddress, ...]]:
     """Return all workers by partition, in the order of ranks."""
     # the order of ranks is the same for all who build this: `assignments` goes by positions in it
     found: dict[int, tuple[WorkerAddress, ...]] = {}
-    for rank, member in enumerate(members):
+    for rank, (partition, host, ports) in enumerate(members):
         workers = tuple(
-            WorkerAddress(member.host, port, worker_name(rank, number))
-            for number, port in enumerate(member.ports)
+            WorkerAddress(host, port, worker_name(rank, number))
+            for number, port in enumerate(ports)
         )
-        found[member.partition] = found.get(member.partition, ()) + workers
+        found[partition] = found.get(partition, ()) + workers
     check_held(num_partitions, found, who=_holder())
     return found
 

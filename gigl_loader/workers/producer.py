@@ -5,7 +5,7 @@
     loader --start_epoch--> Tasks --ticket--> worker
     loader <--next-- stream <--file-- pump <--batch, error, death-- worker
 
-What is sampled is in `sampled_input`, what is agreed on with other ranks in `among_ranks`, which
+What is sampled is in `sampled_input`, what is agreed on with other ranks in `agreement`, which
 worker gets which batch and what becomes of its answers in `tasks`, and what becomes of workers that
 are lost in `recovery`.
 """
@@ -42,8 +42,7 @@ from gigl_loader.options import (
     usable_cpus,
 )
 from gigl_loader.transport import Security
-from gigl_loader.workers.agreement import StartTurns
-from gigl_loader.workers.among_ranks import AmongRanks
+from gigl_loader.workers.agreement import Agreement, StartTurns
 from gigl_loader.workers.pool import WorkerPool
 from gigl_loader.workers.recovery import LOOK_EVERY_S, Recovery, RestartThread
 from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
@@ -115,7 +114,7 @@ class DistSamplingProducer:
         )
         self._view = view
         self._plan = make_plan(view, sampler_input, sampling_config, self.epoch_options)
-        self._ranks = AmongRanks(view, self._plan, cache, self.epoch_options)
+        self._ranks = Agreement(view, self._plan, cache, self.epoch_options)
         sampler = default_sampler
         if isinstance(sampler_options, CustomSamplerOptions):
             sampler = (sampler_options.class_path, sampler_options.keywords)
@@ -153,11 +152,11 @@ class DistSamplingProducer:
         # Between meeting and starting: a rank whose turn comes late has been seen by all, so its
         # absence means that it failed, and not that it waits.
         with self._ending_on_failure():
-            turns.wait(self._ranks.agreement.wait_for_rank_before)
+            turns.wait(self._ranks.wait_for_rank_before)
         # Each rank announces its start before it waits for the others in `connect`: the next rank's
         # turn depends on it.
         self.start()
-        self._ranks.agreement.announce("started")
+        self._ranks.announce("started")
         self.connect()
 
     def init(self, rendezvous: Rendezvous | None = None, security: Security | None = None) -> None:
@@ -207,14 +206,14 @@ class DistSamplingProducer:
             assignments = self._ranks.assignments()
             for worker in range(self.num_workers):
                 self._recovery.send(worker, *self._ranks.introduction(worker, assignments))
-        self._ranks.agreement.settle()
+        self._ranks.settle()
         # without peers, whoever notices that a worker is gone is the one who waits for its batch
         if self._ranks.has_peers and self.epoch_options.max_restarts:
             self._restart_thread = RestartThread(self._replace_lost)
 
     @property
     def rows_apart(self) -> bool:
-        """Whether batches come without rows; see `AmongRanks.rows_apart`."""
+        """Whether batches come without rows; see `Agreement.rows_apart`."""
         return self._ranks.rows_apart
 
     @property

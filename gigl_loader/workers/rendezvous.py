@@ -2,8 +2,9 @@
 
 Each publishes values under keys and gathers those of the others; a failure of one ends the waits of
 all, with its words. Ranks of a training job meet in the store of the process group that they have
-(`StoreRendezvous`); storage servers meet at storage server 0, by a call of the same interface. One
-process alone has nothing to agree on and no rendezvous.
+(`StoreRendezvous`); storage servers at the first of them, over connections that may be encrypted
+(`gigl_loader.remote.server_rendezvous`). One process alone has nothing to agree on and no
+rendezvous.
 
 Values are bytes in a format of the caller's own. Nothing is unpickled.
 """
@@ -13,9 +14,10 @@ import logging
 import queue
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import torch.distributed as dist
@@ -44,17 +46,22 @@ _GRACE_S = 1.0
 _FAILED, _LEFT = "failed", "left"
 
 
-class Rendezvous(Protocol):
+class Rendezvous(ABC):
     """Values of all ranks by key, with deadlines, and failures that reach every rank.
 
     A key is published once by each rank that has a value for it.
+
+    Args:
+        rank: This process, in ``[0, world_size)``: a rank of the training job, or the position of a
+            storage server among those that meet.
+        world_size: How many meet.
+        timeout_s: Longest wait of each `gather`, `wait_for` and `agree`.
     """
 
-    rank: int
-    """This process, in ``[0, world_size)``: a rank of the training job, or a storage server."""
-    world_size: int
-    """How many meet."""
+    def __init__(self, rank: int, world_size: int, timeout_s: float) -> None:
+        self.rank, self.world_size, self._timeout_s = rank, world_size, timeout_s
 
+    @abstractmethod
     def publish(self, key: str, value: bytes) -> None:
         """Make ``value`` this rank's value of ``key``.
 
@@ -62,25 +69,21 @@ class Rendezvous(Protocol):
             PeerError: Whoever keeps the values is gone.
             UsageError: The rendezvous is closed.
         """
-        ...
 
-    def gather(self, key: str, ranks: Iterable[int]) -> list[bytes]:
+    @abstractmethod
+    def gather(self, key: str, ranks: Iterable[int], more_s: float = 0.0) -> list[bytes]:
         """Return what each of ``ranks`` published under ``key``, in their order.
+
+        Args:
+            key: The key.
+            ranks: Whose values.
+            more_s: How much longer than ``timeout_s`` to wait.
 
         Raises:
             PeerTimeoutError: Some did not publish in time; it names them.
             PeerError: A rank called `fail`, with its words; or whoever keeps the values is gone.
             UsageError: The rendezvous is closed.
         """
-        ...
-
-    def gather_all(self, key: str) -> list[bytes]:
-        """Return what every rank published under ``key``, by rank; all ranks have to call it.
-
-        Raises:
-            PeerTimeoutError, PeerError, UsageError: As for `gather`.
-        """
-        return self.gather(key, range(self.world_size))
 
     def wait_for(self, key: str, rank: int = 0) -> bytes:
         """Return what ``rank`` published under ``key``.
@@ -90,16 +93,42 @@ class Rendezvous(Protocol):
         """
         return self.gather(key, [rank])[0]
 
+    def agree(self, key: str, value: T, kind: Any) -> list[T]:
+        """Return the ``value`` that each rank gave for ``key``, by rank; all ranks have to call it.
+
+        Rank 0 gathers, and the others take what it found as one value: so each of them asks a few
+        times, however many there are. With a question for each value of each rank, thousands of
+        ranks would keep whoever holds the values busy for minutes.
+
+        Args:
+            key: The key.
+            value: This rank's, which msgspec can encode.
+            kind: Its type, such as ``tuple[str, bytes]``; the same on all ranks.
+
+        Raises:
+            PeerTimeoutError, PeerError, UsageError: As for `gather`.
+        """
+        self.publish(key, msgspec.msgpack.encode(value))
+        together = f"{key} of all"
+        if self.rank == 0:
+            found = self.gather(key, range(self.world_size))
+            self.publish(together, msgspec.msgpack.encode(found))
+        else:
+            # longer: the failure of rank 0 says who is missing
+            (data,) = self.gather(together, [0], _GRACE_S)
+            found = msgspec.msgpack.decode(data, type=list[bytes])
+        return [msgspec.msgpack.decode(one, type=kind) for one in found]
+
+    @abstractmethod
     def fail(self, words: str) -> None:
         """Tell all ranks that this one cannot go on: their waits raise, with ``words``.
 
         Returns without an error where whoever keeps the values is gone already.
         """
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Leave. Idempotent; never raises."""
-        ...
 
 
 def meet_ranks(timeout_s: float, outage_s: float = 0.0) -> "StoreRendezvous | None":
@@ -139,10 +168,10 @@ class StoreRendezvous(Rendezvous):
     def __init__(
         self, store: Store, rank: int, world_size: int, timeout_s: float, outage_s: float = 0.0
     ) -> None:
-        self.rank, self.world_size = rank, world_size
+        super().__init__(rank, world_size, timeout_s)
         # its connection goes on once packets pass again: nothing has to be asked anew
         self._answers_s = max(_STORE_ANSWERS_S, outage_s)
-        self._store, self._timeout_s = store, timeout_s
+        self._store = store
         self._keys: set[str] = set()
         self._closed = False
         self._calls = _Calls(f"rank {rank} meets others")
@@ -152,26 +181,9 @@ class StoreRendezvous(Rendezvous):
         self._keys.add(key)  # for who leaves last, and removes them: all ranks know the same keys
         self._ask(lambda: _set(self._store, _of(key, self.rank), value), f"publish {key!r}")
 
-    def gather(self, key: str, ranks: Iterable[int]) -> list[bytes]:
+    def gather(self, key: str, ranks: Iterable[int], more_s: float = 0.0) -> list[bytes]:
         """Return what each of ``ranks`` published under ``key``; see `Rendezvous.gather`."""
-        return self._gather(key, list(ranks), self._timeout_s)
-
-    def gather_all(self, key: str) -> list[bytes]:
-        """Return what every rank published under ``key``; see `Rendezvous.gather_all`.
-
-        Rank 0 gathers, and the others take what it found as one value: so each of them asks the
-        store a few times, however many there are. With a question for each value of each rank,
-        thousands of ranks would keep the store busy for minutes.
-        """
-        together = f"{key} of all"
-        if self.rank == 0:
-            found = self.gather(key, range(self.world_size))
-            self.publish(together, msgspec.msgpack.encode(found))
-            return found
-        (data,) = self._gather(together, [0], self._timeout_s + _GRACE_S)
-        return msgspec.msgpack.decode(data, type=list[bytes])
-
-    def _gather(self, key: str, wanted: list[int], limit_s: float) -> list[bytes]:
+        wanted, limit_s = list(ranks), self._timeout_s + more_s
         self._keys.add(key)
         start = time.monotonic()
         report, nap, doing = start + _REPORT_EVERY_S, _SHORTEST_NAP_S, f"gather {key!r}"

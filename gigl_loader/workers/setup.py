@@ -1,4 +1,4 @@
-"""What a worker process receives at its start, and what of the user's it can be sent."""
+"""The set-up that a worker process receives at its start, with the user's own code."""
 
 import ast
 import importlib.util

@@ -21,7 +21,7 @@ from gigl_loader.message import AT_ONCE_STREAM, Attempt, BatchTicket, Received, 
 from gigl_loader.ranks import suspect_ranks
 from gigl_loader.rowcache.look_ahead import STREAM, LookAhead
 from gigl_loader.workers import pipe
-from gigl_loader.workers.among_ranks import AmongRanks
+from gigl_loader.workers.agreement import Agreement
 from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.recovery import Recovery
 from gigl_loader.workers.sampled_input import SeedOrders
@@ -37,7 +37,7 @@ _OF_TASKS = {pipe.BATCH, pipe.ERROR, pipe.STALE, pipe.DRAWN}
 
 
 class MessageMemory(Protocol):
-    """Where messages come to lie in this process; see `gigl_loader.memory.channel.ShmChannel`."""
+    """Memory for messages in this process; see `gigl_loader.memory.channel.ShmChannel`."""
 
     capacity: int
     size: int
@@ -83,7 +83,7 @@ class Tasks:
 
     def __init__(
         self, recovery: Recovery, channel: MessageMemory, orders: SeedOrders, concurrency: int,
-        ranks: AmongRanks, lock: threading.RLock,
+        ranks: Agreement, lock: threading.RLock,
     ) -> None:  # fmt: skip
         self._recovery, self._channel = recovery, channel
         self._ranks, self._lock = ranks, lock

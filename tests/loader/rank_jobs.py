@@ -47,10 +47,9 @@ from gigl_loader.testing import (
 from gigl_loader.testing._processes import meet_in_store
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, producer
-from gigl_loader.workers.agreement import Agreement, PeerPlan
 from gigl_loader.workers.pool import process_state
 from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
-from gigl_loader.workers.rendezvous import meet_ranks
+from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
 
 GRAPH = TinyGraph.random(60, 500)
 TYPED = TinyGraph.random(40, 300, heterogeneous=True)
@@ -291,27 +290,31 @@ def _one_seed(even_ranks: str) -> DistNeighborLoader:
     )  # fmt: skip
 
 
+def _spoilt(member: Any) -> Any:
+    """Return what a rank says of itself, with an offer of memory that nobody can open."""
+    if member.offer is None:
+        return member
+    mark = member.offer.mark
+    mark = dataclasses.replace(mark, region=dataclasses.replace(mark.region, fd=0))
+    return dataclasses.replace(member, offer=dataclasses.replace(member.offer, mark=mark))
+
+
 def partitions_here_and_there(rank: int, size: int) -> None:
     """Rank 1 cannot read (as in another container), rank 2 neither shows nor reads.
 
     So rank 0 reads one partition in memory and asks for one, in the same batch.
     """
     rank_0_decides(rank, size)
-    exchange = Agreement.exchange
+    agree = Rendezvous.agree
 
-    def exchange_and_spoil(self: Agreement, *told: Any, **how: Any) -> PeerPlan:
-        plan = exchange(self, *told, **how)
-        for offers in plan.offers.values():
-            for number, offer in enumerate(offers):
-                region = dataclasses.replace(offer.mark.region, fd=0)
-                mark = dataclasses.replace(offer.mark, region=region)
-                offers[number] = dataclasses.replace(offer, mark=mark)
-        return plan
+    def agree_and_spoil(self: Rendezvous, key: str, *told: Any) -> list[Any]:
+        found = agree(self, key, *told)
+        return [_spoilt(one) for one in found] if key == "workers" else found
 
     os.environ[SAME_MEMORY_VARIABLE] = "0" if rank == 2 else "1"
     one_cache_for_a_machine(rank, size)
     if rank == 1:
-        _set(Agreement, "exchange", exchange_and_spoil)
+        _set(Rendezvous, "agree", agree_and_spoil)
     graph, edge_dir, given, how = CASES["typed"]
     found = []
     for dataset in (

@@ -65,12 +65,12 @@ def create(
     cluster: Cluster, request_id: str = "", feature_store: Any = None, **changes: Any
 ) -> list[int]:
     """Create a producer of all 60 seeds, in batches of 2, on each server; return the ids."""
-    servers = range(len(cluster.connections))
+    servers = range(cluster.num_servers)
     options = RemoteDistSamplingWorkerOptions(
         server_rank=list(servers), num_workers=1, worker_concurrency=4, master_addr=HOST,
         master_port=1, worker_key=None,
     )  # fmt: skip
-    schema = cluster.connections[0].call("get_schema").result(60)
+    schema = cluster.connection(0).call("get_schema").result(60)
     arguments = {
         "sampler_input": NodeSamplerInput(torch.arange(60), "default_homogeneous_node_type"),
         "sampling_config": BaseDistLoader.create_sampling_config([3, 2], schema, 2, seed=1),
@@ -79,7 +79,7 @@ def create(
         **changes,
     }
     answers = [
-        cluster.connections[server].call(
+        cluster.connection(server).call(
             "create_sampling_producer",
             request=ProducerRequest(
                 epoch_options=EpochOptions(seed=1, feature_store=feature_store), shard=server,

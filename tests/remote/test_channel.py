@@ -118,7 +118,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     def make_one(num_servers: int = 2, **how: Any) -> Any:
         servers = [_Server(rank) for rank in range(num_servers)]
         cluster: Any = SimpleNamespace(
-            renewals={}, connections=SimpleNamespace(made=dict(enumerate(servers))),
+            renewals={}, connections=dict(enumerate(servers)),
             connection=servers.__getitem__,
         )  # fmt: skip
         ranks = range(num_servers)

@@ -12,10 +12,9 @@ from in_process import SECURITY, joined, storage
 from store_cluster import HOST, tiny_graph
 
 from gigl_loader import DistDataset
-from gigl_loader.errors import ServerDiedError
+from gigl_loader.errors import ConfigError, ServerDiedError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.remote.cluster import Cluster
-from gigl_loader.remote.connection import Connections
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.messages import NodeIdsRequest
@@ -31,8 +30,7 @@ def _whole(rank: int, servers: int) -> DistDataset:
 def _ids(cluster: Cluster, reconnect_s: float = 60.0) -> dict[int, list[int]]:
     """Return the ids of each server, whoever answers for it."""
     requests = {
-        connection.rank: {"request": NodeIdsRequest(server=connection.rank)}
-        for connection in cluster.connections
+        rank: {"request": NodeIdsRequest(server=rank)} for rank in range(cluster.num_servers)
     }
     found = cluster.ask_each("get_node_ids", requests, 60.0, reconnect_s)
     return {server: ids.tolist() for server, ids in found.items()}
@@ -45,7 +43,7 @@ def test_a_stand_in_has_the_same_partition_and_a_server_that_is_up_its_own_work(
     servers = range(partitions * copies)
     lost = data.draw(st.sets(st.sampled_from(servers)))
     cluster: Any = Cluster.__new__(Cluster)
-    cluster.num_partitions, cluster.connections = partitions, servers
+    cluster.num_partitions, cluster.num_servers = partitions, len(servers)
     stand_ins = {server: cluster._stand_in(server, sorted(lost)) for server in servers}
     for server, other in stand_ins.items():
         twins = {one for one in servers if one % partitions == server % partitions}
@@ -60,23 +58,15 @@ def test_a_stand_in_has_the_same_partition_and_a_server_that_is_up_its_own_work(
             assert max(work.values(), default=0) <= -(-len(twins) // len(twins - lost))
 
 
-def test_a_link_is_made_once_when_it_is_first_looked_at() -> None:
-    made: list[int] = []
-
-    def make(rank: int) -> Any:
-        made.append(rank)
-        return f"link {rank}"
-
-    first: Any = "link 0"
-    connections: Any = Connections(first, make, 4)
-    assert len(connections) == 4
-    with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(connections.__getitem__, [2] * 32)) == {"link 2"}
-    assert (connections[0], made, connections.made) == ("link 0", [2], {0: "link 0", 2: "link 2"})
-    for rank in (-1, 4):
-        with pytest.raises(IndexError):
-            connections[rank]
-    assert list(connections) == [f"link {rank}" for rank in range(4)]
+def test_a_connection_is_made_once_when_it_is_first_looked_at() -> None:
+    with storage(2) as (zero, _), joined(zero.address, 2) as cluster:
+        assert list(cluster.connections) == [0]
+        with ThreadPoolExecutor(8) as pool:
+            assert len(set(pool.map(cluster.connection, [1] * 32))) == 1
+        assert list(cluster.connections) == [0, 1]
+        for rank in (-1, 2):
+            with pytest.raises(ConfigError, match=f"got {rank}"):
+                cluster.connection(rank)
 
 
 def test_a_job_begins_and_goes_on_without_a_server_that_has_a_twin() -> None:
@@ -117,10 +107,8 @@ def test_a_server_that_comes_back_answers_for_itself() -> None:
             again.start()
             found = cluster.await_servers(time.monotonic() + 60.0, [1])
             assert found == [0, 1], "at another port: server 0 says where"
-            assert cluster.connections[1].address == again.address
-            assert (
-                cluster.connections[1].call("get_node_ids", request=None).result(60).numel() == 30
-            )
+            assert cluster.connection(1).address == again.address
+            assert cluster.connection(1).call("get_node_ids", request=None).result(60).numel() == 30
         finally:
             again.close()
 
@@ -133,13 +121,13 @@ def test_a_client_hears_of_servers_that_it_never_met_and_meets_all_without_serve
         one.close()
         wait_until(lambda: cluster.lost == [1], "server 0 says so")
         assert cluster.await_servers(time.monotonic()) == [0, 2, 3]
-        assert list(cluster.connections.made) == [0], "nothing was asked of the others"
+        assert list(cluster.connections) == [0], "nothing was asked of the others"
         two.close()
         wait_until(lambda: cluster.lost == [1, 2], "server 0 says so, too")
         zero.close()
         wait_until(lambda: 0 in cluster.lost, "the client sees that itself")
         assert cluster.await_servers(time.monotonic()) == [3]
-        assert cluster.connections.made[3].is_up
+        assert cluster.connections[3].is_up
         three.close()
         wait_until(lambda: 3 in cluster.lost, "which nobody else could tell")
 
@@ -158,10 +146,8 @@ def test_a_server_that_comes_back_unmet_is_known_by_its_incarnation() -> None:
         try:
             again.start()
             assert cluster.await_servers(time.monotonic() + 60.0, [1]) == [0, 1]
-            assert (list(cluster.connections.made), cluster.renewals) == ([0], {1: 1})
+            assert (list(cluster.connections), cluster.renewals) == ([0], {1: 1})
             assert tuple(cluster.incarnations) == (zero.incarnation, again.incarnation)
-            assert (
-                cluster.connections[1].call("get_node_ids", request=None).result(60).numel() == 30
-            )
+            assert cluster.connection(1).call("get_node_ids", request=None).result(60).numel() == 30
         finally:
             again.close()

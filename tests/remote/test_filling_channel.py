@@ -216,7 +216,7 @@ def _traces(draw: st.DrawFn) -> tuple[int, list[np.ndarray]]:
 
 
 def _channel(servers: _Servers, options: CacheOptions | None, memory: MachineRows | None = None):
-    cluster: Any = SimpleNamespace(connections=[])
+    cluster: Any = SimpleNamespace(num_servers=0)
     channel: Any = FillingChannel(cluster, options, 3, 20.0, False, memory)
     channel._questions.close()
     channel._questions = servers

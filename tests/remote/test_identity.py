@@ -41,7 +41,7 @@ from gigl_loader.options import EpochOptions
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.endpoint import Endpoint
-from gigl_loader.remote.membership import Gather, Gathered, Join, News, Role, Watch, check_same
+from gigl_loader.remote.membership import Join, News, Role, Watch, check_same
 from gigl_loader.remote.messages import (
     EpochRequest,
     FetchAnswer,
@@ -49,6 +49,7 @@ from gigl_loader.remote.messages import (
     Nothing,
     ProducerRequest,
 )
+from gigl_loader.remote.server_rendezvous import Gather, Gathered
 from gigl_loader.remote.service import CALLS
 from gigl_loader.testing import TinyGraph, batch_tensors, wait_until
 from gigl_loader.testing._cluster import MakePartition

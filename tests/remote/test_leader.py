@@ -1,5 +1,6 @@
 """When a storage server follows server 0, waits for it, and ends with it."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +15,11 @@ from gigl_loader.errors import (
     PeerTimeoutError,
     ServerDiedError,
 )
-from gigl_loader.remote import leader
-from gigl_loader.remote.leader import Follower
-from gigl_loader.remote.membership import Join, Role
+from gigl_loader.remote import leader as module
+from gigl_loader.remote.leader import Leader
+from gigl_loader.remote.membership import Join, News, Role
 from gigl_loader.testing import wait_until
-from gigl_loader.transport import End
+from gigl_loader.transport import End, Security
 
 
 def _end(endpoints, end, words):
@@ -40,16 +41,41 @@ def test_the_end_of_server_0_is_told_by_its_kind_and_not_by_its_words():
         assert "storage server 0 is gone" in str(other.error)
 
 
-class _Leader:
+class _Leader(Leader):
     """Server 0, which ``renew`` finds as the test says: None is back."""
 
-    def __init__(self, *found: Exception | None) -> None:
-        self.caller, self.found = object(), list(found)
+    def __init__(self, done: list[str], *found: Exception | None) -> None:
+        self.done = done
+        super().__init__("127.0.0.1", 1, Security.local(), "server 1", 10.0)
+        self.found = list(found)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if (name, value) == ("why_away", "server 0 is gone"):
+            self.done.append("away")
+        super().__setattr__(name, value)
 
     def renew(self, deadline: float) -> None:
         found = self.found.pop(0)
         if found is not None:
             raise found
+
+
+class _Server:
+    """A server that follows it, and what it does."""
+
+    def __init__(self, can_do_without_0: bool) -> None:
+        self.over, self.is_over = threading.Event(), False
+        self.can_do_without_0, self.done = can_do_without_0, list[str]()
+
+    def join(self) -> Join:
+        self.done.append("joins")
+        return Join(role=Role.SERVER, rank=1, num_servers=2)
+
+    def hear(self, news: News) -> None:
+        assert news.number == 1
+
+    def lose(self, why: str) -> None:
+        self.done.append(why)
 
 
 def _lost(end: End) -> PeerLostError:
@@ -60,25 +86,19 @@ def _follow(
     monkeypatch: pytest.MonkeyPatch, heard: list[GiglLoaderError], found: list[Any],
     rejoin_s: float = 60.0, can_go_on: bool = False,
 ) -> list[str]:  # fmt: skip
-    """Return what a follower does that hears of these ends, one after another."""
-    done: list[str] = []
+    """Return what a server does that hears of these ends, one after another."""
+    server = _Server(can_go_on)
+    leader = _Leader(server.done, *found)
 
-    def hear(caller: object, join: Join, on_news: Callable[..., None]) -> GiglLoaderError:
-        done.append("joins")
+    def hear(caller: object, join: Join, on_news: Callable[[News], None]) -> GiglLoaderError:
+        on_news(News(number=1))
+        assert leader.why_away is None, "it is here"
         return heard.pop(0)
 
-    monkeypatch.setattr(leader, "hear", hear)
-    follower = Follower(
-        leader=_Leader(*found),  # type: ignore[arg-type]
-        join=lambda: Join(role=Role.SERVER, rank=1, num_servers=2), rejoin_s=rejoin_s,
-        on_news=lambda news: None, on_away=lambda why: done.append("away"),
-        on_over=lambda: done.append("over"),
-        on_lost=lambda why: done.append(why), is_over=lambda: False,
-        can_go_on=lambda: can_go_on,
-    )  # fmt: skip
-    follower._follow()
+    monkeypatch.setattr(module, "hear", hear)
+    leader.follow(server, rejoin_s)
     assert not heard, "it followed to the last end"
-    return done
+    return [*server.done, "over"] if server.over.is_set() else server.done
 
 
 LOST = "storage server 0 is gone: server 0 is gone"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerLostError
-from gigl_loader.remote.compact import Addresses, Incarnations
+from gigl_loader.remote.compact import Addresses
 from gigl_loader.remote.membership import Join, News, Role, Watch, check_figures, hear
 
 
@@ -47,7 +47,7 @@ def test_ranks_are_what_a_cluster_can_have(role: Role, figures: dict[str, Any]) 
 def test_news_of_servers_that_stayed_are_kept_once() -> None:
     def news(port: int, incarnation: int) -> News:
         where = Addresses.of([("a", port), ("b", 2)])
-        return News(number=port, addresses=where, incarnations=Incarnations.of([incarnation, 7]))
+        return News(number=port, addresses=where, incarnations=(incarnation, 7))
 
     former, same = news(1, 5), replace(news(1, 5), number=2, status="waits")
     shared = same.sharing(former)

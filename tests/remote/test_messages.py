@@ -17,11 +17,11 @@ from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions, KHopNeighborSamplerOptions
-from gigl_loader.remote import messages, values
+from gigl_loader.remote import calls, messages
+from gigl_loader.remote.calls import SchemaMessage
 from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.messages import EpochRequest, ProducerRequest
 from gigl_loader.remote.service import CALLS
-from gigl_loader.remote.values import SchemaMessage
 from gigl_loader.transport.codec import decode, encode, read_header
 
 USER = ("user", "buys", "item")
@@ -102,7 +102,7 @@ def test_a_create_request() -> None:
     assert [getattr(came, name) for name in names] == [[0, 1], 2, 3, "10.0.0.1", 50]
     assert (came.master_port, came.buffer_size, came.worker_key) == (77, 2 * 10**6, "me")
     fanout = KHopNeighborSamplerOptions({USER: [3, -1]})
-    assert values.from_message(_sent(values.to_message(fanout))) == fanout
+    assert calls.from_message(_sent(calls.to_message(fanout))) == fanout
 
 
 def test_an_answer_to_another_question_is_refused() -> None:

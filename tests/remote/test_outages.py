@@ -114,7 +114,7 @@ def test_a_short_outage_costs_its_length_and_a_long_one_is_an_error():
             start(channel, 2)
         assert time.monotonic() - start_at < PATIENCE_S + 1.0 + AT_ONCE_S
         with pytest.raises(ServerDiedError):
-            raise_if_broken(connection.connections)
+            raise_if_broken(connection.connections.values())
         assert connection.connections[0].error is not None, "whoever asks next does not wait again"
         with pytest.raises(ServerDiedError):
             connection.connections[0].call("ping").result(60)

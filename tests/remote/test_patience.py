@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote import patience
-from gigl_loader.remote.patience import PATIENCE_S, WaitReport, check_patience
+from gigl_loader.remote import membership
+from gigl_loader.remote.membership import PATIENCE_S, WaitReport, check_patience
 
 
 @given(st.floats() | st.integers() | st.sampled_from([None, "1", [2.0]]))
@@ -36,7 +36,7 @@ class _Clock:
 
 def test_a_wait_is_told_after_a_while_and_then_now_and_then(monkeypatch, caplog) -> None:
     clock = _Clock()
-    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(membership, "time", clock)
     progress = WaitReport("rank 3", deadline=clock.now + 60.0)
     told: list[Any] = []
     for second in range(40):
@@ -55,7 +55,7 @@ def test_a_wait_is_told_after_a_while_and_then_now_and_then(monkeypatch, caplog)
 
 def test_who_looks_seldom_is_told_once_and_not_for_each_missed_turn(monkeypatch, caplog) -> None:
     clock = _Clock()
-    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(membership, "time", clock)
     progress = WaitReport("rank 0", deadline=clock.now + 600.0)
     clock.now += 100.0
     progress.say("all")

@@ -16,7 +16,7 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote import patience, producers
+from gigl_loader.remote import membership, producers
 from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.remote.producers import (
     RemoteProducers,
@@ -51,12 +51,8 @@ class _Cluster:
     """Three servers; what they are asked by `call_server` is answered as the test says."""
 
     def __init__(self, patch: pytest.MonkeyPatch | None = None) -> None:
-        found = {rank: _Link(rank) for rank in range(3)}
-
-        class Connections(list):
-            made = found
-
-        self.connections, self.closed = Connections(found.values()), False
+        self.connections = {rank: _Link(rank) for rank in range(3)}
+        self.num_servers, self.closed = 3, False
         self.renewals: dict[int, Any] = {}
         self.rank, self.job, self.incarnations = 0, 0, (5, 5, 5)
         self.asked: list[tuple[int, str, tuple, dict]] = []
@@ -66,7 +62,7 @@ class _Cluster:
             patch.setattr(producers, "_PING_S", 0.05)
 
     def connection(self, rank: int) -> _Link:
-        return self.connections.made[rank]
+        return self.connections[rank]
 
     def _call_server(
         self, server: int, func: Callable[..., Any], *args: Any, **kwargs: Any
@@ -93,7 +89,9 @@ def _create(one: RemoteProducers, servers: tuple[int, ...] = (0, 1, 2)) -> None:
 
 def _ended(cluster: _Cluster) -> dict[int, list[tuple[str, dict[str, Any]]]]:
     return {
-        connection.rank: connection.calls for connection in cluster.connections if connection.calls
+        connection.rank: connection.calls
+        for connection in cluster.connections.values()
+        if connection.calls
     }
 
 
@@ -102,7 +100,7 @@ def _ended(cluster: _Cluster) -> dict[int, list[tuple[str, dict[str, Any]]]]:
 
 def test_a_start_that_takes_long_says_for_whom_it_waits(monkeypatch, caplog) -> None:
     """Workers that compile, or load: half a minute in which a trainer showed nothing."""
-    monkeypatch.setattr(patience, "_FIRST_REPORT_S", 0.01)
+    monkeypatch.setattr(membership, "_FIRST_REPORT_S", 0.01)
     cluster = _Cluster(monkeypatch)
     late: Future[Any] = Future()
     cluster.answers[2, "create"] = late
@@ -194,7 +192,7 @@ def test_a_share_is_released_once_where_it_was_used(monkeypatch) -> None:
     cluster = _Cluster()
     one = _made(cluster)
     one.adopt({0: 10, 1: 11, 2: 12})
-    del cluster.connections.made[0], cluster.connections.made[1]
+    del cluster.connections[0], cluster.connections[1]
     first, second = _Link(0), _Link(1)
     connections = {0: first, 1: second, 2: cluster.connections[2]}
     monkeypatch.setattr(cluster, "connection", connections.__getitem__)

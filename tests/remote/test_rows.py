@@ -82,6 +82,7 @@ class _Link:
 class _Cluster:
     def __init__(self) -> None:
         self.connections = [_Link(rank, self) for rank in range(5)]
+        self.num_servers = 5
         self.asked: list[tuple[int, str, Any, list[int]]] = []
         self.stand_ins: dict[int, int] = {}
         self.refuses: set[int] = set()

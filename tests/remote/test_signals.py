@@ -16,7 +16,7 @@ from store_cluster import compute, info_of, processes, serve, share_of_each_serv
 from gigl_loader import DistNeighborLoader, RemoteDistDataset
 from gigl_loader.errors import PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import DistServer, request_server
-from gigl_loader.remote import patience
+from gigl_loader.remote import membership
 from gigl_loader.remote.client import call_server
 from gigl_loader.remote.connection import result_of
 from gigl_loader.testing import Footprint, wait_until
@@ -34,7 +34,7 @@ AT_MOST_S = 60.0
 def _compute(info, rank, function, folder):
     """As `compute`, with a log that soon says what is waited for."""
     logging.basicConfig(filename=folder / f"client{rank}.log", level=logging.WARNING)
-    patience._FIRST_REPORT_S = 0.5
+    membership._FIRST_REPORT_S = 0.5
     compute(info, rank, function, folder, patience_s=PATIENCE_S)
 
 

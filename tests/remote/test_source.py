@@ -32,7 +32,7 @@ class _Cluster:
     """Servers 0 to 3 of two partitions: 0 and 2 are twins, and so are 1 and 3."""
 
     def __init__(self) -> None:
-        self.connections = [SimpleNamespace(name=f"server {rank}") for rank in range(NUM_SERVERS)]
+        self.num_servers = NUM_SERVERS
         self.rank, self.world_size, self.job = 0, 1, 0
         self.incarnations = (1,) * NUM_SERVERS
         self.renewals: dict[int, Any] = {}

@@ -5,14 +5,14 @@ from hypothesis import strategies as st
 
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote.compact import ByServer
-from gigl_loader.remote.terms import Offer, Outcome, settle, sum_up
+from gigl_loader.remote.terms import Outcome, Proposal, settle, sum_up
 from gigl_loader.seeds import SeedsTold
 from gigl_loader.transport.failures import Failure, describe
 
 
-def _offers(keys: list[int], shared: dict[str, str] | None = None) -> list[Offer]:
+def _offers(keys: list[int], shared: dict[str, str] | None = None) -> list[Proposal]:
     return [
-        Offer(
+        Proposal(
             f"key {key}", f"input {rank // 4}", EpochOptions(seed=rank), shared or {}, SeedsTold()
         )
         for rank, key in enumerate(keys)

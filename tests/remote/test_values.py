@@ -13,8 +13,8 @@ from gigl_loader import CustomSamplerOptions, FeatureInfo
 from gigl_loader._glt import NodeSamplerInput, RangePartitionBook, RemoteDistSamplingWorkerOptions
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.options import KHopNeighborSamplerOptions
-from gigl_loader.remote import values
-from gigl_loader.remote.values import (
+from gigl_loader.remote import calls
+from gigl_loader.remote.calls import (
     BookMessage,
     FeatureInfosMessage,
     SamplerMessage,
@@ -38,13 +38,13 @@ def _sent(value):
 
 
 @given(
-    st.sampled_from(sorted(set(values._DTYPES) - {"complex32"})),  # torch warns of that one
+    st.sampled_from(sorted(set(calls._DTYPES) - {"complex32"})),  # torch warns of that one
     st.lists(st.integers(0, 4), max_size=4),
     st.booleans(),
 )
 def test_tensors_keep_their_bits(name: str, shape: list[int], strided: bool) -> None:
     count = int(np.prod(shape, dtype=int))
-    dtype = values.dtype_of(name)
+    dtype = calls.dtype_of(name)
     bits = torch.arange(count * dtype.itemsize) % 2  # any value that a bool can have
     tensor = bits.to(torch.uint8).view(dtype).view(shape) if count else torch.empty(shape).to(dtype)
     if strided and tensor.dim() > 1:
@@ -64,11 +64,11 @@ def test_a_tensor_is_not_copied_at_either_end() -> None:
 
 
 def test_tensors_that_do_not_travel_are_refused_at_both_ends(monkeypatch) -> None:
-    monkeypatch.delitem(values._DTYPES, "int16")  # as a type that only another release has
+    monkeypatch.delitem(calls._DTYPES, "int16")  # as a type that only another release has
     with pytest.raises(ConfigError, match=r"a tensor of torch\.int16 cannot be sent"):
         TensorMessage.of(torch.zeros(2, dtype=torch.int16))
     with pytest.raises(ProtocolError, match="of type 'load' came"):
-        values.dtype_of("load")  # a name of torch's, and no type
+        calls.dtype_of("load")  # a name of torch's, and no type
     for array in (np.zeros(2, np.int64), np.zeros(0, np.int64)):
         with pytest.raises(ProtocolError, match="came as an array of int64"):
             _ = TensorMessage("float32", array).result
@@ -173,7 +173,7 @@ def test_samplers_are_a_path_or_a_fanout() -> None:
 
 
 def test_a_sampling_type_that_there_is_not_is_refused() -> None:
-    message = values.SamplingConfigMessage(
+    message = calls.SamplingConfigMessage(
         sampling_type="NODES", num_neighbors=[1], batch_size=1, shuffle=False, drop_last=False,
         with_edge=False, collect_features=True, with_neg=False, with_weight=False, edge_dir="in",
         seed=None,

@@ -14,7 +14,7 @@ from gigl_loader.commands import status
 from gigl_loader.commands.serve import parse_serve
 from gigl_loader.errors import ConfigError, JoinRefusedError, PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import DistServer
-from gigl_loader.remote import client, patience
+from gigl_loader.remote import client, membership
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.testing import free_port, wait_until
@@ -44,8 +44,8 @@ def _join(port, timeout_s, num_servers=2, rank=1, world_size=2, security=SECURIT
 
 @pytest.fixture
 def talkative(monkeypatch):
-    monkeypatch.setattr(patience, "_FIRST_REPORT_S", 0.2)
-    monkeypatch.setattr(patience, "_REPORT_EVERY_S", 0.2)
+    monkeypatch.setattr(membership, "_FIRST_REPORT_S", 0.2)
+    monkeypatch.setattr(membership, "_REPORT_EVERY_S", 0.2)
 
 
 @pytest.mark.usefixtures("talkative")

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import UsageError
@@ -30,8 +29,7 @@ from gigl_loader.rowcache.machine import (
 )
 from gigl_loader.rowcache.tables import Owner, RowTable
 from gigl_loader.testing import TinyGraph, open_files
-from gigl_loader.workers.agreement import Agreement, _first_like, _Member
-from gigl_loader.workers.rendezvous import StoreRendezvous
+from gigl_loader.workers.agreement import _first_like, _Member
 
 OWNER: Owner = ("node", NODE)
 MATRIX = ("node_features", NODE)
@@ -188,26 +186,11 @@ def test_rows_are_the_same_where_the_tensors_are() -> None:
 
 
 def test_the_first_rank_of_a_machine_offers_to_those_that_keep_as_much() -> None:
-    views = [part.view() for part in TinyGraph.random(20, 60).partitions(2)]
     offer: Any = object()
     kept = [("a", None, "20%"), ("b", offer, "20%"), ("a", offer, "20%"), ("a", offer, "1"),
             ("a", offer, "20%")]  # fmt: skip
     members = [_Member(0, host, (), there, cache) for host, there, cache in kept]
     assert [_first_like(one, members) for one in members] == [None, 1, 2, 3, 2]
-    store = HashStore()
-    unasked: Any = None
-    ranks = [
-        Agreement(view, StoreRendezvous(store, rank, 2, 10.0), unasked, "towards")
-        for rank, view in enumerate(views)
-    ]
-    assert ranks[1].share_cache(lambda: pytest.fail("nobody keeps rows")) is None
-    for rank in ranks:
-        rank._anyone_keeps, rank._first_with_cache = True, 0
-    assert ranks[0].share_cache(lambda: b"offer") is None
-    assert ranks[1].share_cache(lambda: pytest.fail("not the first")) == b"offer"
-    for rank in ranks:
-        rank.close()
-    assert store.num_keys() == 0
 
 
 def test_ranks_need_not_name_their_types_in_one_order() -> None:

@@ -1,14 +1,14 @@
-"""Errors that travel: of our classes they come back as they were, of others as `RemoteError`."""
+"""Errors that travel: ours come back as they were, others as `RemoteError`; ends do as values."""
 
 from typing import Any
 
 import pytest
 
 from gigl_loader import errors
-from gigl_loader.errors import GiglLoaderError, RemoteError
+from gigl_loader.errors import GiglLoaderError, ProtocolError, RemoteError
 from gigl_loader.transport.codec import decode, encode, read_header
-from gigl_loader.transport.ends import End
-from gigl_loader.transport.failures import Failure, describe, rebuild
+from gigl_loader.transport.failures import End, Failure, describe, rebuild
+from gigl_loader.transport.handshake import Goodbye
 
 FIELDS: dict[str, tuple[Any, ...]] = {
     "WorkerDiedError": (3, 4711, -9, "out of memory", "storage server 1"),
@@ -94,3 +94,25 @@ def test_a_traceback_keeps_its_lines_and_loses_what_a_terminal_obeys() -> None:
     assert back.cause == "KeyError: a\\x1b]0;title\\x07"
     ours = rebuild(Failure("ConfigError", ("two\nlines\x1b[1m",), "", ""), "server")
     assert ours.args == ("two\nlines\\x1b[1m",)
+
+
+# --- ends -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", End)
+def test_each_end_arrives_as_itself(end: End) -> None:
+    _, body, _ = read_header(encode(Goodbye(end, "words"))[0])
+    assert decode(body, [], Goodbye) == Goodbye(end, "words")
+    assert End(str(end)) is end  # as errors carry it
+
+
+def test_words_never_stand_for_an_end() -> None:
+    _, body, _ = read_header(encode({"end": "it was shut down", "words": ""})[0])
+    with pytest.raises(ProtocolError):
+        decode(body, [], Goodbye)
+
+
+def test_refusals_are_told_from_other_ends() -> None:
+    refused = {end for end in End if end.name.startswith("REFUSED_")}
+    assert refused == {end for end in End if end.value.startswith("refused: ")}
+    assert len({end.value for end in End}) == len(End)

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 from flood import Flooded, flood
 from hostile import exchange, fuzz_caller, fuzz_listener
@@ -20,7 +19,7 @@ from service import SECURITIES, Answer, question
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, PeerLostError
 from gigl_loader.testing._ports import free_port
 from gigl_loader.testing._waiting import wait_until
-from gigl_loader.transport import Caller, End, Lent, Listener, Method, Peer, Security
+from gigl_loader.transport import Caller, End, Listener, Method, Peer, Security
 from gigl_loader.transport.listener import _PeerConnection
 from gigl_loader.transport.stream import ALIVE_FRAME, KNOCK_FRAME, FrameKind, Stream, pack
 
@@ -214,21 +213,6 @@ def test_a_killed_caller_is_known_while_its_question_is_worked_on(network: Netwo
     assert time.monotonic() - started < AT_ONCE_S
     service.gate.set()
     wait_until(lambda: service.ends == [("tester", End.GONE)], "its end is reported")
-
-
-def test_memory_that_was_lent_is_given_back(network: Network) -> None:
-    given_back: list[int] = []
-    memory = np.arange(5)
-
-    def lend(request: int, peer: Peer) -> Lent:
-        return Lent(memory, lambda: given_back.append(request))
-
-    table = {"lend": Method(int, np.ndarray, lend)}
-    listener = Listener("127.0.0.1", 0, network.security, table, "service").start()
-    network.opened.append(listener)
-    caller = network.caller(listener.address)
-    assert caller.ask("lend", 7, np.ndarray).wait(60).tolist() == [0, 1, 2, 3, 4]
-    wait_until(lambda: given_back == [7], "it is given back")
 
 
 def test_an_asker_that_stops_in_the_middle_is_cut_off(plain: Network) -> None:

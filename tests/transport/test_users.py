@@ -15,7 +15,7 @@ from service import Answer, question
 
 from gigl_loader.errors import JoinRefusedError
 from gigl_loader.testing._waiting import wait_until
-from gigl_loader.transport import End, Security, users
+from gigl_loader.transport import End, Security, sockets
 
 HERE = Path(__file__).parent
 NOBODY = 65534
@@ -101,7 +101,7 @@ def test_a_listener_of_another_user_is_not_asked(plain: Network) -> None:
 
 
 def _without_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users, "_NETLINK_SOCK_DIAG", 31)  # a protocol that the kernel has not
+    monkeypatch.setattr(sockets, "_NETLINK_SOCK_DIAG", 31)  # a protocol that the kernel has not
 
 
 WAYS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -124,6 +124,6 @@ def test_both_ends_know_whose_the_other_is(
         client = socket.create_connection((there, server.getsockname()[1]))
         accepted, _ = server.accept()
         with accepted:
-            assert users.user_of_peer(client) == users.user_of_peer(accepted) == os.geteuid()
+            assert sockets.user_of_peer(client) == sockets.user_of_peer(accepted) == os.geteuid()
             client.close()
-            assert users.user_of_peer(accepted) is None
+            assert sockets.user_of_peer(accepted) is None

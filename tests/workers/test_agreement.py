@@ -1,36 +1,96 @@
-"""What producers agree on: who may reach their workers, and which partitions there are."""
+"""What producers agree on: who may reach their workers, who has which partition, whose turn."""
 
-import dataclasses
 import hashlib
 import secrets
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore
 
-from gigl_loader.errors import ConfigError
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
+from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.options import CacheOptions, EpochOptions
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Mode, Security
-from gigl_loader.workers import agreement
-from gigl_loader.workers.agreement import Agreement, StartTurns, _by_partition, _Member
+from gigl_loader.workers import agreement, pipe
+from gigl_loader.workers.agreement import Agreement, StartTurns, _by_partition
 from gigl_loader.workers.rendezvous import StoreRendezvous
+from gigl_loader.workers.sampled_input import make_plan
 
-VIEWS = [part.view() for part in TinyGraph.random(20, 60).partitions(2)]
 GOOD_TOKEN = "k9Jr4nQ2-sTgV7wXzB5cYd"
+GRAPH = TinyGraph.random(40, 200)
+PARTS = [part.view() for part in GRAPH.partitions(2)]
+ADDRESSES = [[("127.0.0.1", 1000 + 10 * rank + worker) for worker in (0, 1)] for rank in (0, 1)]
+ON_RANK: list[list[tuple[str, int] | None]] = [[*addresses] for addresses in ADDRESSES]
 
 
-def _access(own: str, other: str, security: Security, monkeypatch: pytest.MonkeyPatch):
-    """Return the access of rank 0, which lives at ``own`` beside a rank at ``other``."""
+def _ranks(view: Any, cache: CacheOptions | None = None, takes: Any = None) -> Agreement:
+    how = EpochOptions(seed=1, **(takes or {}))
+    config = SimpleNamespace(
+        num_neighbors=[3, 2], with_edge=False, with_weight=False, collect_features=True
+    )
+    plan = make_plan(view, SimpleNamespace(input_type=NODE), config, how)
+    return Agreement(view, plan, cache, how)
+
+
+def _together(
+    monkeypatch: pytest.MonkeyPatch, caches: list[CacheOptions | None],
+    then: Callable[[Agreement], None] = lambda _: None,
+) -> list[Agreement]:  # fmt: skip
+    """Let two ranks of this process join and connect, and do ``then``; return them."""
+    monkeypatch.setattr(agreement, "address_towards", lambda host: "10.0.0.1")
+    store = HashStore()
+
+    def start(rank: int) -> Agreement:
+        found = _ranks(PARTS[rank], caches[rank])
+        found.join(StoreRendezvous(store, rank, 2, 30.0), Security(), "towards")
+        found.connect(ON_RANK[rank])
+        then(found)
+        found.settle()
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(start, (0, 1)))
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a storage server, whatever tests before this one made of this process.
+
+    Partitions of one machine are asked for, as those of another are.
+    """
+    monkeypatch.setattr(agreement, "get_context", lambda: None)
+    monkeypatch.setattr(agreement, "reads_same_memory", lambda: False)
+
+
+# --- access ---------------------------------------------------------------------------------------
+
+
+def _access(own: str, other: str, security: Security, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the access of rank 0, which lives at ``own`` beside a rank at ``other``.
+
+    ``other`` is an address, and after a space which graph the rank there has.
+    """
     monkeypatch.setattr(agreement, "address_towards", lambda host: own)
-    meeting = StoreRendezvous(HashStore(), 0, 2, 10.0)
-    meeting._store.set("host/1", other)
-    found = Agreement(VIEWS[0], meeting, security, "towards")
-    try:
-        return found.access()
-    finally:
-        found.close()
+    store, (host, _, graph) = HashStore(), other.partition(" ")
+    told = (host, graph, b"")
+    found = _ranks(PARTS[0])
+    with ThreadPoolExecutor(1) as pool:
+        meeting = StoreRendezvous(store, 1, 2, 10.0)
+        there = pool.submit(meeting.agree, "host", told, tuple[str, str, bytes])
+        try:
+            found.join(StoreRendezvous(store, 0, 2, 10.0), security, "towards")
+            return found.access
+        finally:
+            there.result(20)
+            found.close()
+            meeting.close()
 
 
 @pytest.mark.parametrize(("own", "listens"), [("10.0.0.1", "127.0.0.1"), ("fd00::1", "::1")])
@@ -48,9 +108,9 @@ def test_partitions_of_two_runs_do_not_meet(monkeypatch) -> None:
         ConfigError, match=r"two runs: (process|storage server) 0 has .*, 1 one of other x"
     ):
         _access("10.0.0.1", "10.0.0.2 other x", Security.resolve("", "", True), monkeypatch)
-    assert VIEWS[0].identity is not None
-    run = VIEWS[0].identity.run
-    assert VIEWS[1].identity == VIEWS[0].identity
+    assert PARTS[0].identity is not None
+    run = PARTS[0].identity.run
+    assert PARTS[1].identity == PARTS[0].identity
     with pytest.raises(ConfigError, match="partitions of two graphs"):
         _access("10.0.0.1", f"10.0.0.2 {run} x", Security.resolve("", "", True), monkeypatch)
 
@@ -83,60 +143,155 @@ def test_the_secret_depends_on_nonce_and_token(monkeypatch) -> None:
     assert access.job not in expected
 
 
-@pytest.fixture
-def process(monkeypatch) -> None:
-    """Not a storage server, whatever tests before this one made of this process."""
-    monkeypatch.setattr(agreement, "get_context", lambda: None)
-
-
-@pytest.mark.usefixtures("process")
 def test_a_partition_alone_is_refused() -> None:
     """It would be sampled as if it were the whole graph, without a word."""
     with pytest.raises(ConfigError, match=r"no process loaded partitions \[0\] of 2"):
-        Agreement(VIEWS[1], None, Security(), "127.0.0.1")
-    whole = Agreement(TinyGraph.random(9, 20).dataset().view(), None, Security(), "127.0.0.1")
-    assert whole.access() is None
-    assert whole.exchange([None]).assignments() == {}
-    whole.wait_for_rank_before("anything")
-    whole.announce("anything")
-    whole.close()
+        _ranks(PARTS[1]).join(None, Security(), "127.0.0.1")
 
 
-def _names_of_cache(rows: list[str], kept: str = "1GB") -> list[str]:
-    """Return what each of two ranks calls the machine's cache, who have ``rows``."""
-    store, found = HashStore(), ["", ""]
+# --- workers --------------------------------------------------------------------------------------
 
-    def meet(rank: int) -> None:
-        meeting = StoreRendezvous(store, rank, 2, 60.0)
-        one = Agreement(VIEWS[rank], meeting, Security(), "towards")
-        one.exchange([("127.0.0.1", 5000 + rank)], kept, rows[rank])
-        found[rank] = one.name_of_cache
+
+def test_before_it_has_joined() -> None:
+    ranks = _ranks(PARTS[0])
+    assert not ranks.has_peers
+    with pytest.raises(UsageError, match="has to `join`"):
+        ranks.connect([None])
+    ranks.fail(ValueError("nobody hears it"))
+    ranks.release_cache()
+    ranks.close()
+
+
+def test_alone_a_worker_is_told_that_it_may_begin() -> None:
+    ranks = _ranks(GRAPH.dataset().view())
+    ranks.join(None, Security(), "127.0.0.1")
+    ranks.connect([None])
+    assert ranks.access is None
+    assert not ranks.has_peers
+    assert ranks.introduction(1, ranks.assignments()) == (
+        (pipe.PEERS, "rank 0 worker 1", None, {}, False, False), None
+    )  # fmt: skip
+    assert ranks.remote_bytes == 0
+    assert ranks.assignments() == {}
+    ranks.wait_for_rank_before("anything")
+    ranks.announce("anything")
+    ranks.close()
+
+
+def test_workers_of_two_ranks_ask_each_other(monkeypatch) -> None:
+    ranks = _together(monkeypatch, [None, None])
+    for rank, found in enumerate(ranks):
+        assert found.has_peers
+        other = 1 - rank
+        assignments = found.assignments()
+        for worker in (0, 1):
+            (kind, name, whom, offers, has_cache, apart), memory = found.introduction(
+                worker, assignments
+            )
+            assert (kind, name) == (pipe.PEERS, f"rank {rank} worker {worker}")
+            assert [(p, one.port) for p, one in whom.asked.items()] == [
+                (other, ADDRESSES[other][worker][1])
+            ]
+            assert whom.askers == (f"rank {other} worker {worker}",)
+            assert (offers, has_cache, apart, memory) == ({}, False, False, None)
+        num_rows = len(PARTS[other].node_features[NODE].values)
+        view = PARTS[other]
+        kinds = (view.node_features, view.node_labels, view.node_attributes)
+        row_bytes = sum(rows.values[0].nbytes for kind in kinds for rows in kind.values())
+        assert found.remote_bytes == num_rows * row_bytes
+        found.close()
+
+
+def test_who_keeps_rows_has_a_cache_and_looks_ahead_and_who_does_not_has_not(monkeypatch) -> None:
+    """The others wait for the word of each: also of one that keeps nothing."""
+    one, other = _together(monkeypatch, [CacheOptions(size=0.5), None])
+    assert other.cache is None
+    assert other.look_ahead is None
+    assert one.cache is not None
+    assert one.look_ahead is not None
+    (*_, has_cache, _), memory = one.introduction(0, one.assignments())
+    assert has_cache
+    assert memory is not None
+    assert memory.cache is one.cache.shared
+    assert memory.user == 0
+    one.release_cache()
+    after: Any = (one.cache, one.look_ahead)
+    assert after == (None, None)
+    assert one.introduction(0, one.assignments())[1] is None
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("keeps", "asks", "one_machine", "remote_bytes", "apart"),
+    [
+        (True, False, True, 0, True),  # rows are kept where batches are taken
+        (False, True, False, 10, True),
+        (False, True, True, 10, False),
+        (False, True, False, 0, False),
+        (False, False, False, 10, False),
+    ],
+)
+def test_when_rows_are_asked_for_by_who_takes_the_batches(
+    keeps: bool, asks: bool, one_machine: bool, remote_bytes: int, apart: bool
+) -> None:
+    ranks = _ranks(PARTS[0], takes={"cache": CacheOptions(size=0.5) if keeps else None,
+                                    "asks_for_rows": asks})  # fmt: skip
+    ranks.is_one_machine, ranks.remote_bytes = one_machine, remote_bytes
+    assert ranks.rows_apart == apart
+
+
+def _name_of_cache(monkeypatch: pytest.MonkeyPatch, rows: list[str], size: float = 0.5) -> str:
+    """Return what two ranks call the machine's cache, who have ``rows``."""
+    monkeypatch.setattr(agreement, "name_of_rows", lambda view: rows[view.partition_idx])
+    ranks = _together(monkeypatch, [CacheOptions(size=size)] * 2)
+    first, second = (one.name_of_cache for one in ranks)
+    assert first == second != "", "one for the machine"
+    for one in ranks:
+        one.release_cache()
         one.close()
-
-    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert "" not in found
-    return found
+    return first
 
 
-@pytest.mark.usefixtures("process")
-def test_a_cache_is_found_again_for_the_same_rows_of_all_ranks_alone() -> None:
+def test_a_cache_is_found_again_for_the_same_rows_of_all_ranks_alone(monkeypatch) -> None:
     """Else a later loader over another dataset would be served the rows of this one."""
-    first, second = _names_of_cache(["a", "b"])
-    assert first == second, "one for the machine"
-    assert _names_of_cache(["a", "b"]) == [first] * 2
+    first = _name_of_cache(monkeypatch, ["a", "b"])
+    assert _name_of_cache(monkeypatch, ["a", "b"]) == first
     for other in (["a", "c"], ["c", "b"], ["b", "a"], ["", ""]):
-        assert first not in _names_of_cache(other), "whichever rank's rows are others"
-    assert first not in _names_of_cache(["a", "b"], kept="2GB")
+        assert first != _name_of_cache(monkeypatch, other), "whichever rank's rows are others"
+    assert first != _name_of_cache(monkeypatch, ["a", "b"], size=0.25)
 
 
-@pytest.mark.usefixtures("process")
+def test_the_first_rank_of_a_machine_offers_its_cache_to_those_that_keep_as_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agreement, "reads_same_memory", lambda: True)
+    offered: list[bytes | None] = [None, None]
+    made: list[int] = []
+
+    def share(one: Agreement) -> None:
+        def make() -> bytes:
+            made.append(one.rank)
+            return b"offer"
+
+        offered[one.rank] = one.share_cache(make)
+
+    for caches, makes, gets in (
+        ([CacheOptions(size=0.5)] * 2, [0], [None, True]),
+        ([CacheOptions(size=0.5), CacheOptions(size=0.25)], [0, 1], [None, None]),
+        ([None, None], [], [None, None]),
+    ):
+        made.clear()
+        for one in _together(monkeypatch, [*caches], share):
+            one.release_cache()
+            one.close()
+        assert sorted(made) == makes
+        assert [None if one is None else True for one in offered] == gets
+
+
 def test_workers_by_partition() -> None:
-    member = _Member(0, "a", (1, 2), None)
-    found = _by_partition([member, dataclasses.replace(member, partition=1), member], 2)
+    member = (0, "a", (1, 2))
+    found = _by_partition([member, (1, *member[1:]), member], 2)
     assert [worker.name for worker in found[0]] == [
         "rank 0 worker 0", "rank 0 worker 1", "rank 2 worker 0", "rank 2 worker 1",
     ]  # fmt: skip

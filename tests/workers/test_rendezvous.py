@@ -12,7 +12,6 @@ from relay import Relay
 from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
-from gigl_loader.testing import wait_until
 from gigl_loader.workers.rendezvous import StoreRendezvous, _Calls, meet_ranks
 
 
@@ -64,7 +63,7 @@ def test_every_rank_gets_the_values_of_all(clients) -> None:
         one.close()
 
 
-def test_what_all_publish_is_gathered_once(clients) -> None:
+def test_what_all_agree_on_is_gathered_once(clients) -> None:
     """By rank 0: the others ask for one value, however many ranks there are."""
     ranks = _meet(clients, 3)
     values = [b"", b"\x00\xff", b"x" * 100_000]
@@ -78,12 +77,11 @@ def test_what_all_publish_is_gathered_once(clients) -> None:
             asked.append(name)
             return store.get(name)
 
-    store = ranks[2]._store
-    ranks[2]._store = Store()
+    store = PrefixStore("a loader", clients(2))
+    ranks[2] = StoreRendezvous(Store(), 2, 3, 60.0)  # type: ignore[arg-type]
 
     def gather(rank: int) -> list[bytes]:
-        ranks[rank].publish("key", values[rank])
-        return ranks[rank].gather_all("key")
+        return ranks[rank].agree("key", values[rank], bytes)
 
     assert _at_once(*(lambda rank=rank: gather(rank) for rank in range(3))) == [values] * 3
     assert asked == ["key of all/0"]
@@ -95,9 +93,8 @@ def test_who_is_missing_is_said_to_all(clients) -> None:
     ranks = _meet(clients, 3, timeout_s=0.2)
 
     def gather(rank: int) -> list[bytes]:
-        ranks[rank].publish("key", b"")
         try:
-            return ranks[rank].gather_all("key")
+            return ranks[rank].agree("key", b"", bytes)
         except PeerTimeoutError as error:
             ranks[rank].fail(str(error))
             raise
@@ -147,7 +144,7 @@ def test_a_failure_of_one_reaches_all_with_its_words(clients) -> None:
     ranks[1].publish("early", b"1")
 
     def fail() -> None:
-        wait_until(lambda: ranks[2]._store.check(["waits/0"]), "rank 0 waits")
+        ranks[2].wait_for("waits", 0)
         ranks[1].fail("MemoryError: größer")
         ranks[1].fail("a later one")
 
@@ -184,8 +181,8 @@ def test_a_value_is_taken_though_its_rank_fails_at_a_later_step_meanwhile(client
                 ranks[1].fail("ConfigError: of a later step")
             return found
 
-    store = ranks[0]._store
-    ranks[0]._store = Store()
+    store = PrefixStore("a loader", clients(0))
+    ranks[0] = StoreRendezvous(Store(), 0, 2, 60.0)  # type: ignore[arg-type]
     assert ranks[0].gather("key", [1]) == [b"there"]
 
 
@@ -220,13 +217,13 @@ def test_a_store_that_does_not_answer_or_is_gone() -> None:
     with pytest.raises(PeerError, match=r"store is gone for rank 1.*Broken pipe"):
         meeting.publish("key", b"")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gigl_loader.workers.rendezvous._STORE_ANSWERS_S", 0.1)
         patch.setattr("gigl_loader.workers.rendezvous._LEAVE_S", 0.1)
-        ask = meeting._ask
-        patch.setattr(meeting, "_ask", lambda call, doing: ask(call, doing, 0.1))
+        meeting = StoreRendezvous(Stuck(), 1, 2, 30.0)  # type: ignore[arg-type]
         with pytest.raises(PeerTimeoutError, match="is stopped or cut off"):
             meeting.gather("key", [0])
-    start = time.monotonic()
-    meeting.close()
+        start = time.monotonic()
+        meeting.close()
     assert time.monotonic() - start < 20, "the loader's own limit is 30 s"
     stuck.set()
 

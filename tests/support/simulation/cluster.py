@@ -43,12 +43,12 @@ from gigl_loader.remote import (
     fetcher,
     filling_channel,
     leader,
-    patience,
+    membership,
     producer_table,
     producers,
-    rendezvous,
     rows,
     sender,
+    server_rendezvous,
     service,
     shared,
     source,
@@ -61,7 +61,7 @@ from gigl_loader.remote.source import RemoteSource
 from gigl_loader.rowcache import tables as tables
 from gigl_loader.testing._graphs import TinyGraph
 from gigl_loader.transport import Security
-from gigl_loader.workers import agreement, among_ranks, producer, recovery, sampled_input, tasks
+from gigl_loader.workers import agreement, producer, recovery, sampled_input, tasks
 from gigl_loader.workers.agreement import StartTurns
 from support.simulation.group import SimulatedGroup
 from support.simulation.memory import held_by, own_bytes
@@ -72,10 +72,9 @@ from support.simulation.workers import SimulatedMemory, SimulatedPool
 from support.simulation.world import Process, World
 
 _MODULES = (
-    agreement, among_ranks, channel, client, cluster, endpoint, fetcher, iterator,
-    leader, connection, loader_world, patience, producer, producers, recovery, rendezvous,
-    filling_channel, rows, sampled_input, sender, service, shared, producer_table, source, tables,
-    tasks,
+    agreement, channel, client, cluster, endpoint, fetcher, iterator, leader, connection,
+    loader_world, membership, producer, producers, recovery, server_rendezvous, rows,
+    filling_channel, sampled_input, sender, service, shared, producer_table, source, tables, tasks,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 # of simulated time: longer than the longest outage that faults draw, so that joining is never what
@@ -412,7 +411,7 @@ class SimulatedJob:
                 if epoch != progress.epoch:
                     progress = EpochProgress(epoch, share=share)
                 self._epoch(rank, loaded, progress, world_size)
-            rank.connections = len(joined.connections.made)
+            rank.connections = len(joined.connections)
             self.memory_at_end = _resident_bytes()
             loaded.shutdown()
         finally:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from gigl_loader.options import EpochOptions
 from gigl_loader.testing._graphs import TinyGraph
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, rendezvous
@@ -102,15 +103,22 @@ def meet_colocated(ranks: int, *, ranks_per_machine: int = 8, workers: int = 4) 
     def start(rank: int) -> None:
         own: Any = replace(view, num_partitions=ranks, partition_idx=rank)
         meeting = StoreRendezvous(store, rank, ranks, _TIMEOUT_S)  # type: ignore[arg-type]
-        one = Agreement(own, meeting, Security.resolve(insecure=True), processes[0].host)
-        one.access()
+        one = Agreement(own, None, None, EpochOptions(seed=0))  # type: ignore[arg-type]
+        one.join(meeting, Security.resolve(insecure=True), processes[0].host)
         # between the two meetings, as in a loader's start
         world.sleep(_WORKERS_START_S)
         listening = [(world.process.host, 30_000 + number) for number in range(workers)]
-        plans[rank] = one.exchange(list(listening))
+        one.connect(list(listening))
         one.settle()
+        # all that is its own: not the store, nor the graph
+        plans[rank] = [
+            held for held in vars(one).values() if held is not meeting and held is not own
+        ]
 
-    names = {"address_towards": lambda _: world.process.host, "reads_same_memory": lambda: False}
+    names = {
+        "address_towards": lambda _: world.process.host, "reads_same_memory": lambda: False,
+        "remote_bytes": lambda *_: 0,
+    }  # fmt: skip
     with world.installed((agreement, rendezvous), **names):
         for rank, process in enumerate(processes):
             # drawn delays: ranks that all come at the same moment would hide who waits for whom

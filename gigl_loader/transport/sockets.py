@@ -1,4 +1,7 @@
-"""Whose process is at the other end of a connection within this machine, as the kernel says.
+"""What a connection takes of its process: descriptors, copies in forks; and whose peer it has.
+
+A fork keeps no socket of this process: a child that outlives its parent would keep the connection
+open, or the port taken, and the peer would never learn that the parent is gone.
 
 A listener on the loopback address is reached by every user of the machine. The kernel knows who
 opened each socket, so nothing has to be drawn, kept in a file or told to a process that is started
@@ -6,11 +9,101 @@ later: it holds for ranks of torchrun, actors of Ray and servers that are starte
 for containers that share a network as far as they share users.
 """
 
+import contextlib
 import errno
+import os
+import resource
 import socket
 import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+# --- forks ----------------------------------------------------------------------------------------
+
+_sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+# A fork waits while a socket is being opened: the child of another thread would have its
+# descriptor, and know of no socket to close.
+_opening = threading.Lock()
+
+
+def close_in_children(sock: socket.socket) -> None:
+    """Have forks of this process close their copy of ``sock``, which exists already."""
+    _sockets.add(sock)
+
+
+def opened(make: Callable[[], socket.socket]) -> socket.socket:
+    """Return the socket that ``make`` opens at once; forks close their copy."""
+    with _opening:
+        sock = make()
+        _sockets.add(sock)
+    return sock
+
+
+def accepted(listening: socket.socket) -> tuple[socket.socket, Any]:
+    """Accept a connection of a socket that does not wait; forks close their copy.
+
+    Raises:
+        OSError: As ``accept``.
+    """
+    with _opening:
+        sock, source = listening.accept()
+        _sockets.add(sock)
+    return sock, source
+
+
+def _close_all() -> None:
+    _opening.release()
+    for sock in list(_sockets):
+        sock.close()
+
+
+os.register_at_fork(
+    before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_close_all
+)
+
+
+# --- descriptors ----------------------------------------------------------------------------------
+
+_COUNT_EVERY_S = 0.1
+_SHARE = 4
+"""Strangers hold at most one in so many of those that are free: the rest is for the job's work."""
+
+
+def raise_limit() -> None:
+    """Let this process have as many descriptors as it may: the soft limit is often 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Spare:
+    """What is left for strangers; for one thread."""
+
+    def __init__(self) -> None:
+        self._counted_at, self._used = -_COUNT_EVERY_S, 0
+
+    def for_strangers(self, held: int) -> int:
+        """Return how many descriptors strangers may hold, who hold ``held`` now; at least one."""
+        now = time.monotonic()
+        # not for each stranger: to count thousands takes a millisecond
+        if now - self._counted_at >= _COUNT_EVERY_S:
+            self._counted_at, self._used = now, max(0, _num_open() - held)
+        return max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - self._used) // _SHARE)
+
+
+def _num_open() -> int:
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:  # none is left to look with
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+# --- users ----------------------------------------------------------------------------------------
 
 _NETLINK_SOCK_DIAG = 4  # of linux/netlink.h
 _SOCK_DIAG_BY_FAMILY = 20  # of linux/sock_diag.h

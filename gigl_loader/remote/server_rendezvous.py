@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 from gigl_loader.errors import (
     GiglLoaderError,
@@ -18,16 +19,59 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.remote.compact import NOBODY, Runs
-from gigl_loader.remote.membership import Gather, Gathered, Leave, Publish
 from gigl_loader.remote.messages import Nothing
-from gigl_loader.transport import Caller
+from gigl_loader.transport import Caller, Method
 from gigl_loader.workers.rendezvous import Rendezvous
+
+T = TypeVar("T")
 
 _LEAVE_S = 5.0
 """Longest wait for the host when leaving. One that has ended is known at once; one that is
 overloaded should still hear of a failure, for which the other servers wait."""
 _ANSWER_S = 10.0
 """Longest wait for the host to take a value, which it does at once."""
+
+
+@dataclass(frozen=True)
+class Publish:
+    """One server's value of a key, at a rendezvous of the servers."""
+
+    name: str
+    rank: int
+    key: str
+    value: bytes
+    servers: Runs
+    """All who meet there; ranks are positions among them."""
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Asks for the values of a key; answered once all are there."""
+
+    name: str
+    key: str
+    ranks: Runs
+    servers: Runs
+    """All who meet there; ranks are positions among them."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What each of the ranks published, in their order; or the failure of one of them."""
+
+    values: tuple[bytes, ...] = ()
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Leave:
+    """One server leaves a rendezvous: all is agreed on or, with ``failure``, it cannot go on."""
+
+    name: str
+    rank: int
+    servers: Runs
+    """All who meet there; ranks are positions among them."""
+    failure: str | None = None
 
 
 @dataclass
@@ -55,6 +99,14 @@ class RendezvousTable:
         # of a connection or of a producer, which is only woken by that
         self._lock = threading.Lock()
         self._by_name: dict[str, _Rendezvous] = {}
+
+    def methods(self) -> dict[str, Method]:
+        """Return what other servers may call, for a listener's table."""
+        return {
+            "publish": Method(Publish, Nothing, lambda request, _: self.publish(request)),
+            "gather": Method(Gather, Gathered, lambda request, _: self.gather(request)),
+            "leave": Method(Leave, Nothing, lambda request, _: self.leave(request)),
+        }
 
     def publish(self, request: Publish) -> Nothing:
         """Take a server's value of a key."""
@@ -167,10 +219,9 @@ class ServerRendezvous(Rendezvous):
         table: RendezvousTable | None = None,
         dial: Callable[[int], Caller] | None = None,
     ) -> None:
-        self.rank, self.world_size = servers.index(server), len(servers)
+        super().__init__(servers.index(server), len(servers), timeout_s)
         self._server, self._servers = server, Runs.of(servers)
-        self._name, self._timeout_s, self._table = name, timeout_s, table
-        self._dial = dial
+        self._name, self._table, self._dial = name, table, dial
         # a connection for this rendezvous alone: answers come in the order of the questions, and
         # that of a `gather` may be long in coming
         self._caller = dial(0) if dial is not None else None
@@ -180,37 +231,22 @@ class ServerRendezvous(Rendezvous):
         self._closed = False
 
     def publish(self, key: str, value: bytes) -> None:
-        """Make ``value`` this server's value of ``key``.
-
-        Raises:
-            PeerError: The host is gone.
-            UsageError: The rendezvous is closed.
-        """
-        self._check_open()
+        """Make ``value`` this server's value of ``key``; see `Rendezvous.publish`."""
         request = Publish(self._name, self.rank, key, value, self._servers)
-        if self._table is not None:
-            self._table.publish(request)
-        elif self._caller is not None:
-            self._caller.ask("publish", request, Nothing).wait(_ANSWER_S)
+        self._ask("publish", request, Nothing, _ANSWER_S)
 
-    def gather(self, key: str, ranks: Iterable[int]) -> list[bytes]:
-        """Return what each of ``ranks`` published under ``key``, in their order.
-
-        Raises:
-            PeerTimeoutError: Some did not publish in time.
-            PeerError: A server called `fail`, or the host is gone.
-            UsageError: The rendezvous is closed.
-        """
-        self._check_open()
+    def gather(self, key: str, ranks: Iterable[int], more_s: float = 0.0) -> list[bytes]:
+        """Return what each of ``ranks`` published under ``key``; see `Rendezvous.gather`."""
         request = Gather(self._name, key, Runs.of(ranks), self._servers)
+        limit_s = self._timeout_s + more_s
         try:
-            found = self._ask(request)
+            found: Gathered = self._ask("gather", request, Gathered, limit_s)
         except TimeoutError as error:
             missing = [self._servers[rank] for rank in request.ranks]
             if self._table is not None:
                 missing = self._table.missing(request)
             raise PeerTimeoutError(
-                f"storage server {self._server} waited {self._timeout_s:g} s for {key!r} of "
+                f"storage server {self._server} waited {limit_s:g} s for {key!r} of "
                 f"storage servers {missing}: one of them is slow to start its workers, or stopped; "
                 "see their logs, or raise the timeout"
             ) from error
@@ -218,16 +254,19 @@ class ServerRendezvous(Rendezvous):
             raise PeerError(f"{found.failure} (while server {self._server} waited for {key!r})")
         return list(found.values)
 
-    def _ask(self, request: Gather) -> Gathered:
-        if self._table is not None:
-            future = self._table.gather(request)
-            try:
-                return future.result(self._timeout_s)
-            finally:
-                # after a timeout: the table need not answer what nobody waits for
-                future.cancel()
-        assert self._caller is not None
-        return self._caller.ask("gather", request, Gathered).wait(self._timeout_s)
+    def _ask(self, method: str, request: Any, answer: type[T], limit_s: float) -> T:
+        if self._closed:
+            raise UsageError(f"the rendezvous {self._name} of server {self._server} is closed")
+        if self._caller is not None:
+            return self._caller.ask(method, request, answer).wait(limit_s)
+        found: Any = getattr(self._table, method)(request)
+        if not isinstance(found, Future):
+            return cast("T", found)
+        try:
+            return cast("T", found.result(limit_s))
+        finally:
+            # after a timeout: the table need not answer what nobody waits for
+            found.cancel()
 
     def fail(self, words: str) -> None:
         """Tell all servers that this one cannot go on; then leave. Never raises."""
@@ -254,7 +293,3 @@ class ServerRendezvous(Rendezvous):
                 self._dial(self._caller.incarnation) as caller,
             ):
                 caller.ask("leave", request, Nothing).wait(_LEAVE_S)  # or it is gone
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError(f"the rendezvous {self._name} of server {self._server} is closed")
