@@ -2,7 +2,7 @@
 
     torchrun --nnodes 1:4 --nproc-per-node 2 --max-restarts 10 --rdzv-backend c10d \\
         --rdzv-endpoint HOST:29500 examples/elastic.py --checkpoint /shared/elastic.pt
-    torchrun --standalone --nproc-per-node 3 --max-restarts 1 examples/elastic.py --kill-rank-at 10
+    torchrun --standalone --nproc-per-node 3 --max-restarts 10 examples/elastic.py --kill-rank-at 10
 
 torchrun starts all ranks again when one is lost, on the machines that are left. With
 ``shard="world"`` the batches of an epoch are numbered over the whole job, and the loader's state

@@ -7,7 +7,7 @@ from typing import Any
 
 PRELOADED = (
     "gigl_loader.loader.link",
-    "gigl_loader.remote.server",
+    "gigl_loader.remote.storage_process",
     "gigl_loader.remote.source",
     "gigl_loader.workers.supervisor",
 )

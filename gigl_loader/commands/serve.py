@@ -16,7 +16,7 @@ from gigl_loader.logs import showing_where
 from gigl_loader.options import DEFAULT_RECONNECT_S
 from gigl_loader.remote.info import GraphStoreInfo
 from gigl_loader.remote.membership import PATIENCE_S
-from gigl_loader.remote.server import JOIN_TIMEOUT_S, init_storage_process
+from gigl_loader.remote.storage_process import JOIN_TIMEOUT_S, init_storage_process
 
 _log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     )
     from gigl_loader.remote.dataset import RemoteDistDataset as RemoteDistDataset
     from gigl_loader.remote.info import GraphStoreInfo as GraphStoreInfo
-    from gigl_loader.remote.server import (
+    from gigl_loader.remote.service import DistServer
+    from gigl_loader.remote.storage_process import (
         StorageProcess,
         init_storage_process,
         run_storage_server,
     )
-    from gigl_loader.remote.service import DistServer
 
 __all__ = [
     "DistServer",
@@ -40,12 +40,12 @@ __all__ = [
 _MODULES = {
     "DistServer": "remote.service",
     "RemoteReceivingChannel": "remote.channel",
-    "StorageProcess": "remote.server",
+    "StorageProcess": "remote.storage_process",
     "async_request_server": "remote.client",
     "init_compute_process": "remote.client",
-    "init_storage_process": "remote.server",
+    "init_storage_process": "remote.storage_process",
     "request_server": "remote.client",
-    "run_storage_server": "remote.server",
+    "run_storage_server": "remote.storage_process",
     "shutdown_compute_process": "remote.client",
 }
 

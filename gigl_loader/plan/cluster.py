@@ -314,7 +314,7 @@ def _info(ports: tuple[int, ...]) -> Any:
 def _serve(pipe: Connection, number: int, ports: _Ports) -> None:
     """Serve one graph after the other: what a process imports takes longer than its batches."""
     from gigl_loader.dataset.local import DistDataset
-    from gigl_loader.remote.server import init_storage_process
+    from gigl_loader.remote.storage_process import init_storage_process
 
     for root, where in ports.items():
         dataset = DistDataset.load(root, number, verify="off")

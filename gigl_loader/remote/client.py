@@ -17,11 +17,11 @@ from gigl_loader._glt import RemoteDistSamplingWorkerOptions, _set_client_contex
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.logs import know
 from gigl_loader.ranks import end_group
-from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.info import GraphStoreInfo
 from gigl_loader.remote.membership import PATIENCE_S, check_patience
 from gigl_loader.remote.service import CALLS, DistServer
+from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.transport import Security
 
 _log = logging.getLogger(__name__)

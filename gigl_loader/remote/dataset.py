@@ -28,7 +28,7 @@ from gigl_loader.ranks import tell_ranks
 from gigl_loader.remote.client import ask_servers
 from gigl_loader.remote.info import GraphStoreInfo
 from gigl_loader.remote.lookup import StoreLookup
-from gigl_loader.remote.messages import ABLPRequest, NodeIdsRequest
+from gigl_loader.remote.requests import ABLPRequest, NodeIdsRequest
 from gigl_loader.remote.service import DistServer
 from gigl_loader.transport.failures import Failure, describe, rebuild
 
@@ -282,7 +282,8 @@ class RemoteDistDataset:
             everything = shares_of(len(servers), None, None)
             # The ranks of this machine have different shares: each cuts its own out of the same
             # memory.
-            whole = self._once((name, request), lambda: ask(everything))
+            wanted = {k: v for k, v in vars(request).items() if k not in ("share", "server")}
+            whole = self._once((name, *wanted.values()), lambda: ask(everything))
             found = {server: cut(read(whole[server]), share) for server, share in shares.items()}
         # every rank has a share of some server: they divide one line, see `shares_of`
         nothing = cut(next(iter(found.values())), Share(0, 0))

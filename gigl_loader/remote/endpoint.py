@@ -29,8 +29,8 @@ from gigl_loader.remote.membership import (
     check_figures,
     check_same,
 )
-from gigl_loader.remote.messages import FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.refusals import RefusedJoins
+from gigl_loader.remote.requests import FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.sender import BatchSender
 from gigl_loader.remote.server_rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.service import CALLS, OBSERVER, DistServer, caller

@@ -1,4 +1,4 @@
-"""Where the machines of a graph store are."""
+"""Addresses, ports and numbers of a graph store's machines."""
 
 import os
 from dataclasses import dataclass

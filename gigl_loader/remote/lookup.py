@@ -21,7 +21,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.remote.calls import TensorMessage
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.connection import result_of
-from gigl_loader.remote.messages import EdgesRequest
+from gigl_loader.remote.requests import EdgesRequest
 from gigl_loader.sampler.questions import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import row_type
 from gigl_loader.workers.wire import RowsQuestion

@@ -131,7 +131,7 @@ class News:
     incarnations: tuple[int, ...] = ()
     """Which process each storage server is, by rank; 0: not known."""
     cluster: str = ""
-    """Of all storage servers, random; told with their addresses."""
+    """Random name of the storage cluster; told with the addresses."""
     graph: GraphIdentity | None = None
     """What they hold; told with their addresses. None: they do not know."""
     away: tuple[int, ...] = ()

@@ -26,7 +26,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
 from gigl_loader.remote.calls import FeatureInfos, PartitionBook, served
-from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest, RowBook
+from gigl_loader.remote.requests import ABLPRequest, EdgesRequest, NodeIdsRequest, RowBook
 from gigl_loader.remote.row_answers import RowAnswers
 from gigl_loader.sampler.questions import RowsAnswer
 from gigl_loader.sampler.reader import row_type

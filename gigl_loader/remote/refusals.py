@@ -14,7 +14,7 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, GiglLoaderError, JoinRefusedError, ProtocolError
 from gigl_loader.options import CustomSamplerOptions, FeatureStoreOptions
 from gigl_loader.remote.membership import MOST_RANKS
-from gigl_loader.remote.messages import ProducerRequest
+from gigl_loader.remote.requests import ProducerRequest
 from gigl_loader.transport import End
 
 _log = logging.getLogger(__name__)

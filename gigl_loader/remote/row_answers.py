@@ -8,7 +8,7 @@ from gigl_loader.dataset.view import Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
-from gigl_loader.remote.messages import RowBook
+from gigl_loader.remote.requests import RowBook
 from gigl_loader.sampler.questions import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import LocalReader
 

@@ -9,10 +9,10 @@ import numpy as np
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, ProtocolError
 from gigl_loader.memory.segments import Array
-from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.connection import ServerConnection
-from gigl_loader.remote.messages import RowBook
+from gigl_loader.remote.requests import RowBook
 from gigl_loader.remote.service import CALLS
+from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.rowcache.tables import Owner
 from gigl_loader.sampler.questions import RowsAnswer, RowsRequest
 from gigl_loader.sampler.row_exchange import Split, split_by_owner

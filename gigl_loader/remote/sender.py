@@ -10,8 +10,8 @@ from functools import partial
 from gigl_loader.memory.leases import Packed
 from gigl_loader.memory.same_host import Region
 from gigl_loader.message import Received
-from gigl_loader.remote.messages import BatchMessage, FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.payload import pack_batch
+from gigl_loader.remote.requests import BatchMessage, FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.service import DistServer
 from gigl_loader.transport import Peer
 

@@ -19,7 +19,7 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.remote.compact import NOBODY, Runs
-from gigl_loader.remote.messages import Nothing
+from gigl_loader.remote.requests import Nothing
 from gigl_loader.transport import Caller, Method
 from gigl_loader.workers.rendezvous import Rendezvous
 
@@ -260,7 +260,7 @@ class ServerRendezvous(Rendezvous):
         if self._caller is not None:
             return self._caller.ask(method, request, answer).wait(limit_s)
         found: Any = getattr(self._table, method)(request)
-        if not isinstance(found, Future):
+        if answer is Nothing:  # done at once; else it is a future
             return cast("T", found)
         try:
             return cast("T", found.result(limit_s))

@@ -39,7 +39,6 @@ from gigl_loader.options import (
 from gigl_loader.remote.calls import calls_of, served
 from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.membership import MOST_RANKS
-from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.remote.metrics import ServerCounts
 from gigl_loader.remote.partition_answers import PartitionAnswers
 from gigl_loader.remote.producer_table import ProducerEntry, ProducerTable
@@ -49,8 +48,8 @@ from gigl_loader.remote.refusals import (
     check_request,
     check_workers,
 )
+from gigl_loader.remote.requests import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.remote.shared import THIS_PROCESS, Clients, Pack, SharedProducer, as_it_is
-from gigl_loader.sampler._kernels import load as load_kernels
 from gigl_loader.sizes import parse_size
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security, free_ports
@@ -65,7 +64,7 @@ _log = logging.getLogger(__name__)
 caller: ContextVar[Hashable] = ContextVar("caller", default=THIS_PROCESS)
 """The client that the request being served came from: ``(job, rank)``, or `OBSERVER`."""
 OBSERVER = "observer"
-"""Who has not joined."""
+"""A caller that has not joined."""
 
 _OWN_SAMPLERS = "gigl_loader.sampler"
 _OVER = "over"
@@ -561,11 +560,6 @@ def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) ->
     for thread in threads:
         # daemons: a process that has to end does so, though the workers of some producer do not
         thread.join(_END_S)
-
-
-def warm_up() -> None:
-    """Compile or load the sampling kernels before the first client waits for them."""
-    load_kernels()
 
 
 CALLS = calls_of(DistServer)

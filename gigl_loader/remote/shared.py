@@ -22,7 +22,7 @@ from gigl_loader.errors import (
 from gigl_loader.memory.leases import ServerMemory
 from gigl_loader.message import AT_ONCE_STREAM, Received
 from gigl_loader.remote.compact import Runs
-from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
+from gigl_loader.remote.requests import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.threads import new_thread
 from gigl_loader.workers.producer import DistSamplingProducer
 

@@ -61,7 +61,8 @@ class Job:
             if json.loads(state.read_text()) != mark:
                 raise ConfigError(
                     f"{folder} holds the unfinished run of other tables or settings: run that one "
-                    "again to finish it, remove the directory, or give overwrite=True"
+                    "again to finish it, remove the directory, or give overwrite=True, which is "
+                    "--overwrite in the shell"
                 )
         elif folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
             raise ConfigError(f"scratch {folder} holds other files: give an empty directory")

@@ -12,7 +12,7 @@ from gigl_loader.dataset.local import DistDataset
 from gigl_loader.processes import ForkedProcess
 from gigl_loader.remote.client import init_compute_process, shutdown_compute_process
 from gigl_loader.remote.info import GraphStoreInfo
-from gigl_loader.remote.server import init_storage_process
+from gigl_loader.remote.storage_process import init_storage_process
 from gigl_loader.testing._ports import free_port
 
 _HOST = "127.0.0.1"

@@ -49,7 +49,6 @@ def arguments(kind: Any) -> set[str]:
     ("title", "kind", "ours"),
     [
         ("`NeighborLoader` of PyG", pyg.NeighborLoader, "DistNeighborLoader"),
-        ("`LinkNeighborLoader` of PyG", pyg.LinkNeighborLoader, "DistLinkNeighborLoader"),
         ("`HGTLoader` of PyG", pyg.HGTLoader, "DistNeighborLoader"),
         (
             "`DataLoader` of torch, which these take besides",
@@ -62,15 +61,30 @@ def test_pyg(title: str, kind: Any, ours: str) -> None:
     _check(rows(title), arguments(kind), ours)
 
 
+def test_pyg_links() -> None:
+    """The table has what `NeighborLoader` has not; both tables together are all."""
+    told = rows("`LinkNeighborLoader` of PyG")
+    shared = rows("`NeighborLoader` of PyG")
+    names = arguments(pyg.LinkNeighborLoader)
+    assert not set(told) & set(shared)
+    told |= {name: text for name, text in shared.items() if name in names}
+    _check(told, names, "DistLinkNeighborLoader")
+
+
 @pytest.mark.parametrize("name", GLT)
 def test_graphlearn_torch(name: str) -> None:
     """Its Python layer is what the rows are of; without it they name what it had."""
-    told = rows(f"`{name}` of graphlearn-torch")
-    names = set(told)
-    if importlib.util.find_spec("graphlearn_torch") is not None:
-        module = importlib.import_module(f"graphlearn_torch.distributed.{GLT[name]}")
-        names = arguments(getattr(module, name))
-    _check(told, names, name)
+    told = rows("The loaders of graphlearn-torch")
+    if importlib.util.find_spec("graphlearn_torch") is None:
+        told = {one: text for one, text in told.items() if not text.startswith("the same")}
+        _check(told, set(told), name)
+        return
+    modules = {
+        one: importlib.import_module(f"graphlearn_torch.distributed.{GLT[one]}") for one in GLT
+    }
+    names = {one: arguments(getattr(module, one)) for one, module in modules.items()}
+    assert set(told) == set().union(*names.values())
+    _check({one: text for one, text in told.items() if one in names[name]}, names[name], name)
 
 
 @pytest.mark.glt

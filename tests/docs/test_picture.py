@@ -31,10 +31,11 @@ def test_the_picture_can_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     sys.modules.pop("picture", None)
 
 
-def test_both_first_pages_say_the_same() -> None:
-    tables = [
-        [line for line in (ROOT / page).read_text().splitlines() if line.startswith("| ")]
+def test_both_first_pages_compare_alike() -> None:
+    header = "| | gigl_loader |"
+    of_readme, of_site = (
+        (ROOT / page).read_text().split(header, 1)[1].split("\n\n", 1)[0]
         for page in ("README.md", "docs/index.md")
-    ]
-    assert [line for line in tables[1] if line not in tables[0]] == []
-    assert any("hangs" in line for line in tables[1])
+    )
+    assert of_readme == of_site
+    assert "hangs" in of_site

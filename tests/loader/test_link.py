@@ -41,7 +41,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.negatives import zip_with_negatives
 from gigl_loader.options import SAME_MEMORY_VARIABLE
-from gigl_loader.remote.messages import ABLPRequest
+from gigl_loader.remote.requests import ABLPRequest
 from gigl_loader.testing import batch_tensors, run_ranks
 
 pytestmark = pytest.mark.multiprocess

@@ -10,7 +10,7 @@ from torch import Tensor
 from gigl_loader._glt import RangePartitionBook
 from gigl_loader.dataset.schema import FeatureInfo
 from gigl_loader.errors import ProtocolError
-from gigl_loader.remote.messages import RowBook
+from gigl_loader.remote.requests import RowBook
 from gigl_loader.remote.service import CALLS
 from gigl_loader.transport.codec import decode, encode, read_header
 

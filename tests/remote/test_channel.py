@@ -28,8 +28,8 @@ from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.options import SAME_MEMORY_VARIABLE
 from gigl_loader.remote import fetcher
 from gigl_loader.remote.channel import RemoteReceivingChannel
-from gigl_loader.remote.messages import BatchMessage, FetchAnswer, Nothing
 from gigl_loader.remote.payload import pack_batch
+from gigl_loader.remote.requests import BatchMessage, FetchAnswer, Nothing
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import End
 

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError, UsageError
+from gigl_loader.graph_store import DistServer
 from gigl_loader.ranks import gather_from_ranks
 from gigl_loader.remote import dataset as dataset_module
-from gigl_loader.remote.dataset import ABLPInputNodes, _nodes_of
+from gigl_loader.remote.dataset import ABLPInputNodes
 from gigl_loader.testing import run_ranks
 
 BUYS, LIKES = ("user", "buys", "item"), ("user", "likes", "item")
@@ -114,7 +114,7 @@ def test_machines_of_both_clusters_agree_as_in_gigl(tmp_path: Path) -> None:
     run_ranks(_find_each_other, world_size=3, tmp_path=tmp_path)
 
 
-def test_labels_are_cut_with_their_anchors_and_named_by_either_edge_type() -> None:
+def test_labels_are_cut_with_their_anchors_and_named_by_either_edge_type(monkeypatch) -> None:
     anchors = torch.arange(5)
     positives, negatives = anchors.view(5, 1) * 10, anchors.view(5, 1) * 100
     whole = ABLPInputNodes(
@@ -134,11 +134,14 @@ def test_labels_are_cut_with_their_anchors_and_named_by_either_edge_type() -> No
     assert list(part.negative_labels) == [message_passing_to_negative_label(BUYS)]
     none = ABLPInputNodes(anchors, "user", {LIKES: (positives, None)})
     assert none.negative_labels is None
-    again = _nodes_of(("user", anchors, whole.positive_labels, whole.negative_labels))
+    both = ("user", anchors, whole.positive_labels, whole.negative_labels)
+    _fetches(monkeypatch, both, ("user", anchors, none.positive_labels, None))
+    dataset = RemoteDistDataset(info_of(1, 1), 0)
+    again = dataset.fetch_ablp_input(None)[0]
     assert again.labels.keys() == whole.labels.keys()
     assert again.labels[BUYS][1] is negatives
     assert again.labels[LIKES] == (positives, None)
-    assert _nodes_of(("user", anchors, none.positive_labels, None)).labels[LIKES][1] is None
+    assert dataset.fetch_ablp_input(None)[0].labels[LIKES][1] is None
 
 
 def test_what_is_shared_is_shared_whole() -> None:
@@ -148,83 +151,74 @@ def test_what_is_shared_is_shared_whole() -> None:
         RemoteDistDataset(info_of(1, 1), 0, mp_barrier=threading.Barrier(1))
 
 
-def _together(fetches: list[Callable[[], Any]], key: str = "ids") -> list[Any]:
-    """Return what each process of a machine gets, or its error; here they are threads."""
+def _fetches(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> list[Any]:
+    """Let the servers answer, or raise, one after the other; return the questions."""
+    asked: list[Any] = []
+
+    def ask(function: Any, requests: dict[int, Any], *limits: float) -> dict[int, Any]:
+        asked.append((function, requests))
+        answer = answers[len(asked) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return dict.fromkeys(requests, answer)
+
+    monkeypatch.setattr(dataset_module, "ask_servers", ask)
+    return asked
+
+
+def _together(size: int, times: int = 1) -> list[list[Any]]:
+    """Return by local rank what each process of a machine fetches; here they are threads."""
     shared: dict[str, Any] = {}
-    barrier = threading.Barrier(len(fetches))
+    barrier = threading.Barrier(size)
 
-    def fetch(rank: int) -> Any:
-        dataset = RemoteDistDataset(info_of(1, 1), rank, shared, barrier)
-        try:
-            return dataset._once((key,), fetches[rank])
-        except Exception as error:
-            return error
-
-    with ThreadPoolExecutor(len(fetches)) as pool:
-        return list(pool.map(fetch, range(len(fetches))))
-
-
-def _never() -> Any:
-    raise AssertionError("local rank 0 fetches for all")
-
-
-def test_local_rank_0_fetches_for_all_and_tells_of_its_failure() -> None:
-    fetched = _together([lambda: {0: (torch.arange(3), "text")}, _never, _never])
-    assert all(one is fetched[0] for one in fetched)
-    tensor, text = fetched[0][0]
-    assert (tensor.tolist(), tensor.is_shared(), text) == ([0, 1, 2], True, "text")
-
-    def fail() -> Any:
-        raise ServerDiedError("storage server 0 is gone")
-
-    for one in _together([fail, _never]):
-        assert isinstance(one, ServerDiedError)
-
-
-def test_a_fetch_that_failed_may_be_made_again() -> None:
-    """The error is not kept for good, and each process gets that of the same attempt."""
-    shared: dict[str, Any] = {}
-    barrier, luck = threading.Barrier(3), iter([ServerDiedError("once"), ServerDiedError("twice")])
-
-    def fetch() -> str:
-        error = next(luck, None)
-        if error is not None:
-            raise error
-        return "ids"
-
-    def four_times(rank: int) -> list[str]:
-        dataset = RemoteDistDataset(info_of(1, 1), rank, shared, barrier)
-        found = []
-        for _ in range(4):
+    def fetch(rank: int) -> list[Any]:
+        dataset, found = RemoteDistDataset(info_of(1, 1), rank, shared, barrier), list[Any]()
+        for _ in range(times):
             try:
-                found.append(dataset._once(("ids",), fetch))
+                found.append(dataset.fetch_node_ids()[0])
             except ServerDiedError as error:
                 found.append(str(error))
         return found
 
-    with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(four_times, range(3))) == [["once", "twice", "ids", "ids"]] * 3
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(fetch, range(size)))
+
+
+def test_local_rank_0_fetches_for_all_and_tells_of_its_failure(monkeypatch) -> None:
+    asked = _fetches(monkeypatch, torch.arange(3))
+    fetched = [ids for (ids,) in _together(3)]
+    assert len(asked) == 1
+    assert all(ids.tolist() == [0, 1, 2] and ids.is_shared() for ids in fetched)
+    assert len({ids.data_ptr() for ids in fetched}) == 1
+    _fetches(monkeypatch, ServerDiedError("storage server 0 is gone"))
+    assert _together(2) == [["storage server 0 is gone"]] * 2
+
+
+def test_a_fetch_that_failed_may_be_made_again(monkeypatch) -> None:
+    """The error is not kept for good, and each process gets that of the same attempt."""
+    once, twice = ServerDiedError("once"), ServerDiedError("twice")
+    asked = _fetches(monkeypatch, once, twice, torch.arange(3))
+    for found in _together(3, times=4):
+        assert found[:2] == ["once", "twice"]
+        assert [ids.tolist() for ids in found[2:]] == [[0, 1, 2]] * 2
+    assert len(asked) == 3
 
 
 def test_who_fetches_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    barrier = threading.Barrier(1)
-    other = RemoteDistDataset(info_of(1, 1), 1, {}, barrier)
-    with pytest.raises(ConfigError, match=r"local rank 0 did not fetch \('ids', 'train'\)"):
-        other._once(("ids", "train"), _never)
+    asked = _fetches(monkeypatch)
+    other = RemoteDistDataset(info_of(1, 1), 1, {}, threading.Barrier(1))
+    with pytest.raises(ConfigError, match=r"local rank 0 did not fetch \('get_node_ids', 'train'"):
+        other.fetch_node_ids(split="train")
     monkeypatch.setattr(dataset_module, "_SHARING_TIMEOUT_S", 0.01)
     alone = RemoteDistDataset(info_of(1, 1), 1, {}, threading.Barrier(2))
-    with pytest.raises(PeerTimeoutError, match=r"local rank 1: .* did not all fetch \('ids',\)"):
-        alone._once(("ids",), _never)
+    words = r"local rank 1: .* did not all fetch \('get_ablp_input', 'val'"
+    with pytest.raises(PeerTimeoutError, match=words):
+        alone.fetch_ablp_input("val")
+    assert asked == []
 
 
 def test_the_schema_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def answer(self: Any, name: str, requests: dict[int, Any]) -> dict[int, Any]:
-        asked.append((name, requests))
-        return dict.fromkeys(requests, "a schema")
-
-    monkeypatch.setattr(RemoteDistDataset, "_ask_each", answer)
+    asked = _fetches(monkeypatch, "a schema")
     dataset: Any = RemoteDistDataset(info_of(2, 1), 0)
     assert [dataset.fetch_schema(), dataset.fetch_schema()] == ["a schema"] * 2
-    assert asked == [("get_schema", {0: ()})]
+    assert asked == [(DistServer.get_schema, {0: ()})]

@@ -50,7 +50,7 @@ from gigl_loader.options import (
 )
 from gigl_loader.ranks import end_group
 from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.messages import NodeIdsRequest
+from gigl_loader.remote.requests import NodeIdsRequest
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import (
     batch_tensors,

@@ -16,7 +16,9 @@ import pytest
 from in_process import SECURITY, channel_of, create, joined, start, storage, take
 from relay import Relay
 from store_cluster import (
+    HOST,
     compute,
+    free_port,
     info_of,
     processes,
     serve,
@@ -38,11 +40,11 @@ from gigl_loader.errors import (
 from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.endpoint import Endpoint
+from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.membership import Join, News, Role, Watch, check_same
-from gigl_loader.remote.messages import (
+from gigl_loader.remote.requests import (
     EpochRequest,
     FetchAnswer,
     FetchRequest,
@@ -51,6 +53,7 @@ from gigl_loader.remote.messages import (
 )
 from gigl_loader.remote.server_rendezvous import Gather, Gathered
 from gigl_loader.remote.service import CALLS
+from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.testing import TinyGraph, batch_tensors, wait_until
 from gigl_loader.testing._cluster import MakePartition
 from gigl_loader.transport import Caller, Security
@@ -161,6 +164,37 @@ def test_a_fetch_is_asked_again_of_the_server_that_it_was_meant_for() -> None:
         assert len(take(channel)) == 30, "each of the other one's batches is its own"
 
 
+def test_a_server_whose_clock_is_behind_takes_the_place_of_one_that_vanished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Server 0 has not noticed. Incarnations were wall clocks: "two processes joined"."""
+    zero = Endpoint(DistServer(tiny_partition(0, 2), 0, 2), HOST, 0, SECURITY, rejoin_s=60.0)
+    host, port = zero.address
+    vanished = Join(
+        role=Role.SERVER, rank=1, num_servers=2, address=(HOST, free_port()),
+        incarnation=2**63 - 1, process="vanished",
+    )  # fmt: skip
+    leader = Leader(host, port, SECURITY, "storage server 1", 10.0)
+    hour_ago = time.time_ns() - 3600 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: hour_ago)
+    again = Endpoint(
+        DistServer(tiny_partition(1, 2), 1, 2), HOST, 0, SECURITY, leader=leader, rejoin_s=60.0
+    )
+    with ExitStack() as stack:
+        for endpoint in (again, zero):
+            stack.callback(endpoint.close)
+        zero.start()
+        former = stack.enter_context(Caller(host, port, SECURITY, "storage server 1"))
+        heard = former.ask("watch", Watch(vanished, 0), News).wait(60)
+        former.ask("watch", Watch(vanished, heard.number), News)
+        assert zero.status()["servers"] == [1]
+        again.start()
+        with joined(zero.address, 2) as cluster:
+            assert cluster.connection(1).call("ping").result(60) == os.getpid()
+            assert cluster.incarnations[1] == again.incarnation
+        assert (zero.error, again.error) == (None, None)
+
+
 # --- a cluster and a graph ------------------------------------------------------------------------
 
 
@@ -235,7 +269,7 @@ def test_a_refusal_that_stays_ends_the_wait_at_once(
     what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seen: asked again for ten minutes, four times a second, each a warning of the server's."""
-    monkeypatch.setattr("gigl_loader.remote.cluster._REFUSED_PAUSE_S", 0.5)
+    monkeypatch.setattr("gigl_loader.remote.storage_cluster._REFUSED_PAUSE_S", 0.5)
     with storage(security=TOKEN) as (former,), joined(former.address, security=TOKEN) as cluster:
         former.close()
         wait_until(lambda: cluster.lost, "the client has heard of it")

@@ -7,7 +7,7 @@ import pytest
 
 from gigl_loader.message import Attempt
 from gigl_loader.remote import sender
-from gigl_loader.remote.messages import FetchRequest
+from gigl_loader.remote.requests import FetchRequest
 from gigl_loader.remote.sender import Leases
 
 

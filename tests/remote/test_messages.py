@@ -17,10 +17,10 @@ from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions, KHopNeighborSamplerOptions
-from gigl_loader.remote import calls, messages
+from gigl_loader.remote import calls, requests
 from gigl_loader.remote.calls import SchemaMessage
 from gigl_loader.remote.compact import Runs
-from gigl_loader.remote.messages import EpochRequest, ProducerRequest
+from gigl_loader.remote.requests import EpochRequest, ProducerRequest
 from gigl_loader.remote.service import CALLS
 from gigl_loader.transport.codec import decode, encode, read_header
 
@@ -109,4 +109,4 @@ def test_an_answer_to_another_question_is_refused() -> None:
     header, _ = encode(EpochRequest(attempt=Attempt(0, 1)))
     _, body, _ = read_header(header)
     with pytest.raises(ProtocolError, match="unknown field"):
-        decode(body, [], messages.NodeIdsRequest)
+        decode(body, [], requests.NodeIdsRequest)

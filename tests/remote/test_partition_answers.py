@@ -12,8 +12,8 @@ from torch_geometric.data import HeteroData
 from gigl_loader import DistDataset
 from gigl_loader.dataset.holders import Share
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest
 from gigl_loader.remote.partition_answers import PartitionAnswers, padded_rows
+from gigl_loader.remote.requests import ABLPRequest, EdgesRequest, NodeIdsRequest
 from gigl_loader.sampler.questions import RowsRequest
 from gigl_loader.testing import TinyGraph
 from gigl_loader.workers.wire import RowsQuestion

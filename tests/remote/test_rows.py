@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, ProtocolError, ServerDiedError
-from gigl_loader.remote.messages import RowBook
+from gigl_loader.remote.requests import RowBook
 from gigl_loader.remote.rows import RowQuestions
 from gigl_loader.sampler.questions import RowsRequest
 from gigl_loader.transport.codec import ArraySpec

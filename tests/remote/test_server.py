@@ -12,7 +12,7 @@ from store_cluster import HOST, info_of, tiny_graph
 
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import init_storage_process
-from gigl_loader.remote.server import StorageProcess
+from gigl_loader.remote.storage_process import StorageProcess
 from gigl_loader.transport import End, certs
 from gigl_loader.transport.security import (
     INSECURE_VARIABLE,

@@ -13,7 +13,7 @@ from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote.compact import Runs
-from gigl_loader.remote.messages import (
+from gigl_loader.remote.requests import (
     EpochRequest,
     FetchRequest,
     ProducerRequest,

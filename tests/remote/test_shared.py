@@ -18,7 +18,7 @@ from gigl_loader.memory.leases import ServerMemory
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, Attempt, Received
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote import service
-from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
+from gigl_loader.remote.requests import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.remote.shared import SharedProducer
 from gigl_loader.testing import wait_until
 from gigl_loader.workers.schedule import BatchStream

@@ -22,7 +22,7 @@ from support.simulation import (
 
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote.compact import Runs
-from gigl_loader.remote.messages import ProducerRequest
+from gigl_loader.remote.requests import ProducerRequest
 from gigl_loader.remote.shared import OwnBatches, share_of_batches
 from gigl_loader.workers.sampled_input import epoch_order
 

@@ -2,7 +2,7 @@
 
 from gigl_loader import testing
 from gigl_loader.loader import link
-from gigl_loader.remote import server, source
+from gigl_loader.remote import source, storage_process
 from gigl_loader.rowcache import cache
 from gigl_loader.sampler import (
     _kernels,
@@ -13,7 +13,7 @@ from gigl_loader.sampler import (
 from gigl_loader.workers import supervisor
 from support import zygote
 
-_IMPORTED_FOR_WHAT_THEY_IMPORT = link, server, source, supervisor, zygote
+_IMPORTED_FOR_WHAT_THEY_IMPORT = link, source, storage_process, supervisor, zygote
 for _name in testing.__all__:
     # names are imported when they are first used: now, before the fork
     getattr(testing, _name)

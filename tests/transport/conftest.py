@@ -5,7 +5,7 @@ import pytest
 from network import Network
 from service import SECURITIES
 
-from gigl_loader.testing._waiting import wait_until
+from gigl_loader.testing import wait_until
 from gigl_loader.transport import Security
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from service import SECURITIES, Answer, question
 
-from gigl_loader.testing._waiting import wait_until
+from gigl_loader.testing import wait_until
 from gigl_loader.transport import Caller, Security
 from gigl_loader.transport.stream import KNOCK_FRAME
 

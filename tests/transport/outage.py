@@ -6,7 +6,7 @@ import time
 from relay import Relay
 from service import Answer, Service, question
 
-from gigl_loader.testing._waiting import wait_until
+from gigl_loader.testing import wait_until
 from gigl_loader.transport import Caller, Security
 
 BYTES, BYTES_PER_S = 1 << 21, 4e6

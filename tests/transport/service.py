@@ -27,7 +27,9 @@ class Answer:
 class Service:
     """A listener and what it was asked."""
 
-    def __init__(self, security: Security, host: str = "127.0.0.1", **options: Any) -> None:
+    def __init__(
+        self, security: Security, host: str = "127.0.0.1", port: int = 0, **options: Any
+    ) -> None:
         self.asked: list[int] = []
         self.peers: list[Peer] = []
         self.ends: list[tuple[str, End]] = []
@@ -35,7 +37,7 @@ class Service:
         self.never: list[Future[Answer]] = []
         self.listener = Listener(
             host,
-            0,
+            port,
             security,
             {
                 "double": Method(Question, Answer, self._double),

@@ -13,7 +13,7 @@ import pytest
 from network import AT_ONCE_S, PATIENCE_S, Network
 from outage import BYTES, BYTES_PER_S, outage
 from relay import Relay
-from service import SECURITIES, Answer, Question, Service, question
+from service import SECURITIES, Answer, Service, question
 
 from gigl_loader.errors import (
     PeerError,
@@ -23,14 +23,11 @@ from gigl_loader.errors import (
     RemoteError,
     UsageError,
 )
-from gigl_loader.testing._ports import free_port
-from gigl_loader.testing._waiting import wait_until
+from gigl_loader.testing import free_port, wait_until
 from gigl_loader.transport import (
     ArraySpec,
     Caller,
     End,
-    Listener,
-    Method,
     Security,
     listener,
 )
@@ -252,17 +249,7 @@ def test_a_listener_that_is_not_up_yet_is_waited_for(network: Network) -> None:
 
 
 def _at_port(network: Network, port: int) -> Service:
-    service = Service.__new__(Service)
-    service.asked = []
-    listener = Listener(
-        "127.0.0.1",
-        port,
-        network.security,
-        {"double": Method(Question, Answer, service._double)},
-        "service",
-    )
-    network.opened.append(listener.start())
-    return service
+    return network.service(port=port)
 
 
 SERVER = """

@@ -14,7 +14,7 @@ from network import AT_ONCE_S, Network, enter, refusals
 from service import TOKEN, Answer, question
 
 from gigl_loader.errors import JoinRefusedError, PeerLostError, ProtocolError
-from gigl_loader.testing._waiting import wait_until
+from gigl_loader.testing import wait_until
 from gigl_loader.transport import Caller, End, Security, certs, stream
 from gigl_loader.transport.codec import decode
 from gigl_loader.transport.handshake import Admitted, Goodbye, Greeting
@@ -295,15 +295,13 @@ def test_a_frame_that_announces_16_gib_costs_nothing(plain: Network) -> None:
 def test_16_gib_from_one_who_is_let_in_cost_nothing(network: Network) -> None:
     """The token is no leave to take memory."""
     service = network.service()
-    caller = network.caller(service.listener.address)
-    caller.connect(time.monotonic() + 60)
-    assert caller._connection is not None
+    connection = network.enter(service.listener.address)
     head = struct.pack(
         "<4sBBxxIIQ", b"GLt\0", stream.VERSION, stream.FrameKind.ASK, 100, 1, 16 << 30
     )
     tracemalloc.start()
     try:
-        caller._connection.stream.push([memoryview(head)])
+        connection.push([memoryview(head)])
         wait_until(lambda: service.ends, "the listener has read it")
         assert tracemalloc.get_traced_memory()[1] < 16 << 20, "numpy's memory is counted, too"
     finally:

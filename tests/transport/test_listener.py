@@ -17,8 +17,7 @@ from network import AT_ONCE_S, PATIENCE_S, Network, enter, refusals
 from service import SECURITIES, Answer, question
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, PeerLostError
-from gigl_loader.testing._ports import free_port
-from gigl_loader.testing._waiting import wait_until
+from gigl_loader.testing import free_port, wait_until
 from gigl_loader.transport import Caller, End, Listener, Method, Peer, Security
 from gigl_loader.transport.listener import _PeerConnection
 from gigl_loader.transport.stream import ALIVE_FRAME, KNOCK_FRAME, FrameKind, Stream, pack
@@ -203,12 +202,11 @@ def test_peers_are_told_apart_and_their_ends_reported(network: Network) -> None:
 
 def test_a_killed_caller_is_known_while_its_question_is_worked_on(network: Network) -> None:
     service = network.service()
-    caller = network.caller(service.listener.address)
-    caller.ask("gated", question(1), Answer)
+    stream = network.enter(service.listener.address)
+    assert stream.push(pack(FrameKind.ASK, question(1), "gated"))
     wait_until(lambda: service.asked, "the question is there")
     started = time.monotonic()
-    connection = caller._connection
-    connection.stream.shutdown()  # what the kernel does for a killed process
+    stream.shutdown()  # what the kernel does for a killed process
     assert service.peers[0].gone.wait(60)
     assert time.monotonic() - started < AT_ONCE_S
     service.gate.set()
@@ -217,10 +215,8 @@ def test_a_killed_caller_is_known_while_its_question_is_worked_on(network: Netwo
 
 def test_an_asker_that_stops_in_the_middle_is_cut_off(plain: Network) -> None:
     service = plain.service(silence_s=0.5)
-    caller = plain.caller(service.listener.address)
-    caller.connect(time.monotonic() + 10)
-    sock = caller._connection.stream.sock
-    sock.send(bytes(pack(FrameKind.ASK, question(1), "double")[0])[:30])
+    stream = plain.enter(service.listener.address)
+    stream.sock.send(bytes(pack(FrameKind.ASK, question(1), "double")[0])[:30])
     wait_until(lambda: service.ends == [("tester", End.SILENT)], "it is cut off")
 
 
@@ -264,14 +260,10 @@ def test_hostile_bytes_inside_tls(network: Network) -> None:
     dice = random.Random(3)
     ask = b"".join(bytes(v) for v in pack(FrameKind.ASK, question(1), "double"))
     for _ in range(40):
-        host, port = service.listener.address
-        caller = Caller(host, port, network.security, "fuzz")
-        caller.connect(time.monotonic() + 10)
-        connection = caller._connection
-        assert connection is not None
+        stream = network.enter(service.listener.address)
         with contextlib.suppress(OSError):
-            connection.stream.say(exchange([ask, ask, ALIVE_FRAME], dice))
-        caller.close()
+            stream.say(exchange([ask, ask, ALIVE_FRAME], dice))
+        stream.close()
     wait_until(lambda: service.listener.stats()["open"] == 0, "all of them are gone")
     caller = network.caller(service.listener.address)
     assert caller.ask("double", question(3), Answer).wait(60).number == 3
@@ -308,9 +300,11 @@ def test_a_listener_that_closes_answers_with_its_goodbye_alone(
 ) -> None:
     """What fails because another connection has ended already must not look like a refusal."""
     ends: list[str] = []
+    asks = threading.Event()
 
     def fail_once_a_is_gone(request: int, peer: Peer) -> int:
         if peer.name == "b":
+            asks.set()
             wait_until(lambda: "a" in ends, "the other connection has ended")
             raise PeerError("whoever asks was given up")
         return request
@@ -323,7 +317,7 @@ def test_a_listener_that_closes_answers_with_its_goodbye_alone(
     a, b = (network.caller(listener.address, name=name) for name in "ab")
     assert a.ask("ask", 1, int).wait(60) == 1
     asked = b.ask("ask", 2, int)
-    wait_until(lambda: any(one.owes for one in listener._connections.values()), "b asks")
+    assert asks.wait(60), "b asks"
     dismiss = _PeerConnection.dismiss
 
     def dismiss_once_answered(self: _PeerConnection, *args: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from service import TOKEN
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.testing._waiting import wait_until
+from gigl_loader.testing import wait_until
 from gigl_loader.transport import Mode, Security, certs
 
 

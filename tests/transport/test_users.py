@@ -14,7 +14,7 @@ from network import Network, refusals
 from service import Answer, question
 
 from gigl_loader.errors import JoinRefusedError
-from gigl_loader.testing._waiting import wait_until
+from gigl_loader.testing import wait_until
 from gigl_loader.transport import End, Security, sockets
 
 HERE = Path(__file__).parent

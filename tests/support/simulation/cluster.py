@@ -1,12 +1,12 @@
 """A simulated job: storage servers and ranks, running the package's own coordination code.
 
-What runs as it is: joining and leaving (`remote.endpoint`, `jobs`, `cluster`), the rendezvous of
-the servers, producers and who leads their creation (`remote.source`, `service`), what servers agree
-on before their workers talk (`workers.agreement`), the schedule of batches (`workers.producer` and
-what it is made of, `remote.shared`), the channel, the epoch over all ranks (`loader.world`,
-`loader.epoch`), the saving of states, and how all of them go on after a server was lost; where a
-rank keeps rows, drawing ahead, what is kept by next use, and filling (`remote.filling_channel`,
-`rowcache`). What is modelled: the network, the answers with rows, the
+What runs as it is: joining and leaving (`remote.endpoint`, `jobs`, `storage_cluster`), the
+rendezvous of the servers, producers and who leads their creation (`remote.source`, `service`), what
+servers agree on before their workers talk (`workers.agreement`), the schedule of batches
+(`workers.producer` and what it is made of, `remote.shared`), the channel, the epoch over all ranks
+(`loader.world`, `loader.epoch`), the saving of states, and how all of them go on after a server was
+lost; where a rank keeps rows, drawing ahead, what is kept by next use, and filling
+(`remote.filling_channel`, `rowcache`). What is modelled: the network, the answers with rows, the
 process group's collectives, workers (their time; a batch is its seeds), the model's step.
 """
 
@@ -37,7 +37,6 @@ from gigl_loader.options import CacheOptions, EpochOptions
 from gigl_loader.remote import (
     channel,
     client,
-    cluster,
     connection,
     endpoint,
     fetcher,
@@ -52,12 +51,13 @@ from gigl_loader.remote import (
     service,
     shared,
     source,
+    storage_cluster,
 )  # fmt: skip
-from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.source import RemoteSource
+from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.rowcache import tables as tables
 from gigl_loader.testing._graphs import TinyGraph
 from gigl_loader.transport import Security
@@ -72,7 +72,7 @@ from support.simulation.workers import SimulatedMemory, SimulatedPool
 from support.simulation.world import Process, World
 
 _MODULES = (
-    agreement, channel, client, cluster, endpoint, fetcher, iterator, leader, connection,
+    agreement, channel, client, storage_cluster, endpoint, fetcher, iterator, leader, connection,
     loader_world, membership, producer, producers, recovery, server_rendezvous, rows,
     filling_channel, sampled_input, sender, service, shared, producer_table, source, tables, tasks,
 )  # fmt: skip

@@ -22,7 +22,8 @@ from gigl_loader.remote.info import GraphStoreInfo
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.membership import PATIENCE_S, WaitReport, check_patience
 from gigl_loader.remote.metrics import MetricsListener
-from gigl_loader.remote.service import DistServer, warm_up
+from gigl_loader.remote.service import DistServer
+from gigl_loader.sampler._kernels import load as load_kernels
 from gigl_loader.transport import End, Security, address_towards, refuse_loopback_name
 
 _log = logging.getLogger(__name__)
@@ -228,9 +229,9 @@ def init_storage_process(
     try:
         if metrics_port is not None:
             metrics = MetricsListener(server.status, metrics_host, metrics_port, security)
-        # before anybody is let in: it takes seconds where Numba's cache is empty, and a client's
-        # wait for its first batch would count them
-        warm_up()
+        # before anybody is let in: where Numba's cache is empty it takes seconds to compile, which
+        # a client's wait for its first batch would count
+        load_kernels()
         # for GLT's classes, which ask for it. One client stands for all: jobs differ in how many
         # they have
         _set_server_context(num_servers, storage_rank, "gigl_loader_servers", 1)

@@ -444,14 +444,10 @@ class Cluster:
         self, server: int, name: str, arguments: dict[str, Any], timeout_s: float,
         reconnect_s: float,
     ) -> "Future[Any]":  # fmt: skip
-        """Ask one server as `ask_each` does, and return at once, with a future of what it returns.
-
-        A question that is under way when its server is lost is asked again by a thread.
-        """
-        connection = self.connection(self.stand_in(server))
+        """Ask one server as `ask_each` does, in a thread; return a future of what it returns."""
         answer: Future[Any] = Future()
 
-        def ask_again() -> None:
+        def ask() -> None:
             try:
                 found = self.ask_each(name, {server: arguments}, timeout_s, reconnect_s)
             except BaseException as error:  # somebody waits for it
@@ -459,18 +455,8 @@ class Cluster:
             else:
                 answer.set_result(found[server])
 
-        def came(first: "Future[Any]") -> None:
-            error = first.exception()
-            if error is None:
-                answer.set_result(first.result())
-            elif _is_lost(connection, error):
-                what = f"{name} again, of storage server {server}"
-                new_thread(target=ask_again, name=what, on_death=answer.set_exception).start()
-            else:
-                answer.set_exception(error)
-
-        # `came` runs in the thread of the call, which must not wait for servers to come back
-        connection.call(name, timeout_s, **arguments).add_done_callback(came)
+        what = f"{name} of storage server {server}"
+        new_thread(target=ask, name=what, on_death=answer.set_exception).start()
         return answer
 
     def holders(self, timeout_s: float, reconnect_s: float = 0.0) -> list[int]:
