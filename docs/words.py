@@ -42,10 +42,8 @@ class Page(NamedTuple):
 
 def sentences(text: str) -> list[str]:
     """Return the sentences of a page in Markdown; without headings, code, tables and pictures."""
-    text = _IMAGE.sub("", _TAG.sub("", _FENCE.sub("\n", text)))
-    text = _CODE.sub("code", _LINK.sub(r"\1", text))
     blocks: list[list[str]] = [[]]
-    for line in text.splitlines():
+    for line in _FENCE.sub("\n", text).splitlines():
         if not line.strip() or _NO_PROSE.match(line):
             blocks.append([])
         elif _ITEM.match(line):
@@ -54,8 +52,14 @@ def sentences(text: str) -> list[str]:
             blocks[-1].append(line.strip().removeprefix("> "))
     found = []
     for block in blocks:
-        found += [part.strip() for part in _END.sub("\\g<0>\n", " ".join(block)).split("\n")]
-    return [sentence for sentence in found if _WORD.search(sentence)]
+        found += _END.sub("\\g<0>\n", _words_only(" ".join(block))).split("\n")
+    return [sentence.strip() for sentence in found if _WORD.search(sentence)]
+
+
+def _words_only(text: str) -> str:
+    """Return a paragraph with each piece of code as one word, and links as their texts."""
+    text = _CODE.sub("code", text)  # first, as code may look like a tag
+    return _LINK.sub(r"\1", _IMAGE.sub("", _TAG.sub("", text)))
 
 
 def count(text: str) -> Page:
@@ -63,7 +67,7 @@ def count(text: str) -> Page:
     by_length = [(len(_WORD.findall(sentence)), sentence) for sentence in sentences(text)]
     words = sum(length for length, _ in by_length)
     table = re.findall(r"^ *\|.*$", _FENCE.sub("\n", text), re.MULTILINE)
-    in_tables = len(_WORD.findall(_CODE.sub("code", _LINK.sub(r"\1", "\n".join(table)))))
+    in_tables = sum(len(_WORD.findall(_words_only(line))) for line in table)
     longest, sentence = max(by_length, default=(0, ""))
     return Page(words, words + in_tables, words / max(len(by_length), 1), longest, sentence)
 

@@ -1,38 +1,47 @@
-"""Public names that are imported when they are first used."""
+"""Public names that are imported when they are first used; each package lists its own in a stub.
 
+The stub, ``__init__.pyi`` beside ``__init__.py``, is what type checkers read, and the one list.
+"""
+
+import os
+import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from types import FunctionType
 from typing import Any
 
+_NAME = re.compile(r"^from ([\w.]+) import \(?\s*(\w+) as \2\b", re.MULTILINE)
+
 
 def lazy_names(
-    package: str, modules: Mapping[str, str], aliases: Collection[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the ``__getattr__`` and the ``__dir__`` of a package.
+    package: str,
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return the ``__getattr__``, the ``__dir__`` and the ``__all__`` of a package.
+
+    A name that the stub takes from ``gigl_loader`` itself can be imported from the package, too,
+    and is no name of its own: it is not in ``__all__``.
 
     Args:
         package: Its ``__name__``.
-        modules: Where each public name is defined: a module below ``gigl_loader``.
-        aliases: Names of ``gigl_loader`` itself that can be imported from here too.
     """
     own = vars(sys.modules[package])
+    with open(os.path.join(os.path.dirname(own["__file__"]), "__init__.pyi")) as stub:
+        modules = {name: module for module, name in _NAME.findall(stub.read())}
+    public = sorted(name for name, module in modules.items() if module != "gigl_loader")
 
     def getattr_(name: str) -> Any:
-        if name in aliases:
-            return getattr(import_module("gigl_loader"), name)
         module = modules.get(name)
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"gigl_loader.{module}"), name)
-        if isinstance(value, (type, FunctionType)):
+        value = getattr(import_module(module), name)
+        if name in public and isinstance(value, (type, FunctionType)):
             value.__module__ = package  # tracebacks, pickles and docs show the path users import
         # __getattr__ is asked for what is not there: once for each name
         own[name] = value
         return value
 
     def dir_() -> list[str]:
-        return sorted({*own, *modules})
+        return sorted({*own, *public})
 
-    return getattr_, dir_
+    return getattr_, dir_, public

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable, Sequence
 
 VERBS: dict[str, tuple[str, str]] = {
-    "serve": ("gigl_loader.commands.serve:serve_main", "serve a partition to compute processes"),
+    "serve": ("gigl_loader.commands.storage:serve_main", "serve a partition to compute processes"),
     "status": ("gigl_loader.commands.status:main", "ask a storage server how it is"),
     "certs": ("gigl_loader.commands.secrets:certs", "make a folder of certificates, for trying"),
     "token": ("gigl_loader.commands.secrets:token", "print a fresh cluster token"),
     "diagnose": ("gigl_loader.diagnose:main", "say what this machine can do"),
-    "partition": ("gigl_loader.commands.partition:main", "partition tables of nodes and edges"),
-    "plan": ("gigl_loader.commands.plan:main", "say how many machines a graph needs"),
+    "partition": ("gigl_loader.commands.partitioning:main", "partition tables of nodes and edges"),
+    "plan": ("gigl_loader.commands.planning:main", "say how many machines a graph needs"),
     "infer": ("gigl_loader.commands.infer:main", "run a model on the whole graph"),
 }
 """Verb: (module and function that takes the arguments and returns the exit code, what it does)."""

@@ -17,10 +17,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from gigl_loader.footprint import Footprint
+# nothing that needs torch: where that cannot be imported, versions are told before that is
+import gigl_loader
+from gigl_loader._gloo import VARIABLE, interface_needed
+from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.footprint import Footprint
+from gigl_loader.memory import segments
+from gigl_loader.system import meminfo, number_in, usable_cpus
+from gigl_loader.transport import addresses, own_address
 
 _GIB = 2**30
 _PACKAGES = (
@@ -92,8 +98,6 @@ def glt_door() -> Iterator[Finding]:
 
 
 def _has(module: object, name: str) -> bool:
-    from gigl_loader.errors import UsageError
-
     try:
         getattr(module, name)
     except UsageError:
@@ -106,8 +110,6 @@ def _has(module: object, name: str) -> bool:
 
 def memory() -> Iterator[Finding]:
     """Report memory, and the limits on sharing it."""
-    from gigl_loader.options import meminfo, number_in, usable_cpus
-
     yield Finding("CPUs", f"{usable_cpus()} usable of {os.cpu_count()}")
     available = meminfo("MemAvailable")
     yield Finding("memory", f"{_size(available)} available", bad=available < _LITTLE_MEMORY)
@@ -138,8 +140,6 @@ def memory() -> Iterator[Finding]:
 
 
 def _memfd() -> Finding:
-    from gigl_loader.memory import segments
-
     # reserved like a loader's segments: too small a limit shows here, and not when one is built
     nbytes = 64 * 2**20
     try:
@@ -158,9 +158,6 @@ def _size(nbytes: int) -> str:
 
 def network() -> Iterator[Finding]:
     """Report addresses and ports."""
-    from gigl_loader.errors import ConfigError
-    from gigl_loader.transport import own_address
-
     try:
         address = own_address()
     except ConfigError as error:
@@ -183,8 +180,6 @@ def network() -> Iterator[Finding]:
 
 def _connects(host: str) -> Finding:
     """Report whether a process of this machine can listen at ``host`` and be reached there."""
-    from gigl_loader.transport import addresses
-
     try:
         addresses.try_to_listen(host, timeout_s=5)
     except OSError as error:
@@ -194,9 +189,6 @@ def _connects(host: str) -> Finding:
 
 def _gloo() -> Finding:
     """Report whether gloo would have other machines connect to themselves."""
-    from gigl_loader._gloo import VARIABLE, interface_needed
-    from gigl_loader.transport import addresses
-
     host = addresses.own_name()[0]
     if VARIABLE in os.environ:
         return Finding("gloo", f"listens on {os.environ[VARIABLE]} ({VARIABLE})")
@@ -212,8 +204,6 @@ def _gloo() -> Finding:
 
 
 def _master() -> Finding:
-    from gigl_loader.transport import addresses
-
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if host is None or port is None:
         return Finding("master", "MASTER_ADDR and MASTER_PORT are not set (torchrun sets them)")
@@ -241,8 +231,6 @@ def self_test(seconds: float = 10.0, num_workers: int = 2) -> Iterator[Finding]:
         num_workers: Sampling processes.
     """
     import torch
-
-    from gigl_loader.footprint import Footprint
 
     # before anything starts: what is there now is not the trial's
     held = Footprint()
@@ -275,11 +263,9 @@ def _own_group() -> Iterator[None]:
         sys.excepthook = hook  # torch puts one of its own in its place, and never takes it back
 
 
-def _sample(seconds: float, num_workers: int, held: "Footprint") -> Iterator[Finding]:
+def _sample(seconds: float, num_workers: int, held: Footprint) -> Iterator[Finding]:
     import torch
     from torch_geometric.data import Data
-
-    from gigl_loader import DistDataset, DistNeighborLoader
 
     # an epoch is 40 batches: the trial has several, and ends soon after its time
     num_nodes, num_edges = 20_000, 400_000
@@ -289,9 +275,9 @@ def _sample(seconds: float, num_workers: int, held: "Footprint") -> Iterator[Fin
         edge_index=torch.randint(num_nodes, (2, num_edges)),
     )
     began = time.perf_counter()
-    with DistNeighborLoader(
-        DistDataset.from_pyg(data), [10, 5], num_workers=num_workers, batch_size=512, shuffle=True,
-        timeout=60.0,
+    with gigl_loader.DistNeighborLoader(
+        gigl_loader.DistDataset.from_pyg(data), [10, 5], num_workers=num_workers, batch_size=512,
+        shuffle=True, timeout=60.0,
     ) as loader:  # fmt: skip
         yield Finding("workers", f"{num_workers} ready after {time.perf_counter() - began:.1f} s")
         # with the workers running: afterwards there is nothing left to look at

@@ -4,7 +4,6 @@ import math
 import os
 import pickle
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
@@ -194,6 +193,13 @@ def edge_types_of(channel: Any) -> list[EdgeType]:
             f"got {channel!r}"
         )
     return [(src, relation, dst) for src, relation, dst in several]
+
+
+def ppr_keywords(options: PPRSamplerOptions) -> dict[str, Any]:
+    """Return ``options`` as keywords of the PPR sampler, plain values that travel."""
+    found = {one.name: getattr(options, one.name) for one in fields(options)}
+    found.pop("typed_channel_ratios")  # keyed by what is no key of a message
+    return {"options": found, "channels": options.channels}
 
 
 def _is_edge_type(value: Any) -> bool:
@@ -447,58 +453,3 @@ def _share(text: str) -> float:
             f"remote_cache as a share must be above 0% and at most 100%, got {text!r}"
         )
     return share
-
-
-def usable_cpus() -> int:
-    """Return how many CPUs this process may use."""
-    # not os.cpu_count(): a container or taskset may give a process fewer
-    return len(os.sched_getaffinity(0))
-
-
-def available_memory() -> int:
-    """Return how many bytes of memory could be had now: pages of files give way.
-
-    In a container or a control group, no more than it may have in all.
-    """
-    limits = [limit for file in _limit_files() if (limit := number_in(file)) is not None]
-    return min([meminfo("MemAvailable"), *limits])
-
-
-def _limit_files() -> list[str]:
-    """Return the files that limit the memory of this process, in either version of cgroups.
-
-    A group's limit holds for all groups in it. A container sees its own group as the root.
-    """
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    files = []
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            root, name = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        elif controllers == "":
-            root, name = "/sys/fs/cgroup", "memory.max"
-        else:
-            continue
-        groups = (Path(group), *Path(group).parents)
-        # files that are not there, as above a container's own root, are left out by number_in()
-        files += [f"{root}{str(one).rstrip('/')}/{name}" for one in groups]
-    return files
-
-
-def meminfo(field: str) -> int:
-    """Return what Linux says of its memory, in bytes; 0: there is no such field."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def number_in(path: str) -> int | None:
-    """Return the number in a file of the kernel; None: no file, or no number (``max``)."""
-    try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):
-        return None

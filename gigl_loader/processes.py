@@ -6,12 +6,12 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 PRELOADED = (
-    "gigl_loader.loader.link",
+    "gigl_loader.loader.ablp",
     "gigl_loader.remote.storage_process",
     "gigl_loader.remote.source",
     "gigl_loader.workers.supervisor",
 )
-"""What a process has imported when it starts. Importing it starts no thread."""
+"""Modules that a process has imported when it starts. Importing them starts no thread."""
 
 
 class ForkedProcess(ForkServerProcess):

@@ -28,10 +28,10 @@ _POSITIONS = (INPUT_ID, EDGE_INPUT_ID)
 
 @dataclass(frozen=True)
 class SeedsTold:
-    """What a rank tells the others of its seeds."""
+    """A summary of one rank's seeds, which it sends to the other ranks."""
 
     digest: bytes = b""
-    """Of all of them in their order, with their columns; empty: nobody asks for it."""
+    """Hash of all seeds in their order, with their columns; empty: it is not needed."""
     count: int = 0
     width: int = 1
     """Numbers that a seed is: an edge is two, and a time is one more."""

@@ -27,7 +27,6 @@ DOWNWARD = {
     ("_gloo.py", "transport"): "what it asks about addresses; it opens nothing",
     ("utils.py", "transport"): "GiGL's module path: names alone, for scripts written for GiGL",
     ("diagnose.py", "transport"): "a command: it stands above everything",
-    ("footprint.py", "workers"): "how a process is read in /proc; no batch passes it",
     ("diagnose.py", "memory"): "the same",
     ("diagnose.py", "_glt"): "the same",
 }
@@ -42,7 +41,7 @@ ONLY_IMPORTERS = {
     },
     "pickle": {  # none of them reads what came over a network
         "dataset/disk.py",  # directories in GLT's format, by a reader that knows tensors alone
-        "dataset/glt_writer.py",  # the same, written
+        "dataset/view_writer.py",  # the same, written
         "memory/segments.py",  # between a process and the workers that it started
         "memory/tensors.py",
         "options.py",  # asks whether keywords can go to workers; reads nothing

@@ -1,23 +1,36 @@
 """Names that are imported when they are first used."""
 
 import sys
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from gigl_loader import ConfigError, errors
 from gigl_loader._lazy import lazy_names
 
+STUB = """from gigl_loader import ConfigError as ConfigError
+from gigl_loader.options import DEFAULT_TIMEOUT_S as DEFAULT_TIMEOUT_S
+from gigl_loader.options import (
+    Missing as Missing,
+)
+"""
+
 
 @pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    made = ModuleType("made_up")
+def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    made: Any = ModuleType("made_up")
+    made.__file__ = str(tmp_path / "__init__.py")
+    (tmp_path / "__init__.pyi").write_text(STUB)
     monkeypatch.setitem(sys.modules, "made_up", made)
-    modules = {"DEFAULT_TIMEOUT_S": "options", "Missing": "options"}
-    made.__getattr__, made.__dir__ = lazy_names(  # type: ignore[method-assign]
-        "made_up", modules, aliases=("ConfigError",)
-    )
-    return made
+    made.__getattr__, made.__dir__, made.__all__ = lazy_names("made_up")
+    module: ModuleType = made
+    return module
+
+
+def test_the_stub_lists_the_names(package: ModuleType) -> None:
+    assert package.__all__ == ["DEFAULT_TIMEOUT_S", "Missing"]
 
 
 def test_a_name_is_imported_once(package: ModuleType) -> None:

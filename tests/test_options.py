@@ -1,9 +1,8 @@
-"""Options are checked where they are made; and what this machine has."""
+"""Options are checked where they are made."""
 
 import dataclasses
 import math
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -178,34 +177,3 @@ def test_what_is_one_machine(
 
 
 # --- this machine ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("groups", "limits", "wanted"),
-    [
-        ("0::/\n", {"/sys/fs/cgroup/memory.max": 7}, 7),  # in a container
-        ("0::/jobs.slice/1\n", {"/sys/fs/cgroup/jobs.slice/1/memory.max": 5}, 5),
-        ("0::/jobs.slice/1\n", {"/sys/fs/cgroup/jobs.slice/memory.max": 6}, 6),
-        ("9:cpu,cpuacct:/\n4:memory:/jobs/1\n0::/\n",
-         {"/sys/fs/cgroup/memory/jobs/1/memory.limit_in_bytes": 4,
-          "/sys/fs/cgroup/memory/memory.limit_in_bytes": 2**63 - 4096}, 4),
-        ("4:memory:/jobs/1\n", {"/sys/fs/cgroup/memory/jobs/2/memory.limit_in_bytes": 3}, 10240),
-        ("", {}, 10240),
-    ],
-)  # fmt: skip
-def test_limits_of_control_groups_count(
-    groups: str, limits: dict[str, int], wanted: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = {"/proc/self/cgroup": groups, "/proc/meminfo": "MemAvailable:   10 kB\n"}
-    monkeypatch.setattr(Path, "read_text", lambda self: files[str(self)])
-    monkeypatch.setattr(options, "number_in", limits.get)
-    assert options.available_memory() == wanted
-
-
-def test_a_number_of_the_kernels(tmp_path: Path) -> None:
-    for text, number in (("12\n", 12), ("max\n", None)):
-        (tmp_path / "limit").write_text(text)
-        assert options.number_in(str(tmp_path / "limit")) == number
-    assert options.number_in(str(tmp_path / "missing")) is None
-    assert options.meminfo("NoSuchField") == 0
-    assert options.meminfo("MemTotal") >= options.meminfo("MemAvailable") > 0

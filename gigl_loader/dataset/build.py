@@ -1,113 +1,211 @@
-"""Tensor work behind datasets: adjacency in canonical order, books, row indexes, shared memory."""
+"""Views built of loose tensors: what users hand in, what is cut of a graph, what GLT's files hold.
 
-from collections.abc import Iterable
+Also the parts of a view that are neither read nor sampled from: books, rows and their indexes.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.view import Adjacency, Book, Rows
+from gigl_loader.dataset.adjacency import compress, label_adjacency
+from gigl_loader.dataset.checks import warn_not_carried
+from gigl_loader.dataset.identity import GraphIdentity
+from gigl_loader.dataset.schema import (
+    WEIGHT_NAMES,
+    EdgeDir,
+    EdgeType,
+    NodeType,
+    expanded_end,
+    is_labeled_homogeneous,
+)
+from gigl_loader.dataset.view import Book, PartitionView, Rows
+from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.memory.tensors import empty_shared, share_tensor
 
-# What int64 holds: a larger key of (row, column) would wrap around, and sort elsewhere.
-_KEY_LIMIT = 2**63 - 1
 
+class ViewBuilder:
+    """Builds the view of a partition in shared memory, of tensors that were checked.
 
-def compress(
-    rows: Tensor,
-    cols: Tensor,
-    *,
-    num_rows: int,
-    num_cols: int,
-    edge_ids: Tensor | None = None,
-    weights: Tensor | None = None,
-    key_limit: int = _KEY_LIMIT,
-) -> Adjacency:
-    """Group edges by row, neighbours ascending by (neighbour id, edge id), in shared memory.
-
-    Beyond input and output it needs 24 bytes per edge: one sort key, its sorted copy and the order.
+    Types come one after the other, so that what a type was made of can go before the next one is
+    read: message-passing edges before label edges, and edges before their rows.
 
     Args:
-        rows: ``[num_edges]`` int64, the node that is expanded, in ``[0, num_rows)``.
-        cols: ``[num_edges]`` int64, its neighbour, in ``[0, num_cols)``.
-        num_rows: Rows of the result.
-        num_cols: Neighbour ids there can be.
-        edge_ids: ``[num_edges]`` int64; None: the position in the input.
-        weights: ``[num_edges]``, kept as float32.
-        key_limit: Largest sort key; above it two sorts are run instead of one. For tests.
+        heterogeneous: Whether the graph came by type. A homogeneous one uses the default types.
+        edge_dir: Which end of an edge is expanded.
+        num_partitions: How many there are.
+        partition_idx: This one.
+        num_nodes: Nodes by type over all partitions.
+        node_books: Owners of nodes, where they are known.
+        edge_books: Owners of edges, where they are known.
+        num_classes: Over all partitions, where that is known; empty: they are counted here.
+        identity: As the directory says, where the tensors are of one that does.
     """
-    # written in place where workers read it: cumsum and copy would hold it twice
-    indptr = empty_shared((num_rows + 1,), torch.int64)
-    indptr[0] = 0
-    torch.cumsum(torch.bincount(rows, minlength=num_rows), 0, out=indptr[1:])
-    # ties between parallel edges are broken by edge id: ids ascend first, then sorts are stable
-    first = _order_by_id(edge_ids)
-    if first is not None:
-        rows, cols = rows[first], cols[first]
-    order, indices = _order_by_row(rows, cols, max(num_cols, 1), num_rows, key_limit)
-    if first is not None:
-        order = first[order]
-    kept = None if weights is None else share_tensor(weights.to(torch.float32)[order])
-    # without ids an edge's id is its position in the input, which is what `order` holds
-    ids = order if edge_ids is None else edge_ids[order]
-    return Adjacency(indptr, share_tensor(indices), share_tensor(ids), kept)
+
+    def __init__(
+        self,
+        *,
+        heterogeneous: bool,
+        edge_dir: EdgeDir,
+        num_partitions: int,
+        partition_idx: int,
+        num_nodes: Mapping[NodeType, int],
+        node_books: Mapping[NodeType, Book],
+        edge_books: Mapping[EdgeType, Book],
+        num_classes: Mapping[NodeType, int] | None = None,
+        identity: GraphIdentity | None = None,
+    ) -> None:
+        self.view = PartitionView(
+            heterogeneous, edge_dir, num_partitions, partition_idx, dict(num_nodes), {},
+            dict(node_books), dict(edge_books), num_classes=dict(num_classes or {}),
+            identity=identity,
+        )  # fmt: skip
+        self._weights: dict[EdgeType, tuple[Tensor, Tensor | None]] = {}
+
+    def add_edges(
+        self, edge_type: EdgeType, edge_index: Tensor, edge_ids: Tensor | None,
+        weights: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Add the message-passing edges of a type; see `GraphPartitionData`."""
+        view, types = self.view, (edge_type[0], edge_type[2])
+        end = expanded_end(view.edge_dir)
+        view.adjacency[edge_type] = compress(
+            edge_index[end],
+            edge_index[1 - end],
+            num_rows=view.num_nodes[types[end]],
+            num_cols=view.num_nodes[types[1 - end]],
+            edge_ids=edge_ids,
+            weights=weights,
+        )
+        if weights is not None:
+            self._weights[edge_type] = weights, edge_ids
+
+    def add_labels(self, edge_type: EdgeType, labels: Tensor) -> None:
+        """Add label edges: ``[2, num_labels]``, this partition's anchors first."""
+        self.view.adjacency[edge_type] = label_adjacency(labels, edge_type, self.view.num_nodes)
+
+    def add_rows(
+        self, kind: str, key: Any, values: Tensor, ids: Tensor | None, scales: Tensor | None = None
+    ) -> None:
+        """Add the rows of a matrix.
+
+        Args:
+            kind: The field of `PartitionView`, ``"node_features"`` and the like.
+            key: Node type or edge type; of an attribute (type, name).
+            values: ``[num_rows, ...]``.
+            ids: ``[num_rows]`` int64, the global id of each row; None: row ``i`` is that of id
+                ``i``.
+            scales: See `Rows`.
+
+        Raises:
+            ConfigError: There is no such id, or an id of this partition has no row, or several.
+        """
+        view: Any = self.view
+        name = key[0] if kind.endswith("attributes") else key
+        if kind.startswith("node"):
+            where, unit = f"features, labels or attributes of node type {name!r}", "nodes"
+            num_ids, owned = view.num_nodes[name], None
+            known: Any = (view.node_features, view.node_labels, view.node_attributes)
+        else:
+            where, unit = f"features or attributes of edge type {name}", "edges"
+            # by the edges that are here, not by the book: a batch asks for what was sampled
+            num_ids, owned = self._num_edge_ids(name, ids), view.adjacency[name].edge_ids
+            known = (view.edge_features, view.edge_attributes)
+        _check_known(ids, num_ids, where, unit)
+        # matrices share the index of others where their ids are the same
+        rows = make_rows(values, ids, num_ids, [one for by_key in known for one in by_key.values()])
+        if unit == "nodes" and rows.index is not None and name in view.node_books:
+            # rows of further ids are allowed, and never asked for
+            owned = owned_ids(view.node_books[name], view.partition_idx)
+        _check_rows(rows, owned, where)
+        getattr(view, kind)[key] = rows if scales is None else replace(rows, scales=scales)
+
+    def _num_edge_ids(self, edge_type: EdgeType, ids: Tensor | None) -> int:
+        if edge_type in self.view.edge_books:
+            return self.view.edge_books[edge_type].num_ids
+        return 0 if ids is None or not ids.numel() else int(ids.max()) + 1
+
+    def finish(self) -> PartitionView:
+        """Return the view."""
+        view = self.view
+        several = view.num_partitions > 1
+        for edge_type, (weights, ids) in self._weights.items():
+            # batches carry weights, too; a user's own attribute of that name is carried as it is,
+            # in its own type
+            if any((edge_type, name) in view.edge_attributes for name in WEIGHT_NAMES):
+                continue
+            # a batch has edges of other partitions, and only a book tells whom to ask for their
+            # weights
+            if several and edge_type not in view.edge_books:
+                reason = "there is no edge partition book"
+                warn_not_carried({f"weights of {edge_type}": reason}, stacklevel=4)
+                continue
+            self.add_rows("edge_attributes", (edge_type, WEIGHT_NAMES[0]), weights, ids)
+        labeled = is_labeled_homogeneous(view.num_nodes, list(view.adjacency))
+        return replace(
+            view,
+            is_heterogeneous=view.is_heterogeneous and not labeled,
+            # without books samplers take a shorter way: nobody else is to be asked
+            node_books=view.node_books if several else {},
+            edge_books=view.edge_books if several else {},
+            # those of the whole graph where whoever cut it knew them; counted here, they need all
+            # labels
+            num_classes=view.num_classes or count_classes(view.node_labels),
+        )
 
 
-def _order_by_id(edge_ids: Tensor | None) -> Tensor | None:
-    """Return the order that makes ``edge_ids`` ascend; None where they ascend already."""
-    # the usual case (positions, and what partitioning cuts in order) costs one comparison an edge
-    if edge_ids is None or edge_ids.numel() < 2 or bool((edge_ids[1:] >= edge_ids[:-1]).all()):
-        return None
-    return torch.argsort(edge_ids, stable=True)
+def _check_known(ids: Tensor | None, num_ids: int, what: str, unit: str) -> None:
+    """Check that rows are given for ids that there are, and once each."""
+    if ids is None or not ids.numel():
+        return
+    low, high = (int(limit) for limit in torch.aminmax(ids))
+    if low < 0 or high >= num_ids:
+        wrong = ids[(ids < 0) | (ids >= num_ids)]
+        raise ConfigError(
+            f"{what} are given for ids that there are not: {wrong[:3].tolist()}"
+            f"{'...' if wrong.numel() > 3 else ''} ({wrong.numel()} of {ids.numel()}); the "
+            f"partition book has {num_ids} {unit} (ids 0 to {num_ids - 1})"
+        )
+    # the usual case, in one pass; `unique` sorts
+    ascending = bool((ids[1:] > ids[:-1]).all())
+    if not ascending and torch.unique(ids).numel() < ids.numel():
+        raise ConfigError(f"{what}: an id has several rows; give each id once")
 
 
-def _order_by_row(
-    rows: Tensor, cols: Tensor, num_cols: int, num_rows: int, key_limit: int
-) -> tuple[Tensor, Tensor]:
-    """Return the stable order by (row, column), and the columns in it."""
-    # one sort of one key, from which the columns are read again: gathered by `order`, they would
-    # take a pass of random reads more. (`remainder_` and `+=`: in place, 8 bytes an edge less.)
-    if num_rows * num_cols <= key_limit:
-        key = rows * num_cols
-        key += cols
-        key, order = torch.sort(key, stable=True)
-        return order, key.remainder_(num_cols)
-    # the less significant of the two first, as in a radix sort: the second sort keeps its order
-    order = torch.argsort(cols, stable=True)
-    order = order[torch.argsort(rows[order], stable=True)]
-    return order, cols[order]
+def _check_rows(rows: Rows, owned: Tensor | None, what: str) -> None:
+    """Check that there is a row for each id that this partition owns (None: for all ids)."""
+    num_ids = rows.values.size(0) if rows.index is None else rows.index.numel()
+    # before the index is asked: an id past its end would raise torch's own error
+    if owned is not None and owned.numel() and int(owned.max()) >= num_ids:
+        raise ConfigError(f"{what}: id {int(owned.max())} has no row, there are {num_ids} ids")
+    if rows.index is None:
+        return
+    missing = int(((rows.index if owned is None else rows.index[owned]) < 0).sum())
+    if missing:
+        raise ConfigError(f"{what}: {missing} of this partition's ids have no row")
 
 
-def is_canonical(adjacency: Adjacency) -> bool:
-    """Return whether neighbours ascend by (id, edge id) within every row."""
-    indices, ids = adjacency.indices, adjacency.edge_ids
-    if indices.numel() < 2:
-        return True
-    good = indices[1:] > indices[:-1]
-    same = indices[1:] == indices[:-1]
-    good |= same if ids is None else same & (ids[1:] >= ids[:-1])
-    # where a row ends and another begins, anything may follow. Rows without edges at either end
-    # have no edge before, or after, their start.
-    starts = adjacency.indptr[1:-1]
-    starts = starts[(starts > 0) & (starts < indices.numel())]
-    good[starts - 1] = True
-    return bool(good.all())
+def count_classes(labels: Mapping[NodeType, Rows]) -> dict[NodeType, int]:
+    """Return the classes of each type's labels, where all of them are here.
+
+    Source:
+        PyG, ``Dataset.num_classes``: one past the highest label; of labels with several columns,
+        these. (Distinct values, which it counts in floating-point labels, are no classes.)
+    """
+    found = {}
+    for node_type, rows in labels.items():
+        values = rows.values
+        if values.dim() and values.numel() != len(values):
+            found[node_type] = int(values.size(-1))
+        # of a part of the labels the highest may be elsewhere
+        elif rows.whole and not values.is_floating_point() and not values.is_complex():
+            found[node_type] = int(values.max()) + 1 if values.numel() else 0
+    return found
 
 
-def expand_rows(indptr: Tensor) -> Tensor:
-    """Return ``[num_edges]`` int64, the row of each edge: the inverse of an index pointer."""
-    return torch.repeat_interleave(torch.arange(indptr.numel() - 1), indptr[1:] - indptr[:-1])
-
-
-def canonical(adjacency: Adjacency, num_cols: int) -> Adjacency:
-    """Return a copy of ``adjacency`` in canonical order."""
-    return compress(
-        expand_rows(adjacency.indptr),
-        adjacency.indices,
-        num_rows=adjacency.indptr.numel() - 1,
-        num_cols=num_cols,
-        edge_ids=adjacency.edge_ids,
-        weights=adjacency.weights,
-    )
+# --- rows and books -------------------------------------------------------------------------------
 
 
 def make_rows(values: Tensor, ids: Tensor | None, num_ids: int, like: Iterable[Rows] = ()) -> Rows:
@@ -192,3 +290,106 @@ def owned_ids(book: Book, partition_idx: int) -> Tensor:
         return (book.table == partition_idx).nonzero().view(-1)
     start = int(book.bounds[partition_idx - 1]) if partition_idx else 0
     return torch.arange(start, int(book.bounds[partition_idx]))
+
+
+def read_book(value: Any, num_partitions: int, where: str) -> Book:
+    """Return a user's partition book as ours.
+
+    Args:
+        value: ``[num_ids]`` integer tensor, or anything with ``partition_bounds`` (GLT's
+            ``RangePartitionBook``), or a `Book`.
+        num_partitions: Owners must be below it.
+        where: What to call it in errors.
+
+    Raises:
+        ConfigError: It is of another kind, or names a partition that does not exist.
+    """
+    table, bounds = _table_of(value), _bounds_of(value)
+    if bounds is not None:
+        if bounds.numel() != num_partitions:
+            raise ConfigError(
+                f"{where} has {bounds.numel()} ranges for {num_partitions} partition(s)"
+            )
+        # int64: kernels of samplers search bounds of that type alone
+        return Book(bounds=share_tensor(bounds.to(torch.int64).cpu()))
+    if table is None:
+        raise WrongTypeError(
+            f"{where} must be a 1-D integer tensor or a range partition book, "
+            f"got {type(value).__name__}"
+        )
+    # a table of ours, too: it may be of another graph than the one it is given for
+    return make_book(_check_table(table, num_partitions, where), num_partitions)
+
+
+def _bounds_of(value: Any) -> Tensor | None:
+    found = value.bounds if isinstance(value, Book) else getattr(value, "partition_bounds", None)
+    return found if isinstance(found, Tensor) else None
+
+
+def _table_of(value: Any) -> Tensor | None:
+    if isinstance(value, Book):
+        return value.table
+    # GLT's tables are a subclass of Tensor, whose operations would give more of that class
+    return value.as_subclass(Tensor) if isinstance(value, Tensor) else None
+
+
+def _check_table(table: Tensor, num_partitions: int, where: str) -> Tensor:
+    # by METIS and numpy, owners may come as floats that are whole
+    if table.is_floating_point() and torch.equal(table, table.trunc()) and table.isfinite().all():
+        table = table.long()
+    # a bool would pass as an integer, and it is a mask that somebody took for a book
+    if table.dim() != 1 or table.is_floating_point() or table.dtype == torch.bool:
+        raise ConfigError(
+            f"{where} must be a 1-D integer tensor, got {tuple(table.shape)} {table.dtype}"
+        )
+    table = table.cpu()
+    if table.numel():
+        low, high = (int(limit) for limit in torch.aminmax(table))
+        if low < 0 or high >= num_partitions:
+            raise ConfigError(
+                f"{where} names partition {low if low < 0 else high}, "
+                f"but there are {num_partitions}: 0 to {num_partitions - 1}"
+            )
+    return table
+
+
+def _count_owners(value: Any) -> int:
+    """Return the partitions that a book mentions: its highest owner plus one."""
+    bounds, table = _bounds_of(value), _table_of(value)
+    if bounds is not None:
+        return bounds.numel()
+    # of what is no book at all, 1: `read_book` refuses it, and says why
+    return int(table.max()) + 1 if table is not None and table.numel() else 1
+
+
+def read_node_books(
+    value: Any, num_nodes: dict[NodeType, int], num_partitions: int | None, *, heterogeneous: bool
+) -> tuple[dict[NodeType, Book], int]:
+    """Return the book of each node type and the number of partitions, from a user's argument.
+
+    Args:
+        value: A book, or for a heterogeneous graph a dict of them by node type.
+        num_nodes: Nodes by type, which the books must cover.
+        num_partitions: None: as many as the books mention.
+        heterogeneous: Whether ``value`` must be a dict.
+    """
+    if isinstance(value, Mapping) != heterogeneous:
+        wanted = "a dict of books by node type" if heterogeneous else "one book, not a dict"
+        raise WrongTypeError(f"partition_book of this graph must be {wanted}")
+    # a homogeneous graph has one type, whose name the user never gave
+    given = dict(value) if heterogeneous else {next(iter(num_nodes)): value}
+    if set(given) != set(num_nodes):
+        raise ConfigError(
+            f"partition_book has node types {sorted(given)}, the graph has {sorted(num_nodes)}"
+        )
+    # over all types: one may be so small that its highest owner is below the others'
+    count = num_partitions or max(map(_count_owners, given.values()), default=1)
+    books = {}
+    for node_type, book in given.items():
+        books[node_type] = read_book(book, count, f"partition_book of {node_type!r}")
+        if books[node_type].num_ids != num_nodes[node_type]:
+            raise ConfigError(
+                f"partition_book of {node_type!r} covers {books[node_type].num_ids} nodes, "
+                f"the graph has {num_nodes[node_type]}"
+            )
+    return books, count

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset._checks import check_weights
-from gigl_loader.dataset._pieces import WEIGHT_NAMES
-from gigl_loader.dataset.build import expand_rows
-from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeType, is_label_edge_type
+from gigl_loader.dataset.adjacency import expand_rows
+from gigl_loader.dataset.checks import check_weights
+from gigl_loader.dataset.schema import NEIGHBOR_TIME, WEIGHT_NAMES, EdgeType, is_label_edge_type
 from gigl_loader.dataset.view import Adjacency, PartitionView, Rows, TimeOrder, keys_of
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.tensors import share_tensor

@@ -18,7 +18,7 @@ Ours, which GLT ignores::
 
 import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset._books import read_book
-from gigl_loader.dataset._checks import check_ids, check_partitions, check_weights
-from gigl_loader.dataset._direction import choose_edge_dir, keep_owned
-from gigl_loader.dataset._pieces import Pieces, make_view
+from gigl_loader.dataset.adjacency import edges_of
+from gigl_loader.dataset.build import ViewBuilder, read_book
+from gigl_loader.dataset.checks import (
+    check_ids,
+    check_ownership,
+    check_partitions,
+    check_weights,
+)
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.mapped import (
     ROOT_FILE,
@@ -39,8 +43,7 @@ from gigl_loader.dataset.mapped import (
     typed,
 )
 from gigl_loader.dataset.mapped_reader import MappedPart
-from gigl_loader.dataset.neighbours import edges_of
-from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
+from gigl_loader.dataset.partition_output import GraphPartitionData
 from gigl_loader.dataset.progress import note
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -49,8 +52,9 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,
     edge_type_str,
+    expanded_end,
 )
-from gigl_loader.dataset.view import WithSplits
+from gigl_loader.dataset.view import Book, Splits, WithSplits
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.tensors import empty_shared
 
@@ -75,8 +79,7 @@ def read_partition(
         return part.view(), part.splits()
     reader = _GltReader(root)
     check_partitions(reader.num_partitions, partition_idx)
-    pieces = reader.read(partition_idx, edge_dir, whole_node_label_file)
-    return make_view(pieces), pieces.splits
+    return reader.read(partition_idx, edge_dir, whole_node_label_file)
 
 
 def read_edges(root: Path, partition_idx: int, edge_type: EdgeType, edge_dir: EdgeDir) -> Tensor:
@@ -85,8 +88,7 @@ def read_edges(root: Path, partition_idx: int, edge_type: EdgeType, edge_dir: Ed
         view = MappedPart(root, partition_idx, "mapped").view()
         return edges_of(view.adjacency[edge_type], view.edge_dir)
     reader = _GltReader(root)
-    edges = reader.edges(edge_type, partition_idx)
-    return keep_owned(reader, edge_type, edges, edge_dir, partition_idx).edge_index
+    return reader.owned_edges(edge_type, partition_idx, edge_dir).edge_index
 
 
 def count_partitions(root: Any) -> int:
@@ -176,36 +178,68 @@ class _GltReader:
     def part(self, partition_idx: int) -> Path:
         return self.root / f"part{partition_idx}"
 
-    def read(self, partition_idx: int, edge_dir: EdgeDir | None, label_file: Any) -> Pieces:
+    def read(self, partition_idx: int, edge_dir: EdgeDir | None, label_file: Any) -> WithSplits:
         if not self.part(partition_idx).is_dir():
             raise ConfigError(f"{self.part(partition_idx)} is missing: the directory is incomplete")
-        stated = None if self.extras is None else self.extras.edge_dir
+        extras = self.extras
+        stated = None if extras is None else extras.edge_dir
         if stated and edge_dir and stated != edge_dir:
             raise ConfigError(
                 f'{self.root} was partitioned for edge_dir="{stated}", not "{edge_dir}": leave '
                 "edge_dir out, or partition the graph again"
             )
         # looking at edges is last: it reads the topology, perhaps of all partitions
-        edge_dir = edge_dir or stated or choose_edge_dir(self, partition_idx)
-        pieces = Pieces(
-            self.heterogeneous, edge_dir, self.num_partitions, partition_idx,
-            dict(self.num_nodes), {}, node_books=self.node_books, edge_books=self.edge_books,
-            identity=self.identity,
+        edge_dir = edge_dir or stated or self._choose_edge_dir(partition_idx)
+        builder = ViewBuilder(
+            heterogeneous=self.heterogeneous, edge_dir=edge_dir,
+            num_partitions=self.num_partitions, partition_idx=partition_idx,
+            num_nodes=self.num_nodes, node_books=self.node_books, edge_books=self.edge_books,
+            # a part of the labels cannot tell them: they are counted where they are missing here
+            num_classes=None if extras is None else extras.num_classes, identity=self.identity,
         )  # fmt: skip
         for edge_type in self.edge_types:
-            edges = self.edges(edge_type, partition_idx)
             # also where the directory states its direction: somebody may have copied another part
             # here
-            pieces.edges[edge_type] = keep_owned(self, edge_type, edges, edge_dir, partition_idx)
-        for node_type in self.node_types:
-            self._read_features(pieces.node_features, partition_idx, "node_feat", node_type)
-        for edge_type in self.edge_types:
-            self._read_features(pieces.edge_features, partition_idx, "edge_feat", edge_type)
-        if self.extras is not None:
-            self._read_our_files(pieces)
+            edges = self.owned_edges(edge_type, partition_idx, edge_dir)
+            builder.add_edges(edge_type, edges.edge_index, edges.edge_ids, edges.weights)
+        folder = self.part(partition_idx) / EXTRAS_DIR
+        for edge_type in () if extras is None else extras.label_edge_types:
+            path = folder / "label_edges" / f"{edge_type_str(edge_type)}.pt"
+            builder.add_labels(edge_type, load_tensor(path))
+        self._add_features(builder, "node", self.node_types)
+        self._add_features(builder, "edge", self.edge_types)
+        if extras is not None:
+            _add_extras(builder, folder, extras)
         if label_file is not None:
-            self._read_label_file(pieces, label_file)
-        return pieces
+            self._add_label_file(builder, label_file)
+        return builder.finish(), {} if extras is None else _read_splits(folder, extras)
+
+    def _add_features(self, builder: ViewBuilder, kind: str, keys: Iterable[Any]) -> None:
+        flat: Collection[Any] = ()
+        if self.extras is not None:
+            flat = self.extras.flat_nodes if kind == "node" else self.extras.flat_edges
+        for key in keys:
+            group = self.part(builder.view.partition_idx) / f"{kind}_feat"
+            folder = Path(f"{group}{self._sub(key)}")
+            if (folder / "feats.pkl").exists() or (folder / "ids.pkl").exists():
+                feats, ids = _load_features(folder)
+                # features that had one dimension, which GLT's format has no place for, have it back
+                feats = feats.reshape(-1) if key in flat else feats
+                builder.add_rows(f"{kind}_features", key, feats, ids)
+
+    def _add_label_file(self, builder: ViewBuilder, files: Any) -> None:
+        by_type = files if isinstance(files, dict) else {self.node_types[0]: files}
+        for node_type, path in by_type.items():
+            # of all nodes, so that there is no index: GLT loads the same file on every rank
+            labels = load_tensor(Path(path))
+            if labels.dim() == 0 or labels.size(0) != self.num_nodes.get(node_type):
+                raise ConfigError(
+                    f"{path} has labels of shape {tuple(labels.shape)} for "
+                    f"{self.num_nodes.get(node_type)} nodes of type {node_type!r}"
+                )
+            builder.add_rows("node_labels", node_type, labels, None)
+
+    # --- edges ------------------------------------------------------------------------------------
 
     def edges(self, edge_type: EdgeType, partition_idx: int) -> GraphPartitionData:
         """Return the edges in the files of a partition; all edges where the graph is cached."""
@@ -253,57 +287,100 @@ class _GltReader:
             )
         return edge_ids
 
-    def _read_features(self, target: dict[Any, Any], partition_idx: int, group: str, key: Any
-    ) -> None:  # fmt: skip
-        folder = Path(f"{self.part(partition_idx) / group}{self._sub(key)}")
-        if (folder / "feats.pkl").exists() or (folder / "ids.pkl").exists():
-            target[key] = _load_features(folder)
+    # --- the direction, where the directory does not say so itself --------------------------------
 
-    def _read_our_files(self, pieces: Pieces) -> None:
-        folder = self.part(pieces.partition_idx) / EXTRAS_DIR
-        assert self.extras is not None
-        for node_type in self.extras.node_labels:
-            found = _torch_load(folder / "node_labels" / f"{node_type}.pt")
-            pieces.node_labels[node_type] = FeaturePartitionData(found["values"], found["ids"])
-        for split, node_types in self.extras.splits.items():
-            pieces.splits[split] = {
-                node_type: load_tensor(folder / "splits" / split / f"{node_type}.pt")
-                for node_type in node_types
-            }
-        for edge_type in self.extras.label_edge_types:
-            path = folder / "label_edges" / f"{edge_type_str(edge_type)}.pt"
-            pieces.label_edges[edge_type] = load_tensor(path)
-        for node_type, names in self.extras.node_attributes:
-            path = folder / "node_attributes" / f"{node_type}.pt"
-            for name, part in _load_attributes(path, names):
-                pieces.node_attributes[node_type, name] = part
-        for edge_type, names in self.extras.edge_attributes:
-            path = folder / "edge_attributes" / f"{edge_type_str(edge_type)}.pt"
-            for name, part in _load_attributes(path, names):
-                pieces.edge_attributes[edge_type, name] = part
-        # a part of the labels cannot tell them: `make_view` counts where they are missing here
-        pieces.num_classes = dict(self.extras.num_classes)
-        self._flatten(pieces)
+    def _choose_edge_dir(self, partition_idx: int) -> EdgeDir:
+        """Return the direction that fits the owners of the edges; ``"in"`` where both do.
 
-    def _flatten(self, pieces: Pieces) -> None:
-        """Give features that had one dimension, which GLT's format has no place for, theirs."""
-        assert self.extras is not None
-        for node_type in self.extras.flat_nodes:
-            pieces.node_features[node_type] = _flat(pieces.node_features[node_type])
-        for edge_type in self.extras.flat_edges:
-            pieces.edge_features[edge_type] = _flat(pieces.edge_features[edge_type])
-
-    def _read_label_file(self, pieces: Pieces, files: Any) -> None:
-        by_type = files if isinstance(files, dict) else {self.node_types[0]: files}
-        for node_type, path in by_type.items():
-            # of all nodes, so that there is no index: GLT loads the same file on every rank
-            labels = load_tensor(Path(path))
-            if labels.dim() == 0 or labels.size(0) != self.num_nodes.get(node_type):
+        A partition whose edges fit both asks the others, so that all partitions answer alike.
+        """
+        # one owner has all edges by either rule; "in" is PyG's own direction
+        if self.num_partitions == 1:
+            return "in"
+        # Ranks load different partitions and must not disagree. Where one partition fits both (all
+        # its edges are inside it), another may not: asked in any order, the first that tells
+        # decides, and two that tell differently would be no partitioning by either rule.
+        others = [p for p in range(self.num_partitions) if p != partition_idx]
+        # a cached graph has all edges in one place, so that every rank sees the same
+        for candidate in [partition_idx] if self.cached else [partition_idx, *others]:
+            fitting = self._fitting(candidate)
+            if not fitting:
                 raise ConfigError(
-                    f"{path} has labels of shape {tuple(labels.shape)} for "
-                    f"{self.num_nodes.get(node_type)} nodes of type {node_type!r}"
+                    f"edges in partition {candidate} are assigned neither by source nor by "
+                    "destination: partition the graph again"
                 )
-            pieces.node_labels[node_type] = FeaturePartitionData(labels, None)
+            if len(fitting) == 1:
+                return fitting[0]
+        return "in"
+
+    def _fitting(self, partition_idx: int) -> list[EdgeDir]:
+        fitting: list[EdgeDir] = ["in", "out"]
+        for edge_type in self.edge_types:
+            edges = self.edges(edge_type, partition_idx)
+            wanted: Tensor | int = partition_idx
+            if self.cached:
+                # who was given an edge is not written down anywhere: this type cannot tell
+                if edge_type not in self.edge_books or edges.edge_ids is None:
+                    continue
+                wanted = self.edge_books[edge_type].owner(edges.edge_ids)
+            fitting = [
+                edge_dir
+                for edge_dir in fitting
+                if bool((self._owners(edge_type, edges, edge_dir) == wanted).all())
+            ]
+        return fitting
+
+    def _owners(self, edge_type: EdgeType, edges: GraphPartitionData, edge_dir: EdgeDir) -> Tensor:
+        end = expanded_end(edge_dir)
+        book: Book = self.node_books[(edge_type[0], edge_type[2])[end]]
+        return book.owner(edges.edge_index[end])
+
+    def owned_edges(
+        self, edge_type: EdgeType, partition_idx: int, edge_dir: EdgeDir
+    ) -> GraphPartitionData:
+        """Return the partition's own edges: those of a cached graph are picked, others checked."""
+        edges = self.edges(edge_type, partition_idx)
+        if self.num_partitions == 1:
+            return edges
+        owners = self._owners(edge_type, edges, edge_dir)
+        if not self.cached:
+            other = "out" if edge_dir == "in" else "in"
+            check_ownership(
+                owners, partition_idx, f"edges {edge_type} of partition {partition_idx}",
+                f'they do not fit edge_dir="{edge_dir}"; try "{other}"',
+            )  # fmt: skip
+            return edges
+        # GLT caches the whole topology with each partition; our workers ask the owner, and a
+        # neighbour that two partitions answer for would be drawn twice
+        mine = (owners == partition_idx).nonzero().view(-1)
+        weights = None if edges.weights is None else edges.weights[mine]
+        # positions among all edges, before the others' are left out: they are global
+        edge_ids = torch.arange(owners.numel()) if edges.edge_ids is None else edges.edge_ids
+        return GraphPartitionData(edges.edge_index[:, mine], edge_ids[mine], weights)
+
+
+def _add_extras(builder: ViewBuilder, folder: Path, extras: GltExtras) -> None:
+    for node_type in extras.node_labels:
+        found = _torch_load(folder / "node_labels" / f"{node_type}.pt")
+        builder.add_rows("node_labels", node_type, found["values"], found["ids"])
+    groups: tuple[tuple[str, list[Any]], ...] = (
+        ("node_attributes", extras.node_attributes), ("edge_attributes", extras.edge_attributes),
+    )  # fmt: skip
+    for kind, listed in groups:
+        for key, names in listed:
+            path = folder / kind / f"{type_str(key)}.pt"
+            found = _torch_load(path)
+            if not isinstance(found, dict) or not set(names) <= set(found.get("values", ())):
+                raise ConfigError(f"{path} is damaged: it does not hold {names}")
+            for name in names:
+                builder.add_rows(kind, (key, name), found["values"][name], found.get("ids"))
+
+
+def _read_splits(folder: Path, extras: GltExtras) -> Splits:
+    return {
+        split: {t: load_tensor(folder / "splits" / split / f"{t}.pt") for t in node_types}
+        for split, node_types in extras.splits.items()
+    }
 
 
 # --- files, read ----------------------------------------------------------------------------------
@@ -404,8 +481,8 @@ def _load_stream(path: Path) -> Iterator[Tensor]:
             yield tensor
 
 
-def _load_features(folder: Path) -> FeaturePartitionData:
-    """Return the rows in a folder, read chunk by chunk into shared memory.
+def _load_features(folder: Path) -> tuple[Tensor, Tensor]:
+    """Return the rows in a folder and their ids, read chunk by chunk into shared memory.
 
     Copies of other partitions' rows (GLT's feature cache) stay unread: their owners have them.
     """
@@ -424,21 +501,8 @@ def _load_features(folder: Path) -> FeaturePartitionData:
         filled += size
     if filled != ids.numel():
         raise ConfigError(f"{folder} is damaged: {filled} rows in feats.pkl, {ids.numel()} ids")
-    # GLT's features always have two dimensions; `_flat` takes the second away where ours had one
-    return FeaturePartitionData(feats.unsqueeze(1) if feats.dim() == 1 else feats, ids)
-
-
-def _load_attributes(path: Path, names: list[str]) -> Iterator[tuple[str, FeaturePartitionData]]:
-    """Yield the attributes in a file with their names."""
-    found = _torch_load(path)
-    if not isinstance(found, dict) or not set(names) <= set(found.get("values", ())):
-        raise ConfigError(f"{path} is damaged: it does not hold {names}")
-    for name in names:
-        yield name, FeaturePartitionData(found["values"][name], found.get("ids"))
-
-
-def _flat(rows: FeaturePartitionData) -> FeaturePartitionData:
-    return FeaturePartitionData(rows.feats.reshape(-1), rows.ids)
+    # GLT's features always have two dimensions
+    return feats.unsqueeze(1) if feats.dim() == 1 else feats, ids
 
 
 def type_str(key: NodeType | EdgeType) -> str:

@@ -10,10 +10,10 @@ import numpy as np
 from gigl_loader.memory.segments import Array
 
 _WHOLE_BYTES = 16 * 1024 * 1024
-"""Of an array that is read whole: some milliseconds."""
+"""Size up to which an array is read whole, which takes some milliseconds."""
 _PIECE_BYTES = 4096
 _PIECES = _WHOLE_BYTES // _PIECE_BYTES
-"""Of a larger one, evenly spread: as many bytes in all."""
+"""Pieces that are read of a larger array, evenly spread: as many bytes in all."""
 _DIGEST_BYTES = 16
 
 

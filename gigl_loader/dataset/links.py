@@ -24,18 +24,16 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader.dataset._checks import check_edge_type
-from gigl_loader.dataset._pieces import SPLITS, label_adjacency, no_edges
-from gigl_loader.dataset._pyg import read_pyg
+from gigl_loader.dataset.adjacency import edges_of, kept_edges, label_adjacency
+from gigl_loader.dataset.checks import check_edge_type
 from gigl_loader.dataset.directory import check_target, complete_or_nothing
 from gigl_loader.dataset.disk import load_tensor, read_edges, read_partition
-from gigl_loader.dataset.glt_writer import save_tensor, write_glt
 from gigl_loader.dataset.identity import GAMMA, mixed
 from gigl_loader.dataset.mapped import is_mapped_format
-from gigl_loader.dataset.neighbours import edges_of, kept_edges
-from gigl_loader.dataset.partition import write_mapped
+from gigl_loader.dataset.pyg_graph import read_pyg
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    SPLITS,
     EdgeType,
     FilePath,
     is_label_edge_type,
@@ -43,11 +41,13 @@ from gigl_loader.dataset.schema import (
     reverse_edge_type,
 )
 from gigl_loader.dataset.view import PartitionView, Splits, WithSplits
+from gigl_loader.dataset.view_writer import save_tensor, write_views
 from gigl_loader.errors import ConfigError, WrongTypeError
 
 # Links in a step, which takes some arrays of 32 MB, however many links there are.
 _CHUNK = 4 * 1024 * 1024
 _TRAIN, _VAL, _TEST, _DISJOINT = range(4)
+_NO_LINKS = torch.empty((2, 0), dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -348,10 +348,8 @@ def split_partitions(
             _split_share(*read_partition(root, index, view.edge_dir), plan, spill)
             for index in indices
         )
-        if is_mapped_format(root):
-            write_mapped(folder, shares, original_ids_of=root, **made)
-        else:
-            write_glt(folder, shares, books_of=root, **made)
+        format = "mapped" if is_mapped_format(root) else "glt"
+        write_views(folder, shares, format=format, source=root, **made)
 
 
 def _label_type(plan: _Plan, split: str) -> EdgeType:
@@ -382,7 +380,7 @@ def _split_share(view: PartitionView, splits: Splits, plan: _Plan, spill: Path) 
         adjacency[kept_type] = kept_edges(found, codes == _TRAIN)
     for split in SPLITS:
         files = (spill / split / str(view.partition_idx)).glob("*.pt")
-        links = torch.cat([no_edges(), *(load_tensor(path) for path in files)], dim=1)
+        links = torch.cat([_NO_LINKS, *(load_tensor(path) for path in files)], dim=1)
         label_type = _label_type(plan, split)
         # grouped and sorted: in which order the files were read does not matter
         adjacency[label_type] = label_adjacency(links, label_type, view.num_nodes)

@@ -9,6 +9,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,36 +17,25 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader import _glt
-from gigl_loader.dataset import _attributes, disk
-from gigl_loader.dataset._attributes import MadeWhenAsked
-from gigl_loader.dataset._books import read_node_books
-from gigl_loader.dataset._checks import check_edge_dir, check_partitions
-from gigl_loader.dataset._facts import PartitionFacts
-from gigl_loader.dataset._output import read_output
-from gigl_loader.dataset._pieces import make_schema, make_view
-from gigl_loader.dataset._pyg import (
+from gigl_loader.dataset import disk, glt_attributes
+from gigl_loader.dataset.build import read_node_books
+from gigl_loader.dataset.by_attribute import weighted_view, with_times
+from gigl_loader.dataset.checks import check_edge_dir, check_partitions
+from gigl_loader.dataset.facts import PartitionFacts, make_schema
+from gigl_loader.dataset.identity import identity_of
+from gigl_loader.dataset.lookup import DistFeature, Kind
+from gigl_loader.dataset.mapped import is_mapped_format
+from gigl_loader.dataset.mapped_reader import MappedPart, Memory, OriginalIds
+from gigl_loader.dataset.partition_output import PartitionBook, PartitionOutput, read_output
+from gigl_loader.dataset.progress import showing
+from gigl_loader.dataset.pyg_graph import (
     CheckedGraph,
     Cutter,
     Supervision,
     keep_neighbor_times,
     read_pyg,
 )
-from gigl_loader.dataset._table_ids import TableIds
-from gigl_loader.dataset.by_attribute import weighted_view, with_times
-from gigl_loader.dataset.identity import identity_of
-from gigl_loader.dataset.lookup import DistFeature, Kind
-from gigl_loader.dataset.mapped import is_mapped_format
-from gigl_loader.dataset.mapped_reader import MappedPart, Memory
-from gigl_loader.dataset.original_ids import OriginalIds
-from gigl_loader.dataset.parts import PartitionBook, PartitionOutput
-from gigl_loader.dataset.progress import showing
-from gigl_loader.dataset.schema import (
-    DatasetSchema,
-    EdgeDir,
-    EdgeType,
-    FilePath,
-    NodeType,
-)
+from gigl_loader.dataset.schema import DatasetSchema, EdgeDir, EdgeType, FilePath, NodeType
 from gigl_loader.dataset.view import Book, PartitionView, Splits
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 
@@ -53,7 +43,7 @@ if TYPE_CHECKING:  # sampling workers read this module and do without it
     from torch_geometric.data import Data, HeteroData
 
 
-class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
+class DistDataset(PartitionFacts, _glt.DistDataset):
     """One partition of a graph: topology, features, labels, splits, and who owns what.
 
     Make one with `from_pyg`, `load` or `wrap`, or empty and then `build`. What GLT's class offers
@@ -75,10 +65,10 @@ class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
         max_labels_per_anchor_node: See the attribute of that name.
     """
 
-    graph = MadeWhenAsked()
-    node_features = MadeWhenAsked()
-    edge_features = MadeWhenAsked()
-    node_labels = MadeWhenAsked()
+    graph = glt_attributes.MadeWhenAsked()
+    node_features = glt_attributes.MadeWhenAsked()
+    edge_features = glt_attributes.MadeWhenAsked()
+    node_labels = glt_attributes.MadeWhenAsked()
 
     def __init__(
         self,
@@ -114,13 +104,13 @@ class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
         """
         if self._view is not None:
             raise UsageError("this DistDataset is built already: make a new one")
-        pieces = read_output(
+        view = read_output(
             partition_output,
             num_partitions=self.num_partitions,
             partition_idx=self.partition_idx,
             edge_dir=self.edge_dir,
         )
-        self._fill(make_view(pieces), pieces.splits)
+        self._fill(view, {})
 
     @classmethod
     def from_pyg(
@@ -172,8 +162,8 @@ class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
         # with one partition, times of neighbours are found by node: all of them are here
         if time_attr is not None and count > 1:
             keep_neighbor_times(source, edge_dir, time_attr)
-        pieces = Cutter(source, books, edge_dir, count).cut(partition_idx)
-        return cls._of(make_view(pieces), pieces.splits, source)
+        view, splits = Cutter(source, books, edge_dir, count).cut(partition_idx)
+        return cls._made(view, splits, source=source)
 
     @classmethod
     def load(  # type: ignore[override, unused-ignore]
@@ -232,7 +222,7 @@ class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
             if ours:
                 return cls._open(Path(root), partition_idx, edge_dir, whole_node_label_file,
                                  memory, verify)  # fmt: skip
-            return cls._of(
+            return cls._made(
                 *disk.read_partition(Path(root), partition_idx, edge_dir, whole_node_label_file)
             )
 
@@ -253,17 +243,13 @@ class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
             )
         if verify == "now":
             part.verify()
-        dataset = cls._restore(part.view(), part.splits())
-        dataset._keep(part)
+        dataset = cls._made(part.view(), part.splits(), part=part)
         if verify == "background":
             part.verify_in_background()
             # a thread that reads a large graph for nobody stops; at exit it ends by itself, as a
             # daemon
             weakref.finalize(dataset, part.close).atexit = False
         return dataset
-
-    def _keep(self, part: MappedPart) -> None:
-        self._mapped, self._original = part, part.original_ids()
 
     @classmethod
     def _reopen(
@@ -275,9 +261,7 @@ class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
         # this process would have another graph than the one that sent it
         if part.run != run:
             raise ConfigError(f"{root} was written anew while it was in use: load it again")
-        dataset = cls._restore(part.view(), splits, max_labels)
-        dataset._keep(part)
-        return dataset.weighted_by(weight_attr)
+        return cls._made(part.view(), splits, max_labels, part=part).weighted_by(weight_attr)
 
     @classmethod
     def wrap(cls, dataset: _glt.Dataset) -> "DistDataset":
@@ -301,10 +285,9 @@ class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
                 f"dataset must be a DistDataset of gigl_loader or GLT, got "
                 f"{type(dataset).__name__}; DistDataset.{made}"
             )
-        view, splits = _attributes.read_glt(dataset)
-        ours = cls(view.partition_idx, view.num_partitions, view.edge_dir)
-        ours._fill(view, splits)
-        _attributes.keep_glt(ours, dataset)
+        view, splits = glt_attributes.read_glt(dataset)
+        ours = cls._made(view, splits)
+        glt_attributes.keep_glt(ours, dataset)
         return ours
 
     def weighted_by(self, name: str | None) -> "DistDataset":
@@ -326,49 +309,36 @@ class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
         return found
 
     @classmethod
-    def _of(
-        cls, view: PartitionView, splits: Splits, source: CheckedGraph | None = None
-    ) -> "DistDataset":
-        if view.identity is None:
-            view = replace(view, identity=identity_of(view, source))
-        return cls._restore(view, splits)
-
-    @classmethod
-    def _restore(
+    def _made(
         cls,
-        view: PartitionView | None,
+        view: PartitionView,
         splits: Splits,
         max_labels: int | None = None,
-        *empty: Any,
+        original: dict[NodeType | EdgeType, OriginalIds] | None = None,
+        *,
+        part: MappedPart | None = None,
+        source: CheckedGraph | None = None,
     ) -> "DistDataset":
-        if view is None:
-            dataset = cls(*empty)
-        else:
-            dataset = cls(view.partition_idx, view.num_partitions, view.edge_dir)
-            dataset._fill(view, splits)
-        dataset._max_labels = max_labels
+        dataset = cls(view.partition_idx, view.num_partitions, view.edge_dir)
+        dataset._fill(view, splits, source)
+        dataset._max_labels, dataset._mapped = max_labels, part
+        dataset._original = (original or {}) if part is None else part.original_ids()
         return dataset
 
-    @classmethod
-    def _rebuild(
-        cls, original: dict[NodeType | EdgeType, OriginalIds], *arguments: Any
-    ) -> "DistDataset":
-        dataset = cls._restore(*arguments)
-        dataset._original = original
-        return dataset
-
-    def _fill(self, view: PartitionView, splits: Splits) -> None:
+    def _fill(
+        self, view: PartitionView, splits: Splits, source: CheckedGraph | None = None
+    ) -> None:
         if view.identity is None:
-            view = replace(view, identity=identity_of(view))
+            view = replace(view, identity=identity_of(view, source))
         # the schema first: whether attributes are dicts follows from it
         self._view, self._schema = view, make_schema(view)
-        _attributes.set_glt(self, view, splits, typed=self.is_typed)
+        glt_attributes.set_glt(self, view, splits, typed=self.is_typed)
 
     # --- to other processes -----------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
         # as they are now: GLT's code sets train_idx and the others when it likes
-        splits = _attributes.read_splits(self)
+        splits = glt_attributes.read_splits(self)
         part = self._mapped
         # files instead of data: the other process maps the same pages of the page cache
         if part is not None and part.memory == "mapped":
@@ -383,10 +353,10 @@ class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
                     self._weight_attr,
                 ),
             )
-        # for a dataset without a view, which `build` fills in the other process
-        empty = (self.partition_idx, self.num_partitions, self.edge_dir)
-        state = (self._view, splits, self._max_labels)
-        return (type(self)._rebuild, (self._original, *state, *empty))
+        if self._view is None:  # `build` fills it in the other process
+            make = partial(type(self), max_labels_per_anchor_node=self._max_labels)
+            return make, (self.partition_idx, self.num_partitions, self.edge_dir)
+        return type(self)._made, (self._view, splits, self._max_labels, self._original)
 
     def share_ipc(self) -> tuple[Any, ...]:
         """Return what `from_ipc_handle` takes; as in GLT, for use with ``ForkingPickler``."""

@@ -4,7 +4,7 @@
 
     gigl_loader.json                     version, run, books, digests of all manifests
     books/<node|edge>/<type>.bin         owners, where a partition does not own a range of ids
-    ids/<type>/part<k>.*.bin             the ids of the tables, in order: see `original_ids`
+    ids/<type>/part<k>.*.bin             the ids of the tables, in order: see `OriginalIds`
     ids/<type>.parquet                   the same, for the way back and for other tools
     part<k>/manifest.json                version, run, arrays
     part<k>/edges/<type>/{indptr,indices,edge_ids,weights}.bin
@@ -28,19 +28,16 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 
 from gigl_loader.dataset.identity import GraphIdentity, digest_of
-from gigl_loader.dataset.progress import note
-from gigl_loader.dataset.schema import EdgeDir
+from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, edge_type_str
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array, nbytes_of
+from gigl_loader.memory.segments import nbytes_of
 
 ROOT_FILE = "gigl_loader.json"
 """The manifest of a directory, in both formats."""
@@ -134,6 +131,11 @@ BLOCK_BYTES = 64 * 1024 * 1024
 LOOKUPS = "lookup"
 """Folder of the arrays by which rows of a type are found, where several matrices have the same."""
 
+PARQUET = "ids/{node_type}.parquet"
+"""Where the pairs (``id``, ``node``) of a type are, ascending by ``node``."""
+EDGE_ROWS = "edge_rows/{edge_type}/part{partition}.values"
+"""Array with the row that each edge of a partition had in its table, in the order of edge ids."""
+
 _READ_BYTES = 4 * 1024 * 1024
 _DIGEST_BYTES = 16
 
@@ -156,8 +158,9 @@ class ArraySpec:
 
 @dataclass
 class Part:
-    """What the manifest of a directory holds: of a partition, or of what all partitions share."""
+    """A folder with a manifest: a partition, or the root with what all partitions share."""
 
+    folder: Path
     arrays: dict[str, ArraySpec] = field(default_factory=dict)
     """By name: the path of the file below the directory, without ``.bin``."""
     ranges: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -165,15 +168,19 @@ class Part:
     files: dict[str, ArraySpec] = field(default_factory=dict)
     """What is no array of ours, as bytes; by the path below the directory."""
 
-    def paths(self, folder: Path) -> Iterator[tuple[Path, ArraySpec]]:
-        """Yield all files below the directory."""
-        yield from ((array_path(folder, name), spec) for name, spec in self.arrays.items())
-        yield from ((folder / name, spec) for name, spec in self.files.items())
+    def path(self, name: str) -> Path:
+        """Return the file of an array."""
+        return self.folder / f"{name}.bin"
+
+    def paths(self) -> Iterator[tuple[Path, ArraySpec]]:
+        """Yield all files below the folder."""
+        yield from ((self.path(name), spec) for name, spec in self.arrays.items())
+        yield from ((self.folder / name, spec) for name, spec in self.files.items())
 
 
 @dataclass(frozen=True)
 class Header:
-    """What `ROOT_FILE` says of the graph."""
+    """The graph, as `ROOT_FILE` describes it."""
 
     run: str
     parts: list[str]
@@ -183,10 +190,10 @@ class Header:
     num_partitions: int
     num_nodes: dict[str, int]
     node_bounds: dict[str, list[int] | None]
-    """Where the ids of each partition end; None: owners are in a file."""
+    """By node type, one past the last id of each partition; None: owners are in a file."""
     edge_types: list[tuple[str, str, str]]
     edge_bounds: dict[str, list[int] | None]
-    """The same, by the text of the edge type."""
+    """By the text of the edge type, one past the last edge id of each partition, or None."""
     original_ids: list[str] = field(default_factory=list)
     """Types whose nodes had other ids in their tables."""
     num_classes: dict[str, int] = field(default_factory=dict)
@@ -194,43 +201,23 @@ class Header:
     """Not in the file."""
 
 
-def array_path(folder: Path, name: str) -> Path:
-    """Return the file of an array."""
-    return folder / f"{name}.bin"
-
-
-def write_array(folder: Path, part: Part, name: str, array: Array, dtype: str = "") -> None:
-    """Write an array below ``folder`` and note it in ``part``.
+def rows_at(kind: str, key: NodeType | EdgeType, name: str = "") -> str:
+    """Return where the arrays of a matrix are, below a partition.
 
     Args:
-        folder: Of the manifest.
-        part: What the manifest will hold.
-        name: Of the array.
-        array: Its numbers, or their bits.
-        dtype: torch's name of the type, where numpy's is not the same.
+        kind: The field of `PartitionView`.
+        key: Node type or edge type.
+        name: Of an attribute.
     """
-    path = array_path(folder, name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # the format is in C order; a slice of columns or a transposed matrix is not
-    array = np.ascontiguousarray(array)
-    with path.open("wb") as file:
-        # numpy's `tofile` raises errors without errno, by which a full disk is told; `tobytes`
-        # copies
-        file.write(array.reshape(-1).view(np.uint8).data)
-    note(int(array.nbytes))
-    part.arrays[name] = ArraySpec(dtype or array.dtype.name, tuple(array.shape))
-
-
-def note_file(folder: Path, part: Part, name: str) -> None:
-    """Note a file of another kind in ``part``; ``name``: its path below ``folder``."""
-    part.files[name] = ArraySpec("uint8", ((folder / name).stat().st_size,))
+    where = f"{kind}/{key if isinstance(key, str) else edge_type_str(key)}"
+    return f"{where}/{name}" if name else where
 
 
 # --- checksums ------------------------------------------------------------------------------------
 
 
-def _block_digests(path: Path, nbytes: int, stop: threading.Event | None = None) -> list[str]:
-    """Return the checksums of a file; fewer where ``stop`` was set meanwhile."""
+def block_digests(path: Path, nbytes: int, stop: threading.Event | None = None) -> list[str]:
+    """Return the checksums of the blocks of a file; fewer where ``stop`` was set meanwhile."""
     found: list[str] = []
     # one buffer for the whole file: what is hashed need not be in memory at a time
     buffer = memoryview(bytearray(min(_READ_BYTES, max(nbytes, 1))))
@@ -254,7 +241,8 @@ def _block_digests(path: Path, nbytes: int, stop: threading.Event | None = None)
     return found
 
 
-def _check_size(path: Path, spec: ArraySpec) -> None:
+def check_size(path: Path, spec: ArraySpec) -> None:
+    """Check that a file is there and whole, by its size."""
     try:
         size = path.stat().st_size
     except FileNotFoundError as error:
@@ -270,21 +258,21 @@ def _check_size(path: Path, spec: ArraySpec) -> None:
         )
 
 
-def verify(folder: Path, part: Part, stop: threading.Event | None = None) -> None:
+def verify(part: Part, stop: threading.Event | None = None) -> None:
     """Compare the files of a manifest with their checksums.
 
     Raises:
         ConfigError: A file is missing or has changed; the message names it, and the block.
     """
-    for path, spec in part.paths(folder):
+    for path, spec in part.paths():
         verify_file(path, spec, stop)
 
 
 def verify_file(path: Path, spec: ArraySpec, stop: threading.Event | None = None) -> None:
     """Compare one file with its checksums, as `verify` does."""
-    _check_size(path, spec)
+    check_size(path, spec)
     # as many as were read: where `stop` was set, the rest of the blocks is not compared
-    for number, found in enumerate(_block_digests(path, spec.nbytes, stop)):
+    for number, found in enumerate(block_digests(path, spec.nbytes, stop)):
         if found != spec.blocks[number]:
             start = number * BLOCK_BYTES
             end = min(start + BLOCK_BYTES, spec.nbytes)
@@ -292,59 +280,6 @@ def verify_file(path: Path, spec: ArraySpec, stop: threading.Event | None = None
                 f"{path} has changed since it was written: bytes {start} to {end} do not match "
                 "their checksum; copy the file again, or partition the graph again"
             )
-
-
-# --- manifests, written ---------------------------------------------------------------------------
-
-
-def seal(root: Path, header: Mapping[str, Any], shared: Part, parts: list[Part]) -> str:
-    """Write the manifests of a directory whose arrays are all there; return the run id.
-
-    Args:
-        root: The directory; partition ``k`` is in ``part<k>``.
-        header: What `ROOT_FILE` says besides.
-        shared: Arrays that all partitions share.
-        parts: Arrays of each partition.
-    """
-    folders = [root, *(root / f"part{k}" for k in range(len(parts)))]
-    # hashlib lets go of the GIL while it hashes, so threads of one process are enough
-    with ThreadPoolExecutor(max(1, min(os.cpu_count() or 1, 8))) as pool:
-        bodies = [
-            _body(folder, part, pool)
-            for folder, part in zip(folders, [shared, *parts], strict=True)
-        ]
-    body = {**header, **bodies[0]}
-    # of checksums, names and counts: no time, host or random number, so that two runs with the same
-    # result have the same id
-    run = digest_of(json.dumps([body, *bodies[1:]]).encode())
-    digests = []
-    for k, folder in enumerate(folders[1:]):
-        manifest = {"run": run, "partition": k, **bodies[k + 1]}
-        # The root file is last: it makes the directory readable. It has the digests of the others,
-        # so that a part in the place of another is found though both are of one run.
-        digests.append(write_manifest(folder / PART_FILE, manifest))
-    write_manifest(root / ROOT_FILE, {"run": run, **body, "parts": digests})
-    return run
-
-
-def _body(folder: Path, part: Part, pool: ThreadPoolExecutor) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for kind, specs in (("arrays", part.arrays), ("files", part.files)):
-        # by name: the run id must not depend on the order of writing
-        paths = {
-            name: array_path(folder, name) if kind == "arrays" else folder / name
-            for name in sorted(specs)
-        }
-        for name, path in paths.items():
-            _check_size(path, specs[name])
-        sums = pool.map(lambda item: _block_digests(*item), [
-            (path, specs[name].nbytes) for name, path in paths.items()
-        ])  # fmt: skip
-        found[kind] = {
-            name: {"dtype": specs[name].dtype, "shape": specs[name].shape, "blake2b": one}
-            for name, one in zip(paths, sums, strict=True)
-        }
-    return {**found, "ranges": dict(sorted(part.ranges.items()))}
 
 
 # --- manifests, read ------------------------------------------------------------------------------
@@ -408,14 +343,14 @@ def read_part(root: Path, header: Header, partition_idx: int) -> Part:
             f"{path.parent} again"
         )
     part = _part_of(manifest, path)
-    check_sizes(path.parent, part)
+    check_sizes(part)
     return part
 
 
-def check_sizes(folder: Path, part: Part) -> None:
+def check_sizes(part: Part) -> None:
     """Check that the files of a manifest are there and whole, by their sizes."""
-    for path, spec in part.paths(folder):
-        _check_size(path, spec)
+    for path, spec in part.paths():
+        check_size(path, spec)
 
 
 @dataclass(frozen=True)
@@ -445,7 +380,7 @@ def _part_of(content: Mapping[str, Any], path: Path) -> Part:
             raise ConfigError(f"{path} is damaged: {name} is {spec.dtype!r}") from error
         if len(spec.blocks) != blocks or min(spec.shape, default=0) < 0:
             raise ConfigError(f"{path} is damaged: {name} has {len(spec.blocks)} checksums")
-    return Part(arrays, body.ranges, files)
+    return Part(path.parent, arrays, body.ranges, files)
 
 
 def names_below(part: Part, folder: str) -> Iterable[str]:

@@ -1,33 +1,44 @@
-"""Opens a partition in the format that is mapped; `mapped_writer` writes it."""
+"""Opens a partition in the format that is mapped, and the dictionaries of its tables' ids."""
 
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset._checks import check_partitions
-from gigl_loader.dataset._pieces import WEIGHT_NAMES, is_labeled_homogeneous
+from gigl_loader.dataset.checks import check_partitions
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.mapped import (
+    EDGE_ROWS,
     LOOKUPS,
+    PARQUET,
     ROOT_FILE,
-    ArraySpec,
-    array_path,
+    Part,
     check_sizes,
     names_below,
     read_header,
     read_part,
+    rows_at,
     verify,
+    verify_file,
 )
-from gigl_loader.dataset.original_ids import EDGE_ROWS, OriginalIds
 from gigl_loader.dataset.progress import note
-from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, edge_type_str
+from gigl_loader.dataset.schema import (
+    WEIGHT_NAMES,
+    EdgeDir,
+    EdgeType,
+    NodeType,
+    edge_type_str,
+    is_labeled_homogeneous,
+)
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, Splits
-from gigl_loader.errors import ConfigError, GiglLoaderError
+from gigl_loader.errors import ConfigError, GiglLoaderError, WrongTypeError
+from gigl_loader.memory.segments import Array, storage_dtype
 from gigl_loader.memory.tensors import (
     bytes_of,
     dtype_named,
@@ -42,6 +53,150 @@ Memory = Literal["resident", "mapped"]
 _COLUMNS = ("indptr", "indices", "edge_ids", "weights")
 _ROWS = ("node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes")
 _log = logging.getLogger(__name__)
+
+
+class OriginalIds:
+    """The ids that nodes of a type had in the tables they came from, kept beside the partitions.
+
+    A partition's nodes have their ids in order, so the way back is a look-up in an array, mapped
+    when it is first asked; text is kept as bytes one after the other, with offsets. The way there
+    is a search through a Parquet file with all pairs, block by block, for a batch of ids at a time.
+    The rows of the edges of a type are kept in the same way, but for the way there.
+
+    Args:
+        node_type: The type.
+        shared: The root of the directory.
+        bounds: ``[num_partitions]`` int64, where the ids of each partition end.
+        folder: ``"ids"`` or ``"edge_rows"``.
+    """
+
+    def __init__(
+        self, node_type: str, shared: Part, bounds: Sequence[int], folder: str = "ids"
+    ) -> None:
+        self._node_type, self._shared, self._folder = node_type, shared, folder
+        self._ends = np.array(bounds, np.int64)
+        self._starts = np.concatenate([[0], self._ends[:-1]]).astype(np.int64)
+        self.is_text = self._name(0, "text") in shared.arrays
+        self._mapped: dict[str, Array] = {}
+        self._is_compared = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a pickle of a mapped array would be the whole file
+        return {**vars(self), "_mapped": {}}
+
+    def _name(self, partition: int, what: str) -> str:
+        return f"{self._folder}/{self._node_type}/part{partition}.{what}"
+
+    def _array(self, partition: int, what: str) -> Array:
+        name = self._name(partition, what)
+        if name not in self._mapped:
+            spec, path = self._shared.arrays[name], self._shared.path(name)
+            dtype = storage_dtype(spec.dtype)
+            empty = spec.nbytes == 0  # mmap(2) refuses it; a partition may have none of a type
+            self._mapped[name] = (
+                np.empty(spec.shape, dtype) if empty else np.memmap(path, dtype, "r", 0, spec.shape)
+            )
+        return self._mapped[name]
+
+    def to_original(self, ids: Array) -> Array:
+        """Return the ids that nodes had in the tables.
+
+        Args:
+            ids: ``[n]`` int64, ids in the dataset, of any partition.
+
+        Returns:
+            ``[n]`` int64, or an array of `str` objects.
+
+        Raises:
+            ConfigError: There is no such node, or edge.
+        """
+        count = int(self._ends[-1])
+        # numpy would take -1 for the last row, and search a partition that there is not
+        if ids.size and not 0 <= ids.min() <= ids.max() < count:
+            raise ConfigError(
+                f"ids of {self._node_type!r} must be in [0, {count}), "
+                f"got {ids.min()} to {ids.max()}"
+            )
+        found = np.empty(ids.shape, object if self.is_text else np.int64)
+        owners = np.searchsorted(self._ends, ids, "right")
+        # one read of each partition's file for all of its ids, not one for each id
+        for partition in np.unique(owners):
+            at = np.flatnonzero(owners == partition)
+            rows = ids[at] - self._starts[partition]
+            found[at] = self._take(int(partition), rows)
+        return found
+
+    def _take(self, partition: int, rows: Array) -> Any:
+        if not self.is_text:
+            return self._array(partition, "values")[rows]
+        ends, text = self._array(partition, "ends"), self._array(partition, "text")
+        # `ends` has no leading 0: row 0 begins where the text does
+        return [
+            bytes(text[ends[row - 1] if row else 0 : ends[row]]).decode() for row in rows.tolist()
+        ]
+
+    def from_original(self, values: Any) -> Array:
+        """Return the ids in the dataset of nodes that are named as in the tables.
+
+        Args:
+            values: A sequence of `int` or `str`, or an array of them.
+
+        Returns:
+            ``[n]`` int64.
+
+        Raises:
+            ConfigError: One of them is not there.
+        """
+        pa, compute, parquet = _import_pyarrow()
+        try:
+            wanted = pa.array(values, pa.string() if self.is_text else pa.int64())
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise WrongTypeError(
+                f"ids of {self._node_type!r} are {'text' if self.is_text else 'integers'} in the "
+                f"tables: {error}"
+            ) from error
+        # each block is searched for `keys` by hash; repeated ids would be looked for again and
+        # again
+        keys = wanted.unique()
+        nodes = np.full(len(keys), -1, np.int64)
+        file = parquet.ParquetFile(self._pairs())
+        # a block at a time: the dictionary of a large graph is larger than the memory of who asks
+        for batch in file.iter_batches():
+            positions = compute.index_in(batch.column("id"), keys)
+            known = positions.is_valid().to_numpy(zero_copy_only=False)
+            at = positions.drop_null().to_numpy()
+            nodes[at] = batch.column("node").to_numpy()[known]
+        missing = np.flatnonzero(nodes < 0)
+        if missing.size:
+            raise ConfigError(
+                f"{missing.size} of these ids are no {self._node_type!r} of the tables, the first: "
+                f"{keys[int(missing[0])].as_py()!r}"
+            )
+        # back from distinct ids to those asked for, in their order
+        found: Array = nodes[compute.index_in(wanted, keys).to_numpy()]
+        return found
+
+    def _pairs(self) -> Path:
+        """Return the file of all pairs, compared with its checksum once."""
+        name = PARQUET.format(node_type=self._node_type)
+        path, spec = self._shared.folder / name, self._shared.files.get(name)
+        # here, where it is read whole: the comparison in the background may not have come to it
+        if spec is not None and not self._is_compared:  # None: directories of the version before
+            verify_file(path, spec)
+            self._is_compared = True
+        return path
+
+
+def _import_pyarrow() -> Any:
+    try:
+        import pyarrow as pa
+        import pyarrow.compute as compute
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise ConfigError(
+            'to look ids up needs pyarrow: run pip install "gigl_loader[tables]"'
+        ) from error
+    return pa, compute, parquet
 
 
 class MappedPart:
@@ -62,7 +217,7 @@ class MappedPart:
         self.identity: GraphIdentity = self._header.identity
         # before files of the partition are looked for, which would be missing
         check_partitions(self._header.num_partitions, partition_idx)
-        check_sizes(root, self._shared)
+        check_sizes(self._shared)
         self._part = read_part(root, self._header, partition_idx)
         # features, labels and attributes of a type share one file; mapped once, it is one
         # descriptor
@@ -72,8 +227,8 @@ class MappedPart:
         self._stop = threading.Event()
         self._failure: ConfigError | None = None
 
-    def _tensor(self, folder: Path, spec: ArraySpec, name: str) -> Tensor:
-        path = array_path(folder, name)
+    def _tensor(self, part: Part, name: str) -> Tensor:
+        path, spec = part.path(name), part.arrays[name]
         if self.memory == "mapped":
             # a file for each array: workers are sent its descriptor and map the same pages
             return map_file(path, spec.dtype, spec.shape)
@@ -84,12 +239,10 @@ class MappedPart:
         return target
 
     def _own(self, name: str) -> Tensor | None:
-        spec = self._part.arrays.get(name)
-        folder = self.root / f"part{self.partition_idx}"
-        return None if spec is None else self._tensor(folder, spec, name)
+        return self._tensor(self._part, name) if name in self._part.arrays else None
 
     def _adjacency(self, edge_type: EdgeType) -> Adjacency | None:
-        where = f"edges/{edge_type_str(edge_type)}"
+        where = rows_at("edges", edge_type)
         found = {column: self._own(f"{where}/{column}") for column in _COLUMNS}
         indptr, indices = found["indptr"], found["indices"]
         if indptr is None or indices is None:
@@ -101,7 +254,7 @@ class MappedPart:
 
     def _rows(self, kind: str, key: NodeType | EdgeType, name: str = "") -> Rows | None:
         text = key if isinstance(key, str) else edge_type_str(key)
-        where = f"{kind}/{text}/{name}" if name else f"{kind}/{text}"
+        where = rows_at(kind, key, name)
         values = self._own(f"{where}/values")
         if values is None:
             return None
@@ -130,9 +283,8 @@ class MappedPart:
                 rows = self._rows(kind, key)
                 found |= {} if rows is None else {key: rows}
                 continue
-            text = key if isinstance(key, str) else edge_type_str(key)
             # names of attributes are known from the files alone: types may have different ones
-            for below in names_below(self._part, f"{kind}/{text}"):
+            for below in names_below(self._part, rows_at(kind, key)):
                 name, _, what = below.partition("/")
                 rows = self._rows(kind, key, name) if what == "values" else None
                 found |= {} if rows is None else {(key, name): rows}
@@ -143,7 +295,7 @@ class MappedPart:
             # of one number for each partition: it needs no file
             return Book(bounds=share_tensor(torch.tensor(found, dtype=torch.int64)))
         array = f"books/{kind}/{name}"
-        return Book(table=self._tensor(self.root, self._shared.arrays[array], array))
+        return Book(table=self._tensor(self._shared, array))
 
     def view(self) -> PartitionView:
         """Return the partition as samplers read it.
@@ -235,7 +387,7 @@ class MappedPart:
         found: dict[NodeType | EdgeType, OriginalIds] = {
             # partitions of tables own ranges of ids
             node_type: OriginalIds(
-                self.root, node_type, self._shared, self._header.node_bounds[node_type] or []
+                node_type, self._shared, self._header.node_bounds[node_type] or []
             )
             for node_type in self._header.original_ids
         }
@@ -243,15 +395,15 @@ class MappedPart:
             text = edge_type_str(edge_type)
             if EDGE_ROWS.format(edge_type=text, partition=0) in self._shared.arrays:
                 bounds = self._header.edge_bounds[text] or []
-                found[edge_type] = OriginalIds(self.root, text, self._shared, bounds, "edge_rows")
+                found[edge_type] = OriginalIds(text, self._shared, bounds, "edge_rows")
         return found
 
     # --- checksums --------------------------------------------------------------------------------
 
     def verify(self) -> None:
         """Compare all files of the partition, and what partitions share, with their checksums."""
-        verify(self.root, self._shared, self._stop)
-        verify(self.root / f"part{self.partition_idx}", self._part, self._stop)
+        verify(self._shared, self._stop)
+        verify(self._part, self._stop)
 
     def verify_in_background(self) -> None:
         """Begin to compare; `check` raises what is found."""

@@ -1,222 +1,214 @@
-"""Writes partitions in our own format, which `mapped_reader` reads."""
+"""Writes directories in the format that is mapped: arrays, whole or piece by piece, and manifests.
 
-import shutil
+Does not import torch, which what writes tables never needs. Views are written by it, too: see
+`view_writer`.
+"""
+
+import json
+import os
+import resource
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from gigl_loader.dataset._pieces import expanded_end
-from gigl_loader.dataset.build import ids_of
+from gigl_loader.dataset.identity import digest_of
 from gigl_loader.dataset.mapped import (
-    LOOKUPS,
+    PART_FILE,
+    ROOT_FILE,
     ArraySpec,
     Part,
-    note_file,
-    read_header,
-    seal,
-    write_array,
+    block_digests,
+    check_size,
+    write_manifest,
 )
-from gigl_loader.dataset.schema import (
-    EdgeType,
-    NodeType,
-    edge_type_str,
-    is_label_edge_type,
-)
-from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, Splits
-from gigl_loader.memory.tensors import (
-    as_array,
-    dtype_name,
-)
+from gigl_loader.dataset.progress import note
+from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, edge_type_str
+from gigl_loader.errors import UsageError
+from gigl_loader.memory.segments import Array
 
-# Up to it, neighbours and look-ups take 4 bytes each, and not the 8 of torch's ids.
 _INT32_IDS = 2**31 - 1
+_SPARE_FILES = 64
+"""Open files beside those of partitions: those of an engine, of tables and of libraries."""
 
 
-class MappedWriter:
-    """Writes the partitions of a graph, one after the other.
+def index_type(num_ids: int) -> "np.dtype[Any]":
+    """Return the type in which ids or rows are stored: of 4 bytes up to 2**31 - 1 of them."""
+    return np.dtype(np.int32 if num_ids <= _INT32_IDS else np.int64)
+
+
+def new_file(path: Path) -> BinaryIO:
+    """Return a file to write to, empty, in a directory that need not exist."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("wb")
+
+
+def write_array(part: Part, name: str, array: Array, dtype: str = "") -> None:
+    """Write an array and note it.
 
     Args:
-        root: An empty directory.
-        by_degree: Rows of nodes lie in an order of their own: they are looked up in each partition,
-            also where they ascend by chance, as `partition_tables` has it.
+        part: What the manifest will hold.
+        name: Of the array.
+        array: Its numbers, or their bits.
+        dtype: torch's name of the type, where numpy's is not the same.
+    """
+    # the format is in C order; a slice of columns or a transposed matrix is not
+    array = np.ascontiguousarray(array)
+    with new_file(part.path(name)) as file:
+        # numpy's `tofile` raises errors without errno, by which a full disk is told; `tobytes`
+        # copies
+        file.write(array.reshape(-1).view(np.uint8).data)
+    note(int(array.nbytes))
+    part.arrays[name] = ArraySpec(dtype or array.dtype.name, tuple(array.shape))
+
+
+def note_array(part: Part, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+    """Note an array that is written piece by piece; make its file where it has no bytes."""
+    # nobody opens a file that gets no bytes, and the manifest names all of them
+    if not part.path(name).exists():
+        new_file(part.path(name)).close()
+    part.arrays[name] = ArraySpec(dtype, shape)
+
+
+def note_file(part: Part, name: str) -> None:
+    """Note a file of another kind; ``name``: its path below the folder."""
+    part.files[name] = ArraySpec("uint8", ((part.folder / name).stat().st_size,))
+
+
+class PartFiles:
+    """The files of one array in all partitions, written in any place.
+
+    Args:
+        paths: By partition.
     """
 
-    def __init__(self, root: Path, *, by_degree: bool = False) -> None:
-        self._root, self._by_degree = root, by_degree
-        self._parts: list[Part] = []
-        self._shared = Part()
-        self._original: list[NodeType] = []
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._fds: list[int] = []
+        allow_files(len(paths))
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Never truncated: what writes may be several steps, each of which writes its rows
+            # between those of the others, perhaps of an earlier run.
+            self._fds.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
-    def keep_original_ids(self, source: Path) -> None:
-        """Copy the dictionaries of the tables' ids from another directory with the same nodes."""
-        header, shared = read_header(source)
-        self._original = header.original_ids
-        for name, spec in shared.arrays.items():
-            if name.startswith("ids/"):
-                # without checksums: `seal` makes those of the copies
-                self._shared.arrays[name] = ArraySpec(spec.dtype, spec.shape)
-        if self._original:
-            shutil.copytree(source / "ids", self._root / "ids")
-            for path in (self._root / "ids").rglob("*.parquet"):
-                note_file(self._root, self._shared, str(path.relative_to(self._root)))
+    def __enter__(self) -> "PartFiles":
+        return self
 
-    def add(self, view: PartitionView, splits: Splits) -> None:
-        """Write a partition, the next one; rows of nodes stay in the order in which they are."""
-        # partitions come in order, and one at a time: all of them need not fit into memory
-        folder, part = self._root / f"part{len(self._parts)}", Part()
-        folder.mkdir(parents=True, exist_ok=True)
-        for edge_type, adjacency in view.adjacency.items():
-            self._add_edges(folder, part, view, edge_type, adjacency)
-        self._add_rows(folder, part, view)
-        for split, by_type in splits.items():
-            for node_type, ids in by_type.items():
-                write_array(folder, part, f"splits/{split}/{node_type}", ids.numpy())
-        self._parts.append(part)
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
-    def _add_rows(self, folder: Path, part: Part, view: PartitionView) -> None:
-        lookups = _Lookups(folder, part)
-        for kind in ("node_features", "node_labels", "node_attributes"):
-            by_key: dict[Any, Rows] = getattr(view, kind)
-            for key, rows in by_key.items():
-                node_type, name = (key, "") if isinstance(key, str) else key
-                where = f"{kind}/{node_type}/{name}" if name else f"{kind}/{node_type}"
-                _write_rows(lookups, where, node_type, rows, self._by_degree)
-        for kind in ("edge_features", "edge_attributes"):
-            by_key = getattr(view, kind)
-            for key, rows in by_key.items():
-                edge_type, name = (key, "") if len(key) == 3 else key
-                text = edge_type_str(edge_type)
-                where = f"{kind}/{text}/{name}" if name else f"{kind}/{text}"
-                _write_edge_rows(lookups, where, text, rows)
+    def write(self, partition: int, offset: int, array: Array) -> None:
+        """Write an array's bytes at ``offset`` bytes."""
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        # Linux writes 2 GiB at most in one call, and less where a signal comes between.
+        while data:
+            written = os.pwrite(self._fds[partition], data, offset)
+            data, offset = data[written:], offset + written
 
-    def _add_edges(
-        self, folder: Path, part: Part, view: PartitionView, edge_type: EdgeType, found: Adjacency
-    ) -> None:
-        where, label = f"edges/{edge_type_str(edge_type)}", is_label_edge_type(edge_type)
-        # label edges are grouped by anchor, their source, whatever the direction
-        end = 0 if label else expanded_end(view.edge_dir)
-        row_type, col_type = (edge_type[0], edge_type[2])[:: -1 if end else 1]
-        indptr, book = found.indptr, view.node_books.get(row_type)
-        if book is not None and book.bounds is not None:
-            bounds = [0, *book.bounds.tolist()]
-            first, last = bounds[view.partition_idx], bounds[view.partition_idx + 1]
-            # nodes of others have no edge here, so that offsets begin at 0 all the same; 8 bytes
-            # for each node of the graph would be in every partition
-            indptr = indptr[first - found.first_row : last + 1 - found.first_row]
-            part.ranges[where] = {"first_row": first}
-        narrow = view.num_nodes[col_type] <= _INT32_IDS
-        indices = found.indices.to(torch.int32) if narrow else found.indices
-        write_array(folder, part, f"{where}/indptr", indptr.numpy())
-        write_array(folder, part, f"{where}/indices", indices.numpy())
-        if found.has_edge_ids and not label:
-            edge_ids = found.edge_ids_at(torch.arange(indices.numel()))
-            write_array(folder, part, f"{where}/edge_ids", edge_ids.numpy())
-        if found.weights is not None:
-            write_array(folder, part, f"{where}/weights", found.weights.numpy())
+    def close(self) -> None:
+        """Close the files."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
 
-    def finish(self, view: PartitionView, **made: Any) -> None:
-        """Write the books and the manifests.
 
-        Args:
-            view: The last partition; books and counts are the same in all of them.
-            made: How the directory was made.
-        """
-        node_bounds = {t: self._bounds("node", t, b) for t, b in view.node_books.items()}
-        for node_type, count in view.num_nodes.items():
-            # one partition has no books, and both `node_books` and original ids ask where ids end
-            node_bounds.setdefault(node_type, [count])
-        edge_bounds = {
-            edge_type_str(t): self._bounds("edge", edge_type_str(t), book)
-            for t, book in view.edge_books.items()
+def allow_files(count: int) -> None:
+    """Let this process open ``count`` more files: the soft limit is often 1,024.
+
+    Raises:
+        UsageError: It may not have as many.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        held = len(os.listdir("/proc/self/fd"))
+    except OSError:  # it needs one more to look: all of them are in use
+        held = soft
+    need = held + count + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or need <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and need > hard:
+        raise UsageError(
+            f"{need} files have to be open at a time, and this process may have {hard}: raise "
+            "ulimit -n and call again to go on, or make fewer partitions"
+        )
+    # To what is needed and no more: programs that still use select() break on descriptors past
+    # 1,023, and it is the caller's process.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+
+
+def seal(
+    shared: Part,
+    parts: Sequence[Part],
+    *,
+    edge_dir: EdgeDir,
+    heterogeneous: bool,
+    num_nodes: Mapping[NodeType, int],
+    node_bounds: Mapping[NodeType, list[int] | None],
+    edge_types: Sequence[EdgeType],
+    edge_bounds: Mapping[EdgeType, list[int] | None],
+    original_ids: Sequence[NodeType],
+    num_classes: Mapping[NodeType, int],
+    **made: Any,
+) -> str:
+    """Write the manifests of a directory whose arrays are all there; return the run id.
+
+    Args:
+        shared: The root, with what all partitions share.
+        parts: The partitions.
+        edge_dir: See `Header`, and so are those that follow.
+        heterogeneous: See there.
+        num_nodes: See there.
+        node_bounds: See there.
+        edge_types: See there.
+        edge_bounds: See there.
+        original_ids: See there.
+        num_classes: See there.
+        made: How the directory was made.
+    """
+    # hashlib lets go of the GIL while it hashes, so threads of one process are enough
+    with ThreadPoolExecutor(max(1, min(os.cpu_count() or 1, 8))) as pool:
+        bodies = [_body(part, pool) for part in (shared, *parts)]
+    body = {
+        **made,
+        "edge_dir": edge_dir,
+        "heterogeneous": heterogeneous,
+        "num_partitions": len(parts),
+        "num_nodes": num_nodes,
+        "node_bounds": node_bounds,
+        "edge_types": [list(edge_type) for edge_type in edge_types],
+        "edge_bounds": {edge_type_str(t): bounds for t, bounds in edge_bounds.items()},
+        "original_ids": list(original_ids),
+        "num_classes": num_classes,
+        **bodies[0],
+    }
+    # of checksums, names and counts: no time, host or random number, so that two runs with the same
+    # result have the same id
+    run = digest_of(json.dumps([body, *bodies[1:]]).encode())
+    digests = []
+    for k, part in enumerate(parts):
+        manifest = {"run": run, "partition": k, **bodies[k + 1]}
+        # The root file is last: it makes the directory readable. It has the digests of the others,
+        # so that a part in the place of another is found though both are of one run.
+        digests.append(write_manifest(part.folder / PART_FILE, manifest))
+    write_manifest(shared.folder / ROOT_FILE, {"run": run, **body, "parts": digests})
+    return run
+
+
+def _body(part: Part, pool: ThreadPoolExecutor) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind, specs in (("arrays", part.arrays), ("files", part.files)):
+        # by name: the run id must not depend on the order of writing
+        paths = {
+            name: part.path(name) if kind == "arrays" else part.folder / name
+            for name in sorted(specs)
         }
-        header = {
-            **made,
-            "edge_dir": view.edge_dir,
-            "heterogeneous": view.is_heterogeneous,
-            "num_partitions": view.num_partitions,
-            "num_nodes": view.num_nodes,
-            "node_bounds": node_bounds,
-            "edge_types": [list(t) for t in view.adjacency],
-            "edge_bounds": edge_bounds,
-            "original_ids": self._original,
-            "num_classes": view.num_classes,
+        for name, path in paths.items():
+            check_size(path, specs[name])
+        sums = pool.map(block_digests, paths.values(), [specs[name].nbytes for name in paths])
+        found[kind] = {
+            name: {"dtype": specs[name].dtype, "shape": specs[name].shape, "blake2b": one}
+            for name, one in zip(paths, sums, strict=True)
         }
-        seal(self._root, header, self._shared, self._parts)
-
-    def _bounds(self, kind: str, name: str, book: Book) -> list[int] | None:
-        """Return where the ranges of a book end; None: they do not, a table was written."""
-        if book.bounds is not None:
-            return list(book.bounds.tolist())
-        assert book.table is not None
-        write_array(self._root, self._shared, f"books/{kind}/{name}", book.table.numpy())
-        return None
-
-
-class _Lookups:
-    """Writes the array that finds the rows of a type once, for all matrices that share it."""
-
-    def __init__(self, folder: Path, part: Part) -> None:
-        self.folder, self.part = folder, part
-        # first come: matrices of a type have the same rows as a rule, and the first one says which
-        self._written: dict[str, Tensor] = {}
-
-    def add(self, where: str, text: str, lookup: Tensor, own: str) -> None:
-        """Note that the rows at ``where``, of the type ``text``, are found by ``lookup``."""
-        known = self._written.get(text)
-        if known is None:
-            write_array(self.folder, self.part, f"{LOOKUPS}/{text}", lookup.numpy())
-            self._written[text] = known = lookup
-        # a matrix may have other rows than the rest (labels of some nodes), and has its own then
-        if torch.equal(known, lookup):
-            self.part.ranges.setdefault(where, {})["lookup"] = 1
-        else:
-            write_array(self.folder, self.part, f"{where}/{own}", lookup.numpy())
-
-
-def _write_values(lookups: _Lookups, where: str, values: Tensor) -> None:
-    name, array = f"{where}/values", as_array(values)
-    write_array(lookups.folder, lookups.part, name, array, dtype_name(values.dtype))
-
-
-def _write_rows(
-    lookups: _Lookups, where: str, node_type: NodeType, rows: Rows, by_degree: bool
-) -> None:
-    # as long as the graph where the ids of the partition are strewn
-    ids, index = ids_of(rows), rows.index
-    first = None if ids is None else _first_of_range(ids)
-    if ids is not None and first is not None:
-        # all ids of a range are here: the row follows from the id, or from a look-up of that length
-        if not rows.whole:
-            lookups.part.ranges[where] = {"first": first}
-        index = None
-        if by_degree or bool((ids.diff() < 0).any()):
-            index = torch.empty_like(ids)
-            index[ids - first] = torch.arange(ids.numel())
-    if ids is None and by_degree:
-        index = torch.arange(len(rows.values))
-    if index is not None:
-        index = index.to(torch.int32) if len(rows.values) <= _INT32_IDS else index
-        lookups.add(where, node_type, index, "index")
-    _write_values(lookups, where, rows.values)
-    if rows.scales is not None:
-        write_array(lookups.folder, lookups.part, f"{where}/scales", rows.scales.numpy())
-
-
-def _first_of_range(ids: Tensor) -> int | None:
-    """Return the lowest of some ids, 0 of none, if all up to the highest are there, else None."""
-    if not ids.numel():
-        return 0
-    first = int(ids.min())
-    return first if int(ids.max()) - first + 1 == ids.numel() else None
-
-
-def _write_edge_rows(lookups: _Lookups, where: str, text: str, rows: Rows) -> None:
-    values, ids = rows.values, ids_of(rows)
-    if ids is not None:
-        # readers search for ids, which have to ascend
-        order = torch.argsort(ids)
-        lookups.add(where, text, ids[order], "ids")
-        values = values[order]
-    _write_values(lookups, where, values)
+    return {**found, "ranges": dict(sorted(part.ranges.items()))}

@@ -19,9 +19,14 @@ DEFAULT_HOMOGENEOUS_EDGE_TYPE: EdgeType = (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
 )
 
+SPLITS = ("train", "val", "test")
+
 NEIGHBOR_TIME = "_time_of_neighbor_"
 """Before the name of a node attribute: the attribute of edges that has its value of the neighbour,
 which may be another partition's node. Batches do not have it."""
+
+WEIGHT_NAMES = ("edge_weight", "weights")
+"""What weights are called in a PyG graph; without a name they are carried as the first."""
 
 # GiGL's own suffixes: its edge types and its saved graphs work here by name.
 _POSITIVE_SUFFIX = "_gigl_positive"
@@ -91,6 +96,21 @@ def is_label_edge_type(edge_type: EdgeType) -> bool:
     return edge_type[1].endswith((_POSITIVE_SUFFIX, _NEGATIVE_SUFFIX))
 
 
+def is_labeled_homogeneous(num_nodes: dict[NodeType, int], edge_types: list[EdgeType]) -> bool:
+    """Return whether there are the default types and label edge types, nothing else."""
+    plain = [edge_type for edge_type in edge_types if not is_label_edge_type(edge_type)]
+    return (
+        set(num_nodes) == {DEFAULT_HOMOGENEOUS_NODE_TYPE}
+        and plain == [DEFAULT_HOMOGENEOUS_EDGE_TYPE]
+        and len(plain) < len(edge_types)
+    )
+
+
+def expanded_end(edge_dir: EdgeDir) -> int:
+    """Return the row of an edge index that holds the node that is expanded."""
+    return 1 if edge_dir == "in" else 0
+
+
 def reverse_edge_type(edge_type: EdgeType) -> EdgeType:
     """Return the type of the edges of ``edge_type`` turned round, by GLT's naming.
 
@@ -102,6 +122,22 @@ def reverse_edge_type(edge_type: EdgeType) -> EdgeType:
     if src != dst:
         relation = relation[4:] if relation.startswith("rev_") else "rev_" + relation
     return (dst, relation, src)
+
+
+def glt_edge_type(edge_type: EdgeType, edge_dir: EdgeDir) -> EdgeType:
+    """Return the name of an edge type among the edges of GLT and GiGL; its own inverse.
+
+    Label edges are grouped by anchor, their source. With ``edge_dir="in"`` edges are grouped by
+    destination, so there both ends of a label edge type change positions.
+
+    Source:
+        GiGL, ``treat_labels_as_edges`` and its ``reverse_edge_type``: the relation stays as it is,
+        without the ``rev_`` that GLT's own function puts before it.
+    """
+    if edge_dir == "in" and is_label_edge_type(edge_type):
+        src, relation, dst = edge_type
+        return (dst, relation, src)
+    return edge_type
 
 
 def edge_type_str(edge_type: EdgeType) -> str:

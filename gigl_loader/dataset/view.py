@@ -206,8 +206,7 @@ class PartitionView(Generic[A]):
     num_classes: dict[NodeType, int] = field(default_factory=dict)
     """Classes of each type over all partitions, where they are known."""
     identity: GraphIdentity | None = None
-    """Which graph this is a partition of; None: nothing was asked of it yet, as within `make_view`.
-    """
+    """Which graph this is a partition of; None: it is not known yet, as of what was just built."""
     times: dict[EdgeType, TimeOrder[A]] = field(default_factory=dict)
     """Of a loader with ``time_attr``: the edge types that have times, or whose neighbours do."""
     same_host: "dict[int, PartitionView[A]]" = field(default_factory=dict)
@@ -215,7 +214,7 @@ class PartitionView(Generic[A]):
 
 
 WithSplits = tuple[PartitionView, Splits]
-"""What is read from a directory, and written to one."""
+"""A partition as it is read from a directory, and written to one."""
 
 
 _LOWEST = np.iinfo(np.int64).min

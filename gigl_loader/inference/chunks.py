@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.neighbours import EdgeBlock
+from gigl_loader.dataset.adjacency import EdgeBlock
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.exchange import RankExchange
-from gigl_loader.inference.norms import Norm
+from gigl_loader.inference.modules import Norm
 from gigl_loader.inference.rows import OwnedRows, RowFetcher, RowSource
 from gigl_loader.inference.sources import GraphSource
 from gigl_loader.sampler.nodes import NodeLabels

@@ -14,12 +14,11 @@ from torch_geometric.nn import HeteroConv, MessagePassing
 from torch_geometric.nn.conv.hetero_conv import group
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from gigl_loader.dataset.neighbours import EdgeBlock
+from gigl_loader.dataset.adjacency import EdgeBlock
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.inference.chunks import Chunk
-from gigl_loader.inference.norms import Norm
-from gigl_loader.inference.rules import check_model, is_normalized
+from gigl_loader.inference.modules import Norm, check_model, is_normalized
 from gigl_loader.inference.sources import GraphSource
 
 LayerFunction = Callable[..., Any]

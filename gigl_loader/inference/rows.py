@@ -11,7 +11,7 @@ from torch import Tensor
 from gigl_loader.dataset.quantised import widened
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.exchange import AskedRanks, RankExchange
-from gigl_loader.inference.plan import position_of
+from gigl_loader.inference.local_graph import position_of
 from gigl_loader.memory.own_messages import OwnMessages
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array, dtype_name

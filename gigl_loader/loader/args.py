@@ -8,8 +8,22 @@ from typing import Any
 import torch
 
 from gigl_loader._glt import SamplingConfig
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    DatasetSchema,
+    EdgeType,
+    NodeType,
+    is_label_edge_type,
+)
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.config import NumNeighbors, check_workers, flag, positive
+from gigl_loader.loader.config import (
+    NumNeighbors,
+    SamplerClass,
+    check_workers,
+    create_sampling_config,
+    flag,
+    positive,
+)
 from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.world import check_shard
 from gigl_loader.options import (
@@ -17,6 +31,7 @@ from gigl_loader.options import (
     DEFAULT_RECONNECT_S,
     DEFAULT_TIMEOUT_S,
     CacheOptions,
+    CustomSamplerOptions,
     EpochOptions,
     ExpansionOptions,
     FeatureStoreOptions,
@@ -24,9 +39,12 @@ from gigl_loader.options import (
     PPRSamplerOptions,
     SamplerOptions,
     options_of_batches,
+    ppr_keywords,
 )
 from gigl_loader.sizes import parse_size
 from gigl_loader.workers.sampled_input import seed_or_drawn
+
+_PPR = "gigl_loader.sampler.ppr.ppr_sampler"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,9 +235,93 @@ class LoaderOptions:
         """Options of the cache for rows of other machines; None: no cache."""
         return CacheOptions.of(self.remote_cache, self.lookahead)
 
-    def with_sampler(self, options: SamplerOptions | None) -> "LoaderOptions":
-        """Return these options with another sampler."""
-        return dataclasses.replace(self, sampler_options=options)
+    def sampling_config(self, schema: DatasetSchema) -> SamplingConfig:
+        """Return GLT's config, for a dataset of this schema."""
+        return create_sampling_config(
+            self.num_neighbors, schema, self.batch_size, self.shuffle, self.drop_last,
+            self.is_weighted, self.with_edge, self.seed,
+        )  # fmt: skip
+
+    def with_chosen_sampler(
+        self, default: SamplerClass | None, schema: DatasetSchema, input_type: str | None
+    ) -> "LoaderOptions":
+        """Return these options with the sampler that workers are told: its path and keywords.
+
+        Args:
+            default: Sampler of the loader's own kind; None: around the seeds.
+            schema: What the dataset holds.
+            input_type: Node type of the seeds.
+
+        Raises:
+            ConfigError: PPR does not go with the graph or with what else was asked for.
+        """
+        options = self.sampler_options
+        if not isinstance(options, PPRSamplerOptions):
+            if default is None or isinstance(options, CustomSamplerOptions):
+                return self
+            return dataclasses.replace(self, sampler_options=CustomSamplerOptions(*default))
+        self._check_ppr(options, schema)
+        # What the loader's own sampler would have started at: the PPR sampler starts there as well.
+        path, roots = default or ("", {})
+        # Pushes begin at seeds and at the nodes that labels or seed edges lead to: all their types.
+        seed_types = {input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE}
+        supervised: list[EdgeType] = list(roots.get("supervision", ()))
+        if "edge_type" in roots:
+            supervised.append(roots["edge_type"])
+        seed_types |= {edge_type[2] for edge_type in supervised}
+        keywords = {
+            **ppr_keywords(options), "seed_types": sorted(seed_types),
+            "around": path.rpartition(".")[2], "roots": roots,
+        }  # fmt: skip
+        return dataclasses.replace(self, sampler_options=CustomSamplerOptions(_PPR, keywords))
+
+    def _check_ppr(self, options: PPRSamplerOptions, schema: DatasetSchema) -> None:
+        if self.is_weighted:
+            raise ConfigError(
+                "with_weight=True does not go with PPRSamplerOptions: a push goes to all "
+                "neighbours evenly; leave one of them out"
+            )
+        if self.expansion != ExpansionOptions():
+            raise ConfigError(
+                f"{self.expansion} does not go with PPRSamplerOptions, which take the nodes of "
+                "largest score and no trees, times or hops: leave one of them out"
+            )
+        plain = schema.edge_types is None or schema.is_homogeneous_with_labeled_edge_type
+        if plain and (options.typed_channel_ratios or options.include_sampled_edges):
+            raise ConfigError(
+                "typed_channel_ratios and include_sampled_edges of PPRSamplerOptions are for "
+                "heterogeneous graphs: a homogeneous batch has one kind of edges"
+            )
+        walked = [name for name in schema.edge_types or () if not is_label_edge_type(name)]
+        unknown = {name for edge_types, _ in options.channels for name in edge_types} - set(walked)
+        if unknown:
+            raise ConfigError(
+                f"PPRSamplerOptions.typed_channel_ratios names {sorted(unknown)}; the edge types "
+                f"that can be walked are {walked}"
+            )
+
+    def check_feature_store(self, schema: DatasetSchema, num_nodes: Mapping[NodeType, int]) -> None:
+        """Raise `ConfigError` where a feature store is named for types that need none."""
+        options = self.feature_store
+        if options is None:
+            return
+        own = schema.node_feature_info
+        with_features = set(own) if isinstance(own, dict) else set(num_nodes) if own else set()
+        wanted = set(num_nodes) if options.node_types is None else set(options.node_types)
+        unknown = wanted - set(num_nodes)
+        if unknown:
+            raise ConfigError(
+                f"FeatureStoreOptions.node_types names {sorted(unknown)}, the graph has "
+                f"{sorted(num_nodes)}"
+            )
+        # Types that were named must have none of their own. Without names the store is for all
+        # types that lack them, and wrong only where none does.
+        doubled = wanted & with_features if options.node_types else wanted
+        if doubled <= with_features and doubled:
+            raise ConfigError(
+                f"feature_store={options.class_path} is for node types {sorted(wanted)}, which "
+                "have features in the dataset already: leave those out of one of the two"
+            )
 
     def epoch_options(self) -> EpochOptions:
         """Return seed, order and deadline; a missing seed is drawn now."""

@@ -3,7 +3,8 @@
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -18,18 +19,18 @@ from gigl_loader._glt import (
     init_worker_group,
 )
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import DatasetSchema, is_label_edge_type
+from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import ConfigError, explained_limits
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.config import SamplerClass, check_feature_store, chosen_sampler
+from gigl_loader.loader.batch_source import BatchSource
+from gigl_loader.loader.config import SamplerClass
 from gigl_loader.loader.in_process import InProcessSource, check_in_process
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, runtime_or_alone
 from gigl_loader.loader.shared_input import RankInput, share_input, told_to_others, weighted_types
 from gigl_loader.loader.world import agree_on_seed
-from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
 from gigl_loader.ranks import end_group
-from gigl_loader.remote.dataset import RemoteDistDataset
+from gigl_loader.remote.service import DistServer
 from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.sampled_input import check_seed_times
 
@@ -52,41 +53,6 @@ def end_own_group(runtime: DistributedRuntimeInfo) -> None:
     """End the process group that `resolve_runtime` started for a deprecated context."""
     if runtime.should_cleanup_distributed_context and dist.is_initialized():
         end_group()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The arguments of `BaseDistLoader`, checked and told to the other ranks."""
-
-    options: LoaderOptions
-    """Options of the user, with the sampler that was chosen."""
-    dataset: DistDataset | RemoteDistDataset
-    sampler_input: NodeSamplerInput | list[NodeSamplerInput]
-    schema: DatasetSchema
-    sampling_config: SamplingConfig
-    device: torch.device
-    runtime: DistributedRuntimeInfo
-    epoch_options: EpochOptions
-    worker_options: Any
-    """GLT's: of workers, of a graph store, or of a process that samples by itself."""
-    producer: Any
-    """A source that was not started; of a graph store, what its servers are to call."""
-    sampler_options: SamplerOptions | None
-    """Options of the sampler that workers run: the user's, or the loader's own."""
-
-    def start(self, loader: BaseDistLoader) -> None:
-        """Make ``loader`` of them, which starts its source."""
-        given = self.options
-        BaseDistLoader.__init__(
-            loader, self.dataset, self.sampler_input, self.schema, self.worker_options,
-            self.sampling_config, self.device, self.runtime, self.producer, self.sampler_options,
-            given.process_start_gap_seconds,
-            non_blocking_transfers=given.non_blocking_transfers,
-            epoch_options=self.epoch_options, even_ranks=given.even_ranks,
-            device_prefetch=given.device_prefetch, shard=given.shard,
-            transform=given.transform,
-            transform_sampler_output=given.transform_sampler_output,
-        )  # fmt: skip
 
 
 LocalInput = Callable[[DistDataset], tuple[NodeSamplerInput, SamplerClass | None]]
@@ -129,25 +95,34 @@ def start_loader(
             # same loader on all: servers tell producers apart by it.
             kind = type(loader).__name__
             name = f"{kind} {next(_numbers[kind])}"
-            parts = remote_parts(dataset, options, runtime, inputs, name, sampler)
+            arguments = remote_arguments(dataset, options, runtime, inputs, name, sampler)
         else:
-            parts = colocated_parts(dataset, options, runtime, local)
+            arguments = colocated_arguments(dataset, options, runtime, local)
     finally:
         # With a deprecated `context` a group is there for the exchange while the loader is built,
         # and ends before workers start: GiGL's loaders leave none behind.
         end_own_group(runtime)
-    parts.start(loader)
+    BaseDistLoader.__init__(
+        loader, **arguments, **{name: getattr(options, name) for name in _AS_GIVEN}
+    )
 
 
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
 """Counts the loaders of this process on graph stores, by the name of their class."""
 
 
+_AS_GIVEN = (
+    "process_start_gap_seconds", "non_blocking_transfers", "even_ranks", "device_prefetch", "shard",
+    "transform", "transform_sampler_output",
+)  # fmt: skip
+"""Options of the user that `BaseDistLoader` takes by the same names."""
+
+
 @explained_limits("building a loader")
-def colocated_parts(
+def colocated_arguments(
     dataset: Any, options: LoaderOptions, runtime: DistributedRuntimeInfo, make_input: LocalInput
-) -> Parts:
-    """Return what a loader is made of that samples on this machine.
+) -> dict[str, Any]:
+    """Return the arguments of `BaseDistLoader` for a loader that samples on this machine.
 
     Args:
         dataset: Ours or GLT's.
@@ -160,8 +135,8 @@ def colocated_parts(
         PeerError: Another rank was given a value that cannot work.
     """
     with told_to_others(runtime):
-        data, whole, default_sampler, config = _check_colocated(dataset, options, make_input)
-        given = with_sampler(options, default_sampler, data.schema, whole.input_type)
+        data, whole, sampler, config = _check_colocated(dataset, options, make_input)
+        given = options.with_chosen_sampler(sampler, data.schema, whole.input_type)
         epoch_options, device = given.epoch_options(), given.device(runtime.local_rank)
     same = given.same_on_all_ranks(config, epoch_options)
     told = RankInput(
@@ -175,21 +150,28 @@ def colocated_parts(
     # Before the producer exists, whose plan has the seed in every draw.
     if given.shard == "world":
         epoch_options = agree_on_seed(epoch_options, given.seed, runtime.world_size)
-    parts = Parts(
-        options=given, dataset=data, sampler_input=sampler_input, schema=data.schema,
-        sampling_config=config, device=device, runtime=runtime, epoch_options=epoch_options,
-        worker_options=None, producer=None, sampler_options=given.sampler_options,
-    )  # fmt: skip
-    how = _sampled_here if given.in_process else _sampled_by_workers
-    worker_options, producer = how(parts, data, default_sampler)
-    return replace(parts, worker_options=worker_options, producer=producer)
+    samples = _in_this_process if given.in_process else _in_workers
+    worker_options, producer = samples(given, runtime, device, data.num_partitions)
+    return {
+        "dataset": data, "sampler_input": sampler_input, "dataset_schema": data.schema,
+        "sampling_config": config, "device": device, "runtime": runtime,
+        "worker_options": worker_options, "sampler_options": given.sampler_options,
+        "epoch_options": epoch_options,
+        "producer": producer(
+            data, sampler_input, config, sampler_options=given.sampler_options,
+            epoch_options=epoch_options,
+        ),
+    }  # fmt: skip
 
 
-def _sampled_by_workers(
-    parts: Parts, data: DistDataset, default_sampler: SamplerClass | None
-) -> tuple[MpDistSamplingWorkerOptions, DistSamplingProducer]:
-    """Return the options of sampling processes, and their producer, which has started none."""
-    given, runtime, device = parts.options, parts.runtime, parts.device
+MakeSource = Callable[..., BatchSource]
+"""Makes a source, which is not started, of dataset, input and config."""
+
+
+def _in_workers(
+    given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, partitions: int
+) -> tuple[MpDistSamplingWorkerOptions, MakeSource]:
+    """Return the options of sampling processes, and what makes their producer."""
     # These are GiGL's steps, in its order: its subclasses call the same static methods. The port is
     # for GLT's options alone, workers find each other through the process group.
     port = BaseDistLoader.initialize_colocated_sampling_worker(
@@ -202,8 +184,8 @@ def _sampled_by_workers(
         # None means 2 to GiGL's method, and to a loader: leave the user's number as it is.
         num_cpu_threads=given.num_cpu_threads or torch.get_num_threads(),
     )
-    worker_options = BaseDistLoader.create_colocated_worker_options(
-        dataset_num_partitions=data.num_partitions,
+    options = BaseDistLoader.create_colocated_worker_options(
+        dataset_num_partitions=partitions,
         num_workers=given.num_workers,
         worker_concurrency=given.worker_concurrency,
         master_ip_address=runtime.master_ip_address,
@@ -211,29 +193,23 @@ def _sampled_by_workers(
         channel_size=given.channel_size,
         pin_memory=device.type == "cuda",
     )
-    producer = DistSamplingProducer(
-        data, parts.sampler_input, parts.sampling_config, worker_options,
-        BaseDistLoader.create_colocated_channel(worker_options), parts.sampler_options,
-        epoch_options=parts.epoch_options, worker_init_fn=given.worker_init_fn,
-        default_sampler=default_sampler, cache=given.cache,
+    channel = BaseDistLoader.create_colocated_channel(options)
+    return options, partial(
+        DistSamplingProducer, worker_options=options, channel=channel,
+        worker_init_fn=given.worker_init_fn, cache=given.cache,
     )  # fmt: skip
-    return worker_options, producer
 
 
-def _sampled_here(
-    parts: Parts, data: DistDataset, default_sampler: SamplerClass | None
-) -> tuple[CollocatedDistSamplingWorkerOptions, InProcessSource]:
-    """Return what takes the place of worker options and producer where no worker is started."""
-    given, runtime = parts.options, parts.runtime
-    if parts.device.type == "cpu" and given.num_cpu_threads is not None:
+def _in_this_process(
+    given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, partitions: int
+) -> tuple[CollocatedDistSamplingWorkerOptions, MakeSource]:
+    """Return what takes the place of worker options, and what makes a source without workers."""
+    if device.type == "cpu" and given.num_cpu_threads is not None:
         torch.set_num_threads(given.num_cpu_threads)
     # GLT's context, which `check_context` asks for in every colocated loader.
     init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
-    source = InProcessSource(
-        data, parts.sampler_input, parts.sampling_config, parts.epoch_options,
-        parts.sampler_options, default_sampler, given.worker_concurrency, parts.device,
-    )  # fmt: skip
-    return CollocatedDistSamplingWorkerOptions(runtime.master_ip_address, NO_PORT), source
+    options = CollocatedDistSamplingWorkerOptions(runtime.master_ip_address, NO_PORT)
+    return options, partial(InProcessSource, concurrency=given.worker_concurrency, device=device)
 
 
 def _check_colocated(
@@ -257,25 +233,25 @@ def _check_colocated(
     check_weights(data, given.is_weighted)
     if given.expansion.time_attr is not None:
         data.view_by_time(given.expansion.time_attr)
-    check_feature_store(given.feature_store, data.schema, data.view().num_nodes)
+    given.check_feature_store(data.schema, data.view().num_nodes)
     whole, sampler = make_input(data)
     # `make_plan` checks this too, but only in the producer, when the other ranks were told that all
     # is well with this one.
     check_seed_times(data.view(), whole, given.expansion.time_attr)
-    config = _sampling_config(given, data.schema)
+    config = given.sampling_config(data.schema)
     check_edge_ids(data, config.with_edge)
     return data, whole, sampler, config
 
 
-def remote_parts(
+def remote_arguments(
     dataset: Any,
     options: LoaderOptions,
     runtime: DistributedRuntimeInfo,
     inputs: list[NodeSamplerInput],
     name: str,
     default_sampler: SamplerClass | None = None,
-) -> Parts:
-    """Return what a loader is made of that samples on a graph store.
+) -> dict[str, Any]:
+    """Return the arguments of `BaseDistLoader` for a loader that samples on a graph store.
 
     Args:
         dataset: A ``RemoteDistDataset``.
@@ -288,9 +264,6 @@ def remote_parts(
     Raises:
         ConfigError: A value cannot work; nothing was started.
     """
-    # Here: colocated loaders do without it, see `BaseDistLoader._make_source`.
-    from gigl_loader.remote.service import DistServer
-
     if options.in_process:
         raise ConfigError(
             f"num_workers={options.num_workers} and exchange={options.exchange!r} belong to "
@@ -301,9 +274,9 @@ def remote_parts(
     if options.worker_init_fn is not None:
         raise ConfigError("worker_init_fn is for colocated loaders: these workers run on servers")
     schema = dataset.fetch_schema()
-    config = _sampling_config(options, schema)
-    given = with_sampler(options, default_sampler, schema, inputs[0].input_type)
-    check_feature_store(given.feature_store, schema, dataset.fetch_num_nodes())
+    config = options.sampling_config(schema)
+    given = options.with_chosen_sampler(default_sampler, schema, inputs[0].input_type)
+    given.check_feature_store(schema, dataset.fetch_num_nodes())
     prefetch = given.prefetch_size
     worker_options = BaseDistLoader.create_graph_store_worker_options(
         dataset=dataset,
@@ -314,38 +287,14 @@ def remote_parts(
         channel_size=given.channel_size,
         prefetch_size=DEFAULT_PREFETCH if prefetch is None else prefetch,
     )
-    sampler_options = given.sampler_options
-    # Servers know one way to be told of a sampler: options with its path and keywords.
-    if default_sampler is not None and not isinstance(sampler_options, CustomSamplerOptions):
-        sampler_options = CustomSamplerOptions(*default_sampler)
-    return Parts(
-        options=given, dataset=dataset, sampler_input=inputs, schema=schema, sampling_config=config,
-        device=given.device(runtime.local_rank), runtime=runtime,
+    return {
+        "dataset": dataset, "sampler_input": inputs, "dataset_schema": schema,
+        "sampling_config": config, "device": given.device(runtime.local_rank), "runtime": runtime,
         # Options travel to the servers, whose producers have no keyword for a cache.
-        epoch_options=replace(given.epoch_options(), cache=given.cache),
-        worker_options=worker_options, producer=DistServer.create_sampling_producer,
-        sampler_options=sampler_options,
-    )  # fmt: skip
-
-
-def _sampling_config(given: LoaderOptions, schema: DatasetSchema) -> SamplingConfig:
-    return BaseDistLoader.create_sampling_config(
-        given.num_neighbors, schema, given.batch_size, given.shuffle, given.drop_last,
-        given.is_weighted, given.with_edge, given.seed,
-    )  # fmt: skip
-
-
-def with_sampler(
-    given: LoaderOptions, default: SamplerClass | None, schema: DatasetSchema,
-    input_type: str | None,
-) -> LoaderOptions:  # fmt: skip
-    """Return ``given`` with the sampler that workers are to run; see `chosen_sampler`."""
-    return given.with_sampler(
-        chosen_sampler(
-            given.sampler_options, default, schema, input_type, with_weight=given.is_weighted,
-            expansion=given.expansion,
-        )
-    )  # fmt: skip
+        "epoch_options": replace(given.epoch_options(), cache=given.cache),
+        "worker_options": worker_options, "producer": DistServer.create_sampling_producer,
+        "sampler_options": given.sampler_options,
+    }  # fmt: skip
 
 
 def check_weights(data: DistDataset, with_weight: bool) -> None:

@@ -22,15 +22,18 @@ from gigl_loader.collate.pyg import batch_types, to_data, to_hetero_data, with_w
 from gigl_loader.collate.sampler_output import transformed
 from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.device.prefetch import CopyEngine
-from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits
+from gigl_loader.errors import ConfigError, UsageError, explained_limits
 from gigl_loader.loader import config, deployment
 from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.deployment import check_context, check_deployment, the_producer
 from gigl_loader.loader.epoch import EpochProgress, HandedOut, link_bytes_per_s
-from gigl_loader.loader.inputs import Positions, digest_of_seeds, read_positions
 from gigl_loader.loader.iterator import EpochIterator, Epochs
-from gigl_loader.loader.parts import LoaderParts
-from gigl_loader.loader.runtime import DistributedRuntimeInfo
+from gigl_loader.loader.runtime import (
+    DistributedRuntimeInfo,
+    initialize_colocated_sampling_worker,
+    resolve_runtime,
+)
+from gigl_loader.loader.seed_input import Positions, digest_of_seeds, read_positions
 from gigl_loader.loader.world import WorldShare, check_same_start, check_shard, even_steps
 from gigl_loader.message import IS_HETERO, SampleMessage, stays_on_host
 from gigl_loader.options import EpochOptions, SamplerOptions, options_of_batches
@@ -52,7 +55,7 @@ class _NotTorchsError(UsageError, AttributeError):
     """
 
 
-class BaseDistLoader(LoaderParts, DistLoader):
+class BaseDistLoader(DistLoader):
     """Base of the distributed loaders: resolves the runtime, starts producers, yields PyG batches.
 
     It does not call GLT's ``DistLoader.__init__``; it sets what that would set, so that the
@@ -98,6 +101,14 @@ class BaseDistLoader(LoaderParts, DistLoader):
     """Whether this is the copy of a loader in a process that was forked off: its parent has it."""
     _shutdowned = True
     """GLT's name; also of a loader whose constructor raised before there was anything to stop."""
+
+    # The steps by which loaders, and subclasses of the user's, make the arguments below.
+    resolve_runtime = staticmethod(resolve_runtime)
+    create_sampling_config = staticmethod(config.create_sampling_config)
+    create_colocated_channel = staticmethod(config.create_colocated_channel)
+    initialize_colocated_sampling_worker = staticmethod(initialize_colocated_sampling_worker)
+    create_colocated_worker_options = staticmethod(config.create_colocated_worker_options)
+    create_graph_store_worker_options = staticmethod(config.create_graph_store_worker_options)
 
     def __init__(
         self,
@@ -205,8 +216,8 @@ class BaseDistLoader(LoaderParts, DistLoader):
         if not is_remote:
             source: BatchSource = producer
             return source
-        # Here: a colocated loader does without 26 modules of the graph store, a sixth of the time
-        # that importing a loader takes, and so of the time to the first batch.
+        # Here: a colocated loader does without 13 modules of the graph store, which would take time
+        # before its first batch.
         from gigl_loader.remote.source import RemoteSource
 
         seed = self.sampling_config.seed
@@ -540,31 +551,3 @@ class BaseDistLoader(LoaderParts, DistLoader):
         # on.
         with contextlib.suppress(Exception):
             self.shutdown(linger_s=0.0)
-
-
-def replay(loader: BaseDistLoader, epoch: int, batch: int) -> Data | HeteroData:
-    """Return batch ``batch`` of epoch ``epoch`` again, bit for bit, sampled now and alone.
-
-    It may be of any epoch, past or to come, of this run or of one before: what counts is that the
-    loader is built as that one was, with the same ``seed``. Where the loader is, and its
-    `BaseDistLoader.stats`, stay as they are.
-
-    Args:
-        loader: Any loader of this package, in any deployment, with no epoch under way. Ranks that
-            sample together (``exchange="collective"``) have to call it together, with one epoch.
-        epoch: Number of the epoch.
-        batch: Position of the batch in the epoch: the first batch that this rank is given is 0.
-            With ``shard="world"`` it counts over the whole job, and any rank has every batch.
-
-    Raises:
-        ConfigError: There is no such epoch or batch.
-        UsageError: An epoch is under way, or the loader was shut down.
-        PeerError: A worker or server failed.
-    """
-    if not isinstance(loader, BaseDistLoader):
-        raise WrongTypeError(f"replay takes a loader of gigl_loader, got {type(loader).__name__}")
-    loader._check_usable()
-    message = loader._epochs.again(epoch, batch).whole()
-    if loader._engine is not None:  # then the copies of an epoch go ahead of its batches
-        message = loader._copied(message)
-    return loader._collate_fn(message)

@@ -1,28 +1,32 @@
 """What the user asked for, checked and in one form: fanouts, GLT's sampling config and options."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch_geometric.sampler import NumNeighbors as PyGNumNeighbors
 
-from gigl_loader._glt import MpDistSamplingWorkerOptions, SamplingConfig, SamplingType
+from gigl_loader._glt import (
+    MpDistSamplingWorkerOptions,
+    RemoteDistSamplingWorkerOptions,
+    SamplingConfig,
+    SamplingType,
+)
 from gigl_loader.dataset.schema import (
-    DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,
     EdgeType,
-    NodeType,
     is_label_edge_type,
     plain_edge_type,
 )
+from gigl_loader.device.pin import PinMemoryError, PinnedRange
 from gigl_loader.errors import ConfigError
-from gigl_loader.options import (
-    CustomSamplerOptions,
-    ExpansionOptions,
-    FeatureStoreOptions,
-    PPRSamplerOptions,
-    SamplerOptions,
-)
+from gigl_loader.memory.channel import ShmChannel
+from gigl_loader.remote.client import current_cluster
+from gigl_loader.remote.dataset import RemoteDistDataset
+from gigl_loader.sizes import parse_size
+
+logger = logging.getLogger(__name__)
 
 NumNeighbors = list[int] | dict[EdgeType, list[int]]
 """Neighbours per hop; PyG's ``NumNeighbors`` is taken, too."""
@@ -123,30 +127,44 @@ def _check_hops(hops: Any, name: str) -> None:
             )
 
 
-def sampling_config(
+def create_sampling_config(
     num_neighbors: NumNeighbors,
-    schema: DatasetSchema,
-    *,
-    batch_size: int,
-    shuffle: bool,
-    drop_last: bool,
-    with_weight: bool,
-    with_edge: bool | None,
-    seed: int | None,
+    dataset_schema: DatasetSchema,
+    batch_size: int = 1,
+    shuffle: bool = False,
+    drop_last: bool = False,
+    with_weight: bool = False,
+    with_edge: bool | None = None,
+    seed: int | None = None,
 ) -> SamplingConfig:
-    """Return GLT's config of type NODE: see ``BaseDistLoader.create_sampling_config``."""
+    """Return a GLT ``SamplingConfig`` of type NODE; label edge types are never sampled.
+
+    Args:
+        num_neighbors: Neighbours per hop, -1 for all. A list holds for every message-passing
+            edge type; a dict must name exactly those.
+        dataset_schema: What the dataset holds.
+        batch_size: Seeds per batch.
+        shuffle: Shuffle the seeds every epoch.
+        drop_last: Leave an incomplete last batch out.
+        with_weight: Draw neighbours by edge weight.
+        with_edge: Deliver edge ids; None: where there are edge features.
+        seed: Decides every draw.
+
+    Raises:
+        ConfigError: Wrong keys, unequal hop counts, a fanout below -1: names the offender.
+    """
     positive("batch_size", batch_size)
     return SamplingConfig(
         sampling_type=SamplingType.NODE,
-        num_neighbors=patch_fanout(num_neighbors, schema),
+        num_neighbors=patch_fanout(num_neighbors, dataset_schema),
         batch_size=batch_size,
         shuffle=shuffle,
         drop_last=drop_last,
-        with_edge=_has_edge_values(schema) if with_edge is None else with_edge,
+        with_edge=_has_edge_values(dataset_schema) if with_edge is None else with_edge,
         collect_features=True,
         with_neg=False,
         with_weight=with_weight,
-        edge_dir=schema.edge_dir,
+        edge_dir=dataset_schema.edge_dir,
         seed=seed,
     )
 
@@ -156,7 +174,27 @@ def _has_edge_values(schema: DatasetSchema) -> bool:
     return bool(schema.edge_feature_info or schema.edge_attributes)
 
 
-def colocated_worker_options(
+def create_colocated_channel(worker_options: MpDistSamplingWorkerOptions) -> ShmChannel:
+    """Return a channel of ``channel_capacity`` messages and ``channel_size`` bytes."""
+    return ShmChannel(
+        worker_options.channel_capacity,
+        parse_size(worker_options.channel_size, "channel_size"),
+        # Slots are pinned once, when they are made, and used again: pinning takes longer than a
+        # copy.
+        register=pin_if_possible if worker_options.pin_memory else None,
+    )
+
+
+def pin_if_possible(address: int, nbytes: int) -> PinnedRange | None:
+    """Pin a new slot; where the system refuses, copies from it are slower, and that is all."""
+    try:
+        return PinnedRange(address, nbytes)
+    except PinMemoryError as error:
+        logger.warning("batches stay unpinned, copies to the device will not overlap: %s", error)
+        return None
+
+
+def create_colocated_worker_options(
     *,
     dataset_num_partitions: int,
     num_workers: int,
@@ -166,7 +204,12 @@ def colocated_worker_options(
     channel_size: int | str,
     pin_memory: bool,
 ) -> MpDistSamplingWorkerOptions:
-    """Return GLT's options: see ``BaseDistLoader.create_colocated_worker_options``."""
+    """Return GLT's options for sampling subprocesses on CPU devices.
+
+    Raises:
+        ConfigError: A count is not positive, or ``worker_concurrency`` above 32.
+    """
+    parse_size(channel_size, "channel_size")
     check_workers(num_workers, worker_concurrency)
     return MpDistSamplingWorkerOptions(
         num_workers=num_workers,
@@ -181,6 +224,43 @@ def colocated_worker_options(
         channel_size=channel_size,
         pin_memory=pin_memory,
     )
+
+
+def create_graph_store_worker_options(
+    *,
+    dataset: RemoteDistDataset,
+    compute_rank: int,
+    worker_key: str,
+    num_workers: int,
+    worker_concurrency: int,
+    channel_size: int | str,
+    prefetch_size: int,
+) -> RemoteDistSamplingWorkerOptions:
+    """Return GLT's options for sampling on all storage servers.
+
+    A sampling port per compute process, free on the storage master, is asked for.
+    """
+    check_workers(num_workers, worker_concurrency)
+    parse_size(channel_size, "channel_size")
+    positive("prefetch_size", prefetch_size)
+    info, world_size = dataset.cluster_info, current_cluster().world_size
+    if not 0 <= compute_rank < world_size:
+        raise ConfigError(f"compute_rank must be in [0, {world_size}), got {compute_rank}")
+    ports = dataset.fetch_free_ports_on_storage_cluster(world_size)
+    options = RemoteDistSamplingWorkerOptions(
+        server_rank=list(range(info.num_storage_nodes)),
+        num_workers=num_workers,
+        worker_devices=[torch.device("cpu")] * num_workers,
+        worker_concurrency=worker_concurrency,
+        master_addr=info.storage_cluster_master_ip,
+        master_port=ports[compute_rank],
+        rpc_timeout=RPC_TIMEOUT_S,
+        buffer_size=channel_size,
+        prefetch_size=min(prefetch_size, num_workers * worker_concurrency),
+        worker_key=worker_key,
+    )
+    options.prefetch_size = prefetch_size  # GLT's limit is of its own buffer, which is not used
+    return options
 
 
 def check_workers(num_workers: int, worker_concurrency: int) -> None:
@@ -213,99 +293,3 @@ def positive(name: str, value: Any) -> None:
 
 SamplerClass = tuple[str, dict[str, Any]]
 """Import path and keywords."""
-
-_PPR = "gigl_loader.sampler.ppr.ppr_sampler"
-
-
-def chosen_sampler(
-    options: SamplerOptions | None,
-    default: SamplerClass | None,
-    schema: DatasetSchema,
-    input_type: str | None,
-    *,
-    with_weight: bool = False,
-    expansion: ExpansionOptions | None = None,
-) -> SamplerOptions | None:
-    """Return the options that workers are told: PPR as the sampler that does it.
-
-    Args:
-        options: Of the user.
-        default: Sampler of the loader's own kind; None: around the seeds.
-        schema: What the dataset holds.
-        input_type: Node type of the seeds.
-        with_weight: Whether draws by weight were asked for.
-        expansion: How batches grow.
-
-    Raises:
-        ConfigError: PPR does not go with the graph or with what else was asked for.
-    """
-    if not isinstance(options, PPRSamplerOptions):
-        return options
-    # Here: its kernels take time to load, which other loaders need not spend.
-    from gigl_loader.sampler.ppr import to_keywords
-
-    _check_ppr(options, schema, with_weight)
-    if expansion not in (None, ExpansionOptions()):
-        raise ConfigError(
-            f"{expansion} does not go with PPRSamplerOptions, which take the nodes of largest "
-            "score and no trees, times or hops: leave one of them out"
-        )
-    # What the loader's own sampler would have started at: the PPR sampler starts there as well.
-    path, roots = default or ("", {})
-    # Pushes begin at seeds and at the nodes that labels or seed edges lead to: all their types.
-    seed_types = {input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE}
-    supervised: list[EdgeType] = list(roots.get("supervision", ()))
-    if "edge_type" in roots:
-        supervised.append(roots["edge_type"])
-    seed_types |= {edge_type[2] for edge_type in supervised}
-    keywords = {
-        **to_keywords(options), "seed_types": sorted(seed_types),
-        "around": path.rpartition(".")[2], "roots": roots,
-    }  # fmt: skip
-    return CustomSamplerOptions(_PPR, keywords)
-
-
-def check_feature_store(
-    options: FeatureStoreOptions | None, schema: DatasetSchema, num_nodes: Mapping[NodeType, int]
-) -> None:
-    """Raise `ConfigError` where a feature store is named for types that need none."""
-    if options is None:
-        return
-    own = schema.node_feature_info
-    with_features = set(own) if isinstance(own, dict) else set(num_nodes) if own else set()
-    wanted = set(num_nodes) if options.node_types is None else set(options.node_types)
-    unknown = wanted - set(num_nodes)
-    if unknown:
-        raise ConfigError(
-            f"FeatureStoreOptions.node_types names {sorted(unknown)}, the graph has "
-            f"{sorted(num_nodes)}"
-        )
-    # Types that were named must have none of their own. Without names the store is for all types
-    # that lack them, and wrong only where none does.
-    doubled = wanted & with_features if options.node_types else wanted
-    if doubled <= with_features and doubled:
-        raise ConfigError(
-            f"feature_store={options.class_path} is for node types {sorted(wanted)}, which have "
-            "features in the dataset already: leave those out of one of the two"
-        )
-
-
-def _check_ppr(options: PPRSamplerOptions, schema: DatasetSchema, with_weight: bool) -> None:
-    if with_weight:
-        raise ConfigError(
-            "with_weight=True does not go with PPRSamplerOptions: a push goes to all neighbours "
-            "evenly; leave one of them out"
-        )
-    plain = schema.edge_types is None or schema.is_homogeneous_with_labeled_edge_type
-    if plain and (options.typed_channel_ratios or options.include_sampled_edges):
-        raise ConfigError(
-            "typed_channel_ratios and include_sampled_edges of PPRSamplerOptions are for "
-            "heterogeneous graphs: a homogeneous batch has one kind of edges"
-        )
-    walked = [name for name in schema.edge_types or () if not is_label_edge_type(name)]
-    unknown = {name for edge_types, _ in options.channels for name in edge_types} - set(walked)
-    if unknown:
-        raise ConfigError(
-            f"PPRSamplerOptions.typed_channel_ratios names {sorted(unknown)}; the edge types that "
-            f"can be walked are {walked}"
-        )

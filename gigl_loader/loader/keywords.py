@@ -219,7 +219,7 @@ ANSWERS = {
     "random_seed": "seed=",
     "worker_options": _PLAIN,
 }
-"""What to do in place of a keyword."""
+"""Advice for a keyword that loaders here do not take."""
 
 
 def understood(loader: str, given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:

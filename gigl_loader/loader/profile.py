@@ -1,4 +1,4 @@
-"""What sampling workers did, as rows of the trainer's trace.
+"""A look into a run: the work of its sampling workers in the trainer's trace, and a batch again.
 
 Workers are other processes, which ``torch.profiler`` does not see. Each batch brings along when it
 was sampled and gathered, by the wall clock; that is the clock of the trace.
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from gigl_loader.errors import ConfigError
+from torch_geometric.data import Data, HeteroData
 
-if TYPE_CHECKING:
-    from gigl_loader.device.prefetch import DevicePrefetcher
-    from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.device.prefetch import DevicePrefetcher
+from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.loader.base import BaseDistLoader
 
 _SAMPLE, _GATHER = "gigl_loader.sample", "gigl_loader.gather"
 
@@ -109,7 +109,7 @@ class WorkerRanges:
 
 
 @contextmanager
-def profile_workers(loader: "BaseDistLoader | DevicePrefetcher[Any]") -> Iterator[WorkerRanges]:
+def profile_workers(loader: BaseDistLoader | DevicePrefetcher[Any]) -> Iterator[WorkerRanges]:
     """Record what the workers of ``loader`` do, to add it to a trace of ``torch.profiler``.
 
     ::
@@ -175,3 +175,34 @@ def _lanes(batches: list[_WorkedOn]) -> list[list[_WorkedOn]]:
         else:
             lanes.append([batch])
     return lanes
+
+
+# --- one batch again ------------------------------------------------------------------------------
+
+
+def replay(loader: BaseDistLoader, epoch: int, batch: int) -> Data | HeteroData:
+    """Return batch ``batch`` of epoch ``epoch`` again, bit for bit, sampled now and alone.
+
+    It may be of any epoch, past or to come, of this run or of one before: what counts is that the
+    loader is built as that one was, with the same ``seed``. Where the loader is, and its
+    `BaseDistLoader.stats`, stay as they are.
+
+    Args:
+        loader: Any loader of this package, in any deployment, with no epoch under way. Ranks that
+            sample together (``exchange="collective"``) have to call it together, with one epoch.
+        epoch: Number of the epoch.
+        batch: Position of the batch in the epoch: the first batch that this rank is given is 0.
+            With ``shard="world"`` it counts over the whole job, and any rank has every batch.
+
+    Raises:
+        ConfigError: There is no such epoch or batch.
+        UsageError: An epoch is under way, or the loader was shut down.
+        PeerError: A worker or server failed.
+    """
+    if not isinstance(loader, BaseDistLoader):
+        raise WrongTypeError(f"replay takes a loader of gigl_loader, got {type(loader).__name__}")
+    loader._check_usable()
+    message = loader._epochs.again(epoch, batch).whole()
+    if loader._engine is not None:  # then the copies of an epoch go ahead of its batches
+        message = loader._copied(message)
+    return loader._collate_fn(message)

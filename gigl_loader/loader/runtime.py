@@ -5,9 +5,11 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from gigl_loader._gloo import interface_towards
+from gigl_loader._glt import get_context, init_worker_group
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.ranks import gather_from_ranks, tell_ranks
 from gigl_loader.transport import free_port, own_address
@@ -16,6 +18,8 @@ _CONTEXT_PORT = 29_591
 """Port of the process group that is started for a `DistributedContext`, on its main worker."""
 # Machines come up minutes apart; torch's default for gloo is 30 minutes.
 _GROUP_TIMEOUT = timedelta(minutes=10)
+# GiGL's default. torch's own is all cores, which workers need for sampling.
+_DEFAULT_CPU_THREADS = 2
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,19 @@ def resolve_runtime(
     local_process_rank: int | None = None,
     local_process_world_size: int | None = None,
 ) -> DistributedRuntimeInfo:
-    """Find out where this process stands: see ``BaseDistLoader.resolve_runtime``."""
+    """Find out where this process stands among the others.
+
+    Args:
+        context: Deprecated. Names the machines; the local figures are then required, and a gloo
+            group is started on its address if none is up
+            (``should_cleanup_distributed_context`` is then True).
+        local_process_rank: With ``context``: this process on its machine.
+        local_process_world_size: With ``context``: processes per machine.
+
+    Raises:
+        UsageError: No context, and ``torch.distributed`` is not up.
+        ConfigError: Machines run different numbers of ranks; names the counts.
+    """
     if context is not None:
         return _from_context(context, local_process_rank, local_process_world_size)
     if not dist.is_initialized():
@@ -167,3 +183,39 @@ def agree_on_port(runtime: DistributedRuntimeInfo) -> int:
     # listens there; it is for GLT's options.
     port = free_port(runtime.master_ip_address) if runtime.rank == 0 else 0
     return tell_ranks(port, runtime.world_size, int)
+
+
+def initialize_colocated_sampling_worker(
+    *,
+    local_rank: int,
+    local_world_size: int,
+    node_rank: int,
+    node_world_size: int,
+    master_ip_address: str,
+    device: torch.device,
+    num_cpu_threads: int | None,
+) -> int:
+    """Join this process to GLT's worker group; return a port that all ranks agreed on.
+
+    The port is free on the master. Sampling workers of different partitions find each other
+    there. On a CPU device, torch operations of this process use ``num_cpu_threads`` threads
+    (None: 2).
+    """
+    if torch.device(device).type == "cpu":
+        torch.set_num_threads(num_cpu_threads or _DEFAULT_CPU_THREADS)
+    runtime = DistributedRuntimeInfo(
+        node_world_size=node_world_size,
+        node_rank=node_rank,
+        rank=node_rank * local_world_size + local_rank,
+        world_size=node_world_size * local_world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        master_ip_address=master_ip_address,
+        should_cleanup_distributed_context=False,
+    )
+    context = get_context()
+    # Joined again only where something changed: GLT's group is one of the process, and a second
+    # loader must not take it from the first one.
+    if context is None or not context.is_worker() or context.world_size != runtime.world_size:
+        init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
+    return agree_on_port(runtime)

@@ -21,8 +21,8 @@ from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import EdgeType, is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError
 from gigl_loader.loader.deployment import open_inputs
-from gigl_loader.loader.inputs import local_share
 from gigl_loader.loader.runtime import DistributedRuntimeInfo
+from gigl_loader.loader.seed_input import local_share
 from gigl_loader.memory.tensors import bytes_of
 from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.seeds import SeedsTold, check_each_once, check_same_seeds
@@ -32,7 +32,7 @@ Weighted = dict[EdgeType, bool] | None
 
 @contextmanager
 def told_to_others(runtime: DistributedRuntimeInfo) -> Iterator[None]:
-    """Tell the other ranks why this one gives up: in `colocated_parts` they wait for its word."""
+    """Tell the other ranks why this one gives up; `colocated_arguments` has them wait for it."""
     try:
         yield
     except GiglLoaderError as error:

@@ -15,7 +15,7 @@ import mmap
 import os
 
 from gigl_loader.memory import segments
-from gigl_loader.options import meminfo, number_in
+from gigl_loader.system import meminfo, number_in
 
 _LEAST_PAGES = 16
 """Of a tensor: the last page is not full, and a small tensor stays in the cache all the same."""

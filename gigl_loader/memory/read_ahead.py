@@ -25,7 +25,7 @@ import threading
 import numpy as np
 
 from gigl_loader.memory.segments import Array, mapped_file_at, mapped_files
-from gigl_loader.options import available_memory
+from gigl_loader.system import available_memory
 
 _SAMPLE, _CLOSE_SAMPLE = 32, 256
 """Pages that are looked at to tell whether a file is in memory: of 32, one in ten that is not is

@@ -5,8 +5,8 @@ as many processes at once as there are ranks (``num_workers=0``), over a random 
 of different fanouts and widths. Asking other partitions, and keeping their rows: two ranks with
 workers. Delivering batches, and keeping rows where they come: two storage servers and two ranks.
 The cost of an edge, a node, a row and a byte are the non-negative ones that explain the CPU seconds
-best. The transport is timed between two processes, and to a second host (`gigl_loader.plan.wire`).
-What a process holds before there is a graph is read of the same ones.
+best. The transport is timed between two processes, and to a second host; what a process holds
+before there is a graph is read of a trainer at its first batch (`gigl_loader.plan.measure`).
 """
 
 import multiprocessing
@@ -23,11 +23,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch_geometric.data import Data
 
+from gigl_loader.dataset.disk import bytes_to_read
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.partition_graph import partition_graph
+from gigl_loader.loader.node_loader import DistNeighborLoader
 from gigl_loader.memory.segments import Array
-from gigl_loader.plan import cluster, wire
-from gigl_loader.plan.cluster import BatchKind, Took
+from gigl_loader.plan import measure, trial_cluster
 from gigl_loader.plan.costs import Costs
+from gigl_loader.plan.trial_cluster import BatchKind, Took
 from gigl_loader.processes import start_fork_server
 
 _NODES, _DEGREE = 500_000, 16
@@ -40,7 +45,7 @@ _CASES: tuple[tuple[list[int], int, bool], ...] = (
     ([1], 64, False), ([15, 10], 1024, False), ([15, 10], 1024, True), ([4, 2], 1024, True),
     ([5], 1024, False), ([5], 1024, True),
 )  # fmt: skip
-"""Of sampling alone: fanouts, batch size, and whether there are features."""
+"""Cases of sampling alone: fanouts, batch size, and whether there are features."""
 _TAKEN = 14
 """Batches of each; two of them warm up, and the median of the others counts."""
 _ALONE_S = 300.0
@@ -52,7 +57,7 @@ one, and its task is lost."""
 def calibrate(
     rounds: int = 3,
     say: Callable[[str], None] = lambda line: None,
-    other: wire.Other | None = None,
+    other: measure.Other | None = None,
 ) -> Costs:
     """Return what work costs on this machine; takes about a minute.
 
@@ -67,13 +72,13 @@ def calibrate(
     """
     # Before a minute of work, which would be in vain.
     if other is not None:
-        wire.meet(other)
+        measure.meet(other)
     start_fork_server()
     with tempfile.TemporaryDirectory() as folder:
         say(f"graphs of {_NODES:,} nodes and {_NODES * _DEGREE:,} edges")
-        with multiprocessing.get_context("forkserver").Pool(cluster.RANKS) as pool:
+        with multiprocessing.get_context("forkserver").Pool(trial_cluster.RANKS) as pool:
             roots, idle = _write_graphs(pool, Path(folder))
-            say(f"sampling alone, {rounds} rounds in {cluster.RANKS} processes at once")
+            say(f"sampling alone, {rounds} rounds in {trial_cluster.RANKS} processes at once")
             alone = _alone(pool, rounds)
             # In a process of the pool, which has imported all of it, and whose memory goes with it.
             load_s_per_gb = pool.apply_async(_load_s_per_gb, (roots[_WIDTHS[-1]],)).get(_ALONE_S)
@@ -84,15 +89,15 @@ def calibrate(
         found = _measure_delivering(roots)
         delivering = delivering_costs(sampling, asking, found)
     say("the transport")
-    here = wire.within(rounds)
+    here = measure.within(rounds)
     if other is not None:
         say(f"the transport to {other.host}:{other.port}")
-    there = {} if other is None else wire.between(other, rounds)
+    there = {} if other is None else measure.between(other, rounds)
     return Costs(
         machine=f"{_processor()}, {platform.system()} {platform.release()}",
         date=date.today().isoformat(),
         **dict(zip(_SAMPLING, sampling, strict=True)), **asking, **delivering,
-        **wire.costs_of(here, there),
+        **measure.costs_of(here, there),
         **dict(zip(_OF_PROCESSES, idle, strict=True)), load_s_per_gb=load_s_per_gb,
         spread=_spread(alone),
     )  # fmt: skip
@@ -123,32 +128,29 @@ def _write_graphs(pool: Pool, folder: Path) -> tuple[dict[int, str], tuple[float
     """
     wanted = [(width, folder / str(width)) for width in _WIDTHS]
     with ThreadPoolExecutor(1) as meanwhile:
-        idle = meanwhile.submit(cluster.idle)
+        idle = meanwhile.submit(measure.idle)
         found = pool.starmap_async(_write_graph, wanted, 1).get(_ALONE_S)
         return dict(zip(_WIDTHS, found, strict=True)), idle.result()
 
 
 def _write_graph(width: int, root: Path) -> str:
     """Partition a random graph, one part for each rank."""
-    from torch_geometric.data import Data
+    # The graph of `_loading_costs`, so that what asking costs is what is left over.
+    partition_graph(_graph(width), trial_cluster.RANKS, root, method="random", progress=False)
+    return str(root)
 
-    from gigl_loader.dataset.partition import partition_graph
 
-    # The seed of `_whole`: the same graph, so that what asking costs is what is left over.
+def _graph(width: int) -> Data:
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(0, _NODES, (2, _NODES * _DEGREE), generator=generator)
     data = Data(edge_index=edge_index, num_nodes=_NODES)
     if width:
         data.x = torch.ones(_NODES, width)
-    partition_graph(data, cluster.RANKS, root, method="random", progress=False)
-    return str(root)
+    return data
 
 
 def _load_s_per_gb(root: str) -> float:
     """Return the seconds for 10**9 bytes of a partition that has just been written."""
-    from gigl_loader.dataset.disk import bytes_to_read
-    from gigl_loader.dataset.local import DistDataset
-
     # Wall time, and from the page cache: disks are an argument of the plan.
     times = []
     for _ in range(3):
@@ -163,7 +165,7 @@ def _alone(pool: Pool, rounds: int) -> list[list[float]]:
 
     Cores that share memory, or a core, are slower when all of them work.
     """
-    found = pool.starmap_async(_loading_costs, [(rounds,)] * cluster.RANKS, 1)
+    found = pool.starmap_async(_loading_costs, [(rounds,)] * trial_cluster.RANKS, 1)
     each: list[list[list[float]]] = found.get(_ALONE_S)
     return [np.mean(costs, axis=0).tolist() for costs in zip(*each, strict=True)]
 
@@ -171,7 +173,7 @@ def _alone(pool: Pool, rounds: int) -> list[list[float]]:
 def _loading_costs(rounds: int) -> list[list[float]]:
     """Return of each round the CPU seconds of a batch, an edge, a node and a byte of a row."""
     # All kinds in each round, so that a machine that slows down meanwhile shows in the spread.
-    plain, featured = _whole(0), _whole(_WIDTHS[-1])
+    plain, featured = (DistDataset.from_pyg(_graph(width)) for width in (0, _WIDTHS[-1]))
     found = []
     for _ in range(rounds):
         rows, seconds = [], []
@@ -184,23 +186,8 @@ def _loading_costs(rounds: int) -> list[list[float]]:
     return found
 
 
-def _whole(width: int) -> Any:
-    from torch_geometric.data import Data
-
-    from gigl_loader.dataset.local import DistDataset
-
-    generator = torch.Generator().manual_seed(0)
-    edge_index = torch.randint(0, _NODES, (2, _NODES * _DEGREE), generator=generator)
-    data = Data(edge_index=edge_index, num_nodes=_NODES)
-    if width:
-        data.x = torch.ones(_NODES, width)
-    return DistDataset.from_pyg(data)
-
-
 def _time_batches(dataset: Any, fanouts: list[int], batch_size: int) -> tuple[float, float, float]:
     """Return median seconds, mean nodes and mean edges of a batch."""
-    from gigl_loader.loader.neighbor import DistNeighborLoader
-
     # Seeds are spread over all nodes, and no batch has one twice. Time of this thread: with
     # `num_workers=0` it does all the work, and others of the process do not count.
     times, nodes, edges = [], 0, 0
@@ -255,7 +242,7 @@ def _measure_asking(roots: dict[int, str]) -> list[Took]:
     """Take batches of each width and size, then of each that has rows with a cache."""
     plain = [_kinds(roots, width, 0.0) for width in _WIDTHS]
     cached = [_kinds(roots, width, _CACHE) for width in _WIDTHS[1:]]
-    return cluster.measure([kind for kinds in [*plain, *cached] for kind in kinds])
+    return trial_cluster.measure([kind for kinds in [*plain, *cached] for kind in kinds])
 
 
 def _kinds(
@@ -271,7 +258,7 @@ def asking_costs(sampling: list[float], found: list[Took]) -> dict[str, float]:
         sampling: Costs of a batch, an edge, a node and a byte where nobody is asked.
         found: Of each width and batch size, then of each that has rows with a cache.
     """
-    remote, num = 1 - 1 / cluster.RANKS, len(_BATCH_SIZES)
+    remote, num = 1 - 1 / trial_cluster.RANKS, len(_BATCH_SIZES)
     plain, asked, cached = found[:num], found[num : num * len(_WIDTHS)], found[num * len(_WIDTHS) :]
     # Three steps, each explains what the one before it left over: batches without rows tell what
     # edges cost, those with rows what these do beyond that, those with a cache what keeping does.
@@ -308,7 +295,7 @@ def _measure_delivering(roots: dict[int, str]) -> list[Took]:
     # All of a graph stand together, since servers serve one graph after the other; then they are
     # put into the order that `delivering_costs` takes, those with a cache last.
     every = [kind for some in kinds for kind in some]
-    found = dict(zip(every, cluster.measure(every), strict=True))
+    found = dict(zip(every, trial_cluster.measure(every), strict=True))
     return [found[kind] for kind in sorted(every, key=lambda kind: kind.cache > 0)]
 
 
@@ -322,7 +309,7 @@ def delivering_costs(
         asking: From there.
         found: Of each width and batch size, then of each that has rows with a cache.
     """
-    remote, num = 1 - 1 / cluster.RANKS, len(_BATCH_SIZES)
+    remote, num = 1 - 1 / trial_cluster.RANKS, len(_BATCH_SIZES)
     asked = [
         asking["asked_batch_s"] + asking["asked_edge_s"] * remote * took.edges for took in found
     ]

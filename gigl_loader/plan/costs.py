@@ -1,4 +1,4 @@
-"""What a machine's work costs: measured once by ``gigl-loader plan --calibrate``, kept as JSON."""
+"""Costs of a machine's work: measured once by ``gigl-loader plan --calibrate``, kept as JSON."""
 
 import json
 import math
@@ -29,29 +29,31 @@ class Costs:
     row_byte_s: float
     """CPU seconds for a byte of a row: copying it into the batch."""
     asked_batch_s: float
-    """Of each batch whose neighbours other partitions draw, of all processes: messages."""
+    """CPU seconds of all processes for the messages of a batch that other partitions draw for."""
     asked_edge_s: float
-    """Of each edge that another partition drew: asking, answering and merging, of both ends."""
+    """CPU seconds of both ends for an edge that another partition drew: request, answer, merge."""
     asked_rows_s: float
     """CPU seconds for a batch that requests rows from other partitions."""
     asked_row_s: float
-    """Of each row that another partition has, of both ends, without its bytes."""
+    """CPU seconds of both ends for a row of another partition, without its bytes."""
     asked_byte_s: float
     """CPU seconds for a byte of such a row."""
     cached_batch_s: float
     """CPU seconds for a batch of a loader that caches rows."""
     cached_row_s: float
-    """Of each row of another partition that a batch needs: deciding what is kept, and looking."""
+    """CPU seconds for a row of another partition that a batch needs: keep it or not, find it."""
     cached_byte_s: float
     """CPU seconds for a byte of a cached row: copying it."""
     kept_batch_s: float
-    """The same three of a rank that keeps rows of storage servers for itself."""
+    """CPU seconds for a batch of a rank that caches rows of storage servers."""
     kept_row_s: float
+    """CPU seconds for a row that such a batch needs."""
     kept_byte_s: float
+    """CPU seconds for a byte of a row that such a cache has."""
     sent_batch_s: float
     """CPU seconds for a batch that a storage server hands out."""
     sent_edge_s: float
-    """Of each edge of a batch that a storage server hands out, with all that goes along."""
+    """CPU seconds for an edge of a batch that a storage server hands out, with its ids."""
     sent_rows_s: float
     """CPU seconds for a batch whose rows are requested from servers."""
     sent_row_s: float
@@ -85,7 +87,7 @@ class Costs:
     worker_bytes: float
     """Memory of a sampling process."""
     library_bytes: float
-    """Of files that all of them map: libraries, once for each machine."""
+    """Bytes of the libraries that all of them map, once for each machine."""
     process_start_s: float
     """CPU seconds of a training process until its first batch: imports, mostly."""
     supervisor_start_s: float

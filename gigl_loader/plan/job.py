@@ -1,4 +1,4 @@
-"""What is planned for: a graph, how it is sampled, and the machines."""
+"""The subject of a plan: a graph, how it is sampled, and the machines."""
 
 import math
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class Job:
     link_gbit: float = 10.0
     """10**9 bits per second of a machine, in each direction."""
     step_ms: float = 0.0
-    """What the model needs for a batch; 0: nothing, loading is all there is."""
+    """Milliseconds of the model for a batch; 0: none, loading is all there is."""
     deployment: Deployment = "colocated"
     servers: int = 0
     """Storage machines of a graph store."""
@@ -56,7 +56,7 @@ class Job:
     remote: float | None = None
     """Share of neighbours that are in another partition. None: as if parts were drawn."""
     law: str = "uniform"
-    """Of degrees, where the graph is not there: ``"uniform"`` or ``"power-law"``."""
+    """Distribution of degrees, where the graph is not there: ``"uniform"`` or ``"power-law"``."""
 
     def __post_init__(self) -> None:
         for name in ("nodes", "edges", "batch_size", "machines", "ranks_per_machine", "workers",

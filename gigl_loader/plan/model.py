@@ -1,14 +1,16 @@
-"""Seeds per second, memory and connections of a job, from what it is and what work costs."""
+"""Seeds per second, memory and connections of a job, from what it is and what work costs.
 
-from collections.abc import Callable
+A seed costs bytes between machines and CPU seconds; links and cores leave room for so many.
+"""
+
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gigl_loader.plan.costs import Costs
 from gigl_loader.plan.expect import BatchSize, DegreeDistribution, expect
-from gigl_loader.plan.job import DTYPE_BYTES, Job
-from gigl_loader.plan.memory import memory_of
-from gigl_loader.plan.processes import connections_of, descriptors_of, start_of
-from gigl_loader.plan.work import bounds_of, bytes_per_seed, cpu_per_seed, together
+from gigl_loader.plan.job import CONCURRENCY, DTYPE_BYTES, Job
+from gigl_loader.plan.needs import connections_of, descriptors_of, memory_of, start_of
 
 __all__ = ["Job", "Plan", "estimate"]
 
@@ -151,3 +153,192 @@ _CHANGES: dict[str, Callable[[Job], Job | None]] = {
     ),
 }
 """Changes by name, the cheapest first."""
+
+
+# --- what a seed costs, and what that leaves room for ---------------------------------------------
+
+_ID_BYTES = 4.0
+"""On the wire, of an id that is asked for; packed ids of the first billions of nodes."""
+_EDGE_BYTES = 3.0
+"""On the wire, of an edge; more where degrees are small."""
+_LINK_SHARE = 0.9
+"""Share of a link's bits that carry payload."""
+
+
+def bytes_per_seed(job: Job, batch: BatchSize) -> dict[str, float]:
+    """Return by kind what crosses between machines; of a graph store, batches too.
+
+    Rows cross once. Colocated, half of them or more are read where they lie; to a training machine
+    of a graph store all of them come, from the servers that own them.
+    """
+    # Questions go out as ids and come back as neighbours; with the rows of a node its id travels.
+    remote, missed = job.remote_share, 1 - batch.hit_rate
+    found = {
+        "questions": batch.asked * remote * _ID_BYTES,
+        "neighbours": batch.edges * remote * _ID_BYTES,
+    }
+    rows = batch.nodes * missed * (job.row_bytes + _ID_BYTES) if job.row_bytes else 0.0
+    if job.is_store:
+        found["ids and edges of batches"] = batch.nodes * _ID_BYTES + batch.edges * _EDGE_BYTES
+        found["rows of batches"] = rows
+    else:
+        found["rows between partitions"] = rows * remote
+    return {name: nbytes / batch.seeds for name, nbytes in found.items()}
+
+
+def cpu_per_seed(
+    job: Job, batch: BatchSize, wire: dict[str, float], costs: Costs
+) -> dict[str, float]:
+    """Return by kind CPU seconds per seed, of all processes that have a part in it."""
+    remote, rows = job.remote_share, batch.nodes if job.row_bytes else 0.0
+    width = job.row_bytes
+    # What plain bytes cost is in the costs of rows and edges, which were measured over plain
+    # connections: encryption is what it costs beyond that.
+    per_byte = (costs.tls_s_per_gb - costs.plain_s_per_gb) / 1e9 if job.encrypted else 0.0
+    sampled = costs.batch_s + costs.edge_s * batch.edges + costs.node_s * batch.nodes
+    asked = costs.asked_edge_s * batch.edges * remote
+    asked += costs.asked_batch_s if remote else 0.0
+    found = {"sampling": sampled, "asking for neighbours": asked}
+    # A rank of a graph store has no rows of its own, so all of them come from elsewhere.
+    wanted = rows * (1.0 if job.is_store else remote)
+    missed = wanted * (1 - batch.hit_rate)
+    if job.is_store:
+        sent = costs.sent_batch_s + costs.sent_edge_s * batch.edges
+        received = costs.received_batch_s + costs.received_edge_s * batch.edges
+        if rows:
+            sent, received = sent + costs.sent_rows_s, received + costs.received_rows_s
+        found["sending batches"] = sent + missed * (costs.sent_row_s + costs.sent_byte_s * width)
+        found["receiving batches"] = received + missed * (
+            costs.received_row_s + costs.received_byte_s * width
+        )
+    else:
+        found["reading rows"] = costs.row_byte_s * rows * width
+        found["asking for rows"] = (costs.asked_rows_s if wanted else 0.0) + missed * (
+            costs.asked_row_s + costs.asked_byte_s * width
+        )
+    if job.cache and wanted:
+        batch_s, row_s, byte_s = (
+            (costs.kept_batch_s, costs.kept_row_s, costs.kept_byte_s)
+            if job.is_store
+            else (costs.cached_batch_s, costs.cached_row_s, costs.cached_byte_s)
+        )
+        found["keeping rows"] = batch_s + row_s * wanted + byte_s * (wanted - missed) * width
+    found = {name: seconds / batch.seeds for name, seconds in found.items()}
+    # From here on, of bytes, which are of a seed already.
+    between, delivered = _between_and_delivered(wire)
+    if job.encrypted and job.is_store:
+        found["encryption between servers"] = 2 * per_byte * between
+        found["encryption at servers"] = per_byte * delivered
+        found["encryption at training machines"] = per_byte * delivered
+    elif job.encrypted:
+        found["encryption"] = 2 * per_byte * between
+    # This was measured of both ends together, encryption of one end: bytes between servers have
+    # both ends there, those that are delivered one on each side.
+    per_byte = costs.link_s_per_gb / 1e9
+    if job.is_store:
+        found["packets of servers"] = per_byte * (between + delivered / 2)
+        found["packets of training machines"] = per_byte * delivered / 2
+    else:
+        found["packets"] = per_byte * between
+    return found
+
+
+def _between_and_delivered(wire: dict[str, float]) -> tuple[float, float]:
+    """Return bytes per seed between partitions, and to training machines of a graph store."""
+    # By their names in `bytes_per_seed`: "... of batches" goes to training machines.
+    delivered = sum(nbytes for name, nbytes in wire.items() if "batches" in name)
+    return sum(wire.values()) - delivered, delivered
+
+
+_OF_TRAINING_MACHINES = (
+    "receiving batches", "keeping rows", "encryption at training machines",
+    "packets of training machines",
+)  # fmt: skip
+"""Steps of a graph store's clients; all others are its servers'."""
+_OF_SERVERS_THEMSELVES = ("sending batches", "encryption at servers", "packets of servers")
+"""Steps of a storage server's own process; all others are its workers'."""
+
+
+def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[str, float]:
+    """Return seeds/s of all ranks by what limits them."""
+    ranks = job.machines * job.ranks_per_machine
+    between, delivered = _between_and_delivered(wire)
+    # Of one direction. What a machine receives, others send: with all alike, each direction has the
+    # same, so bytes over the links of all machines are what limits.
+    link = job.link_gbit * 1e9 / 8 * _LINK_SHARE
+    if job.is_store:
+        training = sum(cpu.get(name, 0.0) for name in _OF_TRAINING_MACHINES)
+        storage = sum(cpu.values()) - training
+        sampled = storage - sum(cpu.get(name, 0.0) for name in _OF_SERVERS_THEMSELVES)
+        found = {
+            "workers": job.servers * ranks * job.workers * _cores_of_a_worker(job) / sampled,
+            "cores of servers": job.servers * job.cores / storage,
+            # Servers send both to each other and to ranks; ranks receive only.
+            "links of servers": job.servers * link / (between + delivered),
+            "links of training machines": job.machines * link / delivered,
+        }
+        if training > 0:
+            found["cores of training machines"] = job.machines * job.cores / training
+    else:
+        work = sum(cpu.values())
+        found = {
+            "workers": ranks * job.workers * _cores_of_a_worker(job) / work,
+            "cores": job.machines * job.cores / work,
+        }
+        if between > 0:
+            found["links"] = job.machines * link / between
+    if job.step_ms:
+        found["the model's step"] = ranks * job.batch_size / (job.step_ms / 1e3)
+    return found
+
+
+def together(job: Job, bounds: dict[str, float]) -> float:
+    """Return seeds/s of all ranks where all limits are there at once, which is below the least.
+
+    A batch that waits for a link leaves cores idle where no other one is under way, and the other
+    way around: what only nearly is a limit costs, too, the more the fewer batches are under way.
+    What has no queue, such as the model's step, which has batches ready, only limits.
+
+    Source:
+        Mean value analysis of a closed queueing network: Reiser and Lavenberg, "Mean-Value Analysis
+        of Closed Multichain Queuing Networks" (1980). With two alike it leaves ``n / (n + 1)``.
+    """
+    links = [1 / rate for name, rate in bounds.items() if name.startswith("links")]
+    cores = [1 / rate for name, rate in bounds.items() if name.startswith("cores")]
+    # what leaves one link arrives at the other at once: the slower one is the queue
+    return min(*bounds.values(), throughput([*cores, *sorted(links)[-1:]], _under_way(job)))
+
+
+def throughput(demands: Sequence[float], under_way: int) -> float:
+    """Return what goes through stations with queues, each of which takes ``demands`` seconds of it.
+
+    Args:
+        demands: By station.
+        under_way: How many are in all of them together, at all times.
+    """
+    # Exact for such a network, one more at a time: who arrives finds as many waiting as there are
+    # on average with one fewer in it, and waits for all of them.
+    waiting, found = [0.0] * len(demands), math.inf
+    for number in range(1, under_way + 1):
+        times = [own * (1 + queue) for own, queue in zip(demands, waiting, strict=True)]
+        found = number / sum(times)
+        waiting = [found * took for took in times]
+    return found
+
+
+_MOST_UNDER_WAY = 100
+"""More of them make no difference: of two stations that are alike, 100 leave 100/101."""
+
+
+def _under_way(job: Job) -> int:
+    """Return how many batches are under way for each machine that has a part in all of them."""
+    a_machine = CONCURRENCY * job.ranks_per_machine * job.workers
+    if job.is_store:  # of each rank, on each server
+        a_machine *= min(job.servers, job.machines)
+    return min(_MOST_UNDER_WAY, a_machine)
+
+
+def _cores_of_a_worker(job: Job) -> float:
+    """Return how many cores the threads of a worker can use; see `Worker`."""
+    of_a_machine = job.machines * job.ranks_per_machine if job.is_store else job.ranks_per_machine
+    return max(1.0, min(CONCURRENCY, job.cores / (of_a_machine * job.workers)))

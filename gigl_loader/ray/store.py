@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError
-from gigl_loader.ray.server import ServerOptions, StorageServer, free_address
+from gigl_loader.ray.actor import ServerOptions, StorageServer, free_address
 from gigl_loader.ray.watchdog import Watchdog
 from gigl_loader.remote.info import GraphStoreInfo
 from gigl_loader.remote.membership import PATIENCE_S, check_patience
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 # between two questions to an actor: a stopped one is known to be silent this much later
 _INTERVAL_S = 2.0
-# more than the 20 s after which an actor kills its server (`gigl_loader.ray.server`)
+# more than the 20 s after which an actor kills its server (`gigl_loader.ray.actor`)
 _STOP_S = 30.0
 
 

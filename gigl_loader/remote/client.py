@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from gigl_loader._gloo import interface_towards
-from gigl_loader._glt import RemoteDistSamplingWorkerOptions, _set_client_context
+from gigl_loader._glt import _set_client_context
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.logs import know
 from gigl_loader.ranks import end_group
@@ -28,8 +28,6 @@ _log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 1800.0
 """Storage servers may take long to load a large graph."""
-# travels with GLT's options; nothing here waits by it
-_RPC_TIMEOUT_S = 600.0
 _GROUP_TIMEOUT = timedelta(minutes=30)
 
 T = TypeVar("T")
@@ -310,34 +308,3 @@ def request_server(server_rank: int, func: Callable[..., T], *args: Any, **kwarg
     """
     what = f"{getattr(func, '__name__', func)} on storage server {server_rank}"
     return result_of(call_server(server_rank, func, *args, **kwargs), CALL_TIMEOUT_S, what)
-
-
-def worker_options(
-    *,
-    dataset: Any,
-    compute_rank: int,
-    worker_key: str,
-    num_workers: int,
-    worker_concurrency: int,
-    channel_size: int | str,
-    prefetch_size: int,
-) -> RemoteDistSamplingWorkerOptions:
-    """Return GLT's options: see ``BaseDistLoader.create_graph_store_worker_options``."""
-    info, world_size = dataset.cluster_info, current_cluster().world_size
-    if not 0 <= compute_rank < world_size:
-        raise ConfigError(f"compute_rank must be in [0, {world_size}), got {compute_rank}")
-    ports = dataset.fetch_free_ports_on_storage_cluster(world_size)
-    options = RemoteDistSamplingWorkerOptions(
-        server_rank=list(range(info.num_storage_nodes)),
-        num_workers=num_workers,
-        worker_devices=[torch.device("cpu")] * num_workers,
-        worker_concurrency=worker_concurrency,
-        master_addr=info.storage_cluster_master_ip,
-        master_port=ports[compute_rank],
-        rpc_timeout=_RPC_TIMEOUT_S,
-        buffer_size=channel_size,
-        prefetch_size=min(prefetch_size, num_workers * worker_concurrency),
-        worker_key=worker_key,
-    )
-    options.prefetch_size = prefetch_size  # GLT's limit is of its own buffer, which is not used
-    return options

@@ -1,4 +1,4 @@
-"""Addresses, ports and numbers of a graph store's machines."""
+"""Addresses, ports and sizes of a storage cluster and its compute cluster."""
 
 import os
 from dataclasses import dataclass

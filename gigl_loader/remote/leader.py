@@ -71,7 +71,7 @@ class Leader:
         self._target, self._security, self._name = (host, port), security, name
         self._patience_s = patience_s
         self.news = News()
-        """Its latest status message."""
+        """Its last status."""
         self.addresses = Addresses()
         """Addresses of all servers, as it last announced them."""
         self.why_away: str | None = "it has not let this server in yet"

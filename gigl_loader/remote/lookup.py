@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from gigl_loader.dataset.adjacency import EdgeBlock, block_of
 from gigl_loader.dataset.lookup import Kind, check_ids
-from gigl_loader.dataset.neighbours import EdgeBlock, block_of
 from gigl_loader.dataset.quantised import widened
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,

@@ -131,9 +131,9 @@ class News:
     incarnations: tuple[int, ...] = ()
     """Which process each storage server is, by rank; 0: not known."""
     cluster: str = ""
-    """Random name of the storage cluster; told with the addresses."""
+    """Random identity of the storage cluster, sent with the servers' addresses."""
     graph: GraphIdentity | None = None
-    """What they hold; told with their addresses. None: they do not know."""
+    """Identity of the graph that they hold, sent with their addresses. None: it is unknown."""
     away: tuple[int, ...] = ()
     """Storage servers that are lost and expected back."""
     missing: Runs = NOBODY

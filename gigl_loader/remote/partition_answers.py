@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gigl_loader.dataset.adjacency import all_edges
 from gigl_loader.dataset.holders import Share
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.lookup import check_ids
-from gigl_loader.dataset.neighbours import all_edges
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,

@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 caller: ContextVar[Hashable] = ContextVar("caller", default=THIS_PROCESS)
 """The client that the request being served came from: ``(job, rank)``, or `OBSERVER`."""
 OBSERVER = "observer"
-"""A caller that has not joined."""
+"""Stands for a client that has not joined a job."""
 
 _OWN_SAMPLERS = "gigl_loader.sampler"
 _OVER = "over"

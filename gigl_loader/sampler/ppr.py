@@ -188,10 +188,3 @@ def ppr_sampler(
         view, plan, peers, options=PPRSamplerOptions(**options), seed_types=seed_types,
         channels=typed, roots=make,
     )  # fmt: skip
-
-
-def to_keywords(options: PPRSamplerOptions) -> dict[str, Any]:
-    """Return ``options`` as keywords of `ppr_sampler`, plain values that travel."""
-    found = {name: getattr(options, name) for name in options.__dataclass_fields__}
-    found.pop("typed_channel_ratios")  # keyed by what is no key of a message
-    return {"options": found, "channels": options.channels}

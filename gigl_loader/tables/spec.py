@@ -85,7 +85,7 @@ Edges = EdgeTable | Sequence[EdgeTable] | Mapping[EdgeType, EdgeTable | Sequence
 
 
 @dataclass(frozen=True)
-class Graph:
+class TableGraph:
     """All tables of a graph, checked."""
 
     heterogeneous: bool
@@ -99,7 +99,7 @@ class Graph:
         return [edge_type for edge_type in self.edges if not is_label_edge_type(edge_type)]
 
 
-def read_graph(nodes: Nodes, edges: Edges) -> Graph:
+def read_graph(nodes: Nodes, edges: Edges) -> TableGraph:
     """Return the tables of a graph, by type.
 
     Raises:
@@ -111,7 +111,7 @@ def read_graph(nodes: Nodes, edges: Edges) -> Graph:
     if heterogeneous and not isinstance(edges, Mapping):
         raise WrongTypeError("nodes come by type, so edges must be a dict by edge type, too")
     by_edge = edges if isinstance(edges, Mapping) else {DEFAULT_HOMOGENEOUS_EDGE_TYPE: edges}
-    found = Graph(heterogeneous, {}, {})
+    found = TableGraph(heterogeneous, {}, {})
     for node_type, table in by_node.items():
         _check_kind(table, NodeTable, f"nodes of {node_type!r}")
         _check_name(node_type)
@@ -125,7 +125,7 @@ def read_graph(nodes: Nodes, edges: Edges) -> Graph:
     return found
 
 
-def _add_edges(found: Graph, edge_type: EdgeType, table: EdgeTable) -> None:
+def _add_edges(found: TableGraph, edge_type: EdgeType, table: EdgeTable) -> None:
     _check_kind(table, EdgeTable, f"edges of {edge_type}")
     if not (isinstance(edge_type, tuple) and len(edge_type) == 3):
         raise WrongTypeError(f"an edge type is (source type, relation, destination type), "

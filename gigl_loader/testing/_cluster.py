@@ -1,19 +1,16 @@
 """A storage and a compute cluster on this machine, for one function of a test."""
 
 import os
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from multiprocessing.connection import wait
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.processes import ForkedProcess
 from gigl_loader.remote.client import init_compute_process, shutdown_compute_process
 from gigl_loader.remote.info import GraphStoreInfo
 from gigl_loader.remote.storage_process import init_storage_process
-from gigl_loader.testing._ports import free_port
+from gigl_loader.testing._machine import free_port
+from gigl_loader.testing._processes import running_processes
 
 _HOST = "127.0.0.1"
 # below the 200 s after which processes are killed: the one that waits says what it waits for
@@ -43,62 +40,6 @@ def store_info(servers: int, clients: int, **changes: Any) -> GraphStoreInfo:
         **{name: free_port() for name in used if name not in changes},
     }
     return GraphStoreInfo(**{**values, **changes})
-
-
-class Processes:
-    """Processes whose tracebacks are kept; `running_processes` ends them."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.all: list[ForkedProcess] = []
-
-    def start(self, function: Callable[..., None], *args: Any) -> ForkedProcess:
-        """Call ``function(*args)`` in a process of its own."""
-        # a file: a process that is killed afterwards has told already, and no pipe has to be read
-        note = self._folder / f"{len(self.all)}.txt"
-        process = ForkedProcess(target=_entry, args=(function, args, note))
-        process.start()
-        self.all.append(process)
-        return process
-
-    def join(self, processes: list[ForkedProcess], timeout_s: float = 200.0) -> None:
-        """Wait until all have ended.
-
-        Raises:
-            AssertionError: One failed; with the tracebacks. Or nothing ended for ``timeout_s``.
-        """
-        # a deadline since the last end, not for all of it: many processes of a slow machine go on
-        left: dict[Any, ForkedProcess] = {process.sentinel: process for process in processes}
-        while left:
-            done = wait(list(left), timeout_s)
-            if not done:
-                raise AssertionError(f"still running after {timeout_s:g} s\n{self.notes()}")
-            for sentinel in done:
-                process = left.pop(sentinel)
-                process.join()
-                if process.exitcode:
-                    raise AssertionError(f"exit code {process.exitcode}\n{self.notes()}")
-
-    def notes(self) -> str:
-        """Return the tracebacks of those that raised."""
-        return "".join(note.read_text() for note in sorted(self._folder.glob("*.txt")))
-
-
-@contextmanager
-def running_processes(folder: Path) -> Iterator[Processes]:
-    """Give a `Processes`; none of its processes outlives the ``with`` block.
-
-    Args:
-        folder: An empty one, for tracebacks.
-    """
-    started = Processes(folder)
-    try:
-        yield started
-    finally:
-        for process in started.all:
-            # SIGKILL: one that hangs in C code sees no other; what it started watches for its end
-            process.kill()
-            process.join()
 
 
 def run_cluster(
@@ -170,11 +111,3 @@ def compute(
     finally:
         shutdown_compute_process()
         shutdown_compute_process()  # again: nothing is left to do
-
-
-def _entry(function: Callable[..., None], args: tuple[Any, ...], note: Path) -> None:
-    try:
-        function(*args)
-    except BaseException:
-        note.write_text(f"--- {function.__name__} {args[1:2]} ---\n{traceback.format_exc()}")
-        raise SystemExit(1) from None

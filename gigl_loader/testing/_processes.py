@@ -1,22 +1,113 @@
-"""Ranks of a process group on this machine."""
+"""Processes on this machine: ranks of a process group, and any others whose tracebacks are kept."""
 
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from gigl_loader.errors import UsageError
 from gigl_loader.processes import ForkedProcess
 from gigl_loader.ranks import end_group
+from gigl_loader.testing._machine import wait_until
+
+if TYPE_CHECKING:
+    from gigl_loader.loader.base import BaseDistLoader
 
 
 class RankFailed(AssertionError):
     """A rank raised, was killed, or did not end in time."""
+
+
+class Processes:
+    """Processes whose tracebacks are kept; `running_processes` ends them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.all: list[ForkedProcess] = []
+
+    def start(self, function: Callable[..., None], *args: Any, name: str = "") -> ForkedProcess:
+        """Call ``function(*args)`` in a process of its own; ``name`` is its name in tracebacks."""
+        # a file: a process that is killed afterwards has told already, and no pipe has to be read
+        note = self._folder / f"{len(self.all)}.txt"
+        name = name or f"{function.__name__} {args[1:2]}"
+        # not a daemon: daemons may not start sampling workers of their own
+        process = ForkedProcess(target=_entry, args=(function, args, name, note), name=name)
+        self.all.append(process)
+        process.start()
+        return process
+
+    def join(
+        self, processes: Sequence[ForkedProcess], timeout_s: float = 200.0, *,
+        in_all: bool = False, may_die: Collection[ForkedProcess] = (),
+    ) -> None:  # fmt: skip
+        """Wait until all have ended.
+
+        Args:
+            processes: Of these.
+            timeout_s: Longest time without the end of one: many processes of a slow machine go on.
+            in_all: It is the time for all of them together.
+            may_die: Those whose end by a signal is no failure.
+
+        Raises:
+            RankFailed: One failed, as soon as it did, or did not end; with the tracebacks.
+        """
+        left: dict[Any, ForkedProcess] = {process.sentinel: process for process in processes}
+        deadline = time.monotonic() + timeout_s
+        while left:
+            done = wait(list(left), max(0.0, deadline - time.monotonic()))
+            if not done:
+                names = ", ".join(process.name for process in left.values())
+                raise RankFailed(f"still running after {timeout_s:g} s: {names}\n{self.notes()}")
+            for sentinel in done:
+                left.pop(sentinel).join()
+            codes = [(process, process.exitcode) for process in processes]
+            # of all, not of those alone that were seen first: one may have failed by another's end
+            failed = [
+                f"{process.name}: exit code {code}"
+                for process, code in codes
+                if code and not (code < 0 and process in may_die)
+            ]
+            if failed:
+                raise RankFailed(f"{', '.join(failed)}\n{self.notes()}")
+            if not in_all:
+                deadline = time.monotonic() + timeout_s
+
+    def notes(self) -> str:
+        """Return the tracebacks of those that raised."""
+        return "".join(note.read_text() for note in sorted(self._folder.glob("*.txt")))
+
+
+@contextlib.contextmanager
+def running_processes(folder: Path) -> Iterator[Processes]:
+    """Give a `Processes`; none of its processes outlives the ``with`` block.
+
+    Args:
+        folder: An empty one, for tracebacks.
+    """
+    started = Processes(folder)
+    try:
+        yield started
+    finally:
+        for process in started.all:
+            if process.pid is not None:
+                # SIGKILL: one that hangs in C code sees no other; what it started watches for its
+                # end
+                process.kill()
+                process.join()
+
+
+def _entry(function: Callable[..., None], args: tuple[Any, ...], name: str, note: Path) -> None:
+    try:
+        function(*args)
+    except BaseException:
+        note.write_text(f"--- {name} ---\n{traceback.format_exc()}")
+        raise SystemExit(1) from None
 
 
 def run_ranks(
@@ -45,20 +136,27 @@ def run_ranks(
         RankFailed: As soon as a rank raises or is killed, with the tracebacks; or after
             ``timeout_s`` seconds. No rank is left.
     """
-    ranks = [  # not daemons: daemons may not start sampling workers of their own
-        ForkedProcess(target=_entry, args=(fn, rank, world_size, tmp_path, timeout_s, args))
-        for rank in range(world_size)
-    ]
-    deadline = time.monotonic() + timeout_s
-    try:
-        for process in ranks:
-            process.start()
-        _watch(ranks, tmp_path, deadline, set(may_die))
-    finally:
-        for process in ranks:
-            if process.pid is not None:
-                process.kill()
-                process.join()
+    with running_processes(tmp_path) as started:
+        ranks = [
+            started.start(
+                _rank, fn, rank, world_size, tmp_path, timeout_s, args, name=f"rank {rank}"
+            )
+            for rank in range(world_size)
+        ]
+        started.join(ranks, timeout_s, in_all=True, may_die=[ranks[rank] for rank in may_die])
+
+
+def _rank(
+    fn: Callable[..., None], rank: int, size: int, tmp_path: Path, limit_s: float, args: Any
+) -> None:
+    limit = timedelta(seconds=limit_s)
+    store = dist.FileStore(f"{tmp_path}/store", size)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    # Gloo connects all pairs: a rank whose own part is done may end, by ``fn``, before its peers
+    # have connected, and they would fail in place of waiting.
+    meet_in_store("connected")
+    fn(rank, size, *args)
+    end_group()
 
 
 @contextlib.contextmanager
@@ -89,33 +187,30 @@ def meet_in_store(name: str) -> None:
     store.wait([f"{name}/{rank}" for rank in range(dist.get_world_size())])
 
 
-def _watch(ranks: list[Any], tmp_path: Path, deadline: float, may_die: set[int]) -> None:
-    while True:
-        codes = {rank: process.exitcode for rank, process in enumerate(ranks)}
-        failed = {r: code for r, code in codes.items() if code and not (code < 0 and r in may_die)}
-        if failed:
-            notes = "".join(note.read_text() for note in sorted(tmp_path.glob("rank*.txt")))
-            raise RankFailed(f"exit codes by rank {failed}\n{notes}")
-        alive = [rank for rank, code in codes.items() if code is None]
-        if not alive:
-            return
-        left = max(0.0, deadline - time.monotonic())
-        if not wait([ranks[rank].sentinel for rank in alive], left):
-            raise RankFailed(f"ranks {alive} are still running at the time limit")
+def worker_pid(loader: "BaseDistLoader", number: int = 0, *, former: int | None = None) -> int:
+    """Return the process id of a sampling worker, once it has one.
 
+    Args:
+        loader: A loader that samples in worker processes of its own.
+        number: Which of its workers.
+        former: The process id of the one that it replaces, which is not meant.
 
-def _entry(
-    fn: Callable[..., None], rank: int, size: int, tmp_path: Path, limit_s: float, args: Any
-) -> None:
-    try:
-        limit = timedelta(seconds=limit_s)
-        store = dist.FileStore(f"{tmp_path}/store", size)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
-        # Gloo connects all pairs: a rank whose own part is done may end, by ``fn``, before its
-        # peers have connected, and they would fail in place of waiting.
-        meet_in_store("connected")
-        fn(rank, size, *args)
-        end_group()
-    except BaseException:
-        (tmp_path / f"rank{rank}.txt").write_text(f"--- rank {rank} ---\n{traceback.format_exc()}")
-        raise SystemExit(1) from None
+    Raises:
+        AssertionError: It was not started in time.
+        UsageError: The loader has no such workers.
+    """
+    producer: Any = getattr(loader, "_mp_producer", None)
+    found: list[int] = []
+    # num_workers=0, or samplers on a graph store
+    if not hasattr(producer, "pids"):
+        raise UsageError("this loader has no sampling workers of its own")
+
+    def started() -> bool:
+        pid = producer.pids[number]
+        # None while it is being replaced
+        if pid is not None and pid != former:
+            found.append(pid)
+        return bool(found)
+
+    wait_until(started, f"worker {number} has been started")
+    return found[0]

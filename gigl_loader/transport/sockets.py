@@ -82,7 +82,7 @@ def raise_limit() -> None:
 
 
 class Spare:
-    """Counts the descriptors that strangers may hold; for one thread."""
+    """Counts the free descriptors for connections of unknown peers; used by one thread."""
 
     def __init__(self) -> None:
         self._counted_at, self._used = -_COUNT_EVERY_S, 0

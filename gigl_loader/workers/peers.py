@@ -126,19 +126,19 @@ def assignments(
 
 
 class _OfCaller(threading.local):
-    """What a thread keeps that answers one caller."""
+    """State of a thread that answers one caller."""
 
     reader: LocalReader | None = None
     """Has scratch memory."""
 
 
 class _OfAsker(threading.local):
-    """What a thread keeps that asks: no lock is on the way of a question."""
+    """State of a thread that sends requests, so that none of them takes a lock."""
 
     def __init__(self) -> None:
         self.lane: int | None = None
         self.traffic = Traffic()
-        """What it asked since its last batch."""
+        """Its requests since its last batch."""
 
 
 class Answering:

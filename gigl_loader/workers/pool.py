@@ -13,11 +13,11 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
 from gigl_loader.memory import segments
+from gigl_loader.system import read_stat
 from gigl_loader.workers import pipe
 from gigl_loader.workers.restarts import Restarts, ended_by_itself
 from gigl_loader.workers.setup import WorkerSetup
@@ -508,19 +508,6 @@ class WorkerPool:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.stop(0.0)
-
-
-def read_stat(pid: int) -> list[str] | None:
-    """Return the fields of ``/proc/<pid>/stat`` from the third, the state, on; None: it is gone.
-
-    A process that ends between the opening and the reading of the file is a ProcessLookupError,
-    one that had ended before a FileNotFoundError.
-    """
-    # the second field is the program's name in brackets, which may have spaces and brackets in it
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
 
 
 def process_state(pid: int) -> str:

@@ -39,8 +39,8 @@ from gigl_loader.options import (
     CustomSamplerOptions,
     EpochOptions,
     SamplerOptions,
-    usable_cpus,
 )
+from gigl_loader.system import usable_cpus
 from gigl_loader.transport import Security
 from gigl_loader.workers.agreement import Agreement, StartTurns
 from gigl_loader.workers.pool import WorkerPool

@@ -30,7 +30,7 @@ _OWN_SIGNALS = {
     signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP,
     signal.SIGSYS, signal.SIGXCPU, signal.SIGXFSZ,
 }  # fmt: skip
-"""Signals that the kernel sends for what a process does itself."""
+"""Signals that the kernel sends for a fault of the process itself."""
 
 
 def ended_by_itself(exitcode: int | None) -> bool:

@@ -10,7 +10,7 @@ import yaml
 from table_graphs import BUYS, KNOWS, Tables, check
 
 from gigl_loader import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DistDataset, partition_tables
-from gigl_loader.commands.partition import main
+from gigl_loader.commands.partitioning import main
 from gigl_loader.dataset.schema import NEIGHBOR_TIME
 
 GRAPH = Tables(

@@ -18,7 +18,7 @@ from store_cluster import HOST, free_port, tiny_graph
 from support.scripts import run_python
 
 from gigl_loader import partition_graph
-from gigl_loader.commands.serve import main, parse_serve, serve
+from gigl_loader.commands.storage import main, parse_serve, serve
 from gigl_loader.errors import ConfigError
 from gigl_loader.testing import wait_until
 
@@ -99,9 +99,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         found.append((rank, info, dataset, how))
         yield SimpleNamespace(wait=lambda: 5)
 
-    monkeypatch.setattr("gigl_loader.commands.serve.init_storage_process", process)
-    monkeypatch.setattr("gigl_loader.commands.serve.count_partitions", lambda root: 2)
-    monkeypatch.setattr("gigl_loader.commands.serve.DistDataset.load", lambda *where: where)
+    monkeypatch.setattr("gigl_loader.commands.storage.init_storage_process", process)
+    monkeypatch.setattr("gigl_loader.commands.storage.count_partitions", lambda root: 2)
+    monkeypatch.setattr("gigl_loader.commands.storage.DistDataset.load", lambda *where: where)
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     return found
@@ -133,7 +133,7 @@ def test_only_errors_that_say_what_to_do_are_told_without_a_traceback(monkeypatc
         def fail(args: Any) -> int:
             raise error
 
-        monkeypatch.setattr("gigl_loader.commands.serve.serve", fail)
+        monkeypatch.setattr("gigl_loader.commands.storage.serve", fail)
 
     fail_with(ConfigError("give another port"))
     assert main(["--root=graph"]) == 1

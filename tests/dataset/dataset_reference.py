@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.partition import partition_graph
+from gigl_loader.dataset.partition_graph import partition_graph
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,

@@ -21,9 +21,13 @@ from dataset_reference import (
 )
 
 from gigl_loader import _glt
-from gigl_loader.dataset._attributes import Later, MadeWhenAsked, glt_edge_type
+from gigl_loader.dataset.glt_attributes import Later, MadeWhenAsked
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import EdgeDir, message_passing_to_positive_label
+from gigl_loader.dataset.schema import (
+    EdgeDir,
+    glt_edge_type,
+    message_passing_to_positive_label,
+)
 from gigl_loader.errors import ConfigError, WrongTypeError
 
 

@@ -7,8 +7,7 @@ import torch
 from dataset_reference import E, Graph, N
 
 from gigl_loader import _glt
-from gigl_loader.dataset._books import count_partitions, read_book, read_node_books
-from gigl_loader.dataset.build import book_table
+from gigl_loader.dataset.build import book_table, read_book, read_node_books
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError
@@ -33,7 +32,6 @@ def test_a_book_may_be_of_each_kind() -> None:
         found = read_book(value, 2, "pb")
         assert found.bounds is not None
         assert (found.bounds.tolist(), found.bounds.dtype) == ([2, 5], torch.int64)
-    assert [count_partitions(one) for one in (table, ranges, torch.empty(0), "x")] == [2, 2, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,8 @@ from dataset_reference import as_index, rows_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.dataset.build import (
-    book_table,
-    canonical,
-    compress,
-    contiguous_book,
-    expand_rows,
-    is_canonical,
-    make_book,
-    make_rows,
-    owned_ids,
-)
+from gigl_loader.dataset.adjacency import canonical, compress, expand_rows, is_canonical
+from gigl_loader.dataset.build import book_table, contiguous_book, make_book, make_rows, owned_ids
 from gigl_loader.dataset.view import Adjacency
 
 

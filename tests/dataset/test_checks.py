@@ -8,7 +8,7 @@ import torch
 from dataset_reference import N, ring
 from torch_geometric.data import Data
 
-from gigl_loader.dataset._checks import (
+from gigl_loader.dataset.checks import (
     check_count,
     check_edge_dir,
     check_edge_index,

@@ -1,42 +1,56 @@
 """Which way a directory was partitioned, where only its edges can tell."""
 
-from dataclasses import dataclass, field
-from typing import Any
+import pickle
+from pathlib import Path
 
 import pytest
 import torch
+from dataset_reference import E, as_index, rows_of
 
-from gigl_loader.dataset._direction import choose_edge_dir, keep_owned
-from gigl_loader.dataset.parts import GraphPartitionData
-from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as E
-from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as N
-from gigl_loader.dataset.view import Book
+from gigl_loader import DistDataset
 from gigl_loader.errors import ConfigError
 
-
-@dataclass
-class _Directory:
-    """Partition 0 owns nodes 0 and 1, partition 1 owns 2 and 3; edges are given by partition."""
-
-    parts: list[list[tuple[int, int]]]
-    cached: bool = False
-    edge_owners: list[int] | None = None
-    asked: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.num_partitions = len(self.parts)
-        self.node_books = {N: Book(bounds=torch.tensor([2, 4][: self.num_partitions]))}
-        self.edge_types, owners = [E], self.edge_owners
-        self.edge_books = {} if owners is None else {E: Book(table=torch.tensor(owners))}
-
-    def edges(self, edge_type: tuple[str, str, str], partition_idx: int) -> GraphPartitionData:
-        self.asked.append(partition_idx)
-        parts = self.parts if self.cached else [self.parts[partition_idx]]
-        pairs = [pair for part in parts for pair in part]
-        ends = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T
-        return GraphPartitionData(ends, torch.arange(len(pairs)), torch.arange(len(pairs)) / 2)
+Parts = list[list[tuple[int, int]]]
 
 
+def _save(path: Path, tensor: torch.Tensor) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(tensor, path)
+
+
+def _write(root: Path, parts: Parts, *, cached: bool = False, owners: list[int] | None = None,
+           ids: bool = True) -> Path:  # fmt: skip
+    """Write edges by partition as GLT does; partition 0 owns nodes 0 and 1, partition 1 2 and 3.
+
+    Args:
+        root: A directory that there is not.
+        parts: Their ends.
+        cached: All edges lie in one place.
+        owners: The edge book.
+        ids: Whether edges have ids; an edge's weight is half of its id.
+    """
+    meta = {"num_parts": len(parts), "data_cls": "homo", "node_types": None, "edge_types": None}
+    _save(root / "node_pb.pt", torch.tensor([0, 0, 1, 1] if len(parts) > 1 else [0, 0]))
+    (root / "META").write_bytes(pickle.dumps(meta))
+    if owners is not None:
+        _save(root / "edge_pb.pt", torch.tensor(owners))
+    first, places = 0, [pair for part in parts for pair in part]
+    for index, pairs in enumerate([places] if cached else parts):
+        folder = root / "graph" if cached else root / f"part{index}" / "graph"
+        rows, cols = as_index(pairs)
+        _save(folder / "rows.pt", rows)
+        _save(folder / "cols.pt", cols)
+        numbers = torch.arange(first, first + len(pairs))
+        if ids:
+            _save(folder / "eids.pt", numbers)
+        _save(folder / "weights.pt", numbers / 2)
+        first += len(pairs)
+    for index in range(len(parts)):
+        (root / f"part{index}").mkdir(exist_ok=True)
+    return root
+
+
+@pytest.mark.filterwarnings("ignore:batches will not carry. weights")  # without an edge book
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
@@ -49,45 +63,50 @@ class _Directory:
         ([[(0, 1)]], "in"),
     ],
 )
-def test_all_partitions_answer_alike(parts: list, expected: str) -> None:
+def test_all_partitions_answer_alike(tmp_path: Path, parts: Parts, expected: str) -> None:
+    _write(tmp_path / "g", parts)
     for index in range(len(parts)):
-        assert choose_edge_dir(_Directory(parts), index) == expected
+        assert DistDataset.load(tmp_path / "g", index).edge_dir == expected
 
 
-def test_others_are_read_only_where_the_own_edges_cannot_tell() -> None:
-    clear = _Directory([[(2, 0)], [(0, 3)]])
-    choose_edge_dir(clear, 1)
-    assert clear.asked == [1]
-    unclear = _Directory([[(2, 0)], [(2, 3)]])
-    choose_edge_dir(unclear, 1)
-    assert unclear.asked == [1, 0]
+@pytest.mark.filterwarnings("ignore:batches will not carry. weights")
+def test_others_are_read_only_where_the_own_edges_cannot_tell(tmp_path: Path) -> None:
+    for name, parts in (("clear", [[(2, 0)], [(0, 3)]]), ("unclear", [[(2, 0)], [(2, 3)]])):
+        (_write(tmp_path / name, parts) / "part0" / "graph" / "rows.pt").unlink()
+    assert DistDataset.load(tmp_path / "clear", 1).edge_dir == "in"
+    with pytest.raises(ConfigError, match=r"part0/graph/rows\.pt is missing"):
+        DistDataset.load(tmp_path / "unclear", 1)
 
 
-def test_edges_that_neither_rule_assigns() -> None:
+def test_edges_that_neither_rule_assigns(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="partition 0 are assigned neither by source nor by"):
-        choose_edge_dir(_Directory([[(2, 3)], []]), 1)
+        DistDataset.load(_write(tmp_path / "g", [[(2, 3)], []]), 1)
 
 
-def test_a_cached_graph_is_told_by_its_edge_book() -> None:
-    pairs = [[(0, 2), (3, 1)]]
-    by_source, by_target = [0, 1], [1, 0]
-    two = [*pairs, []]
-    assert choose_edge_dir(_Directory(two, True, by_source), 0) == "out"
-    assert choose_edge_dir(_Directory(two, True, by_target), 1) == "in"
-    assert choose_edge_dir(_Directory(two, True), 1) == "in", "no book can tell"
+@pytest.mark.filterwarnings("ignore:batches will not carry. weights")
+def test_a_cached_graph_is_told_by_its_edge_book(tmp_path: Path) -> None:
+    parts: Parts = [[(0, 2), (3, 1)], []]
+    for name, owners, expected in (
+        ("source", [0, 1], "out"), ("target", [1, 0], "in"), ("none", None, "in"),
+    ):  # fmt: skip
+        _write(tmp_path / name, parts, cached=True, owners=owners)
+        assert {DistDataset.load(tmp_path / name, i).edge_dir for i in range(2)} == {expected}
 
 
-def test_own_edges_are_picked_from_a_cached_graph_and_checked_elsewhere() -> None:
-    cached = _Directory([[(0, 2), (3, 1)], [(1, 3)]], cached=True)
-    whole = cached.edges(E, 0)
-    mine: Any = keep_owned(cached, E, whole, "in", 1)
-    assert mine.edge_index.tolist() == [[0, 1], [2, 3]]
-    assert mine.edge_ids.tolist() == [0, 2]
-    assert mine.weights.tolist() == [0, 1]
-    bare: Any = keep_owned(cached, E, GraphPartitionData(whole.edge_index), "out", 1)
-    assert (bare.edge_ids.tolist(), bare.weights) == ([1], None), "positions among all edges"
-    plain = _Directory([[(2, 0)], [(0, 3)]])
-    edges = plain.edges(E, 0)
-    assert keep_owned(plain, E, edges, "in", 0) is edges
+@pytest.mark.filterwarnings("ignore:batches will not carry. weights")
+@pytest.mark.parametrize("ids", [True, False])
+def test_own_edges_are_picked_from_a_cached_graph(tmp_path: Path, ids: bool) -> None:
+    parts: Parts = [[(0, 2), (3, 1)], [(1, 3)]]
+    root = _write(tmp_path / "g", parts, cached=True, ids=ids)
+    into = DistDataset.load(root, 1, edge_dir="in").view().adjacency[E]
+    assert rows_of(into) == {2: [(0, 0, 0.0)], 3: [(1, 2, 1.0)]}
+    out = DistDataset.load(root, 1, edge_dir="out").view().adjacency[E]
+    assert rows_of(out) == {3: [(1, 1, 0.5)]}, "ids are positions among all edges"
+
+
+@pytest.mark.filterwarnings("ignore:batches will not carry. weights")
+def test_edges_of_others_are_refused(tmp_path: Path) -> None:
+    root = _write(tmp_path / "g", [[(2, 0)], [(0, 3)]])
+    assert rows_of(DistDataset.load(root, 0).view().adjacency[E]) == {0: [(2, 0, 0.0)]}
     with pytest.raises(ConfigError, match=r'do not fit edge_dir="out"; try "in"'):
-        keep_owned(plain, E, edges, "out", 0)
+        DistDataset.load(root, 0, edge_dir="out")

@@ -27,7 +27,7 @@ from dataset_reference import (
 from torch_geometric.data import Data
 
 from gigl_loader import UsageError, _glt, partition_graph
-from gigl_loader.dataset import glt_writer
+from gigl_loader.dataset import view_writer
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.mapped import write_manifest
 from gigl_loader.dataset.schema import EdgeDir, message_passing_to_positive_label
@@ -188,7 +188,7 @@ def test_code_in_a_directory_is_not_run(tmp_path: Path, name: str, capfd) -> Non
 
 
 def test_features_are_written_and_read_in_chunks(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(glt_writer, "CHUNK_BYTES", 24)  # two rows
+    monkeypatch.setattr(view_writer, "CHUNK_BYTES", 24)  # two rows
     check_partitions(RING, written(RING, 2, tmp_path), "in")
     with (tmp_path / "part0" / "node_feat" / "feats.pkl").open("rb") as file:
         assert pickle.load(file).shape == (2, 3)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import _glt
+from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.links import (
     link_draws,
     split_links,
@@ -16,8 +17,7 @@ from gigl_loader.dataset.links import (
     split_supervision_type,
 )
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.neighbours import edges_of
-from gigl_loader.dataset.partition import partition_graph
+from gigl_loader.dataset.partition_graph import partition_graph
 from gigl_loader.dataset.schema import EdgeDir, message_passing_to_positive_label
 from gigl_loader.errors import ConfigError
 

@@ -1,6 +1,8 @@
 """What is written of a partition that is mapped, and in which order."""
 
 import json
+import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,16 @@ from dataset_reference import BUYS, RING, SHOP, E, Graph, N, by_type, write
 from gigl_loader import partition_graph
 from gigl_loader.dataset.links import split_partitions
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.mapped import read_header, read_part, seal, write_array
+from gigl_loader.dataset.mapped import Part, read_header, read_part
+from gigl_loader.dataset.mapped_writer import (
+    PartFiles,
+    allow_files,
+    index_type,
+    note_array,
+    seal,
+    write_array,
+)
+from gigl_loader.errors import UsageError
 
 
 def _with_rows(graph: Graph):
@@ -99,12 +110,61 @@ def test_dictionaries_of_ids_are_copied_and_sealed_anew(tmp_path: Path) -> None:
     header, shared = read_header(source)
     made = {key: value for key, value in vars(header).items() if key not in ("run", "parts")}
     for index, part in enumerate((numbers[:4], numbers[4:])):
-        write_array(source, shared, f"ids/{N}/part{index}.values", part)
+        write_array(shared, f"ids/{N}/part{index}.values", part)
     parts = [read_part(source, header, index) for index in range(2)]
-    del made["identity"]
-    seal(source, {**made, "original_ids": [N]}, shared, parts)
+    del made["identity"], made["num_partitions"]
+    made["edge_bounds"] = {E: made["edge_bounds"].pop("__".join(E))}
+    seal(shared, parts, **{**made, "original_ids": [N]})
     dataset = DistDataset.load(source, 0, verify="now")
     assert dataset.to_original(torch.tensor([0, 7])).tolist() == [0, 70]
     split_partitions(source, tmp_path / "b", num_val=0.2)
     again = DistDataset.load(tmp_path / "b", 1, verify="now")
     assert again.to_original(torch.tensor([5, 0])).tolist() == [50, 0]
+
+
+# --- arrays that are written piece by piece -------------------------------------------------------
+
+
+def test_files_of_parts_are_written_in_any_position(tmp_path: Path) -> None:
+    paths = [tmp_path / "a" / str(k) for k in range(2)]
+    with PartFiles(paths) as files:
+        files.write(1, 8, np.array([[3, 4]], np.int32))
+        files.write(1, 0, np.array([1, 2], np.int32))
+    with PartFiles(paths) as files:  # a step that is run again
+        files.write(1, 4, np.array([2], np.int32))
+    assert np.fromfile(paths[1], np.int32).tolist() == [1, 2, 3, 4]
+    assert paths[0].stat().st_size == 0
+
+
+def test_an_array_without_bytes_has_a_file(tmp_path: Path) -> None:
+    part = Part(tmp_path)
+    note_array(part, "a/b", "float16", (0, 3))
+    assert part.path("a/b").read_bytes() == b""
+    assert (part.arrays["a/b"].dtype, part.arrays["a/b"].shape) == ("float16", (0, 3))
+
+
+def test_ids_have_four_bytes_where_these_are_enough() -> None:
+    assert [index_type(count).name for count in (0, 2**31 - 1, 2**31)] == [
+        "int32", "int32", "int64"]  # fmt: skip
+
+
+def test_files_of_all_partitions_may_be_open(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        held = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held + 100, hard))
+        allow_files(10)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == held + 100, "they fit"
+        allow_files(300)
+        assert held + 300 < resource.getrlimit(resource.RLIMIT_NOFILE)[0] < min(held + 500, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held - 1, hard))
+        allow_files(10)  # not even one more can be opened, to count them
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > held + 10
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held + 200, hard))
+        PartFiles([tmp_path / str(k) for k in range(300)]).close()
+        if hard != resource.RLIM_INFINITY:
+            with pytest.raises(UsageError, match=rf"may have {hard}: raise ulimit -n"):
+                allow_files(hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(list(tmp_path.iterdir())) == 300

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.dataset.neighbours import all_edges, edges_of, kept_edges
+from gigl_loader.dataset.adjacency import all_edges, edges_of, kept_edges
 from gigl_loader.dataset.view import Adjacency
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gigl_loader import _glt
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.partition import partition_graph
+from gigl_loader.dataset.partition_graph import partition_graph
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import ConfigError
 

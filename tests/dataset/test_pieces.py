@@ -5,7 +5,11 @@ import torch
 from dataset_reference import E, N, ring
 
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData, PartitionOutput
+from gigl_loader.dataset.partition_output import (
+    FeaturePartitionData,
+    GraphPartitionData,
+    PartitionOutput,
+)
 from gigl_loader.errors import ConfigError
 
 

@@ -21,7 +21,7 @@ WRITER = """
 import os, signal, sys
 import torch
 from torch_geometric.data import Data
-from gigl_loader.dataset import directory, partition
+from gigl_loader.dataset import partition_graph as partition
 root, at = sys.argv[1:]
 data = Data(x=torch.ones(8, 1), edge_index=torch.tensor([[0], [1]]))
 def stop(*args, **kwargs):
@@ -30,7 +30,7 @@ def stop(*args, **kwargs):
 def die(*args):
     os.kill(os.getpid(), signal.SIGKILL)
 if at == "half":
-    partition.write_mapped = stop
+    partition.write_views = stop
 if at == "between renames":  # the old directory has stepped aside, the new one has no name yet
     rename = os.rename
     os.rename = lambda a, b: rename(a, b) if str(b).endswith("/old") else die()

@@ -98,6 +98,9 @@ def known() -> dict[str, set[str]]:
     for file, tree in TREES.items():
         parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
         found[".".join(part for part in parts if part != "__init__")] = _names_of(tree)
+    for stub in PACKAGE.rglob("*.pyi"):  # public names, which their packages import when used
+        module = ".".join(stub.relative_to(PACKAGE.parent).parent.parts)
+        found[module] |= _names_of(ast.parse(stub.read_text()))
     found[""] = {*dir(builtins), *ELSEWHERE, *(name for some in found.values() for name in some)}
     return found
 

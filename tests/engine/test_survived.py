@@ -27,7 +27,7 @@ from gigl_loader import (
     PeerTimeoutError,
     WorkerDiedError,
 )
-from gigl_loader.options import usable_cpus
+from gigl_loader.system import usable_cpus
 from gigl_loader.testing import (
     Footprint,
     TinyGraph,

@@ -10,11 +10,11 @@ from exchange_in_threads import ThreadExchange, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigl_loader.dataset.neighbours import EdgeBlock
+from gigl_loader.dataset.adjacency import EdgeBlock
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.inference.chunks import Chunk, ChunkReader, Reads
-from gigl_loader.inference.norms import Norm
+from gigl_loader.inference.modules import Norm
 from gigl_loader.inference.rows import OwnedRows
 from gigl_loader.inference.sources import PartitionGraph
 

@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
-from gigl_loader.inference.graph import LocalGraph, local_graph, message_types
+from gigl_loader.inference.local_graph import LocalGraph, local_graph, message_types
 
 CPU = torch.device("cpu")
 

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
-from gigl_loader.inference.graph import local_graph
-from gigl_loader.inference.norms import Norm, WholeGraphNorms
-from gigl_loader.inference.plan import Level
+from gigl_loader.inference.local_graph import Level, local_graph
+from gigl_loader.inference.modules import Norm, WholeGraphNorms
 
 WAYS = [
     pyg.GCNConv(6, 2), pyg.GCNConv(6, 2, improved=True), pyg.GCNConv(6, 2, add_self_loops=False),

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.inference import parquet
+from gigl_loader.inference import results
 from gigl_loader.inference.layerwise import full_graph_inference
-from gigl_loader.inference.parquet import ParquetRows
+from gigl_loader.inference.results import ParquetRows
 
 IDS = torch.arange(10) * 3
 ROWS = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
@@ -61,7 +61,7 @@ def test_what_is_not_finished_has_not_the_name(tmp_path: Path) -> None:
 def test_parquet_needs_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     with pytest.raises(ConfigError, match=r"gigl_loader\[tables\]"):
-        parquet.check_parquet()
+        results.check_parquet()
 
 
 def test_rows_of_parquet_are_written_as_they_are_computed(tmp_path: Path) -> None:

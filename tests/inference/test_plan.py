@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
-from gigl_loader.inference.plan import EdgePlan, NodeShares, narrow_plans, plan_edges, position_of
+from gigl_loader.inference.local_graph import (
+    EdgePlan,
+    NodeShares,
+    narrow_plans,
+    plan_edges,
+    position_of,
+)
 
 
-def test_place_of() -> None:
+def test_position_of() -> None:
     ids = torch.tensor([5, 2, 9, 7, 2])
     assert position_of(ids, torch.tensor([2, 5, 8])).tolist() == [1, 0, -1, -1, 0]
     assert position_of(ids, ids[:0]).tolist() == [-1] * 5

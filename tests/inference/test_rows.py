@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
-from gigl_loader.inference.plan import NodeShares
+from gigl_loader.inference.local_graph import NodeShares
 from gigl_loader.inference.rows import OwnedRows, RowFetcher
 from gigl_loader.inference.sources import RangeShares
 

@@ -10,7 +10,7 @@ from torch_geometric.nn.pool import TopKPooling
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.inference.full import full_graph
-from gigl_loader.inference.rules import (
+from gigl_loader.inference.modules import (
     CHECKED,
     NORMALIZED,
     adds_self_loops,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from layerwise_jobs import make, whole
 
-from gigl_loader.inference import run
+from gigl_loader.inference import layerwise
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.inference.results import Results
 
@@ -113,8 +113,8 @@ def test_a_run_goes_on_at_the_last_layer_that_is_whole(tmp_path: Path) -> None:
 def test_freed_memory_goes_back_every_few_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
     chunks: list[int] = []
-    monkeypatch.setattr(run, "give_back_freed", lambda: given.append(len(chunks)))
-    monkeypatch.setattr(run, "_GIVE_BACK_EVERY", 5)
+    monkeypatch.setattr(layerwise, "give_back_freed", lambda: given.append(len(chunks)))
+    monkeypatch.setattr(layerwise, "_GIVE_BACK_EVERY", 5)
 
     def layer(x: torch.Tensor, edge_index: torch.Tensor, num_dst: int) -> torch.Tensor:
         chunks.append(num_dst)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.inference.plan import NodeShares
+from gigl_loader.inference.local_graph import NodeShares
 
 
 def _on_ranks(held: list[int], num_partitions: int, num_nodes: int = 60) -> list[Any]:

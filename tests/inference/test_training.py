@@ -9,10 +9,9 @@ from exchange_in_threads import ThreadExchange, run_threads
 from torch import Tensor
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.inference import training
-from gigl_loader.inference.full import full_graph
-from gigl_loader.inference.graph import local_graph
-from gigl_loader.inference.training import WholeGraphStatistics
+from gigl_loader.inference import full
+from gigl_loader.inference.full import WholeGraphStatistics, full_graph
+from gigl_loader.inference.local_graph import local_graph
 
 CPU = torch.device("cpu")
 ALONE = full_jobs.partition(full_jobs.graph(), 0, 1)
@@ -113,5 +112,5 @@ def test_the_hash_is_splitmix64() -> None:
         return key ^ (key >> 31)
 
     keys = [0, 1, 2**62, -1, -(2**63), 1234567890123456789]
-    found = training._mix(torch.tensor(keys)).tolist()
+    found = full._mix(torch.tensor(keys)).tolist()
     assert [key % 2**64 for key in found] == [reference(key) for key in keys]

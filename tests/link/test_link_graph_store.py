@@ -33,7 +33,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.negatives import zip_with_negatives
+from gigl_loader.loader.ablp import zip_with_negatives
 from gigl_loader.testing import batch_tensors, run_cluster
 
 pytestmark = pytest.mark.multiprocess

@@ -1,6 +1,5 @@
 """What the user gave, checked as a whole: which keyword goes with which, before anything starts."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -26,9 +25,6 @@ def test_what_was_left_out_has_its_default() -> None:
     options = args.epoch_options()
     assert options.expansion is args.expansion
     assert _args(seed=5, timeout=9.0).epoch_options().seed == 5
-    assert args.with_sampler(None) == args
-    other = PPRSamplerOptions()
-    assert args.with_sampler(other) == dataclasses.replace(args, sampler_options=other)
 
 
 def test_a_call_is_read_as_a_whole_and_what_is_of_one_loader_alone_is_left_out() -> None:

@@ -14,11 +14,10 @@ from gigl_loader import ConfigError, DistDataset, PeerError
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.loader import shared_input
 from gigl_loader.loader.args import LoaderOptions
-from gigl_loader.loader.assemble import check_edge_ids, check_weights, is_remote, remote_parts
+from gigl_loader.loader.assemble import check_edge_ids, check_weights, is_remote, remote_arguments
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, from_addresses
 from gigl_loader.loader.shared_input import (
     RankInput,
-    _check_same_weights,
     digest,
     share_input,
     tell_ranks_of_input,
@@ -153,11 +152,13 @@ def test_fingerprints_tell_values_and_shapes(dtype: torch.dtype) -> None:
     assert digest([one[:2], one[2:]]) != digest([one])
 
 
-def test_weights_that_only_one_partition_has() -> None:
+def test_weights_that_only_one_partition_has(told: list) -> None:
     types = [{("a", "to", "a"): True}, {("a", "to", "a"): False}, {}, None]
+    told += [RankInput(weighted=one) for one in types]
     with pytest.raises(ConfigError, match=r"weights on ranks \[0\] and none on ranks \[1\]"):
-        _check_same_weights(types)
-    _check_same_weights([types[0], types[0], {}, None])
+        tell_ranks_of_input(_rank(0, 1, 4), told[0])
+    told[1] = told[0]
+    assert len(tell_ranks_of_input(_rank(0, 1, 4), told[0])) == 4
 
 
 def test_weights_and_edge_ids_that_a_dataset_has_not() -> None:
@@ -194,4 +195,4 @@ def test_a_graph_store_is_told_by_what_it_can_do() -> None:
 def test_a_graph_store_refuses_what_is_colocated(how: dict, words: str) -> None:
     """Before it is asked for anything: `object()` has nothing to ask."""
     with pytest.raises(ConfigError, match=words):
-        remote_parts(object(), LoaderOptions(num_neighbors=[2], **how), ALONE, [], "one")
+        remote_arguments(object(), LoaderOptions(num_neighbors=[2], **how), ALONE, [], "one")

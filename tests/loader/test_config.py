@@ -15,11 +15,11 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.loader.config import (
     check_workers,
     checked_function,
-    colocated_worker_options,
+    create_colocated_worker_options,
+    create_sampling_config,
     flag,
     patch_fanout,
     positive,
-    sampling_config,
 )
 
 BUYS, KNOWS = ("u", "buys", "i"), ("u", "knows", "u")
@@ -98,7 +98,7 @@ def test_fanouts_that_cannot_work(fanout: Any, schema: DatasetSchema, words: str
     ],
 )
 def test_edge_ids_come_where_edges_have_values(more: dict, given: Any, expected: bool) -> None:
-    found = sampling_config(
+    found = create_sampling_config(
         [2], _schema(None, **more), batch_size=3, shuffle=True, drop_last=False, with_weight=False,
         with_edge=given, seed=7,
     )  # fmt: skip
@@ -112,10 +112,10 @@ def test_workers_sample_on_the_cpu() -> None:
         "worker_concurrency": 2, "master_ip_address": "10.0.0.1", "master_port": 4000,
         "channel_size": "1MB", "pin_memory": False,
     }  # fmt: skip
-    found = colocated_worker_options(dataset_num_partitions=3, num_workers=2, **how)
+    found = create_colocated_worker_options(dataset_num_partitions=3, num_workers=2, **how)
     assert found.worker_devices == [torch.device("cpu")] * 2
     assert found.num_rpc_threads == 3
-    many = colocated_worker_options(dataset_num_partitions=99, num_workers=1, **how)
+    many = create_colocated_worker_options(dataset_num_partitions=99, num_workers=1, **how)
     assert many.num_rpc_threads == 16
 
 

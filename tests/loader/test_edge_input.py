@@ -14,7 +14,7 @@ from gigl_loader.dataset.schema import (
     DatasetSchema,
     message_passing_to_positive_label,
 )
-from gigl_loader.loader.edge_input import (
+from gigl_loader.loader.edge_loader import (
     SeedEdges,
     all_edges,
     edge_type_of,
@@ -99,16 +99,22 @@ def test_all_edges_are_in_the_order_of_their_ids(edge_dir: Any) -> None:
     assert [tuple(pair) for pair in found.t().tolist()] == list(edges)
 
 
+def _labeled(*labels: Any) -> list[SeedEdges]:
+    return [SeedEdges(KNOWS, torch.empty(2, 0, dtype=torch.int64), label) for label in labels]
+
+
 def test_labels_move_up_together_where_they_begin_at_0() -> None:
-    parts = [torch.tensor([1, 2]), None, torch.tensor([0]), torch.empty(0, dtype=torch.int64)]
-    moved = shifted(parts, BINARY)
+    nothing = torch.empty(0, dtype=torch.int64)
+    parts = _labeled(torch.tensor([1, 2]), None, torch.tensor([0]), nothing)
+    moved = [one.label for one in shifted(parts, BINARY)]
     assert [None if one is None else one.tolist() for one in moved] == [[2, 3], None, [1], []]
     for negatives in (None, NegativeSampling("triplet")):
         assert shifted(parts, negatives) == parts
     for least in (1, -1, 0.5, -0.5):  # as in PyG: only where 0 itself is the least
-        one = torch.tensor([least, 2.0])
+        (one,) = _labeled(torch.tensor([least, 2.0]))
         assert shifted([one], BINARY)[0] is one
-    assert shifted([None], BINARY) == [None]
+    (one,) = _labeled(None)
+    assert shifted([one], BINARY)[0] is one
 
 
 def test_negatives_as_pyg_takes_them() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch_geometric.loader.utils import get_input_nodes
 
 from gigl_loader import ConfigError, DistNeighborLoader
-from gigl_loader.loader.neighbor import local_input
+from gigl_loader.loader.node_loader import local_input
 from gigl_loader.message import INPUT_ID
 from gigl_loader.testing import TinyGraph
 

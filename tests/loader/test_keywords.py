@@ -17,7 +17,7 @@ from gigl_loader.loader.keywords import (
     AllKeywords,
     LoaderKeywords,
 )
-from gigl_loader.loader.neighbor import DistSubGraphLoader
+from gigl_loader.loader.node_loader import DistSubGraphLoader
 from gigl_loader.options import ExpansionOptions
 from gigl_loader.testing import TinyGraph
 

@@ -39,7 +39,7 @@ from gigl_loader import (
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.graph_store import DistServer
-from gigl_loader.loader.negatives import zip_with_negatives
+from gigl_loader.loader.ablp import zip_with_negatives
 from gigl_loader.options import SAME_MEMORY_VARIABLE
 from gigl_loader.remote.requests import ABLPRequest
 from gigl_loader.testing import batch_tensors, run_ranks

@@ -13,7 +13,7 @@ from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader import ConfigError, DistDataset, DistLinkNeighborLoader, WrongTypeError
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE
-from gigl_loader.loader.link_neighbor import _by_server, _times_by_server
+from gigl_loader.loader.edge_loader import edges_by_server, shifted, times_by_server
 from gigl_loader.testing import TinyGraph
 
 
@@ -154,7 +154,7 @@ def _refused_on_this_rank() -> DistLinkNeighborLoader:
 
 
 def test_other_ranks_are_told_of_bad_edges_before_they_are_an_error(monkeypatch) -> None:
-    """They wait in the exchange that `colocated_parts` begins with; see `told_to_others`."""
+    """They wait in the exchange that `colocated_arguments` begins with; see `told_to_others`."""
     told: list[str] = []
     monkeypatch.setattr(
         "gigl_loader.loader.shared_input.tell_ranks_of_input",
@@ -173,12 +173,11 @@ def _labels(inputs: Iterable[Any]) -> list:
 def test_labels_of_all_servers_make_room_for_negatives_together() -> None:
     """By itself, the second server's part begins at 1: its labels would be one too low."""
     index = torch.arange(12).view(2, 6)
-    parts = _by_server(index, torch.tensor([0, 0, 2, 1, 1, 2]), GRAPH.schema, {NODE: 12}, range(2))
-    loader = DistLinkNeighborLoader.__new__(DistLinkNeighborLoader)
-    loader._shutdowned, loader._negatives = True, NegativeSampling("binary")
-    assert _labels(loader._shifted(parts)) == [[1, 1, 3], [2, 2, 3]]
-    loader._negatives = None
-    assert _labels(loader._shifted(parts)) == [[0, 0, 2], [1, 1, 2]]
+    parts = edges_by_server(
+        index, torch.tensor([0, 0, 2, 1, 1, 2]), GRAPH.schema, {NODE: 12}, range(2)
+    )
+    assert _labels(shifted(parts, NegativeSampling("binary"))) == [[1, 1, 3], [2, 2, 3]]
+    assert _labels(shifted(parts, None)) == [[0, 0, 2], [1, 1, 2]]
 
 
 NODE = DEFAULT_HOMOGENEOUS_EDGE_TYPE[0]
@@ -187,20 +186,20 @@ GRAPH = TinyGraph.random(12, 20).dataset()
 
 def test_edges_of_one_tensor_are_cut_over_servers_with_their_times() -> None:
     index = torch.arange(10).view(2, 5)
-    parts = _by_server(index, None, GRAPH.schema, {NODE: 12}, range(2))
+    parts = edges_by_server(index, None, GRAPH.schema, {NODE: 12}, range(2))
     assert torch.equal(torch.cat([one.index for one in parts], 1), index)
     assert [one.index.size(1) for one in parts] == [3, 2]
     inputs = [one.sampler_input() for one in parts]
-    times = _times_by_server(inputs, [5, 6, 7, 8, 9])
+    times = times_by_server(inputs, [5, 6, 7, 8, 9])
     assert {server: one.tolist() for server, one in times.items()} == {0: [5, 6, 7], 1: [8, 9]}
     given = {1: torch.tensor([1])}
-    assert _times_by_server(inputs, given) is given
+    assert times_by_server(inputs, given) is given
 
 
 def test_edges_by_server_and_a_server_without_any() -> None:
     index = {1: torch.tensor([[3], [4]])}
     label = {1: torch.tensor([[0.5, 1.5]])}
-    first, second = _by_server(index, label, GRAPH.schema, {NODE: 12}, range(2))
+    first, second = edges_by_server(index, label, GRAPH.schema, {NODE: 12}, range(2))
     assert first.label is not None
     assert (first.index.shape, first.label.shape) == ((2, 0), (0, 2))
     assert first.label.dtype == torch.float32
@@ -212,4 +211,4 @@ def test_edges_by_server_and_a_server_without_any() -> None:
         (index, torch.zeros(1), "edge_label must be by server"),
     ):
         with pytest.raises(ConfigError, match=words):
-            _by_server(given, wrong, GRAPH.schema, {NODE: 12}, range(2))
+            edges_by_server(given, wrong, GRAPH.schema, {NODE: 12}, range(2))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.loader.negatives import in_batch_negative_mask, zip_with_negatives
+from gigl_loader.loader.ablp import in_batch_negative_mask, zip_with_negatives
 
 
 class _Epochs:

@@ -9,7 +9,7 @@ import torch
 from gigl_loader import BaseDistLoader, ConfigError, DistNeighborLoader
 from gigl_loader._glt import get_context, init_worker_group
 from gigl_loader.device.pin import PinMemoryError
-from gigl_loader.loader import parts
+from gigl_loader.loader import config
 from gigl_loader.testing import TinyGraph
 
 HOW: dict[str, Any] = {"worker_concurrency": 3, "channel_size": "2MB"}
@@ -111,7 +111,7 @@ def test_memory_that_cannot_be_pinned_is_said_and_used(monkeypatch, caplog) -> N
     def refuse(address: int, nbytes: int) -> None:
         raise PinMemoryError(address, nbytes, 2, "too many bytes")
 
-    monkeypatch.setattr(parts, "PinnedRange", refuse)
-    assert parts._pin_if_possible(4096, 8) is None
+    monkeypatch.setattr(config, "PinnedRange", refuse)
+    assert config.pin_if_possible(4096, 8) is None
     assert "batches stay unpinned" in caplog.text
     assert "too many bytes" in caplog.text

@@ -17,9 +17,9 @@ from gigl_loader import (
     PPRSamplerOptions,
 )
 from gigl_loader.message import BatchTicket
-from gigl_loader.options import Channel
+from gigl_loader.options import Channel, ppr_keywords
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.sampler.ppr import ppr_sampler, to_keywords
+from gigl_loader.sampler.ppr import ppr_sampler
 from gigl_loader.testing import (
     InProcessPeers,
     TinyGraph,
@@ -138,7 +138,7 @@ def _message(graph: TinyGraph, parts: int, seeds: list[int], **options: Any) -> 
     views = [part.view() for part in graph.partitions(parts)]
     plan = SamplingPlan(input_type="user", fanouts={n: (1,) for n in sorted(graph.edges)}, seed=3,
                         with_edge=True)  # fmt: skip
-    how = to_keywords(PPRSamplerOptions(**options))
+    how = ppr_keywords(PPRSamplerOptions(**options))
     how = msgspec.msgpack.decode(msgspec.msgpack.encode(how))  # as servers get it
     peers = InProcessPeers(views) if parts > 1 else None
     sampler = ppr_sampler(as_worker_gets(views[-1]), plan, peers, seed_types=["user"], **how)

@@ -12,8 +12,8 @@ from gigl_loader.dataset.schema import (
     FeatureInfo,
     message_passing_to_positive_label,
 )
-from gigl_loader.loader.config import check_feature_store, chosen_sampler
-from gigl_loader.options import ExpansionOptions, FeatureStoreOptions, KHopNeighborSamplerOptions
+from gigl_loader.loader.args import LoaderOptions
+from gigl_loader.options import FeatureStoreOptions, KHopNeighborSamplerOptions
 
 BUYS, KNOWS = ("user", "buys", "item"), ("user", "knows", "user")
 LABELED = message_passing_to_positive_label(BUYS)
@@ -22,15 +22,23 @@ PLAIN = DatasetSchema(False, None, None, None, "in")
 INFO = FeatureInfo(2, torch.float32)
 
 
-@pytest.mark.parametrize(
-    "options", [None, KHopNeighborSamplerOptions([2]), CustomSamplerOptions("a.B", {})]
-)
-def test_other_options_pass_as_they_are(options: Any) -> None:
-    assert chosen_sampler(options, ("x.y", {}), PLAIN, None, with_weight=True) is options
+def _options(sampler: Any, **how: Any) -> LoaderOptions:
+    return LoaderOptions.of({"num_neighbors": [2], "sampler_options": sampler, **how})
+
+
+def test_a_class_of_ones_own_comes_before_the_loaders() -> None:
+    own = CustomSamplerOptions("a.B", {})
+    assert _options(own).with_chosen_sampler(("x.y", {}), PLAIN, None).sampler_options is own
+    for fanout in (None, KHopNeighborSamplerOptions([2])):
+        given = _options(fanout, with_weight=True)
+        found = given.with_chosen_sampler(("x.y", {"z": 1}), PLAIN, None)
+        assert found.sampler_options == CustomSamplerOptions("x.y", {"z": 1})
+        assert given.with_chosen_sampler(None, PLAIN, None) is given, "the plain k-hop sampler"
 
 
 def _keywords(default: Any, schema: DatasetSchema, input_type: str | None) -> dict[str, Any]:
-    found = chosen_sampler(PPRSamplerOptions(alpha=0.3), default, schema, input_type)
+    given = _options(PPRSamplerOptions(alpha=0.3))
+    found = given.with_chosen_sampler(default, schema, input_type).sampler_options
     assert isinstance(found, CustomSamplerOptions)
     assert found.class_path == "gigl_loader.sampler.ppr.ppr_sampler"
     assert found.keywords["options"]["alpha"] == 0.3
@@ -53,7 +61,7 @@ def test_pushes_start_where_the_loaders_own_sampler_would() -> None:
     ("options", "schema", "how", "words"),
     [
         ({}, PLAIN, {"with_weight": True}, "with_weight=True does not go with"),
-        ({}, PLAIN, {"expansion": ExpansionOptions(disjoint=True)}, "no trees, times or hops"),
+        ({}, PLAIN, {"disjoint": True}, "no trees, times or hops"),
         ({"include_sampled_edges": True}, PLAIN, {}, "for heterogeneous graphs"),
         ({"typed_channel_ratios": {LABELED: 1.0}}, TYPED, {}, r"can be walked are \[.*buys.*knows"),
         ({"typed_channel_ratios": {("a", "b", "c"): 1.0}}, TYPED, {}, r"names \[\('a', 'b', 'c'\)"),
@@ -63,18 +71,18 @@ def test_what_does_not_go_with_ppr(
     options: dict, schema: DatasetSchema, how: dict, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        chosen_sampler(PPRSamplerOptions(**options), None, schema, None, **how)
-    assert chosen_sampler(PPRSamplerOptions(), None, schema, None, expansion=ExpansionOptions())
+        _options(PPRSamplerOptions(**options), **how).with_chosen_sampler(None, schema, None)
+    assert _options(PPRSamplerOptions()).with_chosen_sampler(None, schema, None)
 
 
 def _check(node_types: Any, own: Any) -> None:
     schema = DatasetSchema(False, TYPED.edge_types, own, None, "in")
     options = FeatureStoreOptions("a.B", node_types=node_types)
-    check_feature_store(options, schema, {"user": 3, "item": 4})
+    _options(None, feature_store=options).check_feature_store(schema, {"user": 3, "item": 4})
 
 
 def test_a_feature_store_is_for_types_that_have_no_features() -> None:
-    check_feature_store(None, PLAIN, {})
+    _options(None).check_feature_store(PLAIN, {})
     _check(None, None)
     _check(None, {"user": INFO})  # for items, then
     _check(["item"], {"user": INFO})

@@ -8,7 +8,7 @@ import torch
 
 from gigl_loader import ConfigError
 from gigl_loader._glt import NodeSamplerInput
-from gigl_loader.loader.inputs import (
+from gigl_loader.loader.seed_input import (
     add_times,
     add_times_by_server,
     check_time_given,

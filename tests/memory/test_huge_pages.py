@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gigl_loader.memory import huge_pages, segments, tensors
-from gigl_loader.options import number_in
+from gigl_loader.system import number_in
 
 ROWS, WIDTH = 300_001, 32
 """More than 32 MiB of float32, and not a whole number of pages."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gigl_loader.ray.child import main
+from gigl_loader.ray.actor import main
 
 
 class _Libc:
@@ -27,7 +27,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(argv)
         return 7
 
-    monkeypatch.setattr("gigl_loader.commands.serve.serve_main", serve)
+    monkeypatch.setattr("gigl_loader.commands.storage.serve_main", serve)
     return found
 
 
@@ -46,7 +46,7 @@ def test_it_does_not_serve_for_a_parent_that_has_gone(calls: list[Any]) -> None:
 @pytest.mark.multiprocess
 def test_a_parent_that_has_gone_is_known_before_anything_is_loaded() -> None:
     nobody = str(os.getpid() + 1)
-    words = "-X", "importtime", "-m", "gigl_loader.ray.child", nobody
+    words = "-X", "importtime", "-m", "gigl_loader.ray.actor", nobody
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr[-2000:]
     assert " torch" not in done.stderr

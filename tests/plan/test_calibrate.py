@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.plan.calibrate import asking_costs, delivering_costs, non_negative
-from gigl_loader.plan.cluster import Took
+from gigl_loader.plan.trial_cluster import Took
 
 
 def test_costs_are_found_again_in_times_that_they_made() -> None:

@@ -4,7 +4,7 @@ from argparse import ArgumentTypeError
 
 import pytest
 
-from gigl_loader.plan.figures import cache_size, count, fanouts, gigabits, gigabytes, share
+from gigl_loader.commands.planning import cache_size, count, fanouts, gigabits, gigabytes, share
 
 
 @pytest.mark.parametrize(

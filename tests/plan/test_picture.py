@@ -10,9 +10,9 @@ import matplotlib
 import pytest
 from jobs_by_hand import COSTS, JOB
 
+from gigl_loader.commands.planning import draw
 from gigl_loader.errors import ConfigError
 from gigl_loader.plan.model import estimate
-from gigl_loader.plan.picture import draw
 
 STORE = replace(JOB, machines=2, deployment="graph-store", servers=2, step_ms=5.0)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gigl_loader import GraphStoreInfo
+from gigl_loader import BaseDistLoader, GraphStoreInfo
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError, UsageError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.remote import client
@@ -131,16 +131,21 @@ def test_prefetching_is_not_limited_by_a_buffer_that_is_not_used(cluster: _Clust
         cluster_info=GraphStoreInfo(3, 2, 1, HOST, HOST, HOST, 0, 0, 0, 1, 0),
         fetch_free_ports_on_storage_cluster=lambda count: list(range(7000, 7000 + count)),
     )
+    nobody: Any = dataset
     how: dict[str, Any] = {
         "num_workers": 2,
         "worker_concurrency": 2,
         "channel_size": "1MB",
         "prefetch_size": 50,
     }
-    options = client.worker_options(dataset=dataset, compute_rank=1, worker_key="key", **how)
+    options = BaseDistLoader.create_graph_store_worker_options(
+        dataset=nobody, compute_rank=1, worker_key="key", **how
+    )
     assert (options.prefetch_size, options.master_port) == (50, 7001)
     assert list(options.server_rank) == [0, 1, 2]
     assert options.worker_devices == [torch.device("cpu")] * 2
     for rank in (-1, 2):
         with pytest.raises(ConfigError, match=r"compute_rank must be in \[0, 2\)"):
-            client.worker_options(dataset=dataset, compute_rank=rank, worker_key="key", **how)
+            BaseDistLoader.create_graph_store_worker_options(
+                dataset=nobody, compute_rank=rank, worker_key="key", **how
+            )

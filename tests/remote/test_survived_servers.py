@@ -19,7 +19,8 @@ from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.processes import ForkedProcess
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.testing import batch_tensors, wait_until
-from gigl_loader.testing._cluster import Processes, serve
+from gigl_loader.testing._cluster import serve
+from gigl_loader.testing._processes import Processes
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from store_cluster import HOST, info_of, tiny_graph
 
 from gigl_loader.commands import status
-from gigl_loader.commands.serve import parse_serve
+from gigl_loader.commands.storage import parse_serve
 from gigl_loader.errors import ConfigError, JoinRefusedError, PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.remote import client, membership

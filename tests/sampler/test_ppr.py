@@ -19,9 +19,9 @@ from gigl_loader.message import (
 from gigl_loader.message import (
     NODE as IDS,
 )
-from gigl_loader.options import PPRSamplerOptions
+from gigl_loader.options import PPRSamplerOptions, ppr_keywords
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.sampler.ppr import ppr_sampler, to_keywords
+from gigl_loader.sampler.ppr import ppr_sampler
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets, sample_message
 
 STAR = TinyGraph.homogeneous(6, [(1, 0), (2, 0), (3, 0), (0, 4)])
@@ -34,7 +34,7 @@ def _sample(graph, seeds, *, parts=1, options=None, batch=0, extra=None, **how):
     input_type = how.pop("input_type", NODE)
     plan = SamplingPlan(input_type=input_type, fanouts={name: () for name in sorted(graph.edges)},
                         seed=3, with_edge=True)  # fmt: skip
-    keywords = to_keywords(PPRSamplerOptions(**{"eps": 1e-9, "alpha": 0.5, **(options or {})}))
+    keywords = ppr_keywords(PPRSamplerOptions(**{"eps": 1e-9, "alpha": 0.5, **(options or {})}))
     peers = InProcessPeers(views) if parts > 1 else None
     seed_types = how.pop("seed_types", [input_type])
     sampler = ppr_sampler(

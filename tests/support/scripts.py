@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gigl_loader.processes import ForkedProcess
-from gigl_loader.testing._ports import free_port
+from gigl_loader.testing import free_port
 from support import zygote
 
 

@@ -1,7 +1,7 @@
 """What processes of tests have imported when they start. Importing it starts no thread."""
 
 from gigl_loader import testing
-from gigl_loader.loader import link
+from gigl_loader.loader import ablp
 from gigl_loader.remote import source, storage_process
 from gigl_loader.rowcache import cache
 from gigl_loader.sampler import (
@@ -13,8 +13,8 @@ from gigl_loader.sampler import (
 from gigl_loader.workers import supervisor
 from support import zygote
 
-_IMPORTED_FOR_WHAT_THEY_IMPORT = link, source, storage_process, supervisor, zygote
-for _name in testing.__all__:
+_IMPORTED_FOR_WHAT_THEY_IMPORT = ablp, source, storage_process, supervisor, zygote
+for _name in vars(testing)["__all__"]:
     # names are imported when they are first used: now, before the fork
     getattr(testing, _name)
 for _kernels_of in _kernels, _packing_kernels, cache, _tree_kernels, _ppr_kernels:

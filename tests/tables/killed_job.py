@@ -6,7 +6,8 @@ import signal
 import sys
 
 from gigl_loader import EdgeTable, NodeTable, partition_tables
-from gigl_loader.tables import _job, _nodes, _order, _run
+from gigl_loader.dataset.mapped_writer import PartFiles
+from gigl_loader.tables import degree_order, resumable, stages
 
 
 def _die_after(count: int) -> None:
@@ -23,9 +24,9 @@ def _die_after(count: int) -> None:
         return wrapped
 
     moments_of: list[tuple[object, str]] = [
-        (_job, "_write_whole"),  # a step is done, and not yet noted
-        (_nodes.PartFiles, "write"),  # rows are written in part
-        (_order, "_place"), (_run, "seal"),
+        (resumable, "_write_whole"),  # a step is done, and not yet noted
+        (PartFiles, "write"),  # rows are written in part
+        (degree_order, "_place"), (stages, "seal"),
         (os, "rename"), (os, "replace"),  # what is complete takes its name
     ]  # fmt: skip
     for owner, name in moments_of:
@@ -34,7 +35,7 @@ def _die_after(count: int) -> None:
 
 def _log_steps(path: str) -> None:
     """Write the name of each step that begins to a file: what is noted as done does not begin."""
-    step = _job.Job.step
+    step = resumable.ResumableJob.step
 
     def logged(self, name, make):
         def begin():
@@ -44,7 +45,7 @@ def _log_steps(path: str) -> None:
 
         return step(self, name, begin)
 
-    _job.Job.step = logged  # type: ignore[method-assign]
+    resumable.ResumableJob.step = logged  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

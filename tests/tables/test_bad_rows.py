@@ -10,7 +10,7 @@ import pytest
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.tables import _job
+from gigl_loader.tables import resumable
 
 NODES = {"id": ["a", "b", "c", "d", "e"], "x": [[0.0, 0.5]] * 5, "y": [0, 1, 0, 1, 2]}
 EDGES = {"src": ["a", "b", "c", "d"], "dst": ["b", "c", "d", "e"], "w": [1.0, 2.0, 0.0, 1.0]}
@@ -136,7 +136,7 @@ def test_other_peoples_files_are_safe(tmp_path: Path) -> None:
 
 
 def test_metis_that_does_not_fit_is_said_before_it_starts(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("gigl_loader.tables._methods.METIS_BYTES_AN_EDGE", 10**9)
+    monkeypatch.setattr("gigl_loader.tables.methods.METIS_BYTES_AN_EDGE", 10**9)
     with pytest.raises(ConfigError, match=r'about 4\.0 GB for 4 edges.*method="ldg"'):
         partition_tables(**_write(tmp_path), method="metis")
 
@@ -167,7 +167,7 @@ def test_features_beside_the_table_and_a_column_of_owners(tmp_path: Path) -> Non
 
 def test_too_little_memory_is_said_and_the_run_can_go_on(tmp_path: Path, monkeypatch) -> None:
     arguments = _write(tmp_path)
-    monkeypatch.setattr(_job, "_ENGINE_SHARE", 1e-5)
+    monkeypatch.setattr(resumable, "_ENGINE_SHARE", 1e-5)
     with pytest.raises(UsageError, match=r"too few.*more memory"):
         partition_tables(**arguments, memory="1GB")
     assert (tmp_path / ".parts.scratch" / "job.json").exists()

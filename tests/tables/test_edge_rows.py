@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from gigl_loader import DistDataset, DistNeighborLoader, EdgeTable, NodeTable, partition_tables
-from gigl_loader.dataset.neighbours import edges_of
+from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.schema import EdgeDir, EdgeType
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
-from gigl_loader.tables import _nodes
+from gigl_loader.tables import node_ids
 
 BUYS, LIKES = ("user", "buys", "item"), ("user", "likes", "item")
 
@@ -38,7 +38,7 @@ def test_each_edge_leads_back_to_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edge_dir: EdgeDir, method: str, join: bool
 ) -> None:
     if join:  # as where the ids of nodes do not fit into memory
-        monkeypatch.setattr(_nodes, "fits", lambda *args: False)
+        monkeypatch.setattr(node_ids, "fits", lambda *args: False)
     # user u5 is not there, so some edges are dropped: rows count them all the same
     nodes = {
         "user": NodeTable(pa.table({"id": [f"u{i}" for i in range(5)]})),

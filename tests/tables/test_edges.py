@@ -1,29 +1,22 @@
 """Edges on their way to partitions: columns, owners and order."""
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
-from gigl_loader.dataset.mapped import Part, array_path
 from gigl_loader.errors import ConfigError
-from gigl_loader.tables import _edges, _nodes
-from gigl_loader.tables._edges import Extras, Mapped, _IndexPointer, read_extras, sort_edges
-from gigl_loader.tables._job import Job
-from gigl_loader.tables._source import Table
-
-TYPE = ("n", "to", "n")
+from gigl_loader.tables import node_ids, table_edges
+from gigl_loader.tables.resumable import ResumableJob
+from gigl_loader.tables.table_edges import read_extras
+from gigl_loader.tables.table_files import Table
 
 
-def _job(folder: Path) -> Job:
-    return Job(folder / "scratch", {}, memory=10**9, threads=1, progress=False)
+def _job(folder: Path) -> ResumableJob:
+    return ResumableJob(folder / "scratch", {}, memory=10**9, threads=1, progress=False)
 
 
 def _partition(folder: Path, edges: dict[str, Any], columns: dict[str, Any], **more: Any) -> Any:
@@ -34,59 +27,28 @@ def _partition(folder: Path, edges: dict[str, Any], columns: dict[str, Any], **m
     return DistDataset.load(folder / "parts", 0).view()
 
 
-@settings(max_examples=60, deadline=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
-@given(st.integers(0, 12), st.lists(st.integers(0, 11), max_size=30), st.integers(1, 9),
-       st.integers(1, 4))  # fmt: skip
-def test_the_index_pointer_counts_edges_by_node(
-    monkeypatch: pytest.MonkeyPatch, nodes: int, rows: list[int], batch: int, chunk: int
+@pytest.mark.parametrize("rows", [1, 3, 7])
+def test_edges_are_written_in_batches_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    monkeypatch.setattr(_edges, "_MANY_ROWS", chunk)
-    rows, first = sorted(row for row in rows if row < nodes), 100
-    file = io.BytesIO()
-    pointer = _IndexPointer(file, (first, first + nodes))
-    for start in range(0, len(rows), batch):
-        pointer.add(np.array(rows[start : start + batch], np.int64) + first)
-    pointer.add(np.empty(0, np.int64))
-    pointer.finish()
-    wanted = [0, *np.cumsum(np.bincount(rows, minlength=nodes)[:nodes]).tolist()] if nodes else [0]
-    assert np.frombuffer(file.getvalue(), np.int64).tolist() == wanted
-
-
-def test_a_partition_is_sorted_and_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_edges, "_SORT_BYTES", 1)
-    random = np.random.default_rng(2)
-    edges = pa.table(
-        {"row": pa.array(random.integers(5, 9, 60), pa.uint32()),
-         "neighbor": pa.array(random.integers(0, 4, 60), pa.uint32()),
-         "weight": pa.array(np.arange(60), pa.float32()),
-         "pos": random.permutation(60)}
-    )  # fmt: skip
-    mapped = Mapped(tmp_path, np.array([0, 60]), files=[tmp_path / "0", tmp_path / "1"])
-    for i in range(2):
-        (tmp_path / f"{i}/part=1").mkdir(parents=True)
-        pq.write_table(edges.slice(30 * i, 30), tmp_path / f"{i}/part=1/0.parquet")
-    part, name = Part(), "edges/n__to__n"
-    sort_edges(_job(tmp_path), mapped, Extras("w", []), TYPE, 1, tmp_path / "out", part, Part(),
-               rows=(4, 10), num_neighbors=4, first_edge=7)()  # fmt: skip
-    assert part.ranges == {name: {"first_row": 4, "first_edge": 7}}
-
-    def read(what: str) -> list[Any]:
-        spec = part.arrays[f"{name}/{what}"]
-        path = array_path(tmp_path / "out/part1", f"{name}/{what}")
-        return np.fromfile(path, spec.dtype).tolist()
-
-    wanted = sorted(edges.to_pylist(), key=lambda e: (e["row"], e["neighbor"], e["pos"]))
-    assert read("indices") == [edge["neighbor"] for edge in wanted]
-    assert read("weights") == [edge["weight"] for edge in wanted]
-    degrees = [sum(edge["row"] == row for edge in wanted) for row in range(4, 10)]
-    assert read("indptr") == [0, *np.cumsum(degrees).tolist()]
-    assert part.arrays[f"{name}/indices"].dtype == "int32"
-    none = Mapped(tmp_path, np.array([0]))
-    sort_edges(_job(tmp_path), none, Extras(None, []), TYPE, 0, tmp_path / "out", part, Part(),
-               rows=(0, 2), num_neighbors=2**31, first_edge=None)()  # fmt: skip
-    assert part.arrays[f"{name}/indices"].dtype == "int64", "ids of 32 bits are not enough"
-    assert array_path(tmp_path / "out/part0", f"{name}/indptr").stat().st_size == 24
+    random, count = np.random.default_rng(2), 60
+    nodes = NodeTable(pa.table({"id": list(range(12))}))
+    # nodes 0, 5, 6 and 11 have no edge, others several that are alike but for their weight
+    ends = random.choice([1, 2, 3, 4, 7, 8, 9, 10], (2, count))
+    edges = pa.table({"src": ends[0], "dst": ends[1], "w": np.arange(count) / 2})
+    monkeypatch.setattr(table_edges, "_MANY_ROWS", rows)
+    partition_tables(
+        nodes, EdgeTable(edges, weight="w"), 2, tmp_path / "parts", progress=False, threads=2
+    )
+    for k in range(2):
+        (adjacency,) = DistDataset.load(tmp_path / "parts", k).view().adjacency.values()
+        mine = [(d, s, i / 2) for i, (s, d) in enumerate(ends.T.tolist()) if d // 6 == k]
+        wanted = sorted(mine)
+        assert adjacency.weights is not None
+        assert adjacency.indices.tolist() == [neighbor for _, neighbor, _ in wanted]
+        assert adjacency.weights.tolist() == [weight for _, _, weight in wanted]
+        degrees = [sum(edge[0] == row for edge in wanted) for row in range(6 * k, 6 * k + 6)]
+        assert adjacency.indptr.tolist() == [0, *np.cumsum(degrees).tolist()]
 
 
 @pytest.mark.parametrize("kind", [pa.uint16(), pa.uint32(), pa.uint64()])
@@ -124,8 +86,8 @@ def test_columns_that_cannot_be_stored(tmp_path: Path, column: str, values, text
 @pytest.mark.parametrize("fits", [True, False])
 def test_an_id_beyond_int64_is_no_node(tmp_path: Path, monkeypatch, fits: bool) -> None:
     if not fits:  # joined
-        monkeypatch.setattr(_nodes, "fits", lambda job, indexes: False)
-        monkeypatch.setattr(_edges, "fits", lambda job, indexes: False)
+        monkeypatch.setattr(node_ids, "fits", lambda job, indexes: False)
+        monkeypatch.setattr(table_edges, "fits", lambda job, indexes: False)
     edges = {"dst": pa.array([1, 2**63 + 5, 3], pa.uint64())}
     with pytest.raises(ConfigError, match=r"'dst' .* are no nodes .*: row 1: 9223372036854775813"):
         _partition(tmp_path, edges, {})

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.tables import _index, _nodes
-from gigl_loader.tables._index import NO_NODE, Index
-from gigl_loader.tables.partition import partition_tables
+from gigl_loader.tables import id_index, node_ids
+from gigl_loader.tables.id_index import NO_NODE, Index
+from gigl_loader.tables.partition_tables import partition_tables
 from gigl_loader.tables.spec import EdgeTable, NodeTable
 
 TEXTS, INTEGERS = st.text(max_size=20), st.integers(-(2**63), 2**63 - 1)
@@ -79,8 +79,8 @@ def test_a_join_gives_the_same_bytes(
     reports = []
     for name in ("index", "join"):
         if name == "join":  # memory is too small for an index
-            monkeypatch.setattr(_nodes, "fits", lambda job, indexes: False)
-            monkeypatch.setattr(_index, "_find", None)
+            monkeypatch.setattr(node_ids, "fits", lambda job, indexes: False)
+            monkeypatch.setattr(id_index, "_find", None)
         reports.append(
             partition_tables(
                 nodes, edges, 3, tmp_path / name, method=method, threads=1,
@@ -109,7 +109,7 @@ def test_nulls_and_duplicates_are_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: bool
 ) -> None:
     if not fits:
-        monkeypatch.setattr(_nodes, "fits", lambda job, indexes: False)
+        monkeypatch.setattr(node_ids, "fits", lambda job, indexes: False)
     nodes, edges = _tables(nulls=True)
     with pytest.raises(ConfigError, match="has nulls"):
         partition_tables(nodes, edges, 2, tmp_path / "a", drop_dangling=True, progress=False)

@@ -1,8 +1,6 @@
 """Steps are noted when they are done, and run again where they are not."""
 
-import os
 import pickle
-import resource
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,17 +10,17 @@ import duckdb
 import pytest
 
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.tables._job import Job, allow_files
+from gigl_loader.tables.resumable import ResumableJob
 
 
-def _job(folder: Path, **more: Any) -> Job:
+def _job(folder: Path, **more: Any) -> ResumableJob:
     given: dict[str, Any] = {
         "settings": {"seed": 1},
         "memory": 10**9,
         "threads": 1,
         "progress": False,
     } | more
-    return Job(folder / "scratch", **given)
+    return ResumableJob(folder / "scratch", **given)
 
 
 def test_a_step_that_is_done_is_not_run_again(tmp_path: Path) -> None:
@@ -94,7 +92,7 @@ def test_what_a_killed_step_left_is_removed(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "scratch/map/edges").iterdir()] == ["1"]
 
 
-def _fail(job: Job, error: Exception) -> None:
+def _fail(job: ResumableJob, error: Exception) -> None:
     with job.engine() as engine:
         assert engine.execute("SELECT 1").fetchone() == (1,)
         raise error
@@ -111,6 +109,13 @@ def test_an_engine_leaves_no_spill_and_says_what_to_do(tmp_path: Path) -> None:
         assert list((tmp_path / "scratch/spill").iterdir()) == []
 
 
+def test_an_engine_shows_no_bar_of_its_own(tmp_path: Path) -> None:
+    """Seen: it is on stdout, of a run without progress, as soon as a query takes two seconds."""
+    with _job(tmp_path).engine() as engine:
+        shown = engine.execute("SELECT current_setting('enable_progress_bar')").fetchone()
+    assert shown == (False,)
+
+
 def test_progress_is_shown_of_what_is_done(tmp_path: Path, capsys: Any) -> None:
     for shown in (True, False):
         with _job(tmp_path, progress=shown).stage("map edges", 1500, "edges") as progress:
@@ -119,22 +124,3 @@ def test_progress_is_shown_of_what_is_done(tmp_path: Path, capsys: Any) -> None:
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("map edges: 1,500 of 1,500 edges, ")
     assert line.endswith(" 0 s left")
-
-
-def test_files_of_all_partitions_may_be_open() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        held = len(os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (held + 100, hard))
-        allow_files(10)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == held + 100, "they fit"
-        allow_files(300)
-        assert held + 300 < resource.getrlimit(resource.RLIMIT_NOFILE)[0] < min(held + 500, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (held - 1, hard))
-        allow_files(10)  # not even one more can be opened, to count them
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > held + 10
-        if hard != resource.RLIM_INFINITY:
-            with pytest.raises(UsageError, match=rf"may have {hard}: raise ulimit -n"):
-                allow_files(hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

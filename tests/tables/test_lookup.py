@@ -8,10 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gigl_loader.tables import _lookup
-from gigl_loader.tables._index import Index
-from gigl_loader.tables._job import Job
-from gigl_loader.tables._lookup import _PartWriter, look_up_edges
+from gigl_loader.tables import id_index
+from gigl_loader.tables.id_index import Index, _PartWriter, look_up_edges
+from gigl_loader.tables.resumable import ResumableJob
 
 
 def _index(folder: Path, name: str, ids: list[Any]) -> Index:
@@ -27,8 +26,8 @@ def _index(folder: Path, name: str, ids: list[Any]) -> Index:
 def test_edges_are_where_a_dict_puts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int
 ) -> None:
-    monkeypatch.setattr(_lookup, "_BUFFER_BYTES", buffer_bytes)
-    monkeypatch.setattr(_lookup, "_BATCH_ROWS", 64)
+    monkeypatch.setattr(id_index, "_BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(id_index, "_BATCH_ROWS", 64)
     random = np.random.default_rng(1)
     users, items = [f"u{i}" for i in range(30)], list(range(-5, 15))
     edges = [
@@ -40,7 +39,7 @@ def test_edges_are_where_a_dict_puts_them(
     pq.write_table(pa.table(columns), tmp_path / "edges.parquet")
     bounds = np.array([10, 10, 30])  # the second partition has no nodes
     indexes = _index(tmp_path, "user", users), _index(tmp_path, "item", items)
-    job = Job(tmp_path / "scratch", {}, memory=10**9, threads=2, progress=False)
+    job = ResumableJob(tmp_path / "scratch", {}, memory=10**9, threads=2, progress=False)
     query = f"SELECT a, b, pos FROM read_parquet('{tmp_path}/edges.parquet')"
     counts = look_up_edges(job, indexes, bounds, tmp_path / "out", query, extra_bytes=8)
 

@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.tables import _methods
-from gigl_loader.tables._edges import Mapped
-from gigl_loader.tables._job import Job
-from gigl_loader.tables._methods import (
+from gigl_loader.tables import methods
+from gigl_loader.tables.methods import (
     Union,
     check_metis,
     contiguous_owner,
@@ -23,12 +21,14 @@ from gigl_loader.tables._methods import (
     place_by_metis,
     random_owner,
 )
-from gigl_loader.tables._source import Table
+from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.spec import NodeTable
+from gigl_loader.tables.table_edges import Mapped
+from gigl_loader.tables.table_files import Table
 
 
-def _job(folder: Path) -> Job:
-    return Job(folder / "scratch", {}, memory=10**9, threads=1, progress=False)
+def _job(folder: Path) -> ResumableJob:
+    return ResumableJob(folder / "scratch", {}, memory=10**9, threads=1, progress=False)
 
 
 @given(st.integers(0, 200), st.integers(1, 30))
@@ -63,7 +63,7 @@ def test_random_owners_stay_those_that_files_have_and_are_even() -> None:
 
 @pytest.mark.parametrize("method", ["contiguous", "random"])
 def test_owners_are_written_in_chunks(tmp_path: Path, monkeypatch: Any, method: str) -> None:
-    monkeypatch.setattr(_methods, "_CHUNK", 7)
+    monkeypatch.setattr(methods, "_CHUNK", 7)
     table = Table(_job(tmp_path), "t", pa.table({"id": list(range(40))}), "nodes")
     place_alone(method, table, NodeTable("t"), 3, 5, tmp_path / "a/owners.bin")
     rows = np.arange(40)

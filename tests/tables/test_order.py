@@ -10,20 +10,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
+from gigl_loader.dataset.mapped import Part
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as N
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote.row_answers import _of_arrays
 from gigl_loader.sampler.row_exchange import located
-from gigl_loader.tables import _order
-from gigl_loader.tables._job import Job
-from gigl_loader.tables._nodes import Numbering
-from gigl_loader.tables._order import EdgeFile, Positions, count_degrees
+from gigl_loader.tables import degree_order
+from gigl_loader.tables.degree_order import EdgeFile, Positions, count_degrees
+from gigl_loader.tables.node_ids import Numbering
+from gigl_loader.tables.resumable import ResumableJob
 
 NODES = 1000
 
 
-def _job(folder: Path, usable_bytes: int) -> Job:
-    job = Job(folder, {}, memory=10**9, threads=1, progress=False)
+def _job(folder: Path, usable_bytes: int) -> ResumableJob:
+    job = ResumableJob(folder, {}, memory=10**9, threads=1, progress=False)
     job.usable_bytes = usable_bytes
     return job
 
@@ -40,7 +41,7 @@ def _edge_files(folder: Path, neighbors: list[np.ndarray]) -> list[EdgeFile]:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a chunk be 64 numbers instead of a million."""
-    monkeypatch.setattr(_order, "_CHUNK", 64)
+    monkeypatch.setattr(degree_order, "_CHUNK", 64)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -50,7 +51,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_degrees_and_places(
     tmp_path: Path, usable_bytes: int, passes: int, edges_a_node: int, monkeypatch
 ) -> None:
-    monkeypatch.setattr(_order, "_EDGES_A_NODE", edges_a_node)
+    monkeypatch.setattr(degree_order, "_EDGES_A_NODE", edges_a_node)
     random = np.random.default_rng(3)
     neighbors = [(NODES * random.random(count) ** 3).astype(dtype)
                  for count, dtype in ((700, np.int32), (0, np.int32), (900, np.int64))]  # fmt: skip
@@ -65,7 +66,8 @@ def test_degrees_and_places(
 
     ends = np.array([10, 10, 700, NODES])
     numbering = Numbering(np.empty(0, np.uint16), ends, [])
-    positions = Positions(job, tmp_path / "out", N, numbering, degrees)
+    parts = [Part(tmp_path / f"part{k}") for k in range(4)]
+    positions = Positions(job, parts, N, numbering, degrees)
     for k, (first, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         found = np.fromfile(positions.path(k), np.int32)
         order = sorted(range(first, end), key=lambda i: (-counts[i], i))
@@ -113,14 +115,14 @@ def test_the_size_of_buckets_does_not_change_a_byte(
     }  # fmt: skip
     partition_tables(**given, root=tmp_path / "large")
     written: list[Any] = []
-    place = _order._place
+    place = degree_order._place
 
     def noted(*args: Any) -> Any:
         written.append(args[1])
         return place(*args)
 
-    monkeypatch.setattr(_order, "_place", noted)
-    monkeypatch.setattr(_order, "_MOST_BYTES", 4000)  # 74 rows of 54 bytes
+    monkeypatch.setattr(degree_order, "_place", noted)
+    monkeypatch.setattr(degree_order, "_MOST_BYTES", 4000)  # 74 rows of 54 bytes
     partition_tables(**given, root=tmp_path / "small")
     assert len(written) >= NODES // 74
     assert _files(tmp_path / "large") == _files(tmp_path / "small")
@@ -151,7 +153,7 @@ def test_the_size_of_buckets_does_not_change_a_byte(
 
 def _goes_on_with_more_memory(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop a run when some buckets are written, and go on with larger ones."""
-    place, calls = _order._place, []
+    place, calls = degree_order._place, []
 
     def stop(*args: Any) -> None:
         calls.append(args)
@@ -160,10 +162,10 @@ def _goes_on_with_more_memory(given: dict[str, Any], monkeypatch: pytest.MonkeyP
         place(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_order, "_place", stop)
+        patch.setattr(degree_order, "_place", stop)
         with pytest.raises(OSError, match="on purpose"):
             partition_tables(**given)
-    monkeypatch.setattr(_order, "_MOST_BYTES", 9000)
+    monkeypatch.setattr(degree_order, "_MOST_BYTES", 9000)
     partition_tables(**given)
 
 

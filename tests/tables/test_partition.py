@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from table_graphs import Tables, check, tables
 
 from gigl_loader import _glt
+from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.links import split_partitions
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.neighbours import edges_of
-from gigl_loader.dataset.partition import partition_graph
+from gigl_loader.dataset.partition_graph import partition_graph
 from gigl_loader.dataset.schema import EdgeDir, EdgeType
 from gigl_loader.errors import UsageError
-from gigl_loader.tables._report import PartReport, Report
-from gigl_loader.tables.partition import _check_fits, partition_tables
+from gigl_loader.tables.partition_tables import _check_fits, partition_tables
+from gigl_loader.tables.report import PartReport, Report
 from gigl_loader.tables.spec import EdgeTable, NodeTable
 
 INTS = pa.list_(pa.int64(), 2)

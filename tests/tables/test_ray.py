@@ -12,7 +12,7 @@ import pytest
 from gigl_loader import EdgeTable, NodeTable, partition_tables
 from gigl_loader.errors import ConfigError
 from gigl_loader.sizes import parse_size
-from gigl_loader.tables import _ray
+from gigl_loader.tables import resumable
 
 pytestmark = pytest.mark.multiprocess
 
@@ -72,7 +72,7 @@ def test_two_nodes_of_ray_write_the_same_bytes(tmp_path: Path) -> None:
         with pytest.raises(
             ConfigError, match="memory must be bytes above 0"
         ):  # a task's error is ours
-            list(_ray._run(ray, [partial(parse_size, "many", "memory")], 10**8, 1))
+            list(resumable.run_tasks(ray, [partial(parse_size, "many", "memory")], 10**8, 1))
         _others_have_ended_after_an_error(ray, tmp_path / "writer")
         _one_id_is_null(tmp_path / "tables")
         with pytest.raises(ConfigError, match=r"has nulls.*row 3 "):
@@ -97,7 +97,7 @@ def _others_have_ended_after_an_error(ray: Any, path: Path) -> None:
     )
     steps: list[Any] = [partial(exec, source, {}) for source in (write, fail)]
     with pytest.raises(KeyError, match="on purpose"):
-        list(_ray._run(ray, steps, 10**8, 1))
+        list(resumable.run_tasks(ray, steps, 10**8, 1))
     assert path.read_text().endswith("over\n")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gigl_loader import EdgeTable, NodeTable, partition_tables
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.tables import _run
+from gigl_loader.tables import stages
 
 EDGES = {"src": [0, 1, 2], "dst": [1, 2, 3]}
 
@@ -20,11 +20,11 @@ EDGES = {"src": [0, 1, 2], "dst": [1, 2, 3]}
 def _stopped(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Run all but the end."""
 
-    def full(*args: Any) -> str:
+    def full(*args: Any, **more: Any) -> str:
         raise UsageError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_run, "seal", full)
+        patch.setattr(stages, "seal", full)
         with pytest.raises(UsageError, match="full"):
             partition_tables(**given)
 
@@ -72,8 +72,8 @@ def test_a_run_that_goes_on_repeats_no_stage(
     _stopped(given, monkeypatch)
     whole = partition_tables(**given | {"root": tmp_path / "whole"})
     for name in ("map_edges", "sort_edges"):
-        made = getattr(_run, name)
-        monkeypatch.setattr(_run, name, _noted_only(made))
+        made = getattr(stages, name)
+        monkeypatch.setattr(stages, name, _noted_only(made))
     assert partition_tables(**given).run == whole.run
 
 

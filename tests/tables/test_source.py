@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.tables._job import Job
-from gigl_loader.tables._source import (
+from gigl_loader.tables.resumable import ResumableJob
+from gigl_loader.tables.table_files import (
     Table,
     TableFile,
     id_kind,
@@ -30,8 +30,8 @@ from gigl_loader.tables._source import (
 )
 
 
-def _job(folder: Path) -> Job:
-    return Job(folder / "scratch", {}, memory=10**9, threads=1, progress=False)
+def _job(folder: Path) -> ResumableJob:
+    return ResumableJob(folder / "scratch", {}, memory=10**9, threads=1, progress=False)
 
 
 def _table(folder: Path, columns: dict[str, Any]) -> Table:

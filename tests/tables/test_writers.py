@@ -17,14 +17,14 @@ from gigl_loader.errors import ConfigError
 WRITER = """
 import json, os, signal, sys
 from gigl_loader import EdgeTable, NodeTable, partition_tables
-from gigl_loader.tables import _run
+from gigl_loader.tables import stages
 given = json.loads(sys.argv[1])
-seal = _run.seal
-def wait(*args):
+seal = stages.seal
+def wait(*args, **more):
     print("half", flush=True)
     sys.stdin.readline()
-    return seal(*args)
-_run.seal = wait
+    return seal(*args, **more)
+stages.seal = wait
 partition_tables(
     NodeTable(given["nodes"]), EdgeTable(given["edges"]), 2, given["root"], progress=False,
     memory="400MB", threads=1, scratch=given.get("scratch"),
@@ -98,28 +98,28 @@ def test_a_killed_run_does_not_keep_the_next_one_out(tmp_path: Path) -> None:
 def test_a_table_that_changes_within_a_run_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    from gigl_loader.tables._job import Job
+    from gigl_loader.tables.resumable import ResumableJob
 
     given = _tables(tmp_path / "tables") | {"root": str(tmp_path / "graph")}
-    step = Job.step
+    step = ResumableJob.step
     changed: list[str] = []
 
-    def changing(job: Job, name: str, make):
+    def changing(job: ResumableJob, name: str, make):
         if name.startswith(f"{stage}/") and not changed:
             changed.append(name)
             # as large as before: only the time tells
             os.utime(given["edges"], ns=(1, 1))
         return step(job, name, make)
 
-    steps = Job.steps
+    steps = ResumableJob.steps
 
-    def changing_many(job: Job, makes):
+    def changing_many(job: ResumableJob, makes):
         if any(name.startswith(f"{stage}/") for name in makes):
             os.utime(given["edges"], ns=(1, 1))
         return steps(job, makes)
 
-    monkeypatch.setattr(Job, "step", changing)
-    monkeypatch.setattr(Job, "steps", changing_many)
+    monkeypatch.setattr(ResumableJob, "step", changing)
+    monkeypatch.setattr(ResumableJob, "steps", changing_many)
     with pytest.raises(ConfigError, match=r"changed since the run began: .*/edges\.parquet;"):
         _partition(given)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tables"], "nothing half is left"
@@ -130,16 +130,16 @@ def test_a_table_that_changes_within_a_run_is_named(
 def test_a_table_that_is_replaced_by_something_unreadable_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gigl_loader.tables._job import Job
+    from gigl_loader.tables.resumable import ResumableJob
 
     given = _tables(tmp_path / "tables") | {"root": str(tmp_path / "graph")}
-    steps = Job.steps
+    steps = ResumableJob.steps
 
-    def changing(job: Job, makes):
+    def changing(job: ResumableJob, makes):
         if any(name.startswith("map/") for name in makes):
             Path(given["edges"]).write_bytes(b"no parquet")
         return steps(job, makes)
 
-    monkeypatch.setattr(Job, "steps", changing)
+    monkeypatch.setattr(ResumableJob, "steps", changing)
     with pytest.raises(ConfigError, match=r"changed since the run began: .*/edges\.parquet;"):
         _partition(given)

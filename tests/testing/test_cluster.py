@@ -6,7 +6,7 @@ import torch
 
 from gigl_loader import DistDataset, DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
 from gigl_loader.testing import TinyGraph, run_cluster
-from gigl_loader.testing._cluster import running_processes
+from gigl_loader.testing._processes import running_processes
 
 pytestmark = pytest.mark.multiprocess
 

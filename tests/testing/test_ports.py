@@ -6,7 +6,7 @@ import pytest
 
 from gigl_loader import ResourceError
 from gigl_loader.processes import ForkedProcess
-from gigl_loader.testing import _ports, free_port
+from gigl_loader.testing import _machine, free_port
 from gigl_loader.transport import addresses
 
 
@@ -29,7 +29,7 @@ def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def _end_with_whether_it_is_reserved(port: int) -> None:
-    raise SystemExit(int(_ports._reserve(port)))
+    raise SystemExit(int(_machine._reserve(port)))
 
 
 @pytest.mark.multiprocess

@@ -4,15 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from gigl_loader.testing import _waiting, wait_until
+from gigl_loader.testing import _machine, wait_until
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
     event = SimpleNamespace(wait=found.append)
-    monkeypatch.setattr(_waiting, "threading", SimpleNamespace(Event=lambda: event))
-    monkeypatch.setattr(_waiting, "time", SimpleNamespace(monotonic=lambda: sum(found)))
+    monkeypatch.setattr(_machine, "threading", SimpleNamespace(Event=lambda: event))
+    monkeypatch.setattr(_machine, "time", SimpleNamespace(monotonic=lambda: sum(found)))
     return found
 
 

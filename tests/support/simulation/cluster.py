@@ -59,7 +59,7 @@ from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.source import RemoteSource
 from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.rowcache import tables as tables
-from gigl_loader.testing._graphs import TinyGraph
+from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, producer, recovery, sampled_input, tasks
 from gigl_loader.workers.agreement import StartTurns
@@ -497,7 +497,7 @@ class SimulatedJob:
 
 
 def _config(graph: DistDataset, size: Size) -> SamplingConfig:
-    return loader_config.sampling_config(
+    return loader_config.create_sampling_config(
         [10, 5], graph.schema, batch_size=1, shuffle=True, drop_last=False, with_weight=False,
         with_edge=False, seed=size.seed,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from gigl_loader.options import EpochOptions
-from gigl_loader.testing._graphs import TinyGraph
+from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, rendezvous
 from gigl_loader.workers.agreement import Agreement

@@ -1,0 +1,195 @@
+"""``gigl-loader partition``: tables of nodes and edges to partitions, from the shell.
+
+The tables are described in a YAML file, or for a graph of one type by flags::
+
+    nodes:
+      user: {source: users/*.parquet, id: name, features: x, label: y, split: split}
+      item: {source: items.csv, id: id, features: [price, size]}
+    edges:
+      - {type: [user, buys, item], source: buys/, src: user, dst: item, weight: amount}
+      - {type: [user, buys, item], source: held_out.parquet, supervision: positive}
+    time_attr: joined  # an attribute of nodes that loaders are to sample by
+    edge_rows: true  # from e_id back to the rows of tables
+    order: degree  # rows that most edges lead to first, for training from disk
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gigl_loader.dataset.directory import FORMATS, ORDERS
+from gigl_loader.errors import ConfigError, GiglLoaderError
+from gigl_loader.tables.partition_tables import ENGINES, partition_tables
+from gigl_loader.tables.spec import FEATURE_DTYPES, METHODS, EdgeTable, NodeTable
+
+_OPTIONS = ("time_attr", "order", "edge_rows")
+"""What the YAML file may say beside the tables; a flag of the same name comes before it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status: 0, or 2 where something is wrong with the input."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        nodes, edges, options = _tables(args)
+        # A flag that was not given is None, and leaves what the file says.
+        options |= {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
+        report = partition_tables(
+            nodes, edges, args.partitions, args.out, method=args.method, edge_dir=args.edge_dir,
+            seed=args.seed, memory=args.memory, scratch=args.scratch, threads=args.threads,
+            drop_dangling=args.drop_dangling, overwrite=args.overwrite, progress=not args.quiet,
+            format=args.format, engine=args.engine, **options,
+        )  # fmt: skip
+    # One line for what the user can mend. Others keep their traceback: they are ours to mend.
+    except GiglLoaderError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    print(report)
+    print(f"{args.out}: run {report.run}, {report.seconds:.1f} s")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gigl-loader partition",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="example:\n  gigl-loader partition tables.yaml --out /data/graph --partitions 4 "
+        "--memory 4GB",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("tables", nargs="?", help="YAML file that describes the tables")
+    parser.add_argument("--out", required=True, help="directory to write")
+    parser.add_argument("--partitions", type=int, required=True, help="how many")
+    parser.add_argument("--method", choices=METHODS, default="contiguous")
+    parser.add_argument("--edge-dir", choices=("in", "out"), default="in")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--memory", default="2GB", help="what the process may use (default 2GB)")
+    parser.add_argument("--scratch", help="directory for what does not fit (default: beside --out)")
+    parser.add_argument("--threads", type=int, help="default: one for each CPU")
+    parser.add_argument("--drop-dangling", action="store_true",
+                        help="leave out edges of which an end is no node")  # fmt: skip
+    parser.add_argument("--overwrite", action="store_true", help="replace partitions at --out")
+    parser.add_argument("--format", choices=FORMATS, default="mapped",
+                        help="glt: what graphlearn-torch's own classes read")  # fmt: skip
+    parser.add_argument("--engine", choices=ENGINES, default="duckdb",
+                        help="ray: joins and sorts as tasks of a Ray cluster")  # fmt: skip
+    parser.add_argument("--time-attr", help="attribute of nodes to sample by: edges keep the "
+                        "times of neighbours (in YAML: time_attr)")  # fmt: skip
+    parser.add_argument("--order", choices=ORDERS, help="rows of nodes; degree: those that most "
+                        "edges lead to first, for training from disk (in YAML: order)")  # fmt: skip
+    parser.add_argument("--edge-rows", action="store_true", default=None,
+                        help="keep the row of each edge in its table, 8 bytes an edge (in YAML: "
+                        "edge_rows)")  # fmt: skip
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    one = parser.add_argument_group("a graph of one type, without a YAML file")
+    one.add_argument("--nodes", help="files of nodes: a path, a pattern, a directory or a URL")
+    one.add_argument("--edges", help="files of edges")
+    # Not "--partition", which would differ from "--partitions" by a letter.
+    for name in ("id", "split", "time", "partition-column"):
+        one.add_argument(f"--{name}", help=f"column of nodes: {name.replace('-column', '')}")
+    one.add_argument("--features", nargs="+", help="columns of nodes, or a .npy file")
+    one.add_argument("--label", nargs="+", help="columns of nodes")
+    one.add_argument("--feature-dtype", choices=FEATURE_DTYPES, help="of the features of nodes")
+    for name in ("src", "dst", "weight"):
+        one.add_argument(f"--{name}", help=f"column of edges: {name}")
+    one.add_argument("--edge-time", help="column of edges: time")
+    one.add_argument("--edge-features", nargs="+", help="columns of edges")
+    return parser
+
+
+def _tables(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]:
+    if args.tables is not None:
+        if args.nodes or args.edges:
+            raise ConfigError("give a YAML file, or --nodes and --edges, not both")
+        return read_yaml(Path(args.tables))
+    if not (args.nodes and args.edges):
+        raise ConfigError("give a YAML file that describes the tables, or --nodes and --edges")
+    nodes = {
+        "source": args.nodes, "id": args.id, "features": _one(args.features),
+        "label": _one(args.label), "feature_dtype": args.feature_dtype, "split": args.split,
+        "time": args.time, "partition": args.partition_column,
+    }  # fmt: skip
+    edges = {
+        "source": args.edges, "src": args.src, "dst": args.dst, "weight": args.weight,
+        "features": _one(args.edge_features), "time": args.edge_time,
+    }  # fmt: skip
+    return _make(NodeTable, nodes, "--nodes"), _make(EdgeTable, edges, "--edges"), {}
+
+
+def _one(columns: list[str] | None) -> Any:
+    return columns[0] if columns and len(columns) == 1 else columns
+
+
+def read_yaml(path: Path) -> tuple[Any, Any, dict[str, Any]]:
+    """Return nodes, edges and further arguments of a file, as `partition_tables` takes them.
+
+    Raises:
+        ConfigError: The file is missing or describes something else; the message says what.
+    """
+    try:
+        import yaml  # flags need none, and it is an optional package
+
+        content = yaml.safe_load(path.read_text())
+    except ImportError as error:
+        raise ConfigError('YAML needs pyyaml: run pip install "gigl_loader[tables]"') from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no YAML: {error}") from error
+    if not isinstance(content, dict) or set(content) - set(_OPTIONS) != {"nodes", "edges"}:
+        raise ConfigError(
+            f"{path} must have the keys nodes and edges, may have {' and '.join(_OPTIONS)}, and no "
+            "others"
+        )
+    # One kind of nodes or several, as the arguments have it: columns, or a dict of them by type. So
+    # no node type may be called "source".
+    nodes, edges = content["nodes"], content["edges"]
+    options = {name: content[name] for name in _OPTIONS if content.get(name) is not None}
+    if not isinstance(nodes, dict):
+        raise ConfigError(f"{path}, nodes: give columns by name, or those by node type")
+    if "source" in nodes:
+        return _make(NodeTable, nodes, f"{path}, nodes"), _edges(path, edges), options
+    by_type = {
+        str(node_type): _make(NodeTable, table, f"{path}, nodes, {node_type}")
+        for node_type, table in nodes.items()
+    }
+    return by_type, _edges_by_type(path, edges), options
+
+
+def _edges(path: Path, edges: Any) -> list[EdgeTable]:
+    given = edges if isinstance(edges, list) else [edges]
+    return [_make(EdgeTable, table, f"{path}, edges") for table in given]
+
+
+def _edges_by_type(path: Path, edges: Any) -> dict[Any, list[EdgeTable]]:
+    found: dict[Any, list[EdgeTable]] = {}
+    for table in edges if isinstance(edges, list) else [edges]:
+        edge_type = table.get("type") if isinstance(table, dict) else None
+        if not isinstance(edge_type, list) or len(edge_type) != 3:
+            raise ConfigError(
+                f"{path}, edges: each table needs type: [source type, relation, destination type]"
+            )
+        columns = {name: value for name, value in table.items() if name != "type"}
+        # YAML keys cannot be lists, so the type is in the table, and a type may come several times.
+        found.setdefault(tuple(map(str, edge_type)), []).append(
+            _make(EdgeTable, columns, f"{path}, edges of {edge_type}")
+        )
+    return found
+
+
+def _make(kind: Any, given: Any, where: str) -> Any:
+    names = {field.name for field in dataclasses.fields(kind)}
+    if not isinstance(given, Mapping) or "source" not in given:
+        raise ConfigError(f"{where}: there is no source")
+    unknown = sorted(set(given) - names)
+    if unknown:
+        raise ConfigError(f"{where}: unknown {', '.join(unknown)}; there are {sorted(names)}")
+    # Without what is empty, so that the classes' own defaults hold: `id: ` in YAML is None.
+    return kind(**{name: value for name, value in given.items() if value is not None})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

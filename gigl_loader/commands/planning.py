@@ -1,0 +1,417 @@
+"""``gigl-loader plan``: how many machines, and how many seeds per second."""
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from gigl_loader.commands.status import add_security, host_and_port, security_of
+from gigl_loader.errors import ConfigError, GiglLoaderError
+from gigl_loader.plan.costs import SHIPPED, Costs
+from gigl_loader.plan.expect import DegreeDistribution
+from gigl_loader.plan.job import DTYPE_BYTES, Job
+from gigl_loader.plan.measure import Answerer, Other
+from gigl_loader.plan.model import Plan, estimate
+from gigl_loader.plan.needs import graph_bytes, share_kept
+from gigl_loader.sizes import NUMBER, number_in, parse_size
+
+_LINK_GBIT = 10.0
+_OF_A_PLAN = ("root", "nodes", "edges", "dim", "dtype", "costs", "picture", "json")
+_EXAMPLE = """example:
+  gigl-loader plan --nodes 111M --edges 1.6B --dim 128 --dtype float16 --fanouts 15,10 \\
+    --batch-size 1024 --machines 16 --ranks-per-machine 8 --workers 2 --link 25Gbit --step-ms 40
+  gigl-loader plan --root /data/graph --fanouts 15,10 --machines 4
+  gigl-loader plan --calibrate costs.json
+  gigl-loader plan --answer STORAGE0:29700 --tls /etc/gigl    # on a second host, and on the first:
+  gigl-loader plan --calibrate costs.json --with STORAGE0:29700 --tls /etc/gigl"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code: 0, or 2 where something is wrong with the input."""
+    parser = _parser()
+    args = parser.parse_args(_joined(sys.argv[1:] if argv is None else argv))
+    try:
+        _check(args)
+        if args.answer is not None:
+            return _answer(args)
+        if args.calibrate is not None:
+            return _calibrate(args)
+        costs = Costs.read(Path(args.costs) if args.costs else SHIPPED)
+        job, degrees = _job(args, costs)
+        plan = estimate(job, costs, degrees)
+        # Before the text: it may fail, and then there should be an error alone.
+        if args.picture:
+            draw(Path(args.picture), job, costs, degrees)
+        print(json.dumps(_as_json(plan, costs), indent=1) if args.json else table(plan, costs))
+    except GiglLoaderError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """Return the arguments with ``--fanouts -1,10`` as one: argparse takes -1,10 for an option."""
+    # Arguments have no NUL, so it joins them without ambiguity.
+    text = "\0".join(argv)
+    return text.replace("--fanouts\0-", "--fanouts=-").split("\0") if text else []
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what was given for another purpose, and files that cannot be made, before work."""
+    graph = [f"--{name}" for name in _OF_A_PLAN if getattr(args, name)]
+    if args.answer is not None and (args.calibrate or args.other):
+        raise ConfigError("--answer runs on the second host, --calibrate FILE --with on the first")
+    if args.other is not None and args.calibrate is None:
+        raise ConfigError("--with belongs to --calibrate FILE: give that, too")
+    if graph and (args.answer or args.calibrate):
+        what = "--answer" if args.answer else "--calibrate"
+        raise ConfigError(
+            f"{what} measures a machine, and plans nothing: leave out {', '.join(graph)}; a plan "
+            "takes what was measured by --costs FILE"
+        )
+    for path in (args.calibrate, args.picture):
+        _check_is_writable(path)
+
+
+def _check_is_writable(path: str | None) -> None:
+    """Look before minutes of work end in a file that cannot be made."""
+    if path is None:
+        return
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no folder {Path(path).parent}")
+    if Path(path).is_dir():
+        raise ConfigError(f"{path} cannot be written: it is a folder")
+    if not os.access(path if Path(path).exists() else folder, os.W_OK):
+        raise ConfigError(f"{path} cannot be written: this user may not")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gigl-loader plan", description=(__doc__ or "").splitlines()[0], epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    graph = parser.add_argument_group("the graph: a directory, or figures")
+    graph.add_argument("--root", help="partitions that partition_graph or partition_tables wrote")
+    graph.add_argument("--nodes", type=count, help="as in 111M")
+    graph.add_argument("--edges", type=count, help="as in 1.6B")
+    graph.add_argument("--dim", type=int, help="columns of the node features")
+    graph.add_argument("--dtype", choices=list(DTYPE_BYTES))
+    graph.add_argument("--law", choices=("uniform", "power-law"), default="uniform",
+                       help="of degrees, without --root (default uniform)")  # fmt: skip
+    graph.add_argument("--remote", type=share, help="share of neighbours in other partitions "
+                       "(default: what --root has, else as if parts were drawn)")  # fmt: skip
+    work = parser.add_argument_group("the work")
+    work.add_argument("--fanouts", type=fanouts, default=(15, 10),
+                      help="default 15,10; all, or -1, for all neighbours")  # fmt: skip
+    work.add_argument("--batch-size", type=int, default=1024, help="seeds (default 1024)")
+    work.add_argument("--step-ms", type=float, default=0.0, help="of the model, for a batch")
+    work.add_argument("--cache", type=cache_size, default=0.0,
+                      help="of remote rows, as in 20%% or, of each machine, 2GB")  # fmt: skip
+    machines = parser.add_argument_group("the machines")
+    machines.add_argument("--deployment", choices=("colocated", "graph-store"), default="colocated")
+    machines.add_argument("--machines", type=int, help="that train (default 1; colocated, as "
+                          "many as --root has partitions)")  # fmt: skip
+    machines.add_argument("--servers", type=int, help="storage machines of a graph store "
+                          "(default: as many as --root has partitions)")  # fmt: skip
+    machines.add_argument("--ranks-per-machine", type=int, default=1)
+    machines.add_argument("--workers", type=int, default=1, help="of each rank (and server)")
+    machines.add_argument("--cores", type=int, default=16, help="of each machine (default 16)")
+    machines.add_argument("--memory", type=gigabytes, metavar="GB", help="of each machine, as in "
+                          "64GB")  # fmt: skip
+    machines.add_argument("--link", type=gigabits, help="as in 25Gbit (default: what was measured "
+                          "with a second host, else 10)")  # fmt: skip
+    machines.add_argument("--disk", type=gigabytes, default=1.0, metavar="GB", help="that a "
+                          "second reads of partitions (default 1GB)")  # fmt: skip
+    machines.add_argument("--encrypted", action="store_true", help="connections use TLS")
+    parser.add_argument("--costs", help="what --calibrate wrote (default: what this package has)")
+    measure = parser.add_argument_group("measuring machines")
+    measure.add_argument("--calibrate", metavar="FILE", help="measure this machine, a minute")
+    measure.add_argument("--with", dest="other", metavar="HOST:PORT", type=host_and_port,
+                         help="and the link to a second host, where --answer runs")  # fmt: skip
+    measure.add_argument("--answer", metavar="HOST:PORT", type=host_and_port,
+                         help="be that second host, at this address of it")  # fmt: skip
+    add_security(parser)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--picture", metavar="FILE", help="seeds/s over machines")
+    return parser
+
+
+def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, DegreeDistribution | None]:
+    known: dict[str, Any] = {}
+    degrees = parts = None
+    if args.root:
+        from gigl_loader.plan.graph_on_disk import read_root  # with torch, which figures do without
+
+        known, degrees, parts = read_root(Path(args.root))
+    given = {
+        "nodes": args.nodes, "edges": args.edges, "dim": args.dim, "dtype": args.dtype,
+    }  # fmt: skip
+    # What is given comes before what the directory has: a plan for the same graph with wider rows.
+    known |= {name: value for name, value in given.items() if value is not None}
+    missing = [name for name in ("nodes", "edges", "dim") if name not in known]
+    if missing:
+        raise ConfigError(f"give --root, or {', '.join(f'--{name}' for name in missing)}")
+    is_store = args.deployment == "graph-store"
+    machines = (1 if is_store else parts or 1) if args.machines is None else args.machines
+    servers = ((is_store and parts) or 0) if args.servers is None else args.servers
+    job = Job(
+        **known, fanouts=args.fanouts, batch_size=args.batch_size, machines=machines,
+        ranks_per_machine=args.ranks_per_machine, workers=args.workers, cores=args.cores,
+        link_gbit=args.link or costs.link_gbit or _LINK_GBIT, step_ms=args.step_ms,
+        deployment=args.deployment, servers=servers, encrypted=args.encrypted,
+        memory_gb=args.memory, disk_gb_per_s=args.disk, law=args.law,
+        cache=args.cache if isinstance(args.cache, float) else 0.0,
+    )  # fmt: skip
+    if parts and parts != job.parts:  # the directory would be partitioned anew
+        there = replace(job, servers=parts) if is_store else replace(job, machines=parts)
+        job = there.with_machines(machines, servers)
+    if args.remote is not None:
+        job = replace(job, remote=args.remote)
+    # Bytes are a share of a job's own rows, so the job comes first.
+    if isinstance(args.cache, int):
+        job = replace(job, cache=share_kept(job, args.cache))
+    return job, degrees
+
+
+# --- figures as people write them -----------------------------------------------------------------
+
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+# In 10**9: without a letter a number is in those, as --help has it, but for nodes and edges.
+_GIGABITS = {"k": 1e-6, "m": 1e-3, "": 1.0, "g": 1.0, "t": 1e3}
+
+
+def count(text: str) -> float:
+    """Return a number of nodes or edges, as in ``111M``, ``1.6B``, ``1e9`` or ``111,000,000``."""
+    found = re.fullmatch(rf"{NUMBER}([kmbgt]?)\s*", text.lower())
+    if found is None or number_in(found[1]) == 0:
+        raise ArgumentTypeError(f"a number is above 0, as in 111M, 1.6B, 1e9 or 5000, got {text!r}")
+    return round(number_in(found[1]) * _COUNTS[found[2]])
+
+
+def gigabits(text: str) -> float:
+    """Return the 10**9 bits per second of a link, as in ``25Gbit`` or ``100Mbit``."""
+    found = re.fullmatch(rf"{NUMBER}([kmgtKMGT]?)(bit|bps|b)?(/s)?\s*", text)
+    if found is not None and number_in(found[1]) > 0:
+        return number_in(found[1]) * _GIGABITS[found[2].lower()]
+    # "GB" is what machines' memory is sold in and links are not: eight times off in silence. "Gb"
+    # is right, so case counts here and nowhere else.
+    if re.fullmatch(rf"{NUMBER}[kmgtKMGT]?B(/s|ps)?\s*", text):
+        raise ArgumentTypeError(
+            f"a link is given in bits, not bytes: 8 times as many, as in 25Gbit, got {text!r}"
+        )
+    raise ArgumentTypeError(f"a link is as in 25Gbit or 500Mbit, got {text!r}")
+
+
+def gigabytes(text: str) -> float:
+    """Return 10**9 bytes, as in ``64``, ``64GB`` or ``1.5TB``; of ``64GiB``, which are 2**30."""
+    # a bare number is in GB here, as --help says
+    return _size(f"{text}GB" if re.fullmatch(NUMBER, text) else text, "memory") / 1e9
+
+
+def _size(text: str, what: str, also: str = "") -> int:
+    try:
+        return parse_size(text, what, also=also)
+    except ConfigError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def share(text: str) -> float:
+    """Return a share, as in ``20%`` or ``0.2``."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?)\s*", text)
+    value = float(found[1]) / (100 if found[2] else 1) if found else -1.0
+    if not 0 <= value <= 1:
+        raise ArgumentTypeError(f"a share is 0 to 1, as in 20% or 0.2, got {text!r}")
+    return value
+
+
+def cache_size(text: str) -> int | float:
+    """Return bytes of a cache, as in ``2GB``, which are those of ``remote_cache``; or a share."""
+    # "2" is no share and "0.2" no bytes: only a unit tells which one is meant.
+    if not re.search(r"[bB]\s*$", text):
+        return share(text)
+    return _size(text, "a cache", ', or a share such as "20%"')
+
+
+def fanouts(text: str) -> tuple[int, ...]:
+    """Return neighbours per hop, as in ``15,10``; ``all``, or -1, takes all of them."""
+    try:
+        return tuple(-1 if one.strip() == "all" else int(one) for one in text.split(","))
+    except ValueError:
+        raise ArgumentTypeError(f"fanouts are as in 15,10 or all,10, got {text!r}") from None
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    from gigl_loader.plan.calibrate import calibrate  # all that loads graphs: seconds
+
+    other = None
+    if args.other is not None:
+        host, port = args.other
+        other = Other(host, port, security_of(args))
+    costs = calibrate(say=lambda line: print(line, file=sys.stderr, flush=True), other=other)
+    costs.write(Path(args.calibrate))
+    print(f"{args.calibrate}: {costs.machine}, {costs.date}")
+    print(
+        f"rows: {costs.plain_gb_per_s:.2f} GB/s plain, {costs.tls_gb_per_s:.2f} GB/s encrypted"
+        + (f"; link: {costs.link_gbit:.2f} Gbit/s" if costs.link_gbit else "")
+    )
+    return 0
+
+
+def _answer(args: argparse.Namespace) -> int:
+    """Answer whoever measures, until this process is told to stop."""
+    ends = {signal.SIGINT, signal.SIGTERM}
+    security, (host, port) = security_of(args), args.answer
+    # Before there are threads, which take it over; and back, as children of this process would too.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    try:
+        with Answerer(host, port, security) as answerer:
+            host, port = answerer.address
+            print(f"answers gigl-loader plan --calibrate FILE --with {host}:{port}", flush=True)
+            signal.sigwait(ends)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return 0
+
+
+# --- what is printed ------------------------------------------------------------------------------
+
+
+def _as_json(plan: Plan, costs: Costs) -> dict[str, Any]:
+    return asdict(plan) | {
+        "seeds_per_second": plan.seeds_per_second, "bottleneck": plan.bottleneck,
+        "fits": plan.fits, "costs": {"machine": costs.machine, "date": costs.date},
+    }  # fmt: skip
+
+
+def table(plan: Plan, costs: Costs) -> str:
+    """Return a plan as text."""
+    job, batch, rate = plan.job, plan.batch, plan.seeds_per_second
+    # The spread is a share, of times as of rates: as many times less as more.
+    low, high = rate / (1 + plan.spread), rate * (1 + plan.spread)
+    epoch = job.nodes / rate
+    lines = [
+        f"{rate:,.0f} seeds/s of all ranks ({low:,.0f} to {high:,.0f}); the limit: "
+        f"{plan.bottleneck}",
+        f"all nodes once: {_duration(epoch)}",
+        f"a batch: {batch.seeds:,.0f} seeds, {batch.nodes:,.0f} nodes, {batch.edges:,.0f} edges",
+        "",
+        *_rows("limits, seeds/s", plan.bounds, lambda value: f"{value:,.0f}"),
+        *_rows(f"memory of a {plan.memory_machine} machine", plan.memory, _gigabytes, total=True),
+        *_rows("bytes per seed between machines", plan.wire, lambda v: f"{v:,.0f}", total=True),
+        *_rows("CPU microseconds per seed", plan.cpu, lambda v: f"{v * 1e6:,.1f}", total=True),
+        *_rows("seconds to the first batch", plan.start, lambda v: f"{v:,.1f}", total=True),
+        "connections, and descriptors in all, of a process:",
+        *(
+            f"  {name:<36} {number:>7,} {plan.descriptors[name]:>8,}"
+            for name, number in plan.connections.items()
+        ),
+        "",
+    ]
+    if plan.fits is False:
+        lines.append(
+            f"DOES NOT FIT: {_gigabytes(plan.total_memory)} are needed, {job.memory_gb:g} GB there "
+            f"are; {_what_would_fit(plan)}"
+        )
+    if job.ranks_per_machine > 1 and not job.is_store:
+        graph = sum(graph_bytes(job).values())
+        lines.append(
+            f'the graph is in memory once for all ranks of a machine, by memory="mapped" or where '
+            "one process loads it and starts the ranks; loaded by each of them it takes "
+            f"{_gigabytes(job.ranks_per_machine * graph)}"
+        )
+    if plan.changes:
+        lines += ["", *_rows("what a change would bring", plan.changes, lambda v: f"{v:.2f} times")]
+    return "\n".join([*lines, f"costs: {costs.machine}, {costs.date}"])
+
+
+def _what_would_fit(plan: Plan) -> str:
+    if plan.enough is None:
+        return "more machines do not help: take fewer ranks or workers, or smaller batches"
+    kind = "storage machines" if plan.job.is_store else "machines"
+    return f"it would fit with {plan.enough:,} {kind}, or in features of fewer bytes"
+
+
+def _rows(title: str, values: dict[str, float], show: Any, total: bool = False) -> list[str]:
+    lines = [f"{title}:"]
+    lines += [f"  {name:<36} {show(value):>16}" for name, value in values.items()]
+    if total:
+        lines.append(f"  {'in all':<36} {show(sum(values.values())):>16}")
+    return [*lines, ""]
+
+
+def _gigabytes(nbytes: float) -> str:
+    return f"{nbytes / 1e9:,.2f} GB"
+
+
+def _duration(seconds: float) -> str:
+    # From two of a unit on: "1.2 hours" says less than "72 minutes".
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.1f} s"
+
+
+def draw(path: Path, job: Job, costs: Costs, degrees: DegreeDistribution | None = None) -> None:
+    """Write a picture; its kind is that of the path's suffix.
+
+    Raises:
+        ConfigError: matplotlib is not installed, knows no such kind of picture, or cannot write it.
+    """
+    try:  # without pyplot, which would choose a backend for the whole process, a notebook's too
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("--picture needs matplotlib: run pip install matplotlib") from error
+    figure = Figure(figsize=(7, 4.5))
+    # Before any work: a wrong suffix would be found when all is drawn.
+    kinds = figure.canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".") not in kinds:
+        raise ConfigError(f"--picture {path} must end in one of: .{', .'.join(sorted(kinds))}")
+    # An eighth to eight times as many as are planned for, in steps of two as the axis has.
+    counts = sorted({max(1, round(job.machines * 2**k)) for k in range(-3, 4)})
+    jobs = [
+        job.with_machines(count, job.servers)
+        for count in counts
+        if job.is_store or count <= job.nodes
+    ]
+    counts = [one.machines for one in jobs]
+    plans = [estimate(one, costs, degrees) for one in jobs]
+    axes = figure.subplots()
+    # The first may be one machine alone, which has no links; a limit that is not there is no point.
+    for number, name in enumerate(plans[0].bounds | plans[-1].bounds):
+        values = [plan.bounds.get(name, float("inf")) for plan in plans]
+        # Where lines lie on each other, as the limit and what it leaves do, dashes take turns
+        axes.plot(counts, values, linestyle=(3 * number, (3, 6)), linewidth=2, zorder=3, label=name)
+    most = [plan.seeds_per_second for plan in plans]
+    axes.plot(counts, most, "-o", color="0.7", linewidth=4, zorder=2, label="what is left")
+    low = [rate / (1 + plan.spread) for rate, plan in zip(most, plans, strict=True)]
+    high = [rate * (1 + plan.spread) for rate, plan in zip(most, plans, strict=True)]
+    axes.fill_between(counts, low, high, color="k", alpha=0.12)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set_xlabel("training machines")
+    axes.set_ylabel("seeds/s of all ranks")
+    axes.set_title(f"{job.deployment}, {job.nodes:,.0f} nodes, {job.edges:,.0f} edges, {job.dim} "
+                   f"{job.dtype}, {list(job.fanouts)}", fontsize=9)  # fmt: skip
+    axes.legend(fontsize=8, handlelength=4)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise ConfigError(f"--picture {path} cannot be written: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

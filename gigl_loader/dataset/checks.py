@@ -1,0 +1,191 @@
+"""Checks of what users pass to datasets: each raises `ConfigError` before any work is done."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.schema import EdgeType
+from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.memory.segments import Array
+
+
+def check_tensor(value: Any, where: str) -> Tensor:
+    """Return ``value`` as a dense CPU tensor without gradient; numpy arrays may be mapped files."""
+    # PyG keeps arrays as they are: of a graph from a file, `x` may well be one
+    if isinstance(value, np.ndarray):
+        value = _of_array(value, where)
+    if not isinstance(value, Tensor):
+        raise WrongTypeError(f"{where} must be a torch.Tensor, got {type(value).__name__}")
+    if value.layout != torch.strided:
+        raise ConfigError(f"{where} is sparse ({value.layout}): pass value.to_dense()")
+    if value.is_quantized:
+        raise ConfigError(
+            f"{where} is quantised ({value.dtype}), which samplers cannot read: pass "
+            "value.dequantize(), or value.int_repr() and its scale apart"
+        )
+    if value.is_meta:
+        raise ConfigError(
+            f"{where} is on the meta device, which holds shapes and no data: load the data first"
+        )
+    # with its gradient, each copy would be recorded and keep the user's operations alive
+    return value.detach().cpu()
+
+
+def _of_array(value: Array, where: str) -> Tensor:
+    # torch warns of arrays that may not be written to (a mapped file, or somebody else's), and
+    # takes none that runs backwards
+    if not value.flags.writeable or min(value.strides, default=0) < 0:
+        value = value.copy()
+    try:
+        return torch.from_numpy(value)
+    except (TypeError, ValueError) as error:
+        raise WrongTypeError(f"{where} is a numpy array of {value.dtype}: {error}") from error
+
+
+def check_ids(value: Any, num_ids: int | None, where: str) -> Tensor:
+    """Return ``value`` where it is ``[n]`` int64 in ``[0, num_ids)`` (None: no upper limit)."""
+    ids = check_tensor(value, where)
+    if ids.dim() != 1 or ids.dtype != torch.int64:
+        raise ConfigError(f"{where} must be 1-D int64, got {tuple(ids.shape)} {ids.dtype}")
+    if ids.numel():
+        _check_range(ids, num_ids, where)
+    return ids
+
+
+def _check_range(ids: Tensor, num_ids: int | None, where: str) -> None:
+    # one pass for both; a comparison and `any` would write a mask of all ids, twice
+    low, high = (int(limit) for limit in torch.aminmax(ids))
+    if low < 0:
+        raise ConfigError(f"{where} has the negative id {low}: ids count from 0")
+    if num_ids is not None and high >= num_ids:
+        raise ConfigError(
+            f"{where} has id {high}, but there are {num_ids} nodes (ids 0 to {num_ids - 1}): "
+            "fix the ids or set num_nodes"
+        )
+
+
+def check_edge_index(value: Any, num_src: int | None, num_dst: int | None, where: str) -> Tensor:
+    """Return ``value`` as int64 where it is ``[2, num_edges]`` integers with all ids in range."""
+    edge_index = check_tensor(value, where)
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise ConfigError(f"{where} must have shape [2, num_edges], got {tuple(edge_index.shape)}")
+    if edge_index.dtype in (torch.int32, torch.int16, torch.int8, torch.uint8):
+        edge_index = edge_index.long()
+    if edge_index.dtype != torch.int64:
+        raise ConfigError(f"{where} must be int64, got {edge_index.dtype}: pass it as .long()")
+    for row, num_ids, end in ((0, num_src, "sources"), (1, num_dst, "destinations")):
+        # aminmax knows no least of nothing
+        if edge_index.size(1):
+            _check_range(edge_index[row], num_ids, f"{where}, row {row} ({end}),")
+    return edge_index
+
+
+def check_matrix(value: Any, num_rows: int, what: str, where: str) -> Tensor:
+    """Return ``value`` where it has ``num_rows`` rows; of any shape beyond that, 1-D too."""
+    matrix = check_tensor(value, where)
+    if matrix.dim() == 0 or matrix.size(0) != num_rows:
+        raise ConfigError(
+            f"{where} must have one row per {what}: {num_rows} expected, "
+            f"got shape {tuple(matrix.shape)}"
+        )
+    return matrix
+
+
+def check_weights(value: Any, num_edges: int, where: str) -> Tensor:
+    """Return ``value`` as ``[num_edges]`` float32 where it is finite and not negative."""
+    weights = check_tensor(value, where)
+    if weights.numel() != num_edges or weights.dim() not in (1, 2):
+        raise ConfigError(
+            f"{where} must have one value per edge: {num_edges} expected, "
+            f"got shape {tuple(weights.shape)}"
+        )
+    # [num_edges, 1], as `edge_attr` of PyG's datasets often is. Checked as float32, since a finite
+    # float64 may be infinite there.
+    weights = weights.reshape(-1).to(torch.float32)
+    if not bool(torch.isfinite(weights).all()):
+        raise ConfigError(f"{where} has NaN or infinite values: weights must be finite")
+    # 0 may be: an edge that is never drawn. Below it, cumulative weights would not ascend, which
+    # the search for a drawn one relies on.
+    if weights.numel() and float(weights.min()) < 0:
+        raise ConfigError(f"{where} has the negative value {float(weights.min())}: use 0 or more")
+    return weights
+
+
+def check_mask(value: Any, num_nodes: int, where: str) -> Tensor:
+    """Return the ids that a ``[num_nodes]`` bool mask selects, ascending."""
+    mask = check_tensor(value, where)
+    if mask.dtype != torch.bool:
+        raise ConfigError(f"{where} must be bool, got {mask.dtype}")
+    if mask.dim() != 1:
+        raise ConfigError(
+            f"{where} has shape {tuple(mask.shape)}, expected [{num_nodes}]: "
+            "with several splits pick one column"
+        )
+    if mask.numel() != num_nodes:
+        raise ConfigError(f"{where} has {mask.numel()} entries for {num_nodes} nodes")
+    return mask.nonzero().view(-1)
+
+
+def check_partitions(num_partitions: Any, partition_idx: Any) -> None:
+    """Check a partition count and an index into it."""
+    # True is an int of Python's, and partition 1 by accident
+    for name, value in (("num_partitions", num_partitions), ("partition_idx", partition_idx)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise WrongTypeError(f"{name} must be an int, got {value!r}")
+    if num_partitions < 1:
+        raise ConfigError(f"num_partitions must be at least 1, got {num_partitions}")
+    if not 0 <= partition_idx < num_partitions:
+        raise ConfigError(
+            f"partition_idx must be in [0, {num_partitions}) for {num_partitions} partition(s), "
+            f"got {partition_idx}"
+        )
+
+
+def check_count(value: Any, where: str) -> None:
+    """Raise `ConfigError` unless ``value`` is an integer above 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{where} must be an integer > 0, got {value!r}")
+
+
+def check_edge_dir(edge_dir: Any) -> None:
+    """Check an edge direction."""
+    if edge_dir not in ("in", "out"):
+        raise ConfigError(f'edge_dir must be "in" or "out", got {edge_dir!r}')
+
+
+def check_edge_type(edge_type: Any, where: str) -> EdgeType:
+    """Return ``edge_type`` where it is three strings."""
+    if (
+        not isinstance(edge_type, tuple)
+        or len(edge_type) != 3
+        or not all(isinstance(part, str) for part in edge_type)
+    ):
+        raise WrongTypeError(
+            f"{where}: an edge type is a tuple (source, relation, destination) of strings, "
+            f"got {edge_type!r}"
+        )
+    return edge_type
+
+
+def warn_not_carried(reasons: Mapping[str, str], *, stacklevel: int) -> None:
+    """Warn that batches will lack something, by name; ``stacklevel``: of the caller to blame."""
+    if reasons:
+        text = "; ".join(f"{name} ({why})" for name, why in reasons.items())
+        # all names in one: filters of warnings show a line of code once
+        warnings.warn(f"batches will not carry: {text}", stacklevel=stacklevel + 1)
+
+
+def check_ownership(owner: Tensor, partition_idx: int, what: str, hint: str) -> None:
+    """Check that all of ``owner`` (``[n]``, partitions) is ``partition_idx``."""
+    # all of them: the number tells a few stray edges from the wrong direction
+    wrong = (owner != partition_idx).nonzero().view(-1)
+    if wrong.numel():
+        other = int(owner[wrong[0]])
+        raise ConfigError(
+            f"{what}: {wrong.numel()} of {owner.numel()} belong to other partitions (the one at "
+            f"position {int(wrong[0])} to partition {other}, not {partition_idx}); {hint}"
+        )

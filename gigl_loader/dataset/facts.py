@@ -1,0 +1,327 @@
+"""What a partition says of itself: types, counts, ids, books, labels, ids in its tables."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.adjacency import edges_of
+from gigl_loader.dataset.build import owned_ids
+from gigl_loader.dataset.checks import check_count
+from gigl_loader.dataset.identity import GraphIdentity
+from gigl_loader.dataset.mapped_reader import OriginalIds
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    NEIGHBOR_TIME,
+    SPLITS,
+    DatasetSchema,
+    EdgeType,
+    FeatureInfo,
+    NodeType,
+    is_label_edge_type,
+    is_labeled_homogeneous,
+    message_passing_to_negative_label,
+    message_passing_to_positive_label,
+)
+from gigl_loader.dataset.view import PartitionView, Rows
+from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.memory.segments import Array
+
+ByNodeType = Tensor | dict[NodeType, Tensor]
+_NO_TABLES = "this graph was not made of tables: its ids are those it was given"
+
+
+class PartitionFacts:
+    """The properties of a `gigl_loader.DistDataset`; that class holds what they are read from."""
+
+    num_partitions: int
+    partition_idx: int
+    train_idx: Any
+    val_idx: Any
+    test_idx: Any
+    node_pb: Any
+    edge_pb: Any
+    _schema: DatasetSchema | None
+    _max_labels: int | None
+    _original: dict[NodeType | EdgeType, OriginalIds]
+
+    def view(self) -> PartitionView:
+        """Return the partition as sampling workers read it."""
+        raise NotImplementedError
+
+    @property
+    def schema(self) -> DatasetSchema:
+        """Types, feature widths and direction."""
+        # raises for a dataset that is empty, which has no schema yet
+        self.view()
+        assert self._schema is not None
+        return self._schema
+
+    @property
+    def graph_identity(self) -> GraphIdentity:
+        """Which graph this is a partition of: the same for all partitions, see `GraphIdentity`."""
+        found = self.view().identity
+        assert found is not None  # `DistDataset._fill` sees to it
+        return found
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether values come as dicts by type: heterogeneous or labeled homogeneous."""
+        return self.schema.edge_types is not None
+
+    @property
+    def num_nodes(self) -> int | dict[NodeType, int]:
+        """Nodes over all partitions."""
+        counts = self.view().num_nodes
+        return dict(counts) if self.is_typed else counts[DEFAULT_HOMOGENEOUS_NODE_TYPE]
+
+    @property
+    def node_ids(self) -> ByNodeType:
+        """``[num_owned]`` int64: global ids of the nodes that this partition owns, ascending."""
+        view = self.view()
+        ids = {
+            node_type: owned_ids(view.node_books[node_type], view.partition_idx)
+            if node_type in view.node_books
+            else torch.arange(count)
+            for node_type, count in view.num_nodes.items()
+        }
+        return ids if self.is_typed else ids[DEFAULT_HOMOGENEOUS_NODE_TYPE]
+
+    @property
+    def train_node_ids(self) -> ByNodeType | None:
+        """Global ids of this partition's training nodes, ascending; None where none are known."""
+        return cast("ByNodeType | None", self.train_idx)
+
+    @property
+    def val_node_ids(self) -> ByNodeType | None:
+        """Global ids of this partition's validation nodes."""
+        return cast("ByNodeType | None", self.val_idx)
+
+    @property
+    def test_node_ids(self) -> ByNodeType | None:
+        """Global ids of this partition's test nodes."""
+        return cast("ByNodeType | None", self.test_idx)
+
+    def split_node_ids(self, split: str) -> ByNodeType | None:
+        """Return the ids of ``"train"``, ``"val"`` or ``"test"``.
+
+        Raises:
+            ConfigError: There is no such split.
+        """
+        if split not in SPLITS:
+            raise ConfigError(f'split must be "train", "val" or "test", got {split!r}')
+        return cast("ByNodeType | None", getattr(self, f"{split}_idx"))
+
+    @property
+    def node_feature_info(self) -> FeatureInfo | dict[NodeType, FeatureInfo] | None:
+        """Width and dtype of the node features; None where there are none."""
+        return self.schema.node_feature_info
+
+    @property
+    def edge_feature_info(self) -> FeatureInfo | dict[EdgeType, FeatureInfo] | None:
+        """Width and dtype of the edge features; None where there are none."""
+        return self.schema.edge_feature_info
+
+    @property
+    def num_classes(self) -> int | dict[NodeType, int]:
+        """Classes of the node labels over all partitions, as PyG counts them; 0 without labels.
+
+        One past the highest label; of labels with several columns, the columns. On a typed dataset
+        a dict by the types that have labels.
+
+        Raises:
+            UsageError: Only this partition's labels are known here.
+        """
+        view = self.view()
+        counts = {t: self._count_classes(t, rows) for t, rows in view.node_labels.items()}
+        return counts if self.is_typed else counts.get(DEFAULT_HOMOGENEOUS_NODE_TYPE, 0)
+
+    def _count_classes(self, node_type: NodeType, rows: Rows) -> int:
+        known = self.view().num_classes.get(node_type)
+        if known is not None:
+            return known
+        # of a part of the labels, classes may be missing, and ranks would build different models
+        if rows.whole:  # floating point: PyG counts distinct values
+            distinct: Tensor = torch.unique(rows.values)
+            return distinct.numel()
+        raise UsageError(
+            f"this dataset holds the labels of partition {self.partition_idx} of "
+            f"{self.num_partitions} alone and does not know those of the others: all_reduce the "
+            "highest label over the ranks, or write the directory with partition_graph, which "
+            "keeps the number"
+        )
+
+    @property
+    def node_partition_book(self) -> Any:
+        """The owner of each node: GLT's range book where ranges allow, else a tensor."""
+        return self.node_pb
+
+    @property
+    def edge_partition_book(self) -> Any:
+        """The owner of each edge; None where there is one partition and nothing to look up."""
+        return self.edge_pb
+
+    @property
+    def max_labels_per_anchor_node(self) -> int | None:
+        """Most positives, and most negatives, that an anchor is given; None (the default): all.
+
+        Where an anchor has more, it is given those with the lowest ids. Set it before loaders are
+        built, or storage servers started.
+
+        Raises:
+            ConfigError: Set to something else than None or a number above 0.
+        """
+        return self._max_labels
+
+    @max_labels_per_anchor_node.setter
+    def max_labels_per_anchor_node(self, value: int | None) -> None:
+        # checked when it is set, in the caller's line; workers only read it
+        if value is not None:
+            check_count(value, "max_labels_per_anchor_node")
+        self._max_labels = value
+
+    @property
+    def label_edges(self) -> dict[EdgeType, Tensor]:
+        """Label edges of this partition's anchors by label edge type: ``[2, n]``, anchors first."""
+        found = {}
+        for edge_type, adjacency in self.view().adjacency.items():
+            if is_label_edge_type(edge_type):
+                found[edge_type] = edges_of(adjacency, "out")
+        return found
+
+    def positive_label_edges(self, edge_type: EdgeType | None = None) -> Tensor | None:
+        """Return the positives of a supervision edge type, ``[2, n]`` int64, anchors first.
+
+        Args:
+            edge_type: None: the default type of a labeled-homogeneous dataset.
+        """
+        edge_type = edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE
+        return self.label_edges.get(message_passing_to_positive_label(edge_type))
+
+    def negative_label_edges(self, edge_type: EdgeType | None = None) -> Tensor | None:
+        """Return the negatives of a supervision edge type, ``[2, n]`` int64, anchors first."""
+        edge_type = edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE
+        return self.label_edges.get(message_passing_to_negative_label(edge_type))
+
+    # --- the tables that the graph was made of ----------------------------------------------------
+
+    @property
+    def has_original_ids(self) -> bool:
+        """Whether nodes had other ids in the tables that they came from, see `to_original`."""
+        return any(isinstance(key, str) for key in self._original)
+
+    def to_original(self, ids: Tensor | Array, node_type: NodeType | None = None) -> Array:
+        """Return the ids that nodes had in the tables that `partition_tables` read.
+
+        Args:
+            ids: ``[n]`` int64, a tensor or an array; of any partition, as in ``batch.n_id``.
+            node_type: None: the only one.
+
+        Returns:
+            ``[n]`` array of int64, or of `str` objects.
+
+        Raises:
+            ConfigError: There is no such node or node type.
+            UsageError: The graph was not made of tables.
+        """
+        return self._dictionary("node_type", node_type, _NO_TABLES).to_original(_as_ids(ids))
+
+    def from_original(
+        self, values: Sequence[int] | Sequence[str] | Array, node_type: NodeType | None = None
+    ) -> Tensor:
+        """Return the ids in this dataset of nodes that are named as in the tables.
+
+        Reads through the file of all ids once, a block at a time: give many ids at once.
+
+        Args:
+            values: A sequence or an array of `int` or `str`.
+            node_type: None: the only one.
+
+        Returns:
+            ``[n]`` int64.
+
+        Raises:
+            ConfigError: One of them is not there, or pyarrow is not installed.
+            UsageError: The graph was not made of tables.
+        """
+        found = self._dictionary("node_type", node_type, _NO_TABLES).from_original(values)
+        return torch.from_numpy(found)
+
+    def to_table_rows(self, edge_ids: Tensor | Array, edge_type: EdgeType | None = None) -> Array:
+        """Return the rows that edges had in the table that `partition_tables` read.
+
+        Rows count over all files of the table, in the order in which they were read: as given, and
+        those of a directory or a pattern by name.
+
+        Args:
+            edge_ids: ``[n]`` int64, a tensor or an array; of any partition, as in ``batch.e_id``.
+            edge_type: None: the only one.
+
+        Returns:
+            ``[n]`` int64.
+
+        Raises:
+            ConfigError: There is no such edge or edge type.
+            UsageError: The graph was not made of tables with ``edge_rows=True``.
+        """
+        missing = "rows of edges were not kept: this takes partition_tables(..., edge_rows=True)"
+        return self._dictionary("edge_type", edge_type, missing).to_original(_as_ids(edge_ids))
+
+    def _dictionary(
+        self, what: str, given: NodeType | EdgeType | None, missing: str
+    ) -> OriginalIds:
+        """Return the dictionary of a ``"node_type"`` or an ``"edge_type"``; None: the only one."""
+        self.view()  # raises what the comparison in the background has found
+        kind = str if what == "node_type" else tuple
+        known = {key: found for key, found in self._original.items() if isinstance(key, kind)}
+        if not known:
+            raise UsageError(missing)
+        if given is None and len(known) == 1:
+            return next(iter(known.values()))
+        if given not in known:
+            raise ConfigError(f"{what} must be one of {sorted(known)}, got {given!r}")
+        return known[given]
+
+
+def _as_ids(ids: Tensor | Array) -> Array:
+    return ids.numpy() if isinstance(ids, Tensor) else np.asarray(ids, np.int64)
+
+
+def make_schema(view: PartitionView) -> DatasetSchema:
+    """Return the shape of a dataset."""
+    labeled = is_labeled_homogeneous(view.num_nodes, list(view.adjacency))
+    # batches of a labeled-homogeneous graph are plain, but its label edges need names
+    typed = labeled or view.is_heterogeneous
+    nodes = {node_type: feature_info(rows) for node_type, rows in view.node_features.items()}
+    edges = {edge_type: feature_info(rows) for edge_type, rows in view.edge_features.items()}
+    return DatasetSchema(
+        is_homogeneous_with_labeled_edge_type=labeled,
+        edge_types=list(view.adjacency) if typed else None,
+        node_feature_info=(nodes or None) if typed else nodes.get(DEFAULT_HOMOGENEOUS_NODE_TYPE),
+        edge_feature_info=(edges or None) if typed else edges.get(DEFAULT_HOMOGENEOUS_EDGE_TYPE),
+        edge_dir=view.edge_dir,
+        node_attributes=_names(view.node_attributes),
+        edge_attributes=_names(view.edge_attributes),
+        num_classes=dict(view.num_classes),
+    )
+
+
+def _names(attributes: Mapping[tuple[Any, str], Rows]) -> dict[Any, tuple[str, ...]]:
+    found: dict[Any, tuple[str, ...]] = {}
+    for owner, name in sorted(attributes, key=str):
+        if not name.startswith(NEIGHBOR_TIME):
+            found[owner] = (*found.get(owner, ()), name)
+    return found
+
+
+def feature_info(rows: Rows) -> FeatureInfo:
+    """Return width and dtype of one feature matrix."""
+    width = 1
+    for size in rows.values.shape[1:]:
+        # of a matrix with more dimensions, what a model flattens it to
+        width *= size
+    # as batches have it, which are widened again, and not as it is stored
+    return FeatureInfo(width, rows.values.dtype if rows.scales is None else torch.float32)

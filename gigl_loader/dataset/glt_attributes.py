@@ -1,0 +1,395 @@
+"""Between our view of a partition and the attributes of GLT's dataset class, both ways."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader._glt import Feature, Graph, RangePartitionBook, Topology
+from gigl_loader.dataset.adjacency import canonical, is_canonical
+from gigl_loader.dataset.build import count_classes, make_rows, read_book
+from gigl_loader.dataset.checks import warn_not_carried
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    SPLITS,
+    WEIGHT_NAMES,
+    EdgeDir,
+    EdgeType,
+    NodeType,
+    glt_edge_type,
+    is_label_edge_type,
+    is_labeled_homogeneous,
+)
+from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, Splits, WithSplits
+from gigl_loader.errors import ConfigError
+from gigl_loader.memory.tensors import share_tensor
+
+_log = logging.getLogger(__name__)
+
+
+class Later:
+    """A value of `MadeWhenAsked` that is not made yet."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+
+class MadeWhenAsked:
+    """An attribute that only code written for GLT reads: most jobs never need it.
+
+    GLT wants rows for all nodes and 64-bit ids, which a partition that is mapped does not have.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        # a class with __set__ is asked before the instance's own dictionary, so that a value may
+        # lie there under the attribute's name, and a `Later` in it is never handed out
+        value = vars(instance).get(self._name)
+        if isinstance(value, Later):
+            value = vars(instance)[self._name] = value.make()
+        return value
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        vars(instance)[self._name] = value
+
+
+# --- ours to GLT's --------------------------------------------------------------------------------
+
+
+def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -> None:
+    """Set what GLT's class keeps, over the memory of ``view``."""
+
+    def plain(by_type: dict[Any, Any]) -> Any:
+        if typed:
+            return by_type or None
+        return next(iter(by_type.values()), None)
+
+    dataset.graph = Later(lambda: plain(_graphs(view)))
+    nodes, edges = view.node_features, view.edge_features
+    # None where there is nothing, and no `Later` that would make it: code written for GLT asks
+    # `is None` to learn what a dataset has
+    dataset.node_features = Later(lambda: plain(_features(view, nodes))) if nodes else None
+    dataset.edge_features = Later(lambda: plain(_features(view, edges))) if edges else None
+    labels = view.node_labels
+    dataset.node_labels = Later(lambda: plain(_all_labels(view))) if labels else None
+    dataset.node_pb = plain(
+        {
+            node_type: _glt_book(_book_of(view, node_type), view.partition_idx)
+            for node_type in view.num_nodes
+        }
+    )
+    dataset.edge_pb = plain(
+        {t: _glt_book(book, view.partition_idx) for t, book in view.edge_books.items()}
+    )
+    for split in SPLITS:
+        by_type = {t: share_tensor(ids) for t, ids in splits.get(split, {}).items()}
+        setattr(dataset, f"{split}_idx", plain(by_type))
+    # GLT's default takes tables alone; a dataset of ours may have range books, or both by type
+    dataset.id_filter = filter_ids
+    dataset._directed = True
+
+
+def _graphs(view: PartitionView) -> dict[EdgeType, Any]:
+    found = {}
+    for edge_type, adjacency in view.adjacency.items():
+        by_source = view.edge_dir == "out" or is_label_edge_type(edge_type)
+        num_rows = view.num_nodes[edge_type[0 if by_source else 2]]
+        graph = _graph(adjacency, view.edge_dir, num_rows)
+        found[glt_edge_type(edge_type, view.edge_dir)] = graph
+    return found
+
+
+def _all_rows(adjacency: Adjacency, num_rows: int) -> Tensor:
+    """Return an index pointer with a row for every node."""
+    indptr, first = adjacency.indptr, adjacency.first_row
+    # no row before the first, none missing after the last
+    if not first and indptr.numel() > num_rows:
+        return indptr
+    # rows before the range end where they begin, at edge 0; rows after it, at the last edge
+    whole = torch.zeros(num_rows + 1, dtype=torch.int64)
+    whole[first : first + indptr.numel()] = indptr
+    whole[first + indptr.numel() :] = indptr[-1]
+    return share_tensor(whole)
+
+
+def _graph(adjacency: Adjacency, edge_dir: EdgeDir, num_rows: int) -> Any:
+    edge_ids = adjacency.edge_ids
+    if edge_ids is None:  # GLT would make them itself, and copy them
+        start = adjacency.first_edge or 0
+        edge_ids = share_tensor(torch.arange(start, start + adjacency.indices.numel()))
+    indices = share_tensor(adjacency.indices.long())
+    indptr = _all_rows(adjacency, num_rows)
+    if edge_dir == "in":
+        # GLT wants (sources, destinations), of which the end that is expanded is the index pointer
+        edge_index, layout = (indices, indptr), "CSC"
+    else:
+        edge_index, layout = (indptr, indices), "CSR"
+    # given and kept in one layout: GLT then sorts nothing and keeps the tensors that it is given
+    topology = Topology(edge_index, edge_ids, adjacency.weights, input_layout=layout, layout=layout)
+    return Graph(topology, "CPU", None)
+
+
+def _features(view: PartitionView, by_type: dict[Any, Rows]) -> dict[Any, Any]:
+    return {key: _feature(rows, _num_ids(view, key)) for key, rows in by_type.items()}
+
+
+def _all_labels(view: PartitionView) -> dict[NodeType, Any]:
+    return {t: _labels(rows, view.num_nodes[t]) for t, rows in view.node_labels.items()}
+
+
+def _num_ids(view: PartitionView, key: Any) -> int:
+    if key in view.num_nodes:
+        return view.num_nodes[key]
+    # 0: of the edges of one partition the rows themselves say how many ids there are
+    return view.edge_books[key].num_ids if key in view.edge_books else 0
+
+
+def _feature(rows: Rows, num_ids: int) -> Any:
+    index = rows.index
+    # GLT indexes `id2index` with global ids and without a check, so it has a position for every id
+    # of the graph, whoever has the row
+    if index is not None and rows.first == 0 and index.numel() >= num_ids:
+        index = index.long()
+    elif index is not None:  # of a range of ids
+        own, index = index, torch.full((max(num_ids, rows.first + index.numel()),), -1)
+        index[rows.first : rows.first + own.numel()] = own
+        index = share_tensor(index)
+    elif rows.ids is not None or rows.first or rows.values.size(0) < num_ids:
+        ids = rows.ids
+        if ids is None:
+            ids = torch.arange(rows.first, rows.first + rows.values.size(0))
+        index = torch.full((max(num_ids, int(ids.max()) + 1 if ids.numel() else 0),), -1)
+        index[ids] = torch.arange(ids.numel())
+        index = share_tensor(index)
+    values = rows.values.unsqueeze(1) if rows.values.dim() == 1 else rows.values  # GLT wants 2-D
+    # without a dtype, GLT would make float32 of integers and half floats
+    return Feature(values, index, with_gpu=False, dtype=values.dtype)
+
+
+def _labels(rows: Rows, num_ids: int) -> Any:
+    # a part of the labels has to be found by id; all of them are a plain tensor in GLT's datasets
+    if rows.index is not None or not rows.whole:
+        return _feature(rows, num_ids)
+    one_column = rows.values.dim() == 2 and rows.values.size(1) == 1
+    return rows.values.squeeze(1) if one_column else rows.values
+
+
+def _book_of(view: PartitionView, node_type: NodeType) -> Book:
+    count = view.num_nodes[node_type]
+    # a view of one partition has no books, and GLT's code looks owners up all the same
+    return view.node_books.get(node_type, Book(bounds=torch.tensor([count])))
+
+
+def _glt_book(book: Book, partition_idx: int) -> Any:
+    """Return GLT's range book, or a table where a range is empty, which GLT does not allow."""
+    if book.bounds is None:
+        return book.table
+    starts = [0, *book.bounds.tolist()[:-1]]
+    ranges = list(zip(starts, book.bounds.tolist(), strict=True))
+    if all(start < end for start, end in ranges):
+        return RangePartitionBook(ranges, partition_idx)
+    counts = [end - start for start, end in ranges]
+    return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+
+
+def filter_ids(book: Any, partition_idx: int) -> Tensor:
+    """Return the ids that a partition owns: GLT's ``id_filter``, for range books and tables."""
+    if isinstance(book, Tensor):
+        return (book == partition_idx).nonzero().view(-1)
+    ids: Tensor = book.id_filter(book, partition_idx)
+    return ids
+
+
+def read_splits(dataset: Any) -> Splits:
+    """Return the split ids that a dataset's attributes hold now."""
+    splits = {}
+    for split in SPLITS:
+        found = _typed(getattr(dataset, f"{split}_idx", None), DEFAULT_HOMOGENEOUS_NODE_TYPE)
+        if found:
+            splits[split] = {node_type: share_tensor(ids) for node_type, ids in found.items()}
+    return splits
+
+
+# --- GLT's to ours --------------------------------------------------------------------------------
+
+
+def _typed(value: Any, default_type: Any) -> dict[Any, Any]:
+    if value is None:
+        return {}
+    return dict(value) if isinstance(value, dict) else {default_type: value}
+
+
+def read_glt(dataset: Any) -> WithSplits:
+    """Return a GLT dataset as a view over the same memory, and its split ids."""
+    if dataset.graph is None:
+        raise ConfigError("this GLT dataset has no graph: load it, or call init_graph, first")
+    edge_dir: EdgeDir = dataset.edge_dir
+    num_partitions = getattr(dataset, "num_partitions", 1)
+    graphs = {
+        glt_edge_type(edge_type, edge_dir): graph
+        for edge_type, graph in _typed(dataset.graph, DEFAULT_HOMOGENEOUS_EDGE_TYPE).items()
+    }
+    node_books = _read_books(
+        getattr(dataset, "node_pb", None), DEFAULT_HOMOGENEOUS_NODE_TYPE, num_partitions, "node_pb"
+    )
+    features = _read_features(dataset.node_features, DEFAULT_HOMOGENEOUS_NODE_TYPE, num_partitions)
+    labels = _read_labels(dataset.node_labels, num_partitions)
+    # before adjacency: rows are sorted by keys whose size follows from the number of neighbours
+    num_nodes = _count_nodes(graphs, edge_dir, node_books, [features, labels])
+    several = num_partitions > 1
+    # highest ids in sight differ from partition to partition, so that only books can tell counts
+    missing = sorted(set(num_nodes) - set(node_books))
+    if several and missing:
+        raise ConfigError(f"this GLT dataset has no node partition book for {missing}")
+    edge_books = _read_books(
+        getattr(dataset, "edge_pb", None), DEFAULT_HOMOGENEOUS_EDGE_TYPE, num_partitions, "edge_pb"
+    )
+    adjacency = {t: _read_graph(t, graph, edge_dir, num_nodes) for t, graph in graphs.items()}
+    edge_books = edge_books if several else {}
+    labeled = is_labeled_homogeneous(num_nodes, list(adjacency))
+    view = PartitionView(
+        # GLT has dicts by type for a labeled-homogeneous graph, of which batches are plain `Data`
+        is_heterogeneous=isinstance(dataset.graph, dict) and not labeled,
+        edge_dir=edge_dir,
+        num_partitions=num_partitions,
+        partition_idx=getattr(dataset, "partition_idx", 0),
+        num_nodes=num_nodes,
+        adjacency=adjacency,
+        node_books=node_books if several else {},
+        edge_books=edge_books,
+        node_features=features,
+        node_labels=labels,
+        edge_features=_read_features(
+            dataset.edge_features, DEFAULT_HOMOGENEOUS_EDGE_TYPE, num_partitions
+        ),
+        edge_attributes=_read_weights(adjacency, edge_books, num_partitions),
+        num_classes=count_classes(labels),
+    )
+    return view, read_splits(dataset)
+
+
+def keep_glt(ours: Any, dataset: Any) -> None:
+    """Let ``ours`` show the very objects of the GLT dataset that it wraps."""
+    # in place of the `Later` ones, which would make further objects over the same memory
+    for name in ("graph", "node_features", "edge_features", "node_labels"):
+        setattr(ours, name, getattr(dataset, name))
+    # their books may be of classes of their own, which go with functions of their own
+    for name in ("node_pb", "edge_pb", "_node_feat_pb", "_edge_feat_pb", "id_filter", "id_select"):
+        if getattr(dataset, name, None) is not None:
+            setattr(ours, name, getattr(dataset, name))
+
+
+def _read_books(value: Any, default: Any, num_partitions: int, where: str) -> dict[Any, Book]:
+    return {
+        key: read_book(book, num_partitions, f"{where} of {key!r}")
+        for key, book in _typed(value, default).items()
+        if book is not None
+    }
+
+
+def _read_graph(
+    edge_type: EdgeType, graph: Any, edge_dir: EdgeDir, num_nodes: dict[NodeType, int]
+) -> Adjacency:
+    topology = graph.topo
+    by_source = edge_dir == "out" or is_label_edge_type(edge_type)
+    neighbour = edge_type[2] if by_source else edge_type[0]
+    weights = topology.edge_weights
+    adjacency = Adjacency(
+        share_tensor(topology.indptr),
+        share_tensor(topology.indices),
+        None if topology.edge_ids is None else share_tensor(topology.edge_ids),
+        None if weights is None else share_tensor(weights),
+    )
+    if is_canonical(adjacency):
+        return adjacency
+    _log.info("edges of %s are not ascending by (neighbour, edge id): sorting a copy", edge_type)
+    return canonical(adjacency, num_nodes[neighbour])
+
+
+def _read_features(value: Any, default: Any, num_partitions: int) -> dict[Any, Rows]:
+    return {
+        key: _read_feature(feature, num_partitions, key)
+        for key, feature in _typed(value, default).items()
+        if feature is not None
+    }
+
+
+def _read_feature(feature: Any, num_partitions: int, key: Any) -> Rows:
+    # a feature that came from another process has its tensor only after this
+    feature.lazy_init_with_ipc_handle()
+    values, index = feature.feature_tensor, feature.id2index
+    offset = getattr(index, "offset", None)
+    if isinstance(offset, int):  # GLT's range book: row = id - offset
+        # as a table, since samplers know no other index; ids below the range are somebody else's
+        ids = torch.arange(offset + values.size(0))
+        index = (ids - offset).clamp_(min=-1)
+    if index is not None and not isinstance(index, Tensor):
+        raise ConfigError(
+            f"features of {key!r} map ids to rows by a {type(index).__name__}; a tensor is needed"
+        )
+    index = None if index is None else share_tensor(index.cpu())
+    # an index says nothing of who else has rows, and GLT has no flag for it: the count decides
+    return Rows(share_tensor(values), index, num_partitions == 1)
+
+
+def _read_weights(
+    adjacency: dict[EdgeType, Adjacency], books: dict[EdgeType, Book], num_partitions: int
+) -> dict[tuple[EdgeType, str], Rows]:
+    """Return the edges' weights by edge id, a copy, as batches carry them."""
+    found = {}
+    for edge_type, edges in adjacency.items():
+        if edges.weights is None or is_label_edge_type(edge_type):
+            continue
+        if edges.edge_ids is None or (num_partitions > 1 and edge_type not in books):
+            reason = "there are no edge ids, or no edge partition book"
+            warn_not_carried({f"weights of {edge_type}": reason}, stacklevel=4)
+            continue
+        past = int(edges.edge_ids.max()) + 1 if edges.edge_ids.numel() else 0
+        num_ids = books[edge_type].num_ids if edge_type in books else past
+        # by id, so that ids that are 0, 1, 2... need no index; by row there would always be one
+        order = torch.argsort(edges.edge_ids)
+        rows = make_rows(edges.weights[order], edges.edge_ids[order], num_ids)
+        found[edge_type, WEIGHT_NAMES[0]] = rows
+    return found
+
+
+def _read_labels(value: Any, num_partitions: int) -> dict[NodeType, Rows]:
+    found = {}
+    for node_type, labels in _typed(value, DEFAULT_HOMOGENEOUS_NODE_TYPE).items():
+        if isinstance(labels, Tensor):  # of all nodes, as GLT has it
+            found[node_type] = Rows(share_tensor(labels), None, True)
+        elif labels is not None:
+            found[node_type] = _read_feature(labels, num_partitions, node_type)
+    return found
+
+
+def _count_nodes(
+    graphs: dict[EdgeType, Any],
+    edge_dir: EdgeDir,
+    books: dict[NodeType, Book],
+    rows: list[dict[NodeType, Rows]],
+) -> dict[NodeType, int]:
+    """Return the nodes of each type: from the books, else one past the highest id in sight."""
+    counts = {node_type: book.num_ids for node_type, book in books.items()}
+    seen: dict[NodeType, int] = {}
+    for edge_type, graph in graphs.items():
+        by_source = edge_dir == "out" or is_label_edge_type(edge_type)
+        row_type, col_type = (edge_type[0], edge_type[2])[:: 1 if by_source else -1]
+        indices = graph.topo.indices
+        highest = int(indices.max()) + 1 if indices.numel() else 0
+        # GLT's index pointer ends at the last row that has an edge
+        seen[row_type] = max(seen.get(row_type, 0), graph.topo.indptr.numel() - 1)
+        seen[col_type] = max(seen.get(col_type, 0), highest)
+    for by_type in rows:
+        for node_type, matrix in by_type.items():
+            known = matrix.values.size(0) if matrix.index is None else matrix.index.numel()
+            seen[node_type] = max(seen.get(node_type, 0), known)
+    # `counts` again: a type with a book and without edges and rows is a type, too
+    return {node_type: counts.get(node_type, count) for node_type, count in seen.items()} | counts

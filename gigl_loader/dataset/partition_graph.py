@@ -1,0 +1,231 @@
+"""`partition_graph`: cut a graph in memory into a directory that `DistDataset.load` reads."""
+
+import importlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.adjacency import compress
+from gigl_loader.dataset.build import book_table, contiguous_book, make_book
+from gigl_loader.dataset.checks import check_edge_dir, check_partitions
+from gigl_loader.dataset.directory import (
+    check_format,
+    check_order,
+    check_target,
+    complete_or_nothing,
+)
+from gigl_loader.dataset.disk import type_str
+from gigl_loader.dataset.progress import ProgressBar, showing
+from gigl_loader.dataset.pyg_graph import (
+    CheckedGraph,
+    Cutter,
+    RowOrder,
+    Supervision,
+    keep_neighbor_times,
+    read_pyg,
+)
+from gigl_loader.dataset.quantised import FeatureDtype, check_feature_dtype, quantise
+from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
+from gigl_loader.dataset.view import Book, WithSplits
+from gigl_loader.dataset.view_writer import write_views
+from gigl_loader.errors import ConfigError, WrongTypeError
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data, HeteroData
+
+METHODS = ("contiguous", "random", "metis")
+
+_log = logging.getLogger(__name__)
+
+
+def partition_graph(
+    data: "Data | HeteroData",
+    num_partitions: int,
+    root: FilePath,
+    *,
+    method: str = "contiguous",
+    edge_dir: EdgeDir = "in",
+    seed: int = 0,
+    supervision: Supervision | None = None,
+    progress: bool = True,
+    format: str = "mapped",
+    overwrite: bool = False,
+    time_attr: str | None = None,
+    feature_dtype: FeatureDtype | None = None,
+    order: RowOrder = "ids",
+) -> None:
+    """Write ``data`` as ``num_partitions`` partitions below ``root``.
+
+    The directory appears under its name when it is complete; a run that fails leaves nothing that
+    could be loaded. The same arguments give the same partitions.
+
+    Args:
+        data: A PyG `Data` or `HeteroData`; what is read of it says `DistDataset.from_pyg`.
+        num_partitions: At least 1.
+        root: Where to write: a path that does not exist, or an empty directory.
+        method: ``"contiguous"``: runs of ids of equal length, in which owners are found fastest;
+            ``"random"``: equal parts at random; ``"metis"``: few edges between partitions (all node
+            types together as one graph), needs the extra ``metis``.
+        edge_dir: An edge goes to the owner of its destination (``"in"``) or its source (``"out"``).
+        seed: For ``"random"`` and ``"metis"``.
+        supervision: Label edges, as in `DistDataset.from_pyg`; they go to their anchor's owner.
+        progress: Show a progress bar (log lines where ``tqdm`` is not installed).
+        format: ``"mapped"``: our own, which `DistDataset.load` maps or reads; ``"glt"``:
+            graphlearn-torch's, which its own classes read too.
+        overwrite: Replace partitions that are at ``root``, when the new ones are complete.
+        time_attr: A node attribute that loaders are to sample by: edges then keep the times of
+            neighbours of other partitions.
+        feature_dtype: How to store node features: ``"int8"`` or ``"uint8"``, with scale and offset
+            of each column, ``"float16"`` or ``"bfloat16"``; by node type, or one for all. Workers
+            read and send them so, batches have float32, made of them on the trainer's device.
+            None, and types that are not named: as they are.
+        order: How rows of features, labels and attributes of nodes lie in a partition: ``"ids"``:
+            ascending; ``"degree"``: those that most edges lead to as a neighbour first: batches
+            of a graph that is read from disk then touch fewer pages. Ids and batches are the
+            same; finding rows takes 4 bytes for each node of the partition, where it owns a range
+            of ids (``"contiguous"``), else for each of the whole graph.
+
+    Raises:
+        ConfigError: An argument or an attribute of ``data`` cannot work, or ``root`` holds files.
+            Nothing was written.
+        ResourceError: The disk is full, or a limit is reached. What was written is removed.
+        UsageError: Another process is writing to ``root``.
+    """
+    check_partitions(num_partitions, 0)
+    check_edge_dir(edge_dir)
+    if method not in METHODS:
+        raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    check_format(format)
+    check_order(order, format)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise WrongTypeError(f"seed must be a non-negative int, got {seed!r}")
+    # before the graph is read, which may take minutes
+    metis = _import_metis() if method == "metis" and num_partitions > 1 else None
+    target = Path(root).absolute()
+    # all that can be refused is refused before anything is written
+    check_target(target, overwrite=overwrite)
+    source = read_pyg(data, supervision)
+    _check_names(source)
+    _store_in_fewer_bytes(source, feature_dtype, format)
+    if time_attr is not None:
+        keep_neighbor_times(source, edge_dir, time_attr)
+    with (
+        complete_or_nothing(target, overwrite=overwrite) as folder,
+        showing("partition_graph", _bytes_to_write(source), shown=progress) as bar,
+    ):
+        bar.step("assigning nodes")
+        books = _assign(source, num_partitions, method, seed, metis)
+        # who owns what is needed for all partitions at once; they are cut one by one, each when the
+        # one before is on disk
+        bar.step("assigning edges")
+        cutter = Cutter(source, books, edge_dir, num_partitions, order)
+        shares = _shares(cutter, num_partitions, bar)
+        by_degree = order == "degree"
+        write_views(folder, shares, format=format, by_degree=by_degree, method=method, seed=seed)
+
+
+def _shares(cutter: Cutter, num_partitions: int, bar: ProgressBar) -> Iterator[WithSplits]:
+    for partition_idx in range(num_partitions):
+        bar.step(f"writing partition {partition_idx}")
+        # what samplers will read is what is written: the checks and the order are the same
+        yield cutter.cut(partition_idx)
+
+
+# --- which node goes where ------------------------------------------------------------------------
+
+
+def _assign(
+    source: CheckedGraph, num_partitions: int, method: str, seed: int, metis: Any
+) -> dict[NodeType, Book]:
+    counts = source.num_nodes
+    if method == "contiguous" or num_partitions == 1:
+        return {t: contiguous_book(count, num_partitions) for t, count in counts.items()}
+    if method == "random":
+        generator = torch.Generator().manual_seed(seed)
+        tables = [
+            # positions in a permutation, modulo: parts differ by one node at most, which draws of
+            # an owner for each node would not give
+            torch.randperm(count, generator=generator).remainder_(num_partitions)
+            for count in counts.values()
+        ]
+    else:
+        owners = _metis_owners(source, num_partitions, seed, metis)
+        tables = list(owners.split(list(counts.values())))
+    return {t: make_book(table, num_partitions) for t, table in zip(counts, tables, strict=True)}
+
+
+def _import_metis() -> Any:
+    try:
+        return importlib.import_module("pymetis")
+    except ImportError as error:
+        raise ConfigError(
+            'method="metis" needs pymetis: run pip install "gigl_loader[metis]", '
+            'or use method="contiguous"'
+        ) from error
+
+
+def _metis_owners(source: CheckedGraph, num_partitions: int, seed: int, metis: Any) -> Tensor:
+    """Return ``[all nodes]`` int64: METIS over the union of all types as one undirected graph."""
+    starts, total = {}, 0
+    for node_type, count in source.num_nodes.items():
+        starts[node_type], total = total, total + count
+    ends = [
+        torch.stack([part.edge_index[0] + starts[src], part.edge_index[1] + starts[dst]])
+        for (src, _, dst), part in source.edges.items()
+    ]
+    edges = torch.cat(ends, dim=1)
+    # METIS wants undirected edges, each from both ends, and no loops
+    edges = edges[:, edges[0] != edges[1]]
+    edges = torch.cat([edges, edges.flip(0)], dim=1)
+    if total == 0 or edges.size(1) == 0:  # METIS has nothing to cut
+        return book_table(contiguous_book(total, num_partitions))
+    whole = compress(edges[0], edges[1], num_rows=total, num_cols=total)
+    graph = (whole.indptr.numpy(), whole.indices.numpy())
+    # a 32-bit int in pymetis's METIS
+    options = metis.Options(seed=seed % 2**31)
+    # older releases take two arrays
+    if hasattr(metis, "CSRAdjacency"):
+        found = metis.part_graph(num_partitions, metis.CSRAdjacency(*graph), options=options)
+    else:
+        found = metis.part_graph(num_partitions, xadj=graph[0], adjncy=graph[1], options=options)
+    return torch.tensor(found[1], dtype=torch.int64)
+
+
+def _bytes_to_write(source: CheckedGraph) -> int:
+    tensors = [
+        *(part.weights for part in source.edges.values() if part.weights is not None),
+        *source.label_edges.values(), *source.node_features.values(), *source.node_labels.values(),
+        *source.edge_features.values(), *source.node_attributes.values(),
+        *source.edge_attributes.values(),
+    ]  # fmt: skip
+    # rows, columns, ids and owner of each edge, as GLT's format has them: the most that is written
+    ends = sum(4 * 8 * part.edge_index.size(1) for part in source.edges.values())
+    ids = 8 * sum(source.num_nodes.values())
+    return ends + ids + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def _store_in_fewer_bytes(source: CheckedGraph, dtypes: FeatureDtype | None, format: str) -> None:
+    chosen = check_feature_dtype(dtypes, source.node_features)
+    if chosen and format != "mapped":
+        raise ConfigError(
+            f'feature_dtype needs format="mapped": {format!r} has no place for scale and offset'
+        )
+    for node_type, dtype in chosen.items():
+        where = f"features of node type {node_type!r}"
+        found = quantise(source.node_features[node_type], dtype, where)
+        source.node_features[node_type], source.feature_scales[node_type] = found
+
+
+def _check_names(source: CheckedGraph) -> None:
+    keys: list[NodeType | EdgeType] = [*source.num_nodes, *source.edges, *source.label_edges]
+    for key in keys:
+        name = type_str(key)
+        if not name or name in (".", "..") or "/" in name or "\0" in name:
+            raise ConfigError(f"type {key!r} cannot be the name of a file: rename it")

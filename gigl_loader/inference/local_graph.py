@@ -1,0 +1,428 @@
+"""The part of the whole graph that a rank computes, and the rows that travel before a layer.
+
+A rank computes its own nodes, and numbers the edges of each type for itself. The edges into them
+start at own nodes or at nodes of other ranks, the halo. A layer sees a small graph: own rows first,
+then the halo::
+
+    row    0 ... num_out-1 | ... num_own-1 | num_own ... num_own+num_halo-1
+           computed here   | read only     | fetched before the layer runs
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from gigl_loader.dataset.adjacency import all_edges
+from gigl_loader.dataset.build import owned_ids
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.lookup import RowLookup
+from gigl_loader.dataset.quantised import widened
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    SPLITS,
+    EdgeType,
+    NodeType,
+    is_label_edge_type,
+    reverse_edge_type,
+)
+from gigl_loader.dataset.view import Adjacency, Book, PartitionView
+from gigl_loader.errors import ConfigError
+from gigl_loader.exchange import RankExchange
+
+_NO_ID = torch.iinfo(torch.int64).max
+
+
+class NodeShares:
+    """The nodes that each rank computes: its partition's, shared by the ranks that hold it.
+
+    A share is a contiguous piece of the partition's ids, as the loaders cut seeds.
+
+    Args:
+        view: This rank's partition.
+        exchange: All ranks that hold the graph.
+
+    Raises:
+        ConfigError: The ranks do not hold all partitions, on all ranks alike.
+    """
+
+    def __init__(self, view: PartitionView, exchange: RankExchange) -> None:
+        held = exchange.gather((view.partition_idx, view.num_partitions), tuple[int, int])
+        _check_held(held)
+        self.rank, self.size = exchange.rank, exchange.size
+        self._books: dict[NodeType, Book] = view.node_books
+        # by partition, the ranks that hold it, ascending
+        self._ranks = [[r for r, (p, _) in enumerate(held) if p == q] for q in range(held[0][1])]
+        mates = self._ranks[view.partition_idx]
+        self.own: dict[NodeType, Tensor] = {}
+        """Global ids of the nodes that this rank computes, ascending, by type."""
+        for name, count in view.num_nodes.items():
+            book = view.node_books.get(name)
+            ids = torch.arange(count) if book is None else owned_ids(book, view.partition_idx)
+            self.own[name] = ids.tensor_split(len(mates))[mates.index(exchange.rank)]
+        # Shares are contiguous, so that the first id of each tells them apart. Empty ones come
+        # last, as tensor_split cuts; a start above every id keeps them from being anybody's.
+        starts = {name: int(ids[0]) if len(ids) else _NO_ID for name, ids in self.own.items()}
+        everyone = exchange.gather(starts, dict[str, int])
+        self._starts = {
+            name: [torch.tensor([everyone[r][name] for r in ranks]) for ranks in self._ranks]
+            for name in starts
+        }
+
+    def owner(self, node_type: NodeType, ids: Tensor) -> Tensor:
+        """Return the rank that computes each of ``ids``: ``[n]`` int64, as they are."""
+        book = self._books.get(node_type)
+        parts = torch.zeros_like(ids) if book is None else book.owner(ids)
+        # one rank for each partition, as is usual: the owner's partition says it all
+        if all(len(ranks) == 1 for ranks in self._ranks):
+            return torch.tensor([ranks[0] for ranks in self._ranks])[parts]
+        found = torch.empty_like(ids)
+        for part, ranks in enumerate(self._ranks):
+            mine = parts == part
+            # the last share that starts at or before the id
+            at = torch.searchsorted(self._starts[node_type][part], ids[mine], right=True) - 1
+            found[mine] = torch.tensor(ranks)[at]
+        return found
+
+
+def _check_held(held: list[tuple[int, int]]) -> None:
+    counts = {count for _, count in held}
+    # computed of what all ranks sent, so that all of them raise, and none waits for the others
+    missing = set(range(max(counts))) - {part for part, _ in held}
+    if len(counts) > 1 or missing:
+        raise ConfigError(
+            f"the {len(held)} ranks hold these partitions (index, of how many): {held}; together "
+            "they have to hold all partitions of one graph"
+            + (f", missing are {sorted(missing)}" if missing else "")
+        )
+
+
+@dataclass(frozen=True)
+class Level:
+    """One edge type as one layer reads it: all own rows, or those that a later layer needs."""
+
+    edge_type: EdgeType
+    """As messages go: source, relation, destination."""
+    edge_index: Tensor
+    """``[2, num_edges]`` int64; row 0 counts sources, own ones then halo; row 1 destinations."""
+    exchange: RankExchange
+    sources: Tensor | None
+    """Own source rows in the order that ``edge_index`` counts them; None: all, as they are."""
+    targets: Tensor | None
+    """Own destination rows that are computed; None: all."""
+    edges: Tensor | None
+    """Which of the rank's edges these are; None: all."""
+    num_sources: int
+    """Own rows among the sources."""
+    num_targets: int
+    """Rows computed."""
+    send_rows: Tensor
+    """Own source rows that other ranks read, those for rank 0 first."""
+    send: list[int]
+    """Rows for each rank."""
+    receive: list[int]
+    """Rows from each rank; together the halo."""
+
+    @property
+    def num_rows(self) -> int:
+        """Sources, own ones and halo."""
+        return self.num_sources + sum(self.receive)
+
+    def fetch(self, rows: Tensor) -> Tensor:
+        """Return the halo's rows, given all own source rows. Collective."""
+        return self.exchange.swap(rows[self.send_rows], self.send, self.receive)
+
+    def extend(self, rows: Tensor) -> Tensor:
+        """Return ``[num_rows, ...]``: sources and halo, given all own source rows. Collective."""
+        own = rows if self.sources is None else rows[self.sources]
+        # one rank owns every node: there is no halo, and no copy is made for it
+        return torch.cat([own, self.fetch(rows)]) if self.exchange.size > 1 else own
+
+    def cut(self, rows: Tensor) -> Tensor:
+        """Return the destinations that are computed, of all own destination rows."""
+        return rows if self.targets is None else rows[self.targets]
+
+    def put_back(self, out: Tensor, num_own: int) -> Tensor:
+        """Return what a layer computed as a row for each own node; zeros where none was."""
+        out = out[: self.num_targets]
+        if self.targets is None:
+            return out
+        whole = out.new_zeros((num_own, *out.shape[1:]))
+        # not in place: the gradient flows to `out` alone
+        return whole.index_copy(0, self.targets, out)
+
+    def to(self, device: torch.device) -> "Level":
+        """Return it with its tensors on ``device``."""
+
+        def there(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        return Level(
+            self.edge_type, self.edge_index.to(device), self.exchange, there(self.sources),
+            there(self.targets), there(self.edges), self.num_sources, self.num_targets,
+            self.send_rows.to(device), self.send, self.receive,
+        )  # fmt: skip
+
+
+def position_of(ids: Tensor, among: Tensor) -> Tensor:
+    """Return the position of each of ``ids`` in ``among`` (ascending), -1 where it is not there."""
+    if among.numel() == 0:
+        return torch.full_like(ids, -1)
+    # an id above all others gets the position after the last one
+    at = torch.searchsorted(among, ids).clamp_(max=among.numel() - 1)
+    return torch.where(among[at] == ids, at, -1)
+
+
+@dataclass
+class EdgePlan:
+    """All levels of one edge type.
+
+    Attributes:
+        edge_type: As messages go.
+        whole: All own rows.
+        positions: See `EdgeBlock`.
+        halo: ``[num_halo]`` int64, global ids of the halo, by owner.
+        narrow: By hops that are still to come: the rows that are needed, where ``nodes`` were
+            named.
+    """
+
+    edge_type: EdgeType
+    whole: Level
+    positions: Tensor
+    halo: Tensor
+    narrow: dict[int, Level] = field(default_factory=dict)
+
+    def level(self, hops_to_come: int | None) -> Level:
+        """Return the level of a layer after which ``hops_to_come`` more follow; None: all rows."""
+        return self.whole if hops_to_come is None else self.narrow.get(hops_to_come, self.whole)
+
+
+def plan_edges(
+    edge_type: EdgeType, adjacency: Adjacency, shares: NodeShares, exchange: RankExchange
+) -> EdgePlan:
+    """Number the edges into this rank's nodes and agree on the halo. Collective."""
+    src, _, dst = edge_type
+    own = shares.own[src]
+    edges = all_edges(adjacency, shares.own[dst])
+    assert edges.positions is not None
+    rows = position_of(edges.sources, own)
+    # Rows of the halo stand in the order in which they arrive: by owner, as all_to_all puts them.
+    # Ids ascend in each owner's part, as unique() and the stable sort leave them.
+    outside = rows < 0
+    halo = torch.unique(edges.sources[outside])
+    owner = shares.owner(src, halo)
+    halo = halo[torch.argsort(owner, stable=True)]
+    receive = torch.bincount(owner, minlength=exchange.size).tolist()
+    rows[outside] = own.numel() + _positions(edges.sources[outside], halo)
+    # a rank knows what it needs, and its owners learn it here, once; every layer then sends these
+    # rows without being asked
+    send = exchange.swap_counts(receive)
+    wanted = exchange.swap(halo, receive, send)
+    level = Level(
+        edge_type, torch.stack([rows, edges.targets]), exchange, None, None, None, own.numel(),
+        shares.own[dst].numel(), position_of(wanted, own), send, receive,
+    )  # fmt: skip
+    return EdgePlan(edge_type, level, edges.positions, halo)
+
+
+def _positions(ids: Tensor, among: Tensor) -> Tensor:
+    """Return the position of each of ``ids`` in ``among``, in any order."""
+    # position_of() searches what ascends, and the halo ascends within each owner's part only
+    order = torch.argsort(among)
+    return order[position_of(ids, among[order])]
+
+
+def narrow_plans(
+    plans: dict[EdgeType, EdgePlan], wanted: dict[str, Tensor], num_layers: int
+) -> None:
+    """Work out, layer by layer from the last one, which rows ``wanted`` depend on. Collective.
+
+    Args:
+        plans: By edge type; their ``narrow`` is filled.
+        wanted: ``[num_own]`` bool by node type, the rows that the last layer has to give.
+        num_layers: Layers of the model.
+    """
+    for hops in range(num_layers):
+        # what is computed is read as well: a node's own row goes into its new one
+        needed = {name: mask.clone() for name, mask in wanted.items()}
+        # Two passes: a type's rows are needed by the edges of several types, and all of these have
+        # to have marked theirs before the rows are numbered. Each swap is collective: all ranks go
+        # through the edge types in the order of `plans`.
+        picks = {}
+        for edge_type, plan in plans.items():
+            edges = wanted[edge_type[2]][plan.whole.edge_index[1]].nonzero().view(-1)
+            halo = _mark_sources(plan.whole, edges, needed[edge_type[0]])
+            picks[edge_type] = edges, halo
+        for edge_type, plan in plans.items():
+            plan.narrow[hops] = _narrow(plan.whole, *picks[edge_type], needed, wanted)
+        wanted = needed
+
+
+def _mark_sources(whole: Level, edges: Tensor, needed: Tensor) -> Tensor:
+    """Mark the sources of ``edges`` as needed at their owners; return the halo's part, a mask."""
+    # a mask, not ids: all have agreed on the halo, so that a byte for each of its rows tells it all
+    mask = torch.zeros(whole.num_rows, dtype=torch.bool)
+    mask[whole.edge_index[0, edges]] = True
+    needed |= mask[: whole.num_sources]
+    asked = whole.exchange.swap(mask[whole.num_sources :], whole.receive, whole.send)
+    needed[whole.send_rows[asked]] = True
+    return mask[whole.num_sources :]
+
+
+def _narrow(
+    whole: Level, edges: Tensor, halo: Tensor, needed: dict[str, Tensor], wanted: dict[str, Tensor]
+) -> Level:
+    src, _, dst = whole.edge_type
+    targets = wanted[dst].nonzero().view(-1)
+    sources = needed[src].nonzero().view(-1)
+    if src == dst:  # the rows that are computed come first
+        sources = torch.cat([targets, (needed[src] & ~wanted[src]).nonzero().view(-1)])
+    # -1 stays where a row is left out: no edge that was picked starts or ends there
+    number = torch.full((whole.num_rows,), -1)
+    number[sources] = torch.arange(sources.numel())
+    outside = halo.nonzero().view(-1)
+    number[whole.num_sources + outside] = sources.numel() + torch.arange(outside.numel())
+    position = torch.full((wanted[dst].numel(),), -1)
+    position[targets] = torch.arange(targets.numel())
+    old = whole.edge_index[:, edges]
+    # the others drop rows of their halos, too: of those sent to them, these are left
+    asked = whole.exchange.swap(halo, whole.receive, whole.send)
+    return Level(
+        whole.edge_type, torch.stack([number[old[0]], position[old[1]]]), whole.exchange, sources,
+        targets, edges, sources.numel(), targets.numel(), whole.send_rows[asked],
+        _per_rank(asked, whole.send), _per_rank(halo, whole.receive),
+    )  # fmt: skip
+
+
+def _per_rank(mask: Tensor, sizes: list[int]) -> list[int]:
+    return [int(part.sum()) for part in mask.split(sizes)]
+
+
+# --- this rank's part of the graph, as a model takes it -------------------------------------------
+
+
+@dataclass
+class LocalGraph:
+    """The part of the graph that one rank has."""
+
+    data: Data | HeteroData
+    """Rows of the rank's own nodes; edges into them, in local numbers."""
+    shares: NodeShares
+    exchange: RankExchange
+    plans: dict[EdgeType, EdgePlan] = field(default_factory=dict)
+    """By edge type, as messages go."""
+
+
+def message_types(view: PartitionView) -> dict[EdgeType, EdgeType]:
+    """Return edge types as messages go to edge types as the dataset names them.
+
+    Messages go from a neighbour to the node that is expanded, as in a sampled batch: along the
+    edges where ``edge_dir="in"``, against them where it is ``"out"``.
+    """
+    # sorted: each type is a round of collective calls, which all ranks make in one order
+    names = sorted(name for name in view.adjacency if not is_label_edge_type(name))
+    if view.edge_dir == "in":
+        return {name: name for name in names}
+    return {reverse_edge_type(name): name for name in names}
+
+
+def local_graph(
+    dataset: DistDataset, exchange: RankExchange, device: torch.device, nodes: Any, num_layers: int
+) -> LocalGraph:
+    """Agree with the other ranks on who needs which rows. Collective.
+
+    Args:
+        dataset: This rank's partition.
+        exchange: The ranks.
+        device: Where rows and edges go.
+        nodes: Global ids whose output is wanted, by type where there are types; None: all.
+        num_layers: Layers of the model; 0: every layer computes all rows.
+    """
+    view = dataset.view()
+    shares = NodeShares(view, exchange)
+    graph = LocalGraph(HeteroData() if view.is_heterogeneous else Data(), shares, exchange)
+    for edge_type, name in message_types(view).items():
+        graph.plans[edge_type] = plan_edges(edge_type, view.adjacency[name], shares, exchange)
+    wanted = None if nodes is None else _wanted(view, shares, exchange, nodes)
+    # without num_layers all rows are computed, and `out_index` alone tells the caller of `nodes`
+    if wanted is not None and num_layers:
+        narrow_plans(graph.plans, wanted, num_layers)
+    _fill_nodes(graph, dataset, device, wanted)
+    _fill_edges(graph, view, device)
+    return graph
+
+
+def _wanted(
+    view: PartitionView, shares: NodeShares, exchange: RankExchange, nodes: Any
+) -> dict[NodeType, Tensor]:
+    """Return ``[num_own]`` bool by type: the rank's own among the nodes that any rank named."""
+    if isinstance(nodes, Tensor):
+        if view.is_heterogeneous:
+            raise ConfigError("nodes must be a dict {node type: ids} on a heterogeneous graph")
+        nodes = {DEFAULT_HOMOGENEOUS_NODE_TYPE: nodes}
+    unknown = set(nodes) - set(view.num_nodes)
+    if unknown:
+        raise ConfigError(f"nodes names unknown node types {sorted(unknown)}")
+    found = {}
+    for name, own in shares.own.items():
+        ids = nodes.get(name, torch.empty(0, dtype=torch.int64)).cpu()
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < view.num_nodes[name]:
+            raise ConfigError(f"nodes of {name!r} must be in [0, {view.num_nodes[name]})")
+        owner = shares.owner(name, ids)
+        # ids may be of any owner, and repeat; each goes to its owner, which marks it
+        send = torch.bincount(owner, minlength=exchange.size).tolist()
+        ids = ids[torch.argsort(owner, stable=True)]
+        mine = exchange.swap(ids, send, exchange.swap_counts(send))
+        found[name] = torch.zeros(own.numel(), dtype=torch.bool)
+        # never -1, which would mark the last row: only own nodes were sent here
+        found[name][position_of(mine, own)] = True
+    return found
+
+
+def _fill_nodes(graph: LocalGraph, dataset: DistDataset, device: torch.device, wanted: Any) -> None:
+    view = dataset.view()
+    for name, own in graph.shares.own.items():
+        store = graph.data[name] if view.is_heterogeneous else graph.data
+        store.n_id, store.num_nodes = own.to(device), own.numel()
+        for key, kind in (("x", view.node_features), ("y", view.node_labels)):
+            if name in kind:
+                stored = kind[name].values[kind[name].locate(own)].to(device)
+                store[key] = widened(stored, kind[name].scales)
+        for (of, key), rows in view.node_attributes.items():
+            if of == name:
+                store[key] = rows.values[rows.locate(own)].to(device)
+        for split in SPLITS:
+            ids = _of_type(dataset.split_node_ids(split), name)
+            if ids is not None:
+                # split ids are of the whole partition, of which this rank may compute a share
+                store[f"{split}_mask"] = torch.isin(own, ids).to(device)
+        if wanted is not None:
+            store.out_index = wanted[name].nonzero().view(-1).to(device)
+
+
+def _of_type(ids: Any, name: NodeType) -> Tensor | None:
+    found: Tensor | None = ids.get(name) if isinstance(ids, dict) else ids
+    return found
+
+
+def _fill_edges(graph: LocalGraph, view: PartitionView, device: torch.device) -> None:
+    lookup = RowLookup(view, graph.exchange)
+    for edge_type, name in message_types(view).items():
+        plan = graph.plans[edge_type]
+        adjacency: Adjacency = view.adjacency[name]
+        store = graph.data[edge_type] if view.is_heterogeneous else graph.data
+        store.edge_index = plan.whole.edge_index.to(device)
+        if adjacency.weights is not None:
+            store.edge_weight = adjacency.weights[plan.positions].to(device)
+        if adjacency.has_edge_ids:
+            # weights, ids and features follow `positions`, the order of the columns of edge_index
+            ids = adjacency.edge_ids_at(plan.positions)
+            store.e_id = ids.to(device)
+        if name in view.edge_features and adjacency.has_edge_ids:
+            # collective: the features of an edge may lie with another partition than the edge
+            store.edge_attr = lookup.rows("edge_features", name, ids).to(device)
+        # only now: plans are made of the structure, which is on the CPU
+        plan.whole = plan.whole.to(device)
+        plan.narrow = {hops: level.to(device) for hops, level in plan.narrow.items()}

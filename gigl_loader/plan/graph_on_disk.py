@@ -1,0 +1,96 @@
+"""A partitioned graph on disk, in figures: what a plan takes of it."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gigl_loader.dataset.disk import count_partitions
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.mapped import is_mapped_format
+from gigl_loader.errors import ConfigError
+from gigl_loader.plan.expect import DegreeDistribution
+from gigl_loader.plan.job import BOOKS
+
+
+def read_root(root: Path) -> tuple[dict[str, Any], DegreeDistribution, int]:
+    """Return a directory's figures for a `Job`, the degrees of its nodes, and its partitions."""
+    nodes, edges, remote = 0, 0, 0
+    degrees = pulls = np.empty(0, np.int64)
+    seeds: list[Any] = []
+    rows: list[Any] = []
+    parts = count_partitions(root)
+    # Mapped where that can be: of a graph larger than this machine's memory, only edges are read.
+    memory: Any = "mapped" if is_mapped_format(root) else "resident"
+    for k in range(parts):
+        dataset = DistDataset.load(root, k, memory=memory)
+        view = dataset.view()
+        if len(view.num_nodes) > 1 or sum(len(t) == 3 for t in view.adjacency) > 1:
+            raise ConfigError(
+                f"{root} has several node or edge types: give --nodes, --edges and --dim of all"
+            )
+        (nodes,) = view.num_nodes.values()
+        (adjacency,) = view.adjacency.values()
+        if k == 0:
+            degrees, pulls = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
+        found = adjacency.indptr.diff().numpy()  # of all nodes, of those here, or up to the last
+        degrees[adjacency.first_row : adjacency.first_row + len(found)] += found
+        # How often each node is a neighbour, here and in all; of those here, which other parts own.
+        pulled = np.bincount(adjacency.indices.numpy(), minlength=nodes)
+        pulls += pulled
+        for book in view.node_books.values():
+            remote += int(pulled[(book.owner(torch.arange(nodes)) != k).numpy()].sum())
+        edges += int(adjacency.indices.numel())
+        seeds.append(dataset.train_node_ids)
+        rows = list(view.node_features.values())
+    known: dict[str, Any] = {
+        "nodes": float(nodes), "edges": float(edges), "dim": 0, "resident": resident_bytes(root),
+    }  # fmt: skip
+    if parts > 1 and edges:
+        known["remote"] = remote / edges
+    if rows:  # as they are stored, and travel: in fewer bytes, it may be, than batches have
+        known |= {"dim": math.prod(rows[0].values.shape[1:]), "dtype": rows[0].dtype}
+    return known, DegreeDistribution.measured(degrees, pulls, _is_seed(nodes, seeds)), parts
+
+
+_PARTS_OF_A_GRAPH = (
+    ("rows and labels", ("node_features", "edge_features", "node_labels", "node_attributes",
+                         "edge_attributes", "lookup", "splits")),
+    ("edges", ("edges",)),
+    (BOOKS, ("books",)),
+)  # fmt: skip
+
+
+def resident_bytes(root: Path) -> tuple[tuple[str, float], ...]:
+    """Return by kind the bytes that the largest part of a directory takes once it is loaded.
+
+    Of a directory that graphlearn-torch wrote nothing is returned: its files are no tensors.
+    """
+    sizes = {
+        part: {file: float(file.stat().st_size) for file in part.rglob("*.bin")}
+        for part in root.glob("part[0-9]*")
+    }
+    if not any(sizes.values()):
+        return ()
+    # The machine with most decides. Sizes of files: a loaded partition has the same bytes in
+    # memory.
+    largest = max(sizes, key=lambda part: sum(sizes[part].values()))
+    files = {file.relative_to(largest): nbytes for file, nbytes in sizes[largest].items()}
+    files |= {file.relative_to(root): file.stat().st_size for file in root.glob("books/**/*.bin")}
+    return tuple(
+        (name, sum(nbytes for file, nbytes in files.items() if file.parts[0] in folders))
+        for name, folders in _PARTS_OF_A_GRAPH
+    )
+
+
+def _is_seed(nodes: int, of_parts: Sequence[Any]) -> Any:
+    """Return ``[nodes]`` bool, the nodes that training starts from; None: all, or not known."""
+    if any(ids is None or isinstance(ids, dict) or len(ids) == 0 for ids in of_parts):
+        return None
+    found = np.zeros(nodes, bool)
+    for ids in of_parts:
+        found[ids.numpy()] = True
+    return found

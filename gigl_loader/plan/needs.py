@@ -1,0 +1,273 @@
+"""Needs of a job: memory, connections and open files, and time until the first batch.
+
+Memory is that of a machine by part, each term as the code takes it::
+
+    graph        what partitions lie in          dataset/: shared, once per machine
+    slots        finished batches                memory/slots.py: of workers, read by trainers
+    threads      batches being made              sampler/: work memory of each sampling thread
+    questions    rows asked for and answered     sampler/reader.py: one matrix for each thread that
+                                                 asks, one for each connection that answers
+    cache        rows kept, and its tables       rowcache/tables.py: shared, once per machine
+    processes    what they take without a graph  measured
+
+Work memory is kept for the next batch (`Scratch`, `keep_freed_memory`), so what one batch needs at
+most is held all the time.
+"""
+
+from gigl_loader.plan.costs import Costs
+from gigl_loader.plan.expect import BatchSize
+from gigl_loader.plan.job import CONCURRENCY, Job
+from gigl_loader.rowcache.tables import WINDOW, Matrix, Owner, RowTable, segment_bytes, tables_of
+
+_GROWN = 1.25
+"""Work memory that was too small is made this much larger than what did not fit."""
+LANES = 4
+"""Connections of a worker to each other partition, each of which has a thread that answers."""
+_HELD = 2
+"""Batches beyond those that may be under way: the one that trains, and the one that it replaces."""
+_MOST_GROWTH = 2.0
+"""Largest growth of the batches drawn ahead, where their window does not show the next use."""
+_UNDER_WAY = 3
+"""Batches whose rows a client of a graph store has asked for."""
+_PACKED = 0.3
+"""Size of the ids and edges of a batch on the wire, as a share of their size in memory."""
+
+
+def memory_of(job: Job, batch: BatchSize, costs: Costs) -> tuple[dict[str, float], str]:
+    """Return bytes by part of the machine that has most, and which kind that is."""
+    if not job.is_store:
+        return _colocated(job, batch, costs), "training"
+    machines = (_storage(job, batch, costs), "storage"), (_training(job, batch, costs), "training")
+    return max(machines, key=lambda one: sum(one[0].values()))
+
+
+def graph_bytes(job: Job) -> dict[str, float]:
+    """Return what a partition takes: rows, edges, and who owns what."""
+    if job.resident:
+        return dict(job.resident)
+    # What `dataset/` writes: row pointers of int64 for the nodes of a part, neighbours of int32
+    # where ids fit; and 8 bytes of each node for a label.
+    index = 4 if job.nodes < 2**31 else 8
+    return {
+        "rows and labels": job.nodes * (job.row_bytes + 8) / job.parts,
+        "edges": (8 * job.nodes + index * job.edges) / job.parts,
+    }
+
+
+def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
+    ranks, workers = job.ranks_per_machine, job.ranks_per_machine * job.workers
+    is_alone = job.parts == 1
+    # Threads that wait for other partitions cost no processor, so all of them sample; where nothing
+    # is waited for, a worker starts as many as it has cores.
+    threads = workers * (_cores_of_a_worker(job) if is_alone else CONCURRENCY)
+    remote = batch.nodes * job.remote_share * job.row_bytes
+    answered = 0 if is_alone else workers * min(LANES, CONCURRENCY)
+    # Finished ones wait for the trainer only where the model is what takes time; else as many slots
+    # are in use as are being written.
+    written = workers * CONCURRENCY if job.step_ms else threads
+    found = {
+        **graph_bytes(job),
+        "batches under way": (written + ranks * _HELD) * _slot(job, batch),
+        "sampling": threads * _thread(batch) + answered * job.remote_share * _answer(batch),
+        "rows asked for": threads * remote,
+        "rows answered": answered * remote,
+        "training processes": ranks * costs.process_bytes,
+        "workers": workers * costs.worker_bytes + ranks * costs.supervisor_bytes,
+        "libraries": costs.library_bytes,
+    }
+    # Rows of the cache are copied out before a batch is put together: another batch may replace
+    # them.
+    if job.cache and not is_alone:
+        found["rows copied from the cache"] = threads * remote * batch.hit_rate
+        found["cache"] = cache_bytes(job, job.remote_share * job.nodes)
+        found["batches drawn ahead"] = ranks * _ahead(job, batch) * _drawn(job, batch)
+    return found
+
+
+def _storage(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
+    # Each rank of each machine has workers of its own on every server.
+    clients = job.machines * job.ranks_per_machine
+    workers = clients * job.workers
+    answered = 0 if job.parts == 1 else workers * min(LANES, CONCURRENCY)
+    slot = _structure(batch) if _rows_are_asked_for(job) else _slot(job, batch)
+    found = {
+        **graph_bytes(job),
+        "batches under way": clients * (job.workers * CONCURRENCY + _HELD) * slot,
+        "sampling": workers * CONCURRENCY * _thread(batch)
+        + answered * job.remote_share * _answer(batch),
+        "workers": workers * costs.worker_bytes + clients * costs.supervisor_bytes,
+        "server": costs.process_bytes,
+        "libraries": costs.library_bytes,
+    }
+    if _rows_are_asked_for(job):  # of each client over a connection, with a thread, of its own
+        found["rows answered"] = clients * batch.nodes * job.row_bytes / job.parts
+    return found
+
+
+def _training(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
+    ranks, rows = job.ranks_per_machine, batch.nodes * job.row_bytes
+    # A fetch of each server is answered as its batch is ready, so all of them may be here at once:
+    # packed as they came, and unpacked.
+    fetches = CONCURRENCY * job.servers
+    ready = fetches if job.step_ms else 1  # batches wait where the model is what takes time
+    found = {
+        "batches under way": ranks * fetches * (1 + _PACKED) * _structure(batch),
+        "rows of batches": ranks * (ready + _HELD) * rows,
+        "training processes": ranks * costs.process_bytes,
+        "libraries": costs.library_bytes,
+    }
+    if _rows_are_asked_for(job):
+        found["rows asked for"] = ranks * _UNDER_WAY * rows
+    if job.cache:
+        found["cache"] = cache_bytes(job, job.nodes)
+        found["batches drawn ahead"] = ranks * _ahead(job, batch) * _structure(batch)
+    return found
+
+
+def _rows_are_asked_for(job: Job) -> bool:
+    """Return whether a graph store's batches come without rows, which ranks ask the owners for."""
+    return job.is_store and (job.parts > 1 or job.cache > 0)
+
+
+# --- terms ----------------------------------------------------------------------------------------
+
+
+def _structure(batch: BatchSize) -> float:
+    """Return the bytes of a batch without rows: ids and edges, as int64."""
+    return 8 * batch.nodes + 16 * batch.edges
+
+
+def _slot(job: Job, batch: BatchSize) -> float:
+    return _structure(batch) + batch.nodes * job.row_bytes
+
+
+def _thread(batch: BatchSize) -> float:
+    """Return the work memory of a sampling thread."""
+    most = batch.seeds + batch.edges  # ids that get labels: of hops before, and the last draws
+    # A hash table, at most half full, of a power of two; 8 bytes an entry.
+    table = 1 << max(12, int(2 * most - 1).bit_length())
+    labels = 8 * table + 8 * _GROWN * most
+    # of each edge: neighbours here, from elsewhere and merged; targets, labels, and both collected;
+    # of each node: owner's position, ids by owner, address, row, positions, twice for what is asked
+    return labels + 8 * (6 * batch.edges + 6 * batch.nodes)
+
+
+def _answer(batch: BatchSize) -> float:
+    """Return the work memory of a thread that answers, if all of a batch were asked for."""
+    return 8 * 3 * (batch.edges + batch.nodes)
+
+
+def _drawn(job: Job, batch: BatchSize) -> float:
+    """Return the bytes of a batch that waits for its rows: ids, positions by owner, and edges."""
+    return 16 * batch.edges + 8 * (3 + job.remote_share) * batch.nodes
+
+
+def cache_bytes(job: Job, remote_rows: float) -> float:
+    """Return the bytes of a machine's cache, rows and tables; its ranks share it."""
+    if not job.row_bytes or remote_rows < 1:
+        return 0.0
+    return segment_bytes(_tables(job, remote_rows, float(job.cache)))
+
+
+def share_kept(job: Job, nbytes: int) -> float:
+    """Return the share of the rows of other machines for which a cache of ``nbytes`` has room."""
+    remote_rows = job.nodes * (1.0 if job.is_store else job.remote_share)
+    if not job.row_bytes or remote_rows < 1:
+        return 0.0
+    # The cache's own arithmetic, asked the other way around, so that a plan for 2 GB and a loader
+    # that is given 2 GB have room for the same rows.
+    (table,) = _tables(job, remote_rows, nbytes).values()
+    return min(1.0, table.capacity / int(remote_rows))
+
+
+def _tables(job: Job, remote_rows: float, size: int | float) -> dict[Owner, RowTable]:
+    # Only bytes matter here: one type, one matrix, as wide as all columns together.
+    owner: Owner = ("node", "")
+    rows: dict[Matrix, tuple[str, tuple[int, ...]]]
+    rows = {("node_features", ""): ("uint8", (job.row_bytes,))}
+    return tables_of({owner: rows}, {owner: int(job.nodes)}, {owner: int(remote_rows)}, size)
+
+
+def _ahead(job: Job, batch: BatchSize) -> float:
+    """Return how many batches are drawn before their rows are read; see `LookAhead`."""
+    share = 1.0 if job.is_store else job.remote_share
+    wanted, slots = batch.nodes * share, job.cache * job.nodes * share
+    if not wanted or not slots:
+        return 0.0
+    # Sizes as in `rowcache/look_ahead.py`: a window of so many batches as the cache turns over
+    # in, bounded by the memory that drawn batches may take. Twice that of the rows, or 64 MiB.
+    users = job.ranks_per_machine  # of one cache
+    most = max(2 * slots * job.row_bytes / users, 64 * 2**20) / _drawn(job, batch)
+    window = WINDOW * slots / users / wanted
+    # It grows while rows are kept whose next use it does not see: as far as they are apart.
+    growth = min(_MOST_GROWTH, max(1.0, batch.horizon / window))
+    return max(1.0, min(window * growth, most)) + CONCURRENCY * job.workers
+
+
+def _cores_of_a_worker(job: Job) -> float:
+    return max(1.0, min(CONCURRENCY, job.cores / (job.ranks_per_machine * job.workers)))
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+_TO_A_SERVER = 4
+"""Connections of a rank: questions and rows at once, a lease, and one that is being made."""
+_OF_A_GROUP = 2
+"""Connections of a rank to the store that its process group meets in."""
+_FILES = {"training process": 18, "worker": 6, "storage server": 25}
+"""Descriptors of a process that are no connections: pipes, libraries, memory. This and what is
+below was counted of processes with 2 and 3 partitions and ranks, on 2026-11-22."""
+_FILES_OF_A_RANK = 4
+"""At a storage server: pipes and memory of the producer."""
+_FILES_OF_A_SLOT = 1
+
+
+def connections_of(job: Job) -> dict[str, int]:
+    """Return by process how many TCP connections it has at most, to all others together.
+
+    Every process of a process group is connected with every other one, by gloo.
+    """
+    ranks = job.machines * job.ranks_per_machine
+    lanes = min(LANES, CONCURRENCY)
+    found = {"training process": ranks - 1 + (_OF_A_GROUP if ranks > 1 else 0)}
+    if job.is_store:
+        found["training process"] += _TO_A_SERVER * job.servers
+        found["storage server"] = _TO_A_SERVER * ranks + 2 * (job.servers - 1)
+    found["worker"] = 2 * lanes * (job.parts - 1)  # it asks, and is asked
+    return found
+
+
+def descriptors_of(job: Job) -> dict[str, int]:
+    """Return by process how many descriptors it has open: what ``ulimit -n`` has to allow."""
+    found = {name: number + _FILES[name] for name, number in connections_of(job).items()}
+    # Who reads batches has the memory of each slot open: the rank itself, or the server for it.
+    slots = job.workers * CONCURRENCY * _FILES_OF_A_SLOT
+    if job.is_store:
+        ranks = job.machines * job.ranks_per_machine
+        found["storage server"] += ranks * (_FILES_OF_A_RANK + slots)
+    else:
+        found["training process"] += slots
+    return found
+
+
+def start_of(job: Job, costs: Costs) -> dict[str, float]:
+    """Return by step the seconds from the start of all processes to the first batches.
+
+    A part is read at the speed of the disk, or of the memory that it is copied in where that is
+    less; ranks of a machine start their workers one after another.
+    """
+    # CPU seconds are wall seconds until there are more processes than cores.
+    part_gb = sum(graph_bytes(job).values()) / 1e9
+    alone = job.ranks_per_machine
+    workers_s = costs.supervisor_start_s + costs.worker_start_s * job.workers
+    if job.is_store:  # a server starts those of all ranks at once
+        ranks = job.machines * job.ranks_per_machine
+        starting = max(workers_s, ranks * workers_s / job.cores)
+    else:
+        starting = alone * workers_s
+    return {
+        "processes": costs.process_start_s * max(1.0, alone / job.cores),
+        "loading a part": part_gb * max(1 / job.disk_gb_per_s, costs.load_s_per_gb),
+        "workers": starting,
+    }

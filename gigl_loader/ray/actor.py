@@ -1,0 +1,275 @@
+"""What a Ray actor runs: a storage server in a child process, watched and started again.
+
+The child, ``python -m gigl_loader.ray.actor PID ARGUMENT...`` with the parent's pid, is
+``gigl-loader serve`` that never outlives its parent.
+
+Neither torch nor Ray is imported here: the actor answers within milliseconds of its start, while a
+server that loads a graph takes as long as it takes.
+"""
+
+import contextlib
+import ctypes
+import os
+import platform
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gigl_loader import cli
+from gigl_loader.commands import status
+from gigl_loader.errors import GiglLoaderError, ResourceError, signal_name
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.transport import Security, address_towards
+from gigl_loader.transport.addresses import is_free
+from gigl_loader.transport.security import INSECURE_VARIABLE, TLS_DIR_VARIABLE, TOKEN_VARIABLE
+
+_PORTS = (20000, 32000)
+"""Above the ports of Ray's own workers, below those that the kernel gives to outgoing connections:
+a port has to be free again when a server is started again."""
+# how soon a server is known to serve; and the wait for its end is cut into pieces of that length
+_ASK_EVERY_S = 1.0
+# For one question. A server that draws for all its cores is slow to answer: only what is silent for
+# `health_timeout_s` is stopped.
+_ASK_TIMEOUT_S = 5.0
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+"""Before a server is started again; the last one from then on. A port may still be taken."""
+# for goodbyes and the end of the workers; then the server is killed
+_STOP_S = 20.0
+# of its log, kept for `last_log`: room for a traceback
+_LINES = 30
+# started anew, not forked: an actor has threads, and Ray's connections
+_COMMAND = (sys.executable, "-m", "gigl_loader.ray.actor")
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """How one server is run; the same whenever it is started again."""
+
+    rank: int
+    num_servers: int
+    root: str
+    master: tuple[str, int]
+    """Host and port of storage server 0."""
+    port: int
+    """Port on which this server listens."""
+    # not in the repr, which Ray writes into logs and errors: the token is in here
+    environment: Mapping[str, str] = field(repr=False)
+    """Environment with the credentials of the cluster."""
+    arguments: tuple[str, ...] = ()
+    """Further ones for ``gigl-loader serve``."""
+    max_restarts: int = -1
+    health_timeout_s: float = 30.0
+    load_timeout_s: float = 1800.0
+
+
+def free_address(rank: int, num_servers: int, host: str) -> tuple[str, int]:
+    """Return ``host`` and a port that is free there; servers of one node never get the same.
+
+    Raises:
+        ResourceError: None is free.
+    """
+    first, last = _PORTS
+    # Tasks of one node look at the same time, and a port that was found is not held: remainders
+    # keep servers of one cluster apart.
+    ports = [port for port in range(first, last) if port % num_servers == rank]
+    # drawn, so that two clusters on one node rarely look at the same ones
+    for port in random.sample(ports, len(ports)):
+        if is_free(host, port):
+            return host, port
+    raise ResourceError(
+        f"no port of {host} in [{first}, {last}) is free for server {rank} of {num_servers}: is it "
+        "an address of this node? End what listens there, or start fewer servers"
+    )
+
+
+class StorageServer:
+    """One storage server: a child process, and the thread that watches it.
+
+    ::
+
+        loading --it answers--> serving --it ended, or does not answer--> restarting --> loading
+           restarting --no restarts left--> failed          any --stop()--> stopped
+
+    Args:
+        options: How to run it.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        # "" and not None where one is not given: None would ask the environment of this actor
+        environment = options.environment
+        self._security = Security.resolve(
+            environment.get(TLS_DIR_VARIABLE, ""), environment.get(TOKEN_VARIABLE, ""),
+            bool(environment.get(INSECURE_VARIABLE)),
+        )  # fmt: skip
+        # No lock: the thread below writes, calls of the actor read, each value by itself.
+        self._stopping = threading.Event()
+        self._child: subprocess.Popen[str] | None = None
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._state, self._served, self._restarts = "loading", False, 0
+        self._generation = 0
+        self._why, self._last_log = "", list[str]()
+        self._status: dict[str, Any] = {}
+        # a child that ends with its parent ends with the thread that made it: this one stays
+        self._thread = new_thread(target=self._run, name="watch", on_death=self._cannot_watch)
+        self._thread.start()
+
+    def health(self) -> dict[str, Any]:
+        """Return how the server is, as plain values; at once.
+
+        ``state`` is as in the picture above, ``served`` whether it ever was ready, ``generation``
+        the microsecond in which the present process was started, ``why`` and ``last_log`` how the
+        one before it ended, ``status`` the server's own.
+        """
+        child = self._child
+        return {
+            "state": self._state, "served": self._served, "restarts": self._restarts,
+            "generation": self._generation, "pid": None if child is None else child.pid,
+            "node": platform.node(), "watcher_pid": os.getpid(), "why": self._why,
+            "last_log": self._last_log, "status": self._status,
+        }  # fmt: skip
+
+    def stop(self) -> None:
+        """End the server in good order; returns when it is gone. Idempotent."""
+        # first: the thread must not start another child once this one has ended
+        self._stopping.set()
+        child = self._child
+        if child is not None:
+            child.terminate()
+            try:
+                child.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+        self._thread.join(_STOP_S)
+
+    # -- in the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            reader = self._start()
+            why = self._watch()
+            reader.join(_ASK_TIMEOUT_S)  # to the last line; its workers may hold the pipe longer
+            self._last_log, self._why, self._status = list(self._lines), why, {}
+            if self._stopping.is_set() or self._is_used_up():
+                break
+            self._state = "restarting"
+            # not `sleep`: `stop` ends the pause
+            self._stopping.wait(_PAUSES_S[min(self._restarts, len(_PAUSES_S) - 1)])
+            self._restarts += 1
+        self._state = "stopped" if self._stopping.is_set() else "failed"
+
+    def _cannot_watch(self, error: BaseException) -> None:
+        """Let the server end with the thread that would look after it; the watchdog is told."""
+        self._why, self._state = f"its watch ended by {type(error).__name__}: {error}", "failed"
+        if self._child is not None:
+            self._child.kill()
+
+    def _is_used_up(self) -> bool:
+        return 0 <= self._options.max_restarts <= self._restarts
+
+    def _start(self) -> threading.Thread:
+        """Start a child; return the thread that reads its log."""
+        options = self._options
+        host, port = options.master
+        argv = [
+            f"--root={options.root}", f"--rank={options.rank}", f"--port={port}",
+            f"--num-servers={options.num_servers}", f"--master-addr={host}",
+            f"--own-addr={self._own_address}", f"--own-port={options.port}", "--jobs=0",
+            *options.arguments,
+        ]  # fmt: skip
+        # What the actor itself inherited does not count beside what was given: certificates and
+        # `insecure` at once are refused.
+        unset = (TLS_DIR_VARIABLE, TOKEN_VARIABLE, INSECURE_VARIABLE)
+        inherited = {name: value for name, value in os.environ.items() if name not in unset}
+        self._lines.clear()
+        self._state = "loading"
+        # larger than that of any start before, on whatever node; below 2**53, exact as JSON number
+        self._generation = time.time_ns() // 1000
+        self._child = subprocess.Popen(
+            [*_COMMAND, str(os.getpid()), *argv],
+            env={**inherited, **options.environment}, stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True, errors="replace",
+        )  # fmt: skip
+        # always read: a server whose pipe is full would stop in the middle of a log line
+        reader = new_thread(
+            target=self._read, args=(self._child,), name="log of the server",
+            on_death=nothing_hangs_on_it,
+        )  # fmt: skip
+        reader.start()
+        if self._stopping.is_set():  # `stop` may not have seen the child
+            self._child.terminate()
+        return reader
+
+    @property
+    def _own_address(self) -> str:
+        """Server 0's is known to all; the others listen where they reach it from."""
+        host = self._options.master[0]
+        return host if self._options.rank == 0 else address_towards(host)
+
+    def _read(self, child: "subprocess.Popen[str]") -> None:
+        assert child.stderr is not None
+        with child.stderr:
+            for line in child.stderr:
+                self._lines.append(line.rstrip())
+                # into Ray's log; where that takes nothing more the pipe is read on, or the server
+                # would stop in the middle of a line
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.write(line)
+
+    def _watch(self) -> str:
+        """Wait for the end of the child, and bring it about if it does not answer; say why."""
+        assert self._child is not None
+        where = (self._own_address, self._options.port)
+        started = heard = time.monotonic()
+        served = False
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return _how(self._child.wait(_ASK_EVERY_S))
+            options = self._options
+            patience_s = min(_ASK_TIMEOUT_S, options.health_timeout_s)
+            with contextlib.suppress(GiglLoaderError):
+                # on a connection of its own each time, as a client that joins comes
+                self._status = status.ask(where, self._security, patience_s)
+                heard, served, self._served = time.monotonic(), True, True
+                if not self._stopping.is_set():
+                    self._state = "serving"
+            # one that loads cannot answer, and has as long as loading may take
+            quiet = time.monotonic() - (heard if served else started)
+            if quiet > (options.health_timeout_s if served else options.load_timeout_s):
+                self._child.kill()
+                # to its end: until then its port is not free for the next one
+                self._child.wait()
+                return f"it did not answer for {quiet:.0f} s and was killed"
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"it was ended by {signal_name(-code)}"
+    return f"it ended with exit code {code}"
+
+
+# --- the child ------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve by ``argv[1:]`` for the parent ``argv[0]``; return the exit code.
+
+    SIGKILL, not SIGTERM: a server that is told to end says goodbye for good, and this one is about
+    to be started again.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(argv[0]):  # the parent went before the line above
+        return 1
+    return cli.main(["serve", *argv[1:]])  # which takes seconds to import
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

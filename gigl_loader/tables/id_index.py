@@ -1,0 +1,338 @@
+"""A look-up from ids to numbers in memory: 16 bytes a node, where that much is allowed.
+
+A join builds its hash tables again for each file of edges, and spills them, and each edge with its
+ids, once they are larger than memory: five times the nodes and edges took ten times as long. Here
+the table is built once, and an edge is read once.
+
+Open addressing with linear probing, three quarters full. A slot has 12 bytes: 64 bits that check
+the id, and its number. Integer ids are their own check. Of text, check and home slot are two hashes
+of 64 bits. Two ids that share a check and lie in one run of slots are seen when the table is built,
+and then the engine's join is used; an id of no node meets the check of one once in 10^18.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gigl_loader.dataset.mapped_writer import allow_files
+from gigl_loader.memory.segments import Array
+from gigl_loader.tables.resumable import ResumableJob
+from gigl_loader.tables.table_files import BATCH_ROWS
+
+NO_NODE = 2**32 - 1
+"""The number that a look-up gives for an id of no node."""
+_WORDS = 3
+"""32-bit words in a slot."""
+_FULL = 0.75
+"""Fuller, runs of slots get long: at 0.9 an id that is no node meets 50 of them, here 8.5."""
+_PIECE = 2**15
+"""Ids that a thread looks up at a time: their hashes stay in its cache."""
+
+# Of numpy's types: in numba, Python's integers would make float64 of a uint64 they meet.
+_EMPTY = np.uint32(NO_NODE)
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+_A, _B = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_C, _D = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+_30, _27, _31, _29 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(29)
+
+
+def index_bytes(num_nodes: int) -> int:
+    """Return the memory that an index of that many nodes takes."""
+    return 4 * _WORDS * _slots(num_nodes)
+
+
+def _slots(num_nodes: int) -> int:
+    return int(num_nodes / _FULL) + 1  # one is empty at least, or a search would not end
+
+
+class Index:
+    """Numbers of ids. Pickled, it is the path of its file, and read again where it is used.
+
+    Args:
+        path: Its file.
+        num_nodes: Ids that it has, fewer than 2**32 - 1.
+        text: Ids are text, else int64.
+    """
+
+    def __init__(self, path: Path, num_nodes: int, *, text: bool) -> None:
+        self._path, self._text, self.nbytes = path, text, index_bytes(num_nodes)
+        self._slots: Array | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the memory behind."""
+        return {**vars(self), "_slots": None}
+
+    def build(self, pairs: Path) -> int:
+        """Write the file from Parquet files with ids and numbers.
+
+        Returns:
+            Ids that are there twice, or are not told from another id. With any, it is of no use.
+        """
+        # Empty slots have no check that tells them: their number does, which no node has.
+        slots, alike = np.full(self.nbytes // 4, NO_NODE, np.uint32), 0
+        for path in sorted(pairs.glob("*.parquet")):
+            for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS, use_threads=False):
+                checks, homes = self._keys(batch.column("id"))
+                numbers = batch.column("node").to_numpy().astype(np.uint32, copy=False)
+                alike += _insert(checks, homes, numbers, slots)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        slots.tofile(self._path)
+        return alike
+
+    def _loaded(self) -> Array:
+        # Read into memory, not mapped: it is probed at random, and it was counted as memory.
+        if self._slots is None:
+            self._slots = np.fromfile(self._path, np.uint32)
+        return self._slots
+
+    def release(self) -> None:
+        """Give the memory back; it is read again if it is used again."""
+        self._slots = None
+
+    def find(self, ids: Any, pool: Executor) -> Array:
+        """Return ``[len(ids)]`` uint32, numbers of an Arrow array of ids, or `NO_NODE`."""
+        slots, found = self._loaded(), np.empty(len(ids), np.uint32)
+
+        def piece(start: int) -> None:
+            end = min(start + _PIECE, len(ids))
+            _find(*self._keys(ids.slice(start, end - start)), slots, found[start:end])
+
+        # Compiled code holds no lock of the interpreter, so threads do. `list`: it raises what a
+        # thread raised.
+        list(pool.map(piece, range(0, len(ids), _PIECE)))
+        # A null has been looked up as 0, or as an empty text, which may be a node.
+        if ids.null_count:
+            found[ids.is_null().to_numpy(zero_copy_only=False)] = NO_NODE
+        return found
+
+    def _keys(self, ids: Any) -> tuple[Array, Array]:
+        """Return ``[len(ids)]`` uint64 checks, and ``[len(ids)]`` uint64 that give home slots."""
+        checks, homes = np.empty(len(ids), np.uint64), np.empty(len(ids), np.uint64)
+        if self._text:
+            _, offsets, data = ids.buffers()
+            # Arrow's own buffers: no str is made. A slice has the buffers of the whole array.
+            ends = np.frombuffer(offsets, np.int32)[ids.offset : ids.offset + len(ids) + 1]
+            _text_keys(ends, np.frombuffer(data or b"", np.uint8), checks, homes)
+        else:
+            _integer_keys(_integers(ids), checks, homes)
+        return checks, homes
+
+
+def _integers(ids: Any) -> Array:
+    filled = ids.fill_null(0) if ids.null_count else ids
+    found: Array = filled.cast(pa.int64()).to_numpy().view(np.uint64)
+    return found
+
+
+_compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True)
+
+
+@_compiled
+def _mixed(z):  # type: ignore[no-untyped-def]
+    """Finalizer of SplitMix64: see `random_owner`."""
+    z = (z ^ (z >> _30)) * _A
+    z = (z ^ (z >> _27)) * _B
+    return z ^ (z >> _31)
+
+
+@_compiled
+def _integer_keys(ids, checks, homes):  # type: ignore[no-untyped-def]
+    for i in range(ids.shape[0]):
+        checks[i] = ids[i]
+        homes[i] = _mixed(ids[i] + _C)  # ids in a row would else be neighbours, in long runs
+
+
+@_compiled
+def _text_keys(ends, data, checks, homes):  # type: ignore[no-untyped-def]
+    """Hash each text twice, eight bytes at a time; its length goes in first."""
+    for i in range(ends.shape[0] - 1):
+        at, end = ends[i], ends[i + 1]
+        one, other = np.uint64(end - at) * _C, np.uint64(end - at) + _D
+        while at < end:
+            word = np.uint64(0)
+            for k in range(min(8, end - at)):
+                word |= np.uint64(data[at + k]) << np.uint64(8 * k)
+            one = (one ^ word) * _A
+            one ^= one >> _HALF
+            other = (other + word) * _D
+            other ^= other >> _29
+            at += 8
+        checks[i], homes[i] = _mixed(one), _mixed(other)
+
+
+@_compiled
+def _home(bits, count):  # type: ignore[no-untyped-def]
+    # Lemire's multiplication in place of a division. Past 2**32 slots (3.2 billion nodes) the
+    # product wraps: homes are still slots, but crowd in the first 2**32.
+    return np.int64(((bits >> _HALF) * np.uint64(count)) >> _HALF)
+
+
+@_compiled
+def _find(checks, homes, slots, found):  # type: ignore[no-untyped-def]
+    count = slots.shape[0] // _WORDS
+    for i in range(checks.shape[0]):
+        low, high = np.uint32(checks[i] & _LOW), np.uint32(checks[i] >> _HALF)
+        at = _home(homes[i], count)
+        while True:
+            number = slots[_WORDS * at + 2]
+            if number == _EMPTY:
+                break
+            if slots[_WORDS * at] == low and slots[_WORDS * at + 1] == high:
+                break
+            at += 1
+            if at == count:
+                at = 0
+        found[i] = number
+
+
+@_compiled
+def _insert(checks, homes, numbers, slots):  # type: ignore[no-untyped-def]
+    """Return how many were there before."""
+    count = slots.shape[0] // _WORDS
+    alike = 0
+    for i in range(checks.shape[0]):
+        low, high = np.uint32(checks[i] & _LOW), np.uint32(checks[i] >> _HALF)
+        # The second of two alike is left out: a table with any is not used.
+        at = _home(homes[i], count)
+        while slots[_WORDS * at + 2] != _EMPTY:
+            if slots[_WORDS * at] == low and slots[_WORDS * at + 1] == high:
+                alike += 1
+                break
+            at += 1
+            if at == count:
+                at = 0
+        if slots[_WORDS * at + 2] == _EMPTY:
+            slots[_WORDS * at], slots[_WORDS * at + 1] = low, high
+            slots[_WORDS * at + 2] = numbers[i]
+    return alike
+
+
+# --- edges, mapped by it --------------------------------------------------------------------------
+#
+# Read once, in batches, and written by partition. The engine reads the table, casts what travels
+# with edges, and uses as many threads as it may.
+
+_BATCH_BYTES = 16 * 1024 * 1024
+"""Of edges that are looked up at a time, with what travels with them; several are in memory."""
+_BATCH_ROWS = 2**18
+"""The most, where nothing travels: pieces of it for each thread, and batches of 4 MB."""
+_BUFFER_BYTES = 32 * 1024 * 1024
+"""Edges that wait until they are written, of all partitions together."""
+
+
+def look_up_edges(
+    job: ResumableJob, indexes: tuple[Index, Index], bounds: Array, draft: Path, query: str, *,
+    extra_bytes: int, filesystem: Any = None,
+) -> list[int]:  # fmt: skip
+    """Write edges by partition into ``draft``, with numbers in place of ids.
+
+    Args:
+        job: The run.
+        indexes: Of the end that edges are grouped by, and of the other one.
+        bounds: ``[num_partitions]`` int64, where the numbers of each partition end.
+        draft: The directory.
+        query: SQL for the edges: the ids of both ends, and what travels with them.
+        extra_bytes: Of what travels with an edge.
+        filesystem: Where the table is, if it is on no disk.
+
+    Returns:
+        Edges by partition, and the dangling ones last.
+    """
+    # 16: the ids of both ends; of texts it is more, and the limit is not sharp.
+    rows = min(_BATCH_ROWS, max(1024, _BATCH_BYTES // (extra_bytes + 16)))
+    # A set: both ends of an edge may be of one type.
+    held = sum(index.nbytes for index in set(indexes))
+    with (
+        # The pool ends before the engine does, and the writer before both: what it still holds is
+        # written when all batches have come.
+        job.engine(beside=held) as engine,
+        ThreadPoolExecutor(job.threads) as pool,
+        _PartWriter(draft, len(bounds)) as writer,
+    ):
+        if filesystem is not None:
+            engine.register_filesystem(filesystem)
+        for batch in engine.sql(query).to_arrow_reader(rows):
+            writer.add(*_mapped(batch, indexes, bounds, pool))
+    return [*writer.counts[:-1].tolist(), int(writer.counts[-1])]
+
+
+def _mapped(
+    batch: Any, indexes: tuple[Index, Index], bounds: Array, pool: Executor
+) -> tuple[Any, Array]:
+    """Return a batch with numbers, and the partition of each row; one past the last: none."""
+    row, neighbor = (index.find(batch.column(i), pool) for i, index in enumerate(indexes))
+    # `NO_NODE` is past all bounds. uint16: partitions are 1,024 at most.
+    parts = np.searchsorted(bounds, row, "right").astype(np.uint16)
+    parts[(row == NO_NODE) | (neighbor == NO_NODE)] = len(bounds)
+    columns = [pa.array(row), pa.array(neighbor), *batch.columns[2:]]
+    names = ["row", "neighbor", *batch.schema.names[2:]]
+    return pa.RecordBatch.from_arrays(columns, names), parts
+
+
+class _PartWriter:
+    """Writes Parquet files by partition.
+
+    Args:
+        folder: Where: that of a partition is made with its first row.
+        count: Partitions.
+    """
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._folder, self._nbytes = folder, 0
+        self._waiting: list[list[Any]] = [[] for _ in range(count)]
+        self._files: dict[int, Any] = {}
+        self.counts = np.zeros(count + 1, np.int64)
+
+    def __enter__(self) -> "_PartWriter":
+        allow_files(len(self._waiting))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            if exception == (None, None, None):
+                self._write()
+        finally:
+            for file in self._files.values():
+                file.close()
+
+    def add(self, batch: Any, parts: Sequence[int] | Array) -> None:
+        """Take rows in; those of the partition after the last are counted only."""
+        # One `take` for all partitions, and slices of it: a filter for each partition would read
+        # the batch as often as there are partitions. Stable: not needed, the sort puts edges in
+        # order, but then files are the same in each run.
+        counts = np.bincount(parts, minlength=len(self.counts))
+        ordered = batch.take(pa.array(np.argsort(parts, kind="stable")))
+        starts = np.cumsum(counts) - counts
+        for k, waiting in enumerate(self._waiting):
+            if counts[k]:
+                waiting.append(ordered.slice(starts[k], counts[k]))
+        self.counts += counts
+        # All partitions are written at once when there is enough, so that row groups do not become
+        # as small as a batch's share of a partition.
+        self._nbytes += ordered.nbytes
+        if self._nbytes > _BUFFER_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        for k, waiting in enumerate(self._waiting):
+            if waiting:
+                self._file(k, waiting[0].schema).write_table(pa.Table.from_batches(waiting))
+                waiting.clear()
+        self._nbytes = 0
+
+    def _file(self, k: int, schema: Any) -> Any:
+        if k not in self._files:
+            folder = self._folder / f"part={k}"
+            folder.mkdir()
+            # Read once, whole: neither a dictionary nor statistics would be of use.
+            self._files[k] = pq.ParquetWriter(
+                folder / "0.parquet", schema, use_dictionary=False, write_statistics=False
+            )
+        return self._files[k]

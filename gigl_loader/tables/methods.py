@@ -1,0 +1,277 @@
+"""Which partition owns a node. The rules are here, never an engine's hash function."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pyarrow as pa
+
+from gigl_loader.dataset.identity import GAMMA, mixed
+from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.errors import ConfigError
+from gigl_loader.memory.segments import Array
+from gigl_loader.tables.resumable import ResumableJob
+from gigl_loader.tables.spec import NodeTable
+from gigl_loader.tables.table_edges import Mapped
+from gigl_loader.tables.table_files import Table, to_read
+
+NEED_EDGES = ("ldg", "metis")
+"""Methods that look at edges before they place nodes."""
+
+METIS_BYTES_AN_EDGE = 400
+"""Measured: 3.8 GB for 10 million edges."""
+LDG_PASSES = 3
+"""Each sorts and reads all edges, in both directions, once more."""
+LDG_SLACK = 0.05
+"""How much larger than the mean a partition may become. With none, the last nodes go where there
+is room, whatever their neighbours are."""
+_CHUNK = 2**20
+
+
+def place_alone(
+    method: str, table: Table, spec: NodeTable, num_partitions: int, seed: int, path: Path
+) -> None:
+    """Write the owner of each row of a table, by a method that needs no edges.
+
+    Args:
+        method: ``"contiguous"``, ``"random"`` or ``"column"``.
+        table: Of the nodes.
+        spec: Its columns.
+        num_partitions: How many there are.
+        seed: For ``"random"``.
+        path: The file to write, of ``[rows]`` uint16.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        if method == "column":
+            for owners in _column_owners(table, spec, num_partitions):
+                file.write(owners.astype(np.uint16).data)
+            return
+        for start in range(0, table.num_rows, _CHUNK):
+            rows = np.arange(start, min(start + _CHUNK, table.num_rows), dtype=np.uint64)
+            if method == "contiguous":
+                owners = contiguous_owner(rows, table.num_rows, num_partitions)
+            else:
+                owners = random_owner(rows, num_partitions, seed)
+            file.write(owners.astype(np.uint16).data)
+
+
+def contiguous_owner(rows: Array, num_rows: int, num_partitions: int) -> Array:
+    """Return the owners of rows that are cut into equal runs, the first ones longer by one."""
+    # `rows * num_partitions // num_rows` would be shorter, and not the runs of `partition_graph`.
+    size, longer = divmod(num_rows, num_partitions)
+    ends = np.cumsum([size + (k < longer) for k in range(num_partitions)])
+    found: Array = np.searchsorted(ends, rows, "right")
+    return found
+
+
+def random_owner(rows: Array, num_partitions: int, seed: int) -> Array:
+    """Return a partition drawn for each row; a row's does not depend on the other rows.
+
+    Source:
+        SplitMix64: see `mixed`, here of the row and the seed.
+    """
+    key = np.uint64((seed * int(GAMMA) + 0xD1B54A32D192ED03) % 2**64)
+    z = mixed((rows.astype(np.uint64) + np.uint64(1)) * GAMMA ^ key)
+    # The remainder favours low partitions by less than 1 in 10^16.
+    owners: Array = (z % np.uint64(num_partitions)).astype(np.int64)
+    return owners
+
+
+def _column_owners(table: Table, spec: NodeTable, num_partitions: int) -> Iterator[Array]:
+    if spec.partition is None:
+        raise ConfigError(f'{table.where}: method="column" needs the column: give partition="..."')
+    kind = str(table.type_of(spec.partition))
+    if not kind.startswith(("int", "uint")):
+        raise ConfigError(f"{table.where}: column {spec.partition!r} holds {kind}, not integers")
+    for file in table.files:
+        for row, batch in table.batches(file, [spec.partition]):
+            given = batch.column(0)
+            none = given.is_null().to_numpy(zero_copy_only=False)
+            owners = given.fill_null(0).to_numpy(zero_copy_only=False)
+            bad = np.flatnonzero(none | (owners < 0) | (owners >= num_partitions))
+            if bad.size:
+                table.refuse(
+                    file, spec.partition, row + bad,
+                    f"must hold partitions, 0 to {num_partitions - 1}",
+                    given.take(pa.array(bad)).to_pylist(),
+                )  # fmt: skip
+            yield owners
+
+
+# --- with edges -----------------------------------------------------------------------------------
+
+
+def check_metis(num_edges: int, memory: int) -> Any:
+    """Return METIS, where a graph of that size fits into memory.
+
+    Raises:
+        ConfigError: It does not fit, or is not installed.
+    """
+    needed = num_edges * METIS_BYTES_AN_EDGE
+    if needed > memory:
+        raise ConfigError(
+            f"METIS holds the graph in memory: about {needed / 1e9:.1f} GB for {num_edges} edges, "
+            f'more than the {memory / 1e9:.1f} GB of memory; raise memory, or use method="ldg", '
+            "which reads edges from disk"
+        )
+    try:
+        return importlib.import_module("pymetis")
+    except ImportError as error:
+        raise ConfigError(
+            'method="metis" needs pymetis: run pip install "gigl_loader[metis]", or use '
+            'method="ldg"'
+        ) from error
+
+
+class Union:
+    """All node types and all edges that are walked, as one undirected graph; read from disk.
+
+    Args:
+        job: The run.
+        counts: Nodes by type.
+        edges: By type, edges whose ends are rows of the tables, and which of them is grouped.
+        row_end: 0 or 1: the end of an edge type by which edges are grouped.
+    """
+
+    def __init__(
+        self,
+        job: ResumableJob,
+        counts: dict[NodeType, int],
+        edges: dict[EdgeType, Mapped],
+        row_end: int,
+    ) -> None:
+        self._job = job
+        self.starts: dict[NodeType, int] = {}
+        self.num_nodes = 0
+        for node_type, count in counts.items():
+            self.starts[node_type] = self.num_nodes
+            self.num_nodes += count
+        self._parts = [
+            (mapped.of_partition(0), self.starts[t[2 * row_end]], self.starts[t[2 - 2 * row_end]])
+            for t, mapped in edges.items()
+        ]
+        self.num_edges = 2 * sum(int(mapped.counts[0]) for mapped in edges.values())
+
+    def read(self) -> Iterator[tuple[Array, Array]]:
+        """Yield (node, neighbour) of edges in both directions, ascending by node."""
+        selects = []
+        for files, row, neighbor in self._parts:
+            if not files:
+                continue
+            source = f"read_parquet([{', '.join(map(to_read, files))}], hive_partitioning=false)"
+            ends = f"CAST(row AS BIGINT) + {row} AS u, CAST(neighbor AS BIGINT) + {neighbor} AS v"
+            selects.append(f"SELECT {ends} FROM {source}")
+        if not selects:
+            return
+        # Loops say nothing about where a node belongs. Parallel edges stay: they count as weights.
+        both = " UNION ALL ".join(selects)
+        with self._job.engine() as engine:
+            found = engine.sql(
+                f"WITH e AS ({both}) SELECT u, v FROM (SELECT u, v FROM e UNION ALL "
+                "SELECT v AS u, u AS v FROM e) WHERE u <> v ORDER BY u, v"
+            )
+            for batch in found.to_arrow_reader(1_000_000):
+                yield batch.column(0).to_numpy(), batch.column(1).to_numpy()
+
+
+def place_by_metis(union: Union, num_partitions: int, seed: int, metis: Any) -> Array:
+    """Return ``[nodes]`` int64, owners by METIS."""
+    # CSR, filled batch by batch: edges come ascending by node, so neighbours are appended.
+    pointer = np.zeros(union.num_nodes + 1, np.int64)
+    found = []
+    for nodes, neighbors in union.read():
+        pointer[1:] += np.bincount(nodes, minlength=union.num_nodes)
+        found.append(neighbors.astype(np.int64))
+    if not found:
+        return contiguous_owner(np.arange(union.num_nodes), union.num_nodes, num_partitions)
+    whole = np.cumsum(pointer), np.concatenate(found)
+    options = metis.Options(seed=seed % 2**31)  # METIS counts in 32 bits here
+    adjacency = metis.CSRAdjacency(*whole)
+    _, owners = metis.part_graph(num_partitions, adjacency, options=options)
+    return np.asarray(owners, np.int64)
+
+
+def place_by_ldg(
+    union: Union, num_partitions: int, step: Callable[[int, Callable[[], Array]], Array]
+) -> Array:
+    """Return ``[nodes]`` int16, owners by linear deterministic greedy, in several passes.
+
+    A node goes where most of its neighbours are, less so the fuller that partition is. Memory: 4
+    bytes a node.
+
+    Args:
+        union: The graph.
+        num_partitions: How many there are.
+        step: Runs a pass, or returns what it found in a run that was killed.
+
+    Source:
+        I. Stanton, G. Kliot, "Streaming graph partitioning for large distributed graphs", KDD 2012,
+        section 4 (LDG); J. Nishimura, J. Ugander, "Restreaming graph partitioning", KDD 2013
+        (reLDG: from the second pass on, neighbours not yet placed count where the last pass had
+        placed them).
+    """
+    # int16: -1 is not placed yet, and partitions are 1,024 at most. Two of them are in memory.
+    found = np.full(union.num_nodes, -1, np.int16)
+    for number in range(LDG_PASSES):
+
+        def one_pass(before: Array = found) -> Array:
+            return _ldg_pass(union, before, num_partitions)
+
+        found = step(number, one_pass)
+    return found
+
+
+def _ldg_pass(union: Union, before: Array, num_partitions: int) -> Array:
+    owners = np.full(union.num_nodes, -1, np.int16)
+    loads, scores = np.zeros(num_partitions, np.int64), np.zeros(num_partitions, np.int64)
+    # All partitions together have more room than there are nodes, so one is always found.
+    capacity = (1 + LDG_SLACK) * max(1, -(-union.num_nodes // num_partitions))
+    node = 0
+    for nodes, neighbors in union.read():
+        node = _ldg(nodes, neighbors, owners, before, loads, scores, capacity, node)
+    _ldg_rest(owners, loads, scores, capacity, node)
+    return owners
+
+
+@numba.njit(cache=True, nogil=True)
+def _ldg_position(node, owners, loads, scores, capacity):  # type: ignore[no-untyped-def]
+    best, best_score = -1, 0.0
+    for k in range(loads.shape[0]):
+        if loads[k] >= capacity:
+            continue
+        # Of equal scores (of nodes without placed neighbours, all are 0) the emptiest partition:
+        # else the first ones would fill up before the others get a node.
+        score = scores[k] * (1.0 - loads[k] / capacity)
+        if best < 0 or score > best_score or (score == best_score and loads[k] < loads[best]):
+            best, best_score = k, score
+    scores[:] = 0
+    owners[node] = best
+    loads[best] += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _ldg(nodes, neighbors, owners, before, loads, scores, capacity, node):  # type: ignore[no-untyped-def]
+    """Take edges in; return the node whose edges are not all seen."""
+    for i in range(nodes.shape[0]):
+        # Nodes without edges do not come up, and are placed on the way. `nodes[i]` itself waits:
+        # its edges may go on in the next batch.
+        while node < nodes[i]:
+            _ldg_position(node, owners, loads, scores, capacity)
+            node += 1
+        owner = owners[neighbors[i]]
+        if owner < 0:
+            owner = before[neighbors[i]]
+        if owner >= 0:
+            scores[owner] += 1
+    return node
+
+
+@numba.njit(cache=True, nogil=True)
+def _ldg_rest(owners, loads, scores, capacity, node):  # type: ignore[no-untyped-def]
+    while node < owners.shape[0]:
+        _ldg_position(node, owners, loads, scores, capacity)
+        node += 1

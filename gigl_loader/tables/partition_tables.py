@@ -1,0 +1,335 @@
+r"""`partition_tables`: tables of nodes and edges to partitions that `DistDataset.load` opens.
+
+::
+
+    tables --number--> ids and numbers --map--> edges by partition --sort--> part<k>/edges
+       \--rows, in the order of the table---------------------------------> part<k>/node_features
+
+With ``order="degree"`` rows take another way, by the edges that were written: see `degree_order`.
+With a method that looks at edges, ``map`` runs twice: once to rows of the tables, which is what the
+method reads, and once to numbers.
+"""
+
+import hashlib
+import importlib
+import json
+import logging
+import os
+import shutil
+import time
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gigl_loader.dataset.directory import (
+    LOCK,
+    check_format,
+    check_order,
+    check_target,
+    clear_killed,
+    lock_of,
+    only_writer,
+)
+from gigl_loader.dataset.schema import EdgeDir, FilePath
+from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+from gigl_loader.sizes import parse_size
+from gigl_loader.tables.report import Report
+from gigl_loader.tables.spec import METHODS, Edges, Nodes, TableGraph, read_graph
+
+_log = logging.getLogger(__name__)
+
+_MOST_PARTITIONS = 1024
+"""Each has open files while edges and rows are written; owners are int16 and uint16 in places."""
+_MIN_BYTES = 300_000_000
+"""Less memory than this holds the libraries and nothing else."""
+ENGINES = ("duckdb", "ray")
+_GLT_COPIES = 4
+"""Bytes in memory for each of a partition's, while it is turned into graphlearn-torch's format."""
+
+
+def partition_tables(
+    nodes: Nodes,
+    edges: Edges,
+    num_partitions: int,
+    root: FilePath,
+    *,
+    method: str = "contiguous",
+    edge_dir: EdgeDir = "in",
+    seed: int = 0,
+    memory: int | str = "2GB",
+    scratch: FilePath | None = None,
+    threads: int | None = None,
+    drop_dangling: bool = False,
+    overwrite: bool = False,
+    progress: bool = True,
+    format: str = "mapped",
+    engine: str = "duckdb",
+    time_attr: str | None = None,
+    order: str = "ids",
+    edge_rows: bool = False,
+) -> Report:
+    """Write the graph in some tables as partitions below ``root``; tables may exceed memory.
+
+    Ids become numbers: partition by partition, in the order of the tables. `DistDataset` gives the
+    ids back (``to_original``). A run that was killed goes on where it was if it is called again
+    with the same arguments; the directory appears when it is complete. The same tables and
+    arguments give the same bytes.
+
+    Args:
+        nodes: A `NodeTable`, or of a heterogeneous graph a dict of them by node type.
+        edges: An `EdgeTable`, or several (one that is walked, others with ``supervision``), or a
+            dict of those by edge type.
+        num_partitions: 1 to 1024.
+        root: Where to write: a path that does not exist, or an empty directory.
+        method: ``"contiguous"``: equal runs of rows; ``"random"``: each row by itself;
+            ``"column"``: as a column says; ``"ldg"``: few edges between partitions, edges read
+            from disk; ``"metis"``: fewer, where the graph fits into memory.
+        edge_dir: An edge goes to the owner of its destination (``"in"``) or its source (``"out"``).
+        seed: For ``"random"`` and ``"metis"``.
+        memory: What the process may use, in bytes, or as ``"4GB"`` (10^9) or ``"4GiB"`` (2^30).
+            What does not fit is spilled.
+        scratch: A directory for that, and for the state of the run. None: beside ``root``.
+        threads: Of the engine. None: one for each CPU.
+        drop_dangling: Leave edges out of which an end is no node, instead of an error.
+        overwrite: Replace partitions that are at ``root``, and what a killed run with other
+            tables or settings left beside it.
+        progress: Show rows, rows/s and time left for each stage on stderr.
+        format: ``"mapped"``: our own; ``"glt"``: graphlearn-torch's, which its own classes read
+            too. That one has a partition in memory at a time, and a book of 8 bytes an edge.
+        engine: ``"duckdb"``: in this process; ``"ray"``: joins and sorts are the same functions as
+            tasks of a Ray cluster, each with ``threads`` and ``memory``, several at a time. Files
+            of tables, ``root`` and ``scratch`` must then be on a file system that all nodes share.
+        time_attr: An attribute of nodes that loaders are to sample by, as in `partition_graph`:
+            ``"time"`` for the column that `NodeTable.time` names. Edges then keep the times of
+            neighbours of other partitions.
+        order: How rows of features, labels and attributes of nodes lie in a partition, as in
+            `partition_graph`: ``"ids"``, or ``"degree"``: those that most edges lead to first, so
+            that batches touch fewer pages of a disk. Ids and batches are the same. Rows are
+            written twice, to ``scratch`` and from there to ``root``.
+        edge_rows: Keep the row that each edge had in its table, so that
+            ``dataset.to_table_rows(batch.e_id)`` gives it. Takes 8 bytes for each edge, once for
+            all partitions, beside the 4 of its neighbour; and 8 more of scratch.
+
+    Returns:
+        Sizes and the edge cut; also written as ``report.json`` and ``report.svg``.
+
+    Raises:
+        ConfigError: An argument, a file or a row of a table cannot work: the message says which.
+        UsageError: Memory or disk are too small; what is done is kept. Or another process is
+            writing to ``root`` or ``scratch``.
+    """
+    began = time.monotonic()
+    # All that can be refused without reading a table, before anything is made on disk.
+    _check_installed()
+    limit = parse_size(memory, "memory")
+    graph = read_graph(nodes, edges)
+    _check(num_partitions, method, edge_dir, seed, limit)
+    check_format(format)
+    check_order(order, format)
+    if not isinstance(edge_rows, bool):
+        raise WrongTypeError(f"edge_rows must be True or False, got {edge_rows!r}")
+    if edge_rows and format != "mapped":
+        raise ConfigError(f'edge_rows=True needs format="mapped": {format!r} has no place for them')
+    if time_attr is not None and not isinstance(time_attr, str):
+        raise WrongTypeError(f"time_attr must name an attribute, got {time_attr!r}")
+    if engine not in ENGINES:
+        raise ConfigError(f'engine must be "duckdb" or "ray", got {engine!r}')
+    # Beside `root`, so on the same file system: the last step is a rename.
+    target = Path(root).absolute()
+    building = target.with_name(f".{target.name}.building")
+    settings = {
+        "graph": _fingerprint(graph), "num_partitions": num_partitions, "method": method,
+        "edge_dir": edge_dir, "seed": seed, "drop_dangling": drop_dangling, "root": str(target),
+        "format": format, "time_attr": time_attr, "order": order, "edge_rows": edge_rows,
+    }  # fmt: skip
+    folder = Path(scratch).absolute() if scratch else target.with_name(f".{target.name}.scratch")
+    check_root = partial(_check_root, folder, target, overwrite=overwrite)
+    check_root()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        stack.enter_context(only_writer(lock_of(target), target))
+        clear_killed(target)
+        if scratch:  # two runs to different roots may have been given the same
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(only_writer(folder / LOCK, folder))
+        from gigl_loader.tables import resumable, stages  # these need what may not be installed
+
+        # a scratch directory that was named may hold the run of another root
+        of_others = not scratch and resumable.ResumableJob.is_of_others(folder, settings)
+        found = _left_behind(folder, building, target, of_others=of_others, overwrite=overwrite)
+        if found is not None:
+            return found
+        check_root()  # again: another run may have ended since
+        run_steps, count = stack.enter_context(resumable.runner_of(engine, limit, threads))
+        job = resumable.ResumableJob(
+            folder, settings, memory=limit, threads=count, progress=progress, run_steps=run_steps
+        )
+        try:
+            report = stages.Run(
+                job, graph, num_partitions, method, edge_dir, seed, limit, drop_dangling, building,
+                time_attr, order, edge_rows,
+            ).make(began)  # fmt: skip
+        except ConfigError:  # what was done is of no use once tables or arguments are changed
+            for path in (building, folder):
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+        _finish(report, building, target, format, limit, method=method, seed=seed)
+        shutil.rmtree(folder)  # last: until then, a run that is killed is known to have been ours
+    return report
+
+
+def _left_behind(
+    folder: Path, building: Path, target: Path, *, of_others: bool, overwrite: bool
+) -> Report | None:
+    """Remove what a killed run left that is of no use; return its result, if that is asked for."""
+    report = None
+    if is_done := _is_published(folder, building, target):
+        shutil.rmtree(_old(target), ignore_errors=True)
+        report = None if of_others else Report.read(target)
+    if is_done or (of_others and overwrite):
+        _log.info("removing %s, which a run that was killed left", folder)
+        shutil.rmtree(folder)
+    # Without its notes, what a run had built is of no use: scratch was removed by hand, or is
+    # another directory than before.
+    if not (folder / "job.json").exists():
+        shutil.rmtree(building, ignore_errors=True)
+    return report
+
+
+def _check_root(folder: Path, target: Path, *, overwrite: bool) -> None:
+    # Not where a run goes on: it was allowed then, and may have been killed between its renames.
+    if not (folder / "job.json").exists():
+        check_target(target, overwrite=overwrite)
+
+
+def _finish(
+    report: Report, building: Path, target: Path, format: str, limit: int, **made: Any
+) -> None:
+    """Give the directory that was built its format and its name."""
+    if format == "mapped":
+        _publish(building, target)
+        return
+    _check_fits(report, limit)
+    plain = _as_glt(building, len(report.parts), **made)
+    _publish(plain, target)
+    os.rename(building, _old(target))  # else a run that is killed here would find a half of it
+    shutil.rmtree(_old(target))
+
+
+def _check_fits(report: Report, limit: int) -> None:
+    """Check that the largest partition fits into memory, which graphlearn-torch's format needs."""
+    edges = sum(part.edges for part in report.parts)
+    need = _GLT_COPIES * max(part.nbytes for part in report.parts) + 8 * edges
+    if need > limit:
+        raise UsageError(
+            f'format="glt" has a whole partition in memory and needs about {need / 1e9:.1f} GB of '
+            f"it, memory is {limit / 1e9:.1f} GB: call again with more memory to go on, or with "
+            'format="mapped"'
+        )
+
+
+def _as_glt(mapped: Path, num_partitions: int, **made: Any) -> Path:
+    """Write the partitions of a directory in graphlearn-torch's format beside it."""
+    from gigl_loader.dataset import disk, view_writer  # with torch, which nothing else needs
+
+    plain = mapped.with_suffix(".glt")
+    shutil.rmtree(plain, ignore_errors=True)
+    plain.mkdir()
+    # One at a time: a generator, and each is let go before the next is read.
+    shares = (disk.read_partition(mapped, k, None) for k in range(num_partitions))
+    view_writer.write_views(plain, shares, format="glt", **made)
+    for path in mapped.glob("ids/*.parquet"):
+        (plain / "ids").mkdir(exist_ok=True)
+        shutil.copyfile(path, plain / "ids" / path.name)
+    for path in mapped.glob("report.*"):
+        shutil.copyfile(path, plain / path.name)
+    return plain
+
+
+def _check_installed() -> None:
+    for package in ("duckdb", "pyarrow"):
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise ConfigError(
+                f'partition_tables needs {package}: run pip install "gigl_loader[tables]"'
+            ) from error
+
+
+def _check(num_partitions: Any, method: str, edge_dir: str, seed: Any, limit: int) -> None:
+    if isinstance(num_partitions, bool) or not isinstance(num_partitions, int):
+        raise WrongTypeError(f"num_partitions must be an int, got {num_partitions!r}")
+    if not 1 <= num_partitions <= _MOST_PARTITIONS:
+        raise ConfigError(f"num_partitions must be 1 to {_MOST_PARTITIONS}, got {num_partitions}")
+    if method not in METHODS:
+        raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if edge_dir not in ("in", "out"):
+        raise ConfigError(f'edge_dir must be "in" or "out", got {edge_dir!r}')
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise WrongTypeError(f"seed must be a non-negative int, got {seed!r}")
+    if limit < _MIN_BYTES:
+        raise ConfigError(f"memory must be at least {_MIN_BYTES // 10**6} MB, got {limit} bytes")
+
+
+def _fingerprint(graph: TableGraph) -> list[Any]:
+    """Return what tells these tables from others."""
+    # Names and columns; what is in files is compared by size and time once they are found.
+    found: list[Any] = []
+    tables: list[tuple[Any, Any]] = [*graph.nodes.items(), *graph.edges.items()]
+    for key, table in tables:
+        source = table.source
+        columns = {name: value for name, value in vars(table).items() if name != "source"}
+        if hasattr(source, "nbytes"):  # an Arrow table
+            source = _digest(source)
+        several = isinstance(source, list | tuple)
+        found.append((key, columns, [str(one) for one in source] if several else str(source)))
+    return found
+
+
+def _digest(table: Any) -> str:
+    """Return a digest of an Arrow table, which has no name and no date to be known by."""
+    import pyarrow as pa
+
+    class Hashed:
+        """A file that keeps the digest of what is written to it."""
+
+        closed, found = False, hashlib.blake2b()
+
+        def write(self, data: Any) -> int:
+            self.found.update(data)
+            return len(data)
+
+        def flush(self) -> None:
+            pass
+
+    # As a stream, which is written batch by batch: no second copy of the table is in memory.
+    sink = Hashed()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.found.hexdigest()
+
+
+def _is_published(scratch: Path, building: Path, target: Path) -> bool:
+    """Return whether a run was killed when nothing was left to do but to remove its scratch."""
+    # By the run id: partitions at `root` may be those that are to be replaced.
+    note = scratch / "done" / "seal.json"
+    if building.exists() or not note.exists() or not (target / "report.json").exists():
+        return False
+    return bool(Report.read(target).run == json.loads(note.read_text()))
+
+
+def _old(target: Path) -> Path:
+    """Return what something that is about to be removed is called."""
+    return target.with_name(f".{target.name}.old")
+
+
+def _publish(building: Path, target: Path) -> None:
+    # What is at `target` is whole at any moment, or not there: a rename cannot replace a directory
+    # that has files, so for a moment between the two there is none. `_is_published` and a run that
+    # goes on find both states.
+    shutil.rmtree(_old(target), ignore_errors=True)
+    if target.exists():
+        os.rename(target, _old(target))
+    os.rename(building, target)
+    shutil.rmtree(_old(target), ignore_errors=True)

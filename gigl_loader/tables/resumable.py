@@ -1,0 +1,356 @@
+"""A run that can be killed: steps that are done are noted, others start again; here or on Ray."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from gigl_loader.dataset.directory import LOCK
+from gigl_loader.errors import ConfigError, UsageError
+
+_ENGINE_SHARE = 0.6
+"""Of the memory, for the engine: it goes over its limit, and Python and Arrow need some, too."""
+_BASE_BYTES = 100_000_000
+"""Of the memory, for the interpreter and the libraries, before a row is read."""
+
+
+def _mark_of(settings: Mapping[str, Any]) -> str:
+    # A digest, since the settings name every file of every table. `default=str`: paths and numpy's
+    # numbers are no JSON, and are compared only. Memory and threads are no settings: a run that had
+    # too little memory is to go on with more.
+    return hashlib.blake2b(json.dumps(settings, default=str).encode()).hexdigest()
+
+
+class ResumableJob:
+    """Scratch space, memory and progress of one run.
+
+    Args:
+        folder: The scratch directory. What a run with the same settings left there is used.
+        settings: Everything that decides the result.
+        memory: Bytes that the process may use.
+        threads: Of the engine, and of look-ups.
+        progress: Show it on stderr.
+        run_steps: Runs steps that do not need each other, in any order, and yields (position,
+            result) of each as it ends. None: here, one after the other.
+
+    Raises:
+        ConfigError: ``folder`` holds something else.
+    """
+
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], *, memory: int, threads: int,
+        progress: bool, run_steps: "RunSteps | None" = None,
+    ) -> None:  # fmt: skip
+        self._run_steps = run_steps or _one_by_one
+        self.folder, self.threads, self._shown = folder, threads, progress
+        self.usable_bytes = memory - _BASE_BYTES
+        mark, state = _mark_of(settings), folder / "job.json"
+        if state.exists():
+            if json.loads(state.read_text()) != mark:
+                raise ConfigError(
+                    f"{folder} holds the unfinished run of other tables or settings: run that one "
+                    "again to finish it, remove the directory, or give overwrite=True, which is "
+                    "--overwrite in the shell"
+                )
+        elif folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
+            raise ConfigError(f"scratch {folder} holds other files: give an empty directory")
+        folder.mkdir(parents=True, exist_ok=True)
+        # The first file in the directory, so that one without it is known to be another's.
+        _write_whole(state, json.dumps(mark))
+        # Of steps that were not done: their names are new each time, so nothing else replaces them.
+        for path in (folder / "spill", *folder.glob("**/*.tmp")):
+            shutil.rmtree(path, ignore_errors=True)
+
+    @staticmethod
+    def is_of_others(folder: Path, settings: Mapping[str, Any]) -> bool:
+        """Return whether ``folder`` holds what a run with other settings left."""
+        state = folder / "job.json"
+        return state.exists() and json.loads(state.read_text()) != _mark_of(settings)
+
+    def step(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` returns, or returned in the run that was killed.
+
+        It is run again where the run ended before it was done, so it must not mind what it left.
+        """
+        note = self._note(name)
+        if note.exists():
+            return json.loads(note.read_text())
+        return self._done(name, make())
+
+    def steps(self, makes: Mapping[str, Callable[[], Any]]) -> Iterator[tuple[str, Any]]:
+        """Yield (name, what `step` would return) of steps that do not need each other.
+
+        They come as they end. They may run elsewhere, so what they are made of is pickled.
+        """
+        # What is left to do is listed before the first result goes out: who takes results may be
+        # slow, and the notes of this run must not be taken for those of the one before.
+        to_do = [name for name in makes if not self._note(name).exists()]
+        for name in makes:
+            if name not in to_do:
+                yield name, json.loads(self._note(name).read_text())
+        for position, found in self._run_steps([makes[name] for name in to_do]):
+            yield to_do[position], self._done(to_do[position], found)
+
+    def _note(self, name: str) -> Path:
+        return self.folder / "done" / f"{name}.json"
+
+    def _done(self, name: str, found: Any) -> Any:
+        note = self._note(name)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        # The note comes last: a run that is killed before it repeats the step, one that is killed
+        # after it does not. The result is read back, so that a run that goes on gets the same
+        # types (tuples are lists) as one that was never killed.
+        _write_whole(note, json.dumps(found))
+        return json.loads(note.read_text())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what hands out steps: a copy elsewhere runs one."""
+        return {**vars(self), "_run_steps": _one_by_one}
+
+    @contextmanager
+    def engine(self, *, ordered: bool = False, beside: int = 0) -> Iterator[Any]:
+        """Yield a connection of DuckDB that spills to the scratch directory.
+
+        Args:
+            ordered: Rows keep the order of the file, which costs memory.
+            beside: Bytes of memory that something else takes meanwhile.
+
+        Raises:
+            UsageError: Memory or disk are too small. The run can go on.
+        """
+        spill = self.folder / "spill" / uuid.uuid4().hex  # of each engine, wherever it runs
+        spill.mkdir(parents=True)
+        limit = int((self.usable_bytes - beside) * _ENGINE_SHARE)
+        connection = duckdb.connect(
+            ":memory:",
+            config={
+                "memory_limit": f"{limit}B",
+                "threads": self.threads,
+                # The engine's default is a directory below the current one, which may be full.
+                "temp_directory": str(spill),
+                "preserve_insertion_order": ordered,
+                # A query that needs an extension fails, instead of downloading code.
+                "autoinstall_known_extensions": False,
+            },
+        )
+        # The engine's own bar goes to stdout once a query takes two seconds; stages have theirs.
+        connection.execute("SET enable_progress_bar = false")
+        try:
+            yield connection
+        # Both leave the notes of done steps where they are. A full disk may be either: the engine
+        # spills into nine tenths of what is free, and calls the rest of it out of memory.
+        except duckdb.OutOfMemoryException as error:
+            raise UsageError(
+                f"{limit / 1e6:.0f} MB for the engine are too few, or {spill} is full: "
+                f"{str(error).splitlines()[0]}; call again with more memory, or with free space "
+                "there, to go on"
+            ) from error
+        except duckdb.IOException as error:
+            raise UsageError(f"{error}; call again to go on where it was") from error
+        finally:
+            connection.close()
+            shutil.rmtree(spill, ignore_errors=True)
+
+    @contextmanager
+    def stage(self, name: str, total: int, unit: str = "rows") -> Iterator[Callable[[int], None]]:
+        """Show progress of a stage; yield what to call with the rows that were done."""
+        stage = _Stage(name, total, self._shown, unit)
+        yield stage.add
+        stage.end()
+
+
+RunSteps = Callable[[list[Callable[[], Any]]], Iterable[tuple[int, Any]]]
+
+
+def _one_by_one(makes: list[Callable[[], Any]]) -> Iterator[tuple[int, Any]]:
+    for position, make in enumerate(makes):
+        yield position, make()
+
+
+def _write_whole(path: Path, text: str) -> None:
+    # Renaming is atomic: a note that is there is whole, whenever the run is killed. Nothing is
+    # synced, neither notes nor what they vouch for: a run goes on after a kill, and not after a
+    # crash of the machine.
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_text(text)
+    os.replace(draft, path)
+
+
+class _Stage:
+    """A line on stderr, renewed on a terminal and written at most every 10 s elsewhere."""
+
+    def __init__(self, name: str, total: int, shown: bool, unit: str = "rows") -> None:
+        self._name, self._total, self._shown, self._unit = name, total, shown, unit
+        self._start, self._done = time.monotonic(), 0
+        self._last = self._start
+
+    def add(self, rows: int) -> None:
+        self._done += rows
+        now = time.monotonic()
+        # Often enough for an eye; in a log file, a day's run is some thousand lines at most.
+        if self._shown and now - self._last > (0.2 if sys.stderr.isatty() else 10.0):
+            self._last = now
+            self._print(now, "\r" if sys.stderr.isatty() else "\n")
+
+    def end(self) -> None:
+        if self._shown:
+            self._print(time.monotonic(), "\n")
+
+    def _print(self, now: float, end: str) -> None:
+        # A run that goes on counts what was done before in its first moment: the rate is too high
+        # at first. The bounds keep a stage without rows or time from dividing by zero.
+        rate = self._done / max(now - self._start, 1e-3)
+        left = (self._total - self._done) / max(rate, 1e-3)
+        print(
+            f"{self._name}: {self._done:,} of {self._total:,} {self._unit}, {rate:,.0f} "
+            f"{self._unit}/s, {now - self._start:.1f} s, {max(left, 0):.0f} s left",
+            end=end, file=sys.stderr, flush=True,
+        )  # fmt: skip
+
+
+# --- steps as tasks of Ray ------------------------------------------------------------------------
+#
+# The functions are those that run without it. Ray places a task on a node with enough processors
+# and memory, and runs it again on another where a node is lost. It raises nothing while no node is
+# large enough, so that is looked at here.
+
+_LOOK_SECONDS = 5.0
+"""How often nodes are looked at while tasks are waited for."""
+_END_SECONDS = 60.0
+"""How long tasks are waited for that were interrupted, and that were killed: their node may be out
+of reach."""
+
+
+def runner_of(engine: str, memory: int, threads: int | None) -> AbstractContextManager[Any]:
+    """Return what yields (what runs several steps, threads of each); None: they run here.
+
+    Args:
+        engine: ``"duckdb"`` or ``"ray"``.
+        memory: Bytes of each step.
+        threads: Of each step.
+    """
+    if engine == "duckdb":
+        return nullcontext((None, threads or os.cpu_count() or 1))
+    return _tasks(memory, threads)
+
+
+@contextmanager
+def _tasks(memory: int, threads: int | None) -> Iterator[tuple[RunSteps, int]]:
+    """Yield (what runs steps as tasks, threads of each).
+
+    A cluster that this process has joined, or that ``RAY_ADDRESS`` names, is used; where there is
+    none, Ray starts one on this machine for the time being.
+
+    Args:
+        memory: Bytes of each task.
+        threads: Processors of each task. None: those of the smallest node.
+
+    Raises:
+        ConfigError: Ray is not installed, or no node has that much.
+    """
+    ray = _import_ray()
+    # What the caller has joined stays joined: it may run other things there.
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(log_to_driver=False, include_dashboard=False)
+    try:
+        # The smallest node's, so that all nodes get tasks; on a larger one run several at a time.
+        smallest = min((_size(node)[0] for node in _nodes(ray)), default=1)
+        count = threads or max(1, int(smallest))
+        if not _fits(ray, memory, count):
+            raise ConfigError(_too_small(ray, memory, count))
+        yield lambda makes: run_tasks(ray, makes, memory, count), count
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _import_ray() -> Any:
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a change
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            'engine="ray" needs Ray: run pip install "gigl_loader[ray]", or use engine="duckdb"'
+        ) from error
+    return ray
+
+
+def run_tasks(
+    ray: Any, makes: list[Callable[[], Any]], memory: int, threads: int
+) -> Iterator[tuple[int, Any]]:
+    """Run steps as tasks of ``memory`` bytes and ``threads`` processors each; see `RunSteps`."""
+    # Both are what Ray counts when it places a task; that it keeps to the memory is ours to see
+    # to.
+    task = ray.remote(num_cpus=threads, memory=memory)(_call)
+    positions = {task.remote(make): position for position, make in enumerate(makes)}
+    try:
+        while positions:
+            done, _ = ray.wait(list(positions), timeout=_LOOK_SECONDS)
+            for one in done:
+                yield positions.pop(one), _result(ray, one)
+            # Nodes may have left since tasks began. Ray would wait for new ones without a word.
+            if not done and not _fits(ray, memory, threads):
+                raise UsageError(f"{_too_small(ray, memory, threads)}; call again to go on")
+    finally:  # of an error of one, or where who takes results stops: nothing is left otherwise
+        _end(ray, list(positions))
+
+
+def _end(ray: Any, tasks: list[Any]) -> None:
+    """Cancel tasks, and wait until none of them writes any more: what they write is removed next.
+
+    A task that is interrupted is over when it has unwound. One that is killed may be called over
+    while its process still runs, so that is left for those that cannot be interrupted.
+    """
+    for kill in (False, True):
+        for task in tasks:
+            ray.cancel(task, force=kill)
+        if tasks:
+            _, tasks = ray.wait(tasks, num_returns=len(tasks), timeout=_END_SECONDS)
+
+
+def _call(make: Callable[[], Any]) -> Any:
+    return make()
+
+
+def _result(ray: Any, task: Any) -> Any:
+    try:
+        return ray.get(task)
+    except ray.exceptions.RayTaskError as error:
+        # The task's own error, of our classes: callers tell by it what may go on, and what to undo.
+        raise error.cause from error
+    except ray.exceptions.RayError as error:
+        raise UsageError(f"a task of Ray was lost: {error}; call again to go on") from error
+
+
+def _nodes(ray: Any) -> list[Any]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _size(node: Any) -> tuple[float, float]:
+    """Return processors and bytes of memory of a node."""
+    resources = node["Resources"]
+    return resources.get("CPU", 0.0), resources.get("memory", 0.0)
+
+
+def _fits(ray: Any, memory: int, threads: int) -> bool:
+    return any(cpus >= threads and size >= memory for cpus, size in map(_size, _nodes(ray)))
+
+
+def _too_small(ray: Any, memory: int, threads: int) -> str:
+    found = "; ".join(
+        f"{cpus:g} CPUs, {size / 1e9:.1f} GB" for cpus, size in map(_size, _nodes(ray))
+    )
+    return (
+        f"no node of the Ray cluster has {threads} CPUs and {memory / 1e9:.1f} GB for a task "
+        f"(nodes: {found or 'none'}): give threads= or memory= that fit"
+    )

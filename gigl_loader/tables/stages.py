@@ -1,0 +1,338 @@
+"""The stages of `partition_tables`, in order."""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gigl_loader.dataset.mapped import Part, rows_at
+from gigl_loader.dataset.mapped_writer import seal
+from gigl_loader.dataset.schema import (
+    EdgeDir,
+    EdgeType,
+    NodeType,
+    edge_type_str,
+    is_label_edge_type,
+)
+from gigl_loader.errors import ConfigError
+from gigl_loader.memory.segments import Array
+from gigl_loader.tables.degree_order import EdgeFile, Positions, count_degrees
+from gigl_loader.tables.methods import (
+    NEED_EDGES,
+    Union,
+    check_metis,
+    place_alone,
+    place_by_ldg,
+    place_by_metis,
+)
+from gigl_loader.tables.node_ids import (
+    Dictionary,
+    Numbering,
+    finish_ids,
+    open_dictionary,
+    write_dictionary,
+)
+from gigl_loader.tables.node_rows import NodeRows, check_time_attr, write_neighbor_times
+from gigl_loader.tables.report import Report, describe_part
+from gigl_loader.tables.resumable import ResumableJob
+from gigl_loader.tables.spec import TableGraph, is_npy
+from gigl_loader.tables.table_edges import (
+    Ends,
+    Extras,
+    Mapped,
+    check_ends,
+    check_values,
+    map_edges,
+    read_extras,
+    sort_edges,
+)
+from gigl_loader.tables.table_files import Table, id_kind, stamp
+
+
+class Run:
+    """The stages of one run."""
+
+    def __init__(
+        self, job: ResumableJob, graph: TableGraph, num_partitions: int, method: str,
+        edge_dir: EdgeDir, seed: int, memory: int, drop_dangling: bool, out: Path,
+        time_attr: str | None = None, order: str = "ids", edge_rows: bool = False,
+    ) -> None:  # fmt: skip
+        self._job, self._graph, self._count, self._out = job, graph, num_partitions, out
+        self._method, self._edge_dir, self._seed = method, edge_dir, seed
+        self._memory, self._drop, self._time_attr = memory, drop_dangling, time_attr
+        self._by_degree, self._edge_rows = order == "degree", edge_rows
+        self._shared = Part(out)
+        self._parts = [Part(out / f"part{k}") for k in range(num_partitions)]
+        self._nodes = {
+            t: Table(job, f"nodes-{t}", one.source, f"nodes of {t!r}")
+            for t, one in graph.nodes.items()
+        }
+        self._edges = {
+            t: Table(job, f"edges-{edge_type_str(t)}", one.source, f"edges of {t}")
+            for t, one in graph.edges.items()
+        }
+        tables = (*self._nodes.values(), *self._edges.values())
+        names = [file.name for table in tables for file in table.files]
+        names += [str(one.features) for one in graph.nodes.values() if is_npy(one.features)]
+        found = [[name, *stamp(name)] for name in names]
+        # As the run that was killed found them, if this one goes on where that one was.
+        self._inputs: list[list[Any]] = job.step("inputs", lambda: found)
+        self._check_unchanged()
+        self._numbering: dict[NodeType, Numbering] = {}
+        self._ids: dict[NodeType, Dictionary] = {}
+        self._classes: dict[NodeType, int] = {}
+
+    def _check_unchanged(self) -> None:
+        """Check that the files of all tables are those with which the run began.
+
+        Raises:
+            ConfigError: One of them has changed; the message names it.
+        """
+        # Half of a result from the old tables and half from the new ones would look well-formed.
+        # By size and time: to compare what is in them would take as long as to read them again.
+        changed = [name for name, *noted in self._inputs if stamp(name) != noted]
+        if changed:
+            raise ConfigError(
+                f"the tables have changed since the run began: {', '.join(changed[:3])}"
+                f"{'...' if len(changed) > 3 else ''}; what was done is removed: run again when "
+                "nothing writes to them"
+            )
+
+    def make(self, began: float) -> Report:
+        """Run all stages.
+
+        Raises:
+            ConfigError: The tables cannot work, or have changed meanwhile.
+        """
+        try:
+            return self._make(began)
+        except Exception:
+            # An error that follows from a change names that: what it says is of a file that is
+            # gone.
+            self._check_unchanged()
+            raise
+
+    def _make(self, began: float) -> Report:
+        # Each stage reads what the one before it wrote, from disk, and returns only what notes
+        # hold: a run that goes on comes through all of them, and works where steps are not noted.
+        job, out = self._job, self._out
+        rows, extras = self._check_tables()
+        out.mkdir(parents=True, exist_ok=True)
+        before: dict[EdgeType, Mapped] = {}
+        if self._method in NEED_EDGES and self._count > 1:
+            before = self._map_rows()
+        self._place(before)
+        self._write_ids()
+        mapped = self._map(extras)
+        counts = self._sort(mapped, extras)
+        # Rows come after edges: by degree, their places follow from the edges that were written.
+        for node_type, writer in rows.items():
+            positions = self._positions(node_type) if self._by_degree and writer.has_rows else None
+            classes = writer.write(self._numbering[node_type], self._parts, positions)
+            self._classes |= {} if classes is None else {node_type: classes}
+        # After rows, which hold the times of nodes.
+        if self._time_attr is not None:
+            ends = {t: numbering.ends for t, numbering in self._numbering.items()}
+            write_neighbor_times(
+                job, self._parts, self._graph, ends, self._edge_dir, self._time_attr
+            )
+        dangling = {edge_type_str(t): m.dangling for t, m in mapped.items()}
+        self._check_unchanged()  # All is read: from here on a change of them is no matter.
+        run = job.step("seal", lambda: self._seal(counts))
+        report = Report(run, self._describe(), dangling, time.monotonic() - began)
+        report.write(out)
+        return report
+
+    def _check_tables(self) -> tuple[dict[NodeType, NodeRows], dict[EdgeType, Extras]]:
+        """Check all columns of all tables, before anything is written."""
+        # Types first, from the files' footers alone; then what can be said of sizes; values of
+        # edges, which take a pass over the tables, last.
+        graph, rows, extras = self._graph, {}, {}
+        for node_type, table in self._nodes.items():
+            id_kind(table, graph.nodes[node_type].id)
+            rows[node_type] = NodeRows(self._job, table, graph.nodes[node_type], node_type)
+        for edge_type, table in self._edges.items():
+            spec = graph.edges[edge_type]
+            for node_type, column in ((edge_type[0], spec.src), (edge_type[2], spec.dst)):
+                id_column = graph.nodes[node_type].id
+                check_ends(table, self._nodes[node_type], column, id_column)
+            # Label edges have no ids that a batch could carry.
+            rows_kept = self._edge_rows and not is_label_edge_type(edge_type)
+            extras[edge_type] = read_extras(table, spec, rows=rows_kept)
+        if self._time_attr is not None:
+            check_time_attr(graph, rows, self._time_attr)
+        if self._method == "metis" and self._count > 1:
+            edges = sum(self._edges[t].num_rows for t in graph.walked)
+            check_metis(edges, self._memory)
+        for edge_type, table in self._edges.items():
+            spec = graph.edges[edge_type]
+            check_values(self._job, table, spec, extras[edge_type], edge_type_str(edge_type))
+        return rows, extras
+
+    # --- nodes ------------------------------------------------------------------------------------
+
+    def _owners_path(self, node_type: NodeType) -> Path:
+        return self._job.folder / "owners" / f"{node_type}.bin"
+
+    def _place(self, before: dict[EdgeType, Mapped]) -> None:
+        """Decide which partition owns each node."""
+        # With edges, all types are placed together, since edges lead from one to another.
+        job = self._job
+        if before:
+            job.step("owners", lambda: self._place_with_edges(before))
+        for node_type, table in self._nodes.items():
+            path, spec = self._owners_path(node_type), self._graph.nodes[node_type]
+            if not before:
+                method = "contiguous" if self._count == 1 else self._method
+                position = partial(place_alone, method, table, spec, self._count, self._seed, path)
+                job.step(f"owners/{node_type}", position)
+            size = table.num_rows
+            # Mapped: two bytes a node that are read once for each stage. The system maps no empty
+            # file.
+            owners = np.memmap(path, np.uint16, "r", 0, (size,)) if size else np.empty(0, np.uint16)
+            self._numbering[node_type] = Numbering.of(table, owners, self._count)
+
+    def _place_with_edges(self, before: dict[EdgeType, Mapped]) -> None:
+        counts = {t: table.num_rows for t, table in self._nodes.items()}
+        union = Union(self._job, counts, before, 1 if self._edge_dir == "in" else 0)
+        if self._method == "metis":
+            # Half of them: the union has each edge in both directions.
+            metis = check_metis(union.num_edges // 2, self._memory)
+            owners = place_by_metis(union, self._count, self._seed, metis)
+        else:
+            owners = place_by_ldg(union, self._count, self._ldg_pass)
+        for node_type, start in union.starts.items():
+            path = self._owners_path(node_type)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            owners[start : start + counts[node_type]].astype(np.uint16).tofile(path)
+
+    def _ldg_pass(self, number: int, one_pass: Any) -> Array:
+        # Notes are JSON, too large for an owner of each node.
+        path = self._job.folder / f"ldg{number}.npy"
+        self._job.step(f"ldg/{number}", lambda: np.save(path, one_pass()))
+        found: Array = np.load(path)
+        return found
+
+    def _write_ids(self) -> None:
+        for node_type, numbering in self._numbering.items():
+            self._ids[node_type] = self._dictionary(node_type, numbering, "number", self._shared)
+            text = id_kind(self._nodes[node_type], self._graph.nodes[node_type].id) == "text"
+            finish_ids(self._job, self._shared, node_type, numbering, text=text)
+
+    def _dictionary(
+        self, node_type: NodeType, numbering: Numbering, name: str, shared: Part | None
+    ) -> Dictionary:
+        table, spec = self._nodes[node_type], self._graph.nodes[node_type]
+        folder = write_dictionary(self._job, table, spec, node_type, numbering, name, shared)
+        return open_dictionary(self._job, table, spec.id, node_type, folder)
+
+    # --- edges ------------------------------------------------------------------------------------
+
+    def _ends(
+        self, edge_type: EdgeType, ids: dict[NodeType, Dictionary], bounds: dict[NodeType, Array]
+    ) -> Ends:
+        row, spec = self._row_end(edge_type), self._graph.edges[edge_type]
+        types, columns = (edge_type[0], edge_type[2]), (spec.src, spec.dst)
+        return Ends(
+            columns[row], columns[1 - row], ids[types[row]], ids[types[1 - row]],
+            bounds[types[row]],
+        )  # fmt: skip
+
+    def _row_end(self, edge_type: EdgeType) -> int:
+        # Label edges lie with their anchor, the source: that is the seed that asks for them.
+        return 1 if self._edge_dir == "in" and not is_label_edge_type(edge_type) else 0
+
+    def _map_rows(self) -> dict[EdgeType, Mapped]:
+        """Map the ends of edges that are walked to rows of the tables."""
+        # As if one partition owned all: the number of a node is its row then.
+        ids, bounds = {}, {}
+        for node_type, table in self._nodes.items():
+            numbering = Numbering.of(table, np.zeros(table.num_rows, np.uint16), 1)
+            ids[node_type] = self._dictionary(node_type, numbering, "rows-of", None)
+            bounds[node_type] = numbering.ends
+        none = Extras(None, [])
+        return {
+            t: self._mapped(t, self._ends(t, ids, bounds), none, "map-rows")
+            for t in self._graph.walked
+        }
+
+    def _map(self, extras: dict[EdgeType, Extras]) -> dict[EdgeType, Mapped]:
+        bounds = {t: numbering.ends for t, numbering in self._numbering.items()}
+        return {
+            t: self._mapped(t, self._ends(t, self._ids, bounds), extras[t], "map")
+            for t in self._edges
+        }
+
+    def _mapped(self, edge_type: EdgeType, ends: Ends, extras: Extras, stage: str) -> Mapped:
+        return map_edges(
+            self._job, self._edges[edge_type], ends, extras, edge_type, stage,
+            drop_dangling=self._drop,
+        )  # fmt: skip
+
+    def _sort(
+        self, mapped: dict[EdgeType, Mapped], extras: dict[EdgeType, Extras]
+    ) -> dict[EdgeType, list[int]]:
+        """Write each partition's edges; return where the edge ids of partitions end, by type."""
+        found = {}
+        for edge_type, one in mapped.items():
+            label, row = is_label_edge_type(edge_type), self._row_end(edge_type)
+            types = (edge_type[0], edge_type[2])
+            nodes, others = self._numbering[types[row]], self._numbering[types[1 - row]]
+            ends = np.cumsum(one.counts)  # edge ids count partition by partition, as nodes do
+            sorts = {
+                f"sort/{edge_type_str(edge_type)}/{k}": sort_edges(
+                    self._job, one, extras[edge_type], edge_type, k, part, self._shared,
+                    rows=(int(nodes.starts[k]), int(nodes.ends[k])),
+                    num_neighbors=others.num_nodes,
+                    first_edge=None if label else int(ends[k] - one.counts[k]),
+                )
+                for k, part in enumerate(self._parts)
+            }  # fmt: skip
+            edges_of = dict(zip(sorts, one.counts.tolist(), strict=True))
+            with self._job.stage(f"sort {edge_type_str(edge_type)}", int(ends[-1])) as progress:
+                for name, _ in self._job.steps(sorts):
+                    progress(edges_of[name])
+            if not label:
+                found[edge_type] = ends.tolist()
+        return found
+
+    def _positions(self, node_type: NodeType) -> Positions:
+        """Find where the rows of a type's nodes are to lie, by the edges that were written."""
+        # Of label edges nothing is read in an epoch but seeds, so they do not count.
+        edges = []
+        for edge_type in self._graph.walked:
+            if edge_type[0 if self._edge_dir == "in" else 2] == node_type:
+                name = f"{rows_at('edges', edge_type)}/indices"
+                for part in self._parts:
+                    spec = part.arrays[name]
+                    edges.append(EdgeFile(part.path(name), spec.dtype, spec.shape[0]))
+        numbering = self._numbering[node_type]
+        degrees = count_degrees(self._job, node_type, numbering.num_nodes, edges)
+        return Positions(self._job, self._parts, node_type, numbering, degrees)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _seal(self, edge_ends: dict[EdgeType, list[int]]) -> str:
+        return seal(
+            self._shared,
+            self._parts,
+            edge_dir=self._edge_dir,
+            heterogeneous=self._graph.heterogeneous,
+            num_nodes={t: n.num_nodes for t, n in self._numbering.items()},
+            node_bounds={t: n.ends.tolist() for t, n in self._numbering.items()},
+            edge_types=list(self._graph.edges),
+            edge_bounds=edge_ends,
+            original_ids=list(self._graph.nodes),
+            num_classes=self._classes,
+            method=self._method,
+            seed=self._seed,
+        )
+
+    def _describe(self) -> list[Any]:
+        ends = {t: n.ends for t, n in self._numbering.items()}
+        return [
+            describe_part(part, k, self._graph.walked, self._edge_dir, ends)
+            for k, part in enumerate(self._parts)
+        ]

@@ -1,0 +1,466 @@
+"""Edges: ids to numbers by a join, then each partition's edges in order.
+
+One file of the table is mapped at a time, so that a killed run has to do no more than one again: by
+look-ups in memory where the ids of nodes fit into half of it, else by a join of the engine. What
+leaves that is Parquet by partition; dangling edges are counted there and written nowhere.
+"""
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gigl_loader.dataset.mapped import EDGE_ROWS, ArraySpec, Part, rows_at
+from gigl_loader.dataset.mapped_writer import index_type, new_file
+from gigl_loader.dataset.schema import EdgeType, edge_type_str
+from gigl_loader.errors import ConfigError
+from gigl_loader.memory.segments import Array
+from gigl_loader.tables.id_index import Index, look_up_edges
+from gigl_loader.tables.node_ids import Dictionary, fits
+from gigl_loader.tables.resumable import ResumableJob
+from gigl_loader.tables.spec import EdgeTable, columns_of
+from gigl_loader.tables.table_files import (
+    Table,
+    TableFile,
+    feature_type,
+    id_kind,
+    in_type,
+    is_list,
+    matrix_in,
+    named,
+    number_type,
+    quoted,
+    time_type,
+    to_read,
+    width_of,
+)
+
+_DANGLING = -1
+"""The partition of edges without one; in a list of counts by partition, the last."""
+_SORT_BYTES = 64 * 1024 * 1024
+"""Bytes of a batch that leaves a sort."""
+_MANY_ROWS = 1_000_000
+"""Of edges in a batch, and of nodes whose ends are written at a time: arrays of 8 MB."""
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Columns that travel with edges."""
+
+    weight: str | None
+    features: list[str]
+    time: str | None = None
+    time_sql: str = ""
+    """The time as an integer, in the unit of its column: the engine has units of its own."""
+    dtype: Any = None
+    """numpy's, of the features."""
+    width: int = 0
+    rows: bool = False
+    """Whether edges keep their row in the table."""
+
+    @property
+    def names(self) -> list[str]:
+        """What they are called on the way; ``pos`` is the row, for edges that are alike."""
+        found = [f"c{i}" for i in range(len(self.features))]
+        found += ["weight"] if self.weight else []
+        found += ["time"] if self.time else []
+        return [*found, "pos"] if found or self.rows else []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they take of each edge in memory."""
+        # 20: pos 8, weight 4, time 8. Too much where one is missing; batches are smaller then.
+        return 20 * bool(self.names) + (self.width * self.dtype.itemsize if self.features else 0)
+
+    def select(self, first_row: int) -> str:
+        """Return SQL for them, where edges come from the user's table."""
+        found = [f"e.{named(column)} AS c{i}" for i, column in enumerate(self.features)]
+        if self.weight:
+            # Samplers draw with float32; `check_values` has seen that all fit.
+            found.append(f"CAST(e.{named(self.weight)} AS FLOAT) AS weight")
+        if self.time:
+            found.append(f"CAST({self.time_sql} AS BIGINT) AS time")
+        if found or self.rows:
+            # Nothing tells two edges apart that have the same ends: without their row in the table,
+            # their weights would come in an order that depends on threads.
+            found.append(f"CAST(e.file_row_number + {first_row} AS BIGINT) AS pos")
+        return "".join(f", {one}" for one in found)
+
+
+def read_extras(table: Table, spec: EdgeTable, *, rows: bool = False) -> Extras:
+    """Return the columns of a table that travel with its edges, their types checked.
+
+    ``rows``: the position of an edge in the table, too.
+    """
+    columns = columns_of(spec.features)
+    if spec.weight is not None:
+        number_type(table, [spec.weight], "weights")
+        if is_list(table.type_of(spec.weight)):
+            raise ConfigError(f"{table.where}: weights are numbers, {spec.weight!r} holds lists")
+    time_sql = "" if spec.time is None else _time_sql(table, spec.time)
+    if not columns:
+        return Extras(spec.weight, [], spec.time, time_sql, rows=rows)
+    dtype = feature_type(table, number_type(table, columns, "features"), spec.feature_dtype)
+    width = width_of(table, columns)
+    return Extras(spec.weight, columns, spec.time, time_sql, dtype, width, rows)
+
+
+def _time_sql(table: Table, column: str) -> str:
+    time_type(table, column)
+    kind, name = table.type_of(column), f"e.{named(column)}"
+    if pa.types.is_integer(kind):
+        return name
+    # The engine has no function for seconds as an integer; Parquet knows no seconds either, so
+    # what is in milliseconds there divides without a rest.
+    return f"epoch_ms({name}) // 1000" if kind.unit == "s" else f"epoch_{kind.unit}({name})"
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The dictionaries that look up the ids of both ends of an edge type."""
+
+    row: str
+    """The column of the node that edges are grouped by."""
+    neighbor: str
+    row_ids: Dictionary
+    neighbor_ids: Dictionary
+    bounds: Array
+    """``[num_partitions]`` int64, where the numbers of each partition of the row's type end."""
+
+    def indexes(self, job: ResumableJob) -> tuple[Index, Index] | None:
+        """Return the indexes of both, where they fit into memory together."""
+        # Each fits by itself when it is built; both at a time may not.
+        row, neighbor = self.row_ids.index, self.neighbor_ids.index
+        if row is None or neighbor is None or not fits(job, {row, neighbor}):
+            return None
+        return row, neighbor
+
+    def release(self) -> None:
+        """Give the memory of indexes back."""
+        for ids in (self.row_ids, self.neighbor_ids):
+            if ids.index is not None:
+                ids.index.release()
+
+
+@dataclass
+class Mapped:
+    """Edges by partition, on their way."""
+
+    folder: Path
+    counts: Array
+    """``[num_partitions]`` int64."""
+    dangling: int = 0
+    files: list[Path] = field(default_factory=list)
+
+    def add(self, counts: list[int]) -> None:
+        """Count the edges of a file: by partition, and the dangling ones last."""
+        self.counts += np.array(counts[:-1])
+        self.dangling += counts[_DANGLING]
+
+    def of_partition(self, k: int) -> list[str]:
+        """Return the files with the edges of a partition."""
+        # By name, which follows the files of the table, not the order in which they were done.
+        return sorted(
+            str(path) for file in self.files for path in (file / f"part={k}").glob("*.parquet")
+        )
+
+
+def check_values(
+    job: ResumableJob, table: Table, spec: EdgeTable, extras: Extras, key: str
+) -> None:
+    """Check weights and features row by row.
+
+    Raises:
+        ConfigError: A weight is missing, negative or not finite, or features are ragged.
+    """
+
+    def check(file: TableFile) -> None:
+        columns = [c for c in (spec.weight, spec.time, *extras.features) if c is not None]
+        for row, batch in table.batches(file, columns):
+            if extras.features:
+                found = matrix_in(table, file, extras.features, row, batch, extras.width)
+                in_type(table, file, extras.features, row, found, extras.dtype)
+            if spec.time:
+                times = matrix_in(table, file, [spec.time], row, batch, 1)
+                in_type(table, file, [spec.time], row, times, np.dtype(np.int64))
+            if spec.weight:
+                found = matrix_in(table, file, [spec.weight], row, batch, 1)
+                in_type(table, file, [spec.weight], row, found, np.dtype(np.float32))
+                weights = found.reshape(-1)
+                bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+                if bad.size:
+                    table.refuse(
+                        file, spec.weight, row + bad, "must be finite and not negative",
+                        weights[bad].tolist(),
+                    )  # fmt: skip
+
+    # A pass of its own, before anything is written: the engine, which reads these columns next,
+    # would make infinities, or stop with an error that names no row.
+    if extras.names:
+        for i, file in enumerate(table.files):
+            job.step(f"check/{key}/{i}", partial(check, file))
+
+
+def map_edges(
+    job: ResumableJob, table: Table, ends: Ends, extras: Extras, edge_type: EdgeType, stage: str, *,
+    drop_dangling: bool,
+) -> Mapped:  # fmt: skip
+    """Write the edges of a table by partition, with numbers in place of ids.
+
+    Raises:
+        ConfigError: An end of an edge is no node, and such edges are not to be dropped.
+    """
+    key = edge_type_str(edge_type)
+    folder = job.folder / stage / key
+    mapped = Mapped(folder, np.zeros(len(ends.bounds), np.int64))
+    joins, files = {}, {}
+    for i, file in enumerate(table.files):
+        target, name = folder / str(i), f"{stage}/{key}/{i}"
+        source = f"read_parquet({to_read(file.path)}, file_row_number=true)"
+        select = extras.select(file.first_row)
+        joins[name] = partial(_map, job, table, ends, extras, target, source, select)
+        files[name] = file
+        mapped.files.append(target)
+    with job.stage(f"{stage} {key}", table.num_rows) as progress:
+        for name, counts in job.steps(joins):
+            # Also of a step that was done in the run before: that one was killed before it could
+            # say so. Nulls are refused even where dangling edges are dropped.
+            if counts[_DANGLING]:
+                _refuse_dangling(job, table, files[name], ends, counts[_DANGLING], drop_dangling)
+            mapped.add(counts)
+            progress(files[name].num_rows)
+    ends.release()
+    return mapped
+
+
+def _map(
+    job: ResumableJob, table: Table, ends: Ends, extras: Extras, target: Path, source: str,
+    select: str,
+) -> list[int]:  # fmt: skip
+    """Return edges by partition, and the dangling ones last."""
+    # A name of its own for each try: where Ray has lost a node and runs the task again, the lost
+    # one may live on and write, and must not write into what the other one renames.
+    draft = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
+    shutil.rmtree(target, ignore_errors=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    row, neighbor = _key(table, "e", ends.row), _key(table, "e", ends.neighbor)
+    indexes = ends.indexes(job)
+    if indexes is None:
+        counts = _join(job, table, ends, draft, source, row, neighbor, select)
+    else:
+        counts = look_up_edges(
+            job, indexes, ends.bounds, draft, f"SELECT {row}, {neighbor}{select} FROM {source} e",
+            extra_bytes=extras.nbytes, filesystem=table.filesystem,
+        )  # fmt: skip
+    os.replace(draft, target)
+    return counts
+
+
+def _join(
+    job: ResumableJob, table: Table, ends: Ends, draft: Path, source: str, row: str, neighbor: str,
+    select: str,
+) -> list[int]:  # fmt: skip
+    # Branches are taken in order, so the first end that a number is below is its owner's.
+    owner = " ".join(f"WHEN r.node < {end} THEN {k}" for k, end in enumerate(ends.bounds.tolist()))
+    sql = f"""
+        COPY (
+            SELECT r.node AS row, n.node AS neighbor{select},
+                CASE WHEN r.node IS NULL OR n.node IS NULL THEN {_DANGLING} {owner} END AS part
+            FROM {source} e
+            LEFT JOIN {_pairs(ends.row_ids.pairs)} r ON {row} = r.id
+            LEFT JOIN {_pairs(ends.neighbor_ids.pairs)} n ON {neighbor} = n.id
+        ) TO {quoted(draft)} (FORMAT parquet, PARTITION_BY (part), COMPRESSION snappy)
+    """
+    with job.engine() as engine:
+        table.register(engine)
+        engine.execute(sql)
+    draft.mkdir(exist_ok=True)  # of no edges, nothing is written
+    # Counted in the footers: COPY says how many rows it wrote, not where.
+    counts = [
+        sum(pq.read_metadata(path).num_rows for path in (draft / f"part={k}").glob("*.parquet"))
+        for k in [*range(len(ends.bounds)), _DANGLING]
+    ]
+    shutil.rmtree(draft / f"part={_DANGLING}", ignore_errors=True)
+    return counts
+
+
+def _pairs(folder: Path) -> str:
+    return f"read_parquet({to_read(folder, '/*.parquet')})"
+
+
+def _key(table: Table, alias: str, column: str) -> str:
+    """Return SQL for a column of ids, of the type that the pairs have.
+
+    It is null for an unsigned number that the type has not: that is the id of no node.
+    """
+    kind = "BIGINT" if id_kind(table, column) == "int" else "VARCHAR"
+    return f"TRY_CAST({alias}.{named(column)} AS {kind})"
+
+
+def check_ends(table: Table, nodes: Table, column: str, id_column: str) -> None:
+    """Check that a column of edges has the kind of ids that nodes have."""
+    found, wanted = id_kind(table, column), id_kind(nodes, id_column)
+    if found != wanted:
+        names = {"int": "integers", "text": "text"}
+        raise ConfigError(
+            f"{table.where}: column {column!r} holds {names[found]}, the ids of {nodes.where} are "
+            f"{names[wanted]}: convert one of them"
+        )
+
+
+def _refuse_dangling(
+    job: ResumableJob, table: Table, file: TableFile, ends: Ends, count: int, drop: bool
+) -> None:
+    source = f"read_parquet({to_read(file.path)}, file_row_number=true)"
+    sides = ((ends.row, ends.row_ids.pairs), (ends.neighbor, ends.neighbor_ids.pairs))
+    for column, pairs in sides:
+        key = _key(table, "e", column)
+        # Null is neither in a set nor out of it, so it needs a test of its own.
+        missing = f"{key} IS NULL OR {key} NOT IN (SELECT id FROM {_pairs(pairs)})"
+        tests = [(f"e.{named(column)} IS NULL", "has nulls")]
+        if not drop:
+            what = (
+                f"has ids that are no nodes ({count} dangling edge(s) in it; drop_dangling=True or "
+                "--drop-dangling leaves them out)"
+            )
+            tests.append((missing, what))
+        for test, what in tests:
+            with job.engine() as engine:
+                table.register(engine)
+                found = engine.execute(
+                    f"SELECT file_row_number, e.{named(column)} FROM {source} e WHERE {test} "
+                    "ORDER BY file_row_number LIMIT 5"
+                ).fetchall()
+            if found:
+                rows, values = [row[0] for row in found], [row[1] for row in found]
+                table.refuse(file, column, rows, what, None if values[0] is None else values)
+
+
+# --- in order -------------------------------------------------------------------------------------
+
+
+def sort_edges(
+    job: ResumableJob, mapped: Mapped, extras: Extras, edge_type: EdgeType, k: int, part: Part,
+    shared: Part, *, rows: tuple[int, int], num_neighbors: int, first_edge: int | None,
+) -> Callable[[], None]:  # fmt: skip
+    """Return what writes the edges of one partition, grouped by node, neighbours ascending.
+
+    Args:
+        job: The run.
+        mapped: The edges.
+        extras: What travels with them.
+        edge_type: Of the edges.
+        k: The partition.
+        part: The partition, where they go.
+        shared: What all partitions share.
+        rows: The first of the numbers of its nodes, and one past the last.
+        num_neighbors: Numbers that a neighbour may have.
+        first_edge: The id of its first edge; None: edges have no ids.
+    """
+    # What is written is known before it is sorted: the manifest is made here, in this process, also
+    # where the sort was done in the run before, or is done by a task elsewhere.
+    where, num_edges = rows_at("edges", edge_type), int(mapped.counts[k])
+    arrays: dict[str, tuple[str, ArraySpec]] = {
+        "indptr": (f"{where}/indptr", ArraySpec("int64", (rows[1] - rows[0] + 1,))),
+        "indices": (f"{where}/indices", ArraySpec(index_type(num_neighbors).name, (num_edges,))),
+    }
+    part.ranges[where] = {"first_row": rows[0]}
+    if first_edge is not None:
+        part.ranges[where]["first_edge"] = first_edge
+    if extras.weight:
+        arrays["weight"] = f"{where}/weights", ArraySpec("float32", (num_edges,))
+    if extras.time:
+        times = rows_at("edge_attributes", edge_type, "time")
+        arrays["time"] = f"{times}/values", ArraySpec("int64", (num_edges,))
+        part.ranges[times] = {"first": first_edge or 0}
+    if extras.features:
+        found = rows_at("edge_features", edge_type)
+        shape = (num_edges, extras.width)
+        arrays["features"] = f"{found}/values", ArraySpec(extras.dtype.name, shape)
+        part.ranges[found] = {"first": first_edge or 0}
+    part.arrays.update(arrays.values())
+    files = {what: (part.path(name), spec.dtype) for what, (name, spec) in arrays.items()}
+    if extras.rows:
+        name = EDGE_ROWS.format(edge_type=edge_type_str(edge_type), partition=k)
+        shared.arrays[name] = ArraySpec("int64", (num_edges,))
+        files["pos"] = shared.path(name), "int64"
+    return partial(_sort, job, mapped, extras, k, rows, files)
+
+
+def _sort(
+    job: ResumableJob, mapped: Mapped, extras: Extras, k: int, rows: tuple[int, int],
+    files: dict[str, tuple[Path, str]],
+) -> None:  # fmt: skip
+    with ExitStack() as stack:
+        # Emptied: a sort that was killed begins again, and one file is one sort's alone.
+        opened = {what: stack.enter_context(new_file(path)) for what, (path, _) in files.items()}
+        pointer = _IndexPointer(opened["indptr"], rows)
+        for batch in _in_order(job, mapped.of_partition(k), extras):
+            pointer.add(batch.column("row").to_numpy().astype(np.int64))
+            for what, (_, dtype) in files.items():
+                if what != "indptr":
+                    values = _column(batch, what, extras)
+                    opened[what].write(np.ascontiguousarray(values, dtype).data)
+        pointer.finish()
+
+
+def _in_order(job: ResumableJob, files: list[str], extras: Extras) -> Iterator[Any]:
+    if not files:
+        return
+    columns = ["row", "neighbor", *extras.names]
+    # Edges that are alike in all that is stored may come in any order: the bytes are the same.
+    order = "row, neighbor" + (", pos" if extras.names else "")
+    count = min(_MANY_ROWS, max(1024, _SORT_BYTES // (16 + extras.nbytes)))
+    with job.engine() as engine:
+        found = engine.sql(
+            f"SELECT {', '.join(columns)} FROM read_parquet([{', '.join(map(to_read, files))}], "
+            f"hive_partitioning=false) ORDER BY {order}"
+        )
+        # A reader, not a table: the engine merges what it spilled while batches are written.
+        yield from found.to_arrow_reader(count)
+
+
+def _column(batch: Any, what: str, extras: Extras) -> Array:
+    if what == "features":
+        columns = [batch.column(f"c{i}") for i in range(len(extras.features))]
+        flat = [c.flatten() if is_list(c.type) else c for c in columns]
+        arrays = [c.to_numpy(zero_copy_only=False).reshape(len(batch), -1) for c in flat]
+        return np.concatenate(arrays, axis=1)
+    column = batch.column("neighbor" if what == "indices" else what)
+    found: Array = (column.cast(pa.int64()) if what == "time" else column).to_numpy()
+    return found
+
+
+class _IndexPointer:
+    """Writes where the edges of each node end, as edges come node by node."""
+
+    def __init__(self, file: Any, rows: tuple[int, int]) -> None:
+        self._file, self._next, self._end, self._edges = file, rows[0], rows[1], 0
+        file.write(np.zeros(1, np.int64).data)
+
+    def add(self, rows: Array) -> None:
+        if len(rows):
+            self._until(int(rows[-1]), rows)
+            self._edges += len(rows)
+
+    def _until(self, last: int, rows: Array) -> None:
+        """Write the ends of all nodes before ``last``: that one may go on in the next batch."""
+        while self._next < last:
+            stop = min(last, self._next + _MANY_ROWS)
+            # Rows ascend, so the end of a node is how many edges are at or before it. A million
+            # nodes at a time: after the last edge there may be billions without any.
+            ends = np.searchsorted(rows, np.arange(self._next, stop), "right") + self._edges
+            self._file.write(ends.astype(np.int64).data)
+            self._next = stop
+
+    def finish(self) -> None:
+        self._until(self._end, np.empty(0, np.int64))

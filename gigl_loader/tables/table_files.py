@@ -1,0 +1,443 @@
+"""Files of a table: found, brought to Parquet where they are something else, read in batches."""
+
+import glob
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gigl_loader.errors import ConfigError
+from gigl_loader.memory.segments import Array
+from gigl_loader.tables.resumable import ResumableJob
+
+BATCH_ROWS = 65536
+"""Rows in memory at a time: what bounds it where rows are wide."""
+_CSV = (".csv", ".csv.gz", ".tsv")
+_log = logging.getLogger(__name__)
+_NAMED = 5
+"""Offenders that an error names."""
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One Parquet file of a table."""
+
+    path: str
+    """The path that is opened."""
+    name: str
+    """The name for errors: the user's file."""
+    first_row: int
+    """Rows of the table before it."""
+    group_rows: tuple[int, ...]
+    """Rows of each row group; of a file that was no Parquet, none."""
+    num_rows: int
+
+    def place(self, row: int) -> str:
+        """Return where a row of this file is, in words."""
+        # Row groups are what Parquet tools show and cut by. "right" passes over empty ones.
+        ends = np.cumsum(self.group_rows)
+        group = int(np.searchsorted(ends, row, "right")) if len(ends) else None
+        return f"row {row}" if group is None else f"row {row} (row group {group})"
+
+
+class Table:
+    """A table: its files in order.
+
+    Args:
+        job: Files that are no Parquet are converted into its scratch directory.
+        key: A name for the table that no other one of the job has.
+        source: See `NodeTable`.
+        where: What to call it in errors.
+    """
+
+    def __init__(self, job: ResumableJob, key: str, source: Any, where: str) -> None:
+        self.where, self.filesystem = where, None
+        found = self._list(job, key, source)
+        self.files: list[TableFile] = []
+        first = 0
+        for path, name, converted in found:
+            metadata = self._open(path, name).metadata
+            groups = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+            file = TableFile(path, name, first, () if converted else groups, metadata.num_rows)
+            self.files.append(file)
+            first += file.num_rows
+        self.num_rows = first
+        self.schema: Any = self._open(found[0][0], found[0][1]).schema_arrow
+        for file in self.files[1:]:
+            self._check_alike(file)
+
+    def _check_alike(self, file: TableFile) -> None:
+        other = self._open(file.path, file.name).schema_arrow
+        # Metadata is what a writer adds (pandas: its index), and may differ from file to file.
+        if other.remove_metadata() != self.schema.remove_metadata():
+            different = [f.name for f in self.schema if f not in list(other)]
+            raise ConfigError(
+                f"{file.name} has other columns than {self.files[0].name} "
+                f"({', '.join(different) or 'their order'}): a table's files must be alike"
+            )
+
+    def _list(self, job: ResumableJob, key: str, source: Any) -> list[tuple[str, str, bool]]:
+        if isinstance(source, pa.Table):
+            # Everything behind this reads Parquet files, also tasks in other processes, which
+            # would need the table sent to each. The caller's copy is of no use after this.
+            path = job.folder / "import" / key / "0.parquet"
+            job.step(f"import/{key}/0", lambda: _write_arrow(source, path))
+            return [(str(path), f"the Arrow table of {self.where}", True)]
+        paths: list[str] = []
+        for one in source if isinstance(source, list | tuple) else [source]:
+            if not isinstance(one, str | os.PathLike):
+                raise ConfigError(
+                    f"{self.where}: source must be a path, a list of paths or a pyarrow.Table, "
+                    f"got {type(one).__name__}"
+                )
+            paths += self._expand(os.fspath(one))
+        found = []
+        for number, name in enumerate(paths):
+            if not name.endswith(_CSV):
+                found.append((name, name, False))
+                continue
+            target = job.folder / "import" / key / f"{number}.parquet"
+            # CSV has no types and no place to begin in the middle: it is read once, and its types
+            # are seen by the engine.
+            job.step(f"import/{key}/{number}", partial(_convert_csv, job, self, name, target))
+            found.append((str(target), name, True))
+        return found
+
+    def _expand(self, path: str) -> list[str]:
+        if "://" in path:
+            return self._expand_remote(path)
+        if os.path.isdir(path):
+            found = [str(p) for p in Path(path).rglob("*") if _is_data(p.name) and p.is_file()]
+        else:
+            found = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
+        return self._sorted(found, path)
+
+    def _expand_remote(self, path: str) -> list[str]:
+        try:
+            import fsspec
+
+            self.filesystem, inner = fsspec.core.url_to_fs(path)
+        except ImportError as error:
+            raise ConfigError(
+                f"{path} needs a file system that is not installed ({error}): install fsspec and "
+                "what it asks for, or copy the files to a disk"
+            ) from error
+        files: Any = self.filesystem
+        if files.isdir(inner):
+            found = [p for p in files.find(inner) if _is_data(p)]
+        else:
+            found = files.glob(inner) if glob.has_magic(inner) else [inner]
+        return self._sorted([files.unstrip_protocol(p) for p in found], path)
+
+    def _sorted(self, found: list[str], path: str) -> list[str]:
+        # Numbers of nodes follow the order of files, and neither a directory nor a store promises
+        # one. A list of paths keeps its own order, each of them sorted by itself.
+        if not found:
+            raise ConfigError(f"{self.where}: there is no Parquet or CSV file at {path}")
+        return sorted(found)
+
+    def _open(self, path: str, name: str) -> Any:
+        try:
+            if self.filesystem is not None and "://" in path:
+                return pq.ParquetFile(self.filesystem.open(path))
+            return pq.ParquetFile(path)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ConfigError(f"{self.where}: {name} cannot be read as Parquet: {error}") from error
+
+    def register(self, connection: Any) -> None:
+        """Let an engine read the files."""
+        if self.filesystem is not None:
+            connection.register_filesystem(self.filesystem)
+
+    def type_of(self, column: str) -> Any:
+        """Return the Arrow type of a column.
+
+        Raises:
+            ConfigError: There is no such column.
+        """
+        index = self.schema.get_field_index(column)
+        if index < 0:
+            raise ConfigError(
+                f"{self.where}: {self.files[0].name} has no column {column!r}; it has "
+                f"{', '.join(self.schema.names)}"
+            )
+        return self.schema.field(index).type
+
+    def batches(self, file: TableFile, columns: list[str]) -> Iterator[tuple[int, Any]]:
+        """Yield (first row in the file, record batch) of some columns of a file."""
+        row = 0
+        parquet = self._open(file.path, file.name)
+        for batch in parquet.iter_batches(BATCH_ROWS, columns=columns, use_threads=False):
+            yield row, batch
+            row += batch.num_rows
+
+    def refuse(
+        self, file: TableFile, column: str, rows: Any, what: str, values: Any = None
+    ) -> None:
+        """Raise an error that names the first of some rows.
+
+        Args:
+            file: Where they are.
+            column: The column that is wrong.
+            rows: Their numbers in the file.
+            what: What is wrong with them.
+            values: What they hold.
+        """
+        shown = [
+            file.place(int(row)) + ("" if values is None else f": {values[i]!r}")
+            for i, row in enumerate(rows[:_NAMED])
+        ]
+        more = len(rows) - len(shown)
+        raise ConfigError(
+            f"{self.where}: column {column!r} of {file.name} {what}: {'; '.join(shown)}"
+            + (f"; and {more} more" if more > 0 else "")
+        )
+
+
+def stamp(path: str) -> list[int]:
+    """Return what tells a file from a changed one: size and time. Empty: it is on no disk."""
+    try:
+        at = os.stat(path)
+    except OSError:
+        return []
+    return [at.st_size, at.st_mtime_ns]
+
+
+def _is_data(name: str) -> bool:
+    # Others lie beside them: "_SUCCESS" and "_metadata" of Spark, checksums, hidden files.
+    return name.endswith((".parquet", *_CSV))
+
+
+def _write_arrow(table: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, row_group_size=1_000_000)
+
+
+def _convert_csv(job: ResumableJob, table: Table, source: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # In the order of the file: it decides the numbers of nodes, and errors name rows. Strict, else
+    # the engine would guess its way through broken lines.
+    with job.engine(ordered=True) as connection:
+        table.register(connection)
+        connection.execute(f"COPY (SELECT * FROM read_csv({to_read(source)}, strict_mode=true)) "
+                           f"TO {quoted(path)} (FORMAT parquet)")  # fmt: skip
+
+
+def quoted(text: Any) -> str:
+    """Return a text in SQL."""
+    return "'" + str(text).replace("'", "''") + "'"
+
+
+def to_read(path: Any, pattern: str = "") -> str:
+    """Return SQL for a path that the engine reads, and a pattern below it."""
+    # The engine takes any path for a pattern: "graph[1]" would be "graph1". A character in
+    # brackets stands for itself. File systems of fsspec have patterns of their own.
+    text = str(path)
+    return quoted((text if "://" in text else re.sub(r"([*?[])", r"[\1]", text)) + pattern)
+
+
+def named(column: str) -> str:
+    """Return a column's name in SQL."""
+    return '"' + column.replace('"', '""') + '"'
+
+
+def id_kind(table: Table, column: str) -> str:
+    """Return ``"int"`` or ``"text"``, the kind of ids in a column.
+
+    Raises:
+        ConfigError: It holds something else.
+    """
+    kind = table.type_of(column)
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_integer(kind):
+        return "int"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return "text"
+    raise ConfigError(
+        f"{table.where}: column {column!r} holds {kind}; ids must be integers or text"
+    )
+
+
+def ids_in(table: Table, file: TableFile, column: str, first: int, values: Any) -> Any:
+    """Return a batch of ids as an Arrow array of int64 or string, without nulls."""
+    if values.null_count:
+        rows = first + np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
+        table.refuse(file, column, rows, "has nulls")
+    kind = pa.int64() if id_kind(table, column) == "int" else pa.string()
+    try:  # a uint64 may be too large, and a batch may have more text than 32-bit offsets reach
+        return values.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise ConfigError(f"{table.where}: column {column!r} of {file.name}: {error}") from error
+
+
+def matrix_in(
+    table: Table, file: TableFile, columns: list[str], first: int, batch: Any, width: int | None,
+    *, hint: str = "",
+) -> Array:  # fmt: skip
+    """Return columns of a batch as ``[rows, width]``; a column of lists may be the only one.
+
+    ``hint`` says what to do about nulls.
+
+    Raises:
+        ConfigError: There are nulls, lists of different lengths, or no numbers.
+    """
+    found = []
+    for column in columns:
+        values = batch.column(column)
+        if values.null_count:
+            rows = first + np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
+            table.refuse(file, column, rows, f"has nulls{hint}")
+        if pa.types.is_temporal(values.type):  # its integer, in its own unit
+            values = values.cast(pa.int64())
+        if is_list(values.type):
+            values = _flat(table, file, column, first, values, width)
+        found.append(_numbers(values, len(batch)))
+    if len(found) == 1:
+        return np.ascontiguousarray(found[0])
+    return np.concatenate(found, axis=1)
+
+
+def in_type(
+    table: Table, file: TableFile, columns: list[str], first: int, values: Array, dtype: Any
+) -> Array:
+    """Return ``values`` (``[rows, width]``, of some columns) in another type.
+
+    Raises:
+        ConfigError: The type has no such number: it would be infinite, or another one.
+    """
+    with np.errstate(over="ignore"):
+        found = values.astype(dtype, copy=False)
+    lost = None
+    if dtype.kind == "f" and dtype.itemsize < values.dtype.itemsize:
+        # What was infinite before is the user's own. Fewer digits, and 0 for what is tiny, are
+        # what a smaller type is asked for.
+        lost = np.isinf(found) & np.isfinite(values)
+    elif dtype.kind == "i" and values.dtype.kind == "u" and dtype.itemsize <= values.dtype.itemsize:
+        lost = found < 0  # numpy takes the bits as they are
+    if lost is not None and lost.any():
+        rows, positions = np.nonzero(lost)
+        column = columns[positions[0]] if len(columns) > 1 else columns[0]
+        wrong = values[rows, positions].tolist()
+        table.refuse(file, column, first + rows, f"has numbers too large for {dtype}", wrong)
+    return found
+
+
+def is_list(kind: Any) -> bool:
+    """Return whether a type is a list, of fixed length or not."""
+    types = pa.types
+    fixed = types.is_fixed_size_list(kind)
+    return bool(fixed or types.is_list(kind) or types.is_large_list(kind))
+
+
+def _flat(
+    table: Table, file: TableFile, column: str, first: int, values: Any, width: int | None
+) -> Any:
+    # `offsets` and `flatten` mind that a batch is a slice, which `values` does not.
+    if not pa.types.is_fixed_size_list(values.type):
+        lengths = np.diff(values.offsets.to_numpy())
+        wrong = np.flatnonzero(lengths != (lengths[0] if width is None else width))
+        if wrong.size:
+            table.refuse(
+                file, column, first + wrong,
+                f"has lists of other lengths than {lengths[0] if width is None else width}",
+                lengths[wrong].tolist(),
+            )  # fmt: skip
+    flat = values.flatten()
+    if flat.null_count:
+        size = max(1, len(flat) // max(1, len(values)))  # of a list: they are all as long here
+        inside = np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False)) // size
+        table.refuse(file, column, first + np.unique(inside), "has nulls in its lists")
+    return flat
+
+
+def _numbers(values: Any, num_rows: int) -> Array:
+    # Booleans are bits in Arrow, so a copy must be allowed. No rows have no width to infer.
+    found: Array = values.to_numpy(zero_copy_only=False)
+    return found.reshape(num_rows, -1) if num_rows else found.reshape(0, 0)
+
+
+def time_type(table: Table, column: str) -> "np.dtype[Any]":
+    """Return int64, the type of times.
+
+    Raises:
+        ConfigError: The column holds no integers or timestamps.
+    """
+    kind = table.type_of(column)
+    if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
+        raise ConfigError(
+            f"{table.where}: column {column!r} holds {kind}; times must be integers or timestamps"
+        )
+    return np.dtype(np.int64)
+
+
+def feature_type(table: Table, dtype: "np.dtype[Any]", chosen: str | None) -> "np.dtype[Any]":
+    """Return the type of features: as chosen, float32 for float64, or that of the column."""
+    if chosen is not None:
+        return np.dtype(chosen)
+    # Fractions in CSV and Python's own floats are float64, whoever wrote them; models are float32,
+    # and torch refuses to mix the two.
+    if dtype == np.float64:
+        _log.warning(
+            'features of %s are float64 and are stored as float32: give feature_dtype="float64" to '
+            'keep them, or "float32" to say so', table.where,
+        )  # fmt: skip
+        return np.dtype(np.float32)
+    return stored_type(dtype)
+
+
+def stored_type(dtype: "np.dtype[Any]") -> "np.dtype[Any]":
+    """Return the type in which numbers of a column are stored, and batches have them."""
+    if dtype.kind == "u" and dtype.itemsize > 1:
+        return np.dtype(np.int64)  # torch cannot compute with unsigned types wider than a byte
+    return dtype
+
+
+def number_type(table: Table, columns: list[str], what: str) -> "np.dtype[Any]":
+    """Return numpy's type for some columns of numbers or lists of numbers.
+
+    Raises:
+        ConfigError: One of them holds something else.
+    """
+    found = []
+    for column in columns:
+        kind = table.type_of(column)
+        if is_list(kind):
+            if len(columns) > 1:
+                raise ConfigError(
+                    f"{table.where}: {what} are {columns}, of which {column!r} holds lists: give "
+                    "one column of lists, or several of numbers"
+                )
+            kind = kind.value_type
+        types = pa.types
+        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+            raise ConfigError(
+                f"{table.where}: column {column!r} holds {kind}; {what} must be numbers"
+            )
+        found.append(np.dtype(kind.to_pandas_dtype()))
+    # Several columns become one matrix: by numpy's rules, as in `np.concatenate`.
+    return np.result_type(*found)
+
+
+def width_of(table: Table, columns: list[str]) -> int:
+    """Return how wide the matrix of some columns is; of lists, as the first row says."""
+    kind = table.type_of(columns[0])
+    if not is_list(kind):
+        return len(columns)
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size)
+    # The first value that is no null: a column without one is refused when its rows are read.
+    for file in table.files:
+        for _, batch in table.batches(file, columns):
+            for value in batch.column(0):
+                if value.is_valid:
+                    return len(value)
+    return 0

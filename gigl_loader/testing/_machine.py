@@ -1,0 +1,87 @@
+"""Ports of this machine, and waiting for its other processes and threads; without torch."""
+
+import fcntl
+import os
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gigl_loader.errors import ResourceError
+from gigl_loader.transport import addresses
+
+_FIRST = 15_000
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
+_given: set[int] = set()
+_locks: tuple[int, int] = (-1, -1)
+"""This process, and its descriptor of the file in which it has locked a byte for each port."""
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port of ``host`` that nothing listens on.
+
+    It lies below the range from which the system takes ports by itself: one from that range may be
+    given to any other socket before the caller binds it. No other call on this machine returns it
+    while this process lives.
+
+    Args:
+        host: An address of this machine.
+
+    Raises:
+        ResourceError: All ports that were tried are taken.
+    """
+    below = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
+    first = _FIRST if below > _FIRST + 1000 else 1024
+    draw = random.SystemRandom()  # tests in other processes draw too, and may share a seed
+    # so many taken ports in a row mean that something else is wrong, such as the address
+    for _ in range(99):
+        port = draw.randrange(first, below)
+        if _reserve(port) and addresses.is_free(host, port):
+            return port
+    raise ResourceError(
+        f"99 ports of {host} between {first} and {below} are taken: is it an address of this "
+        "machine?"
+    )
+
+
+def _reserve(port: int) -> bool:
+    """Keep ``port`` for this process until it ends; False: it, or another one, was given it."""
+    global _locks
+    if _locks[0] != os.getpid():  # a fork has none of its parent's locks
+        path = Path(tempfile.gettempdir(), f"gigl_loader-ports-{os.getuid()}")
+        # never closed: closing any descriptor of a file gives up all locks that the process has on
+        # it
+        _locks = os.getpid(), os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        # a byte for each port, at its number: the file stays empty, locks reach beyond its end
+        fcntl.lockf(_locks[1], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:  # the kernel releases it when that process ends
+        return False
+    # a process gets its own lock again: what it was given before has to be remembered
+    is_new = port not in _given
+    _given.add(port)
+    return is_new
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 120.0) -> None:
+    """Ask ``condition`` until it is true: every few milliseconds, later ten times a second.
+
+    Args:
+        condition: Asked at least once.
+        what: Named where it does not become true.
+        timeout_s: Upper bound; generous, since it costs nothing where all is well.
+
+    Raises:
+        AssertionError: It was not true in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause, pause_s = threading.Event(), _FIRST_PAUSE_S
+    while not condition():
+        # after the condition was asked: once at least, also where there is no time
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {what}")
+        pause.wait(pause_s)
+        pause_s = min(pause_s * 1.2, _LONGEST_PAUSE_S)  # what waits takes no time from the others

@@ -1,0 +1,109 @@
+"""What processes spend, counted by hand."""
+
+import os
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+from gigl_loader.errors import PeerError
+from gigl_loader.plan import measure, trial_cluster
+from gigl_loader.plan.measure import Child, cpu_s_below, say
+from gigl_loader.plan.trial_cluster import BatchKind, Took, measure_one
+
+
+def test_batches_that_count_come_after_those_that_fill_the_cache() -> None:
+    plain, small = BatchKind("g", (5,), 1024), BatchKind("g", (5,), 255)
+    assert (plain.warm_up, plain.counted, plain.taken) == (8, 24, 8 + 24 + 6)
+    assert (small.warm_up, small.counted, small.taken) == (8, 96, 8 + 96 + 6)
+    kept, both = BatchKind("g", (5,), 1024, 0.5), BatchKind("g", (5,), 255, 0.5)
+    assert (kept.warm_up, kept.counted, kept.taken) == (10, 24, 10 + 24 + 48)
+    assert both.taken == 4 * kept.taken
+    assert Took(1.0, 2.0, 0.5, 0.25, 0.5).cpu_s == 0.75
+
+
+def test_time_of_this_process_is_counted_in_ticks() -> None:
+    before, here = cpu_s_below(os.getpid()), time.process_time()
+    while time.process_time() - here < 0.1:
+        sum(range(1000))
+    assert cpu_s_below(os.getpid()) - before > 0.05, "0.1 s, less two ticks"
+    assert cpu_s_below(2**30) == 0, "no such process"
+
+
+def test_descendants_count_and_processes_that_end_meanwhile_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tree = {  # by pid: parent, user ticks, system ticks
+        7: (1, 100, 20), 9: (7, 30, 0), 8: (9, 5, 5), 10: (1, 999, 999), 11: (8, 1, 0),
+        13: (7, 4, 0),
+    }  # fmt: skip
+
+    def read_stat(pid: int) -> list[str] | None:
+        if pid not in tree:
+            return None  # it ended meanwhile
+        parent, user, system = tree[pid]
+        return ["S", str(parent), *["0"] * 9, str(user), str(system)]
+
+    monkeypatch.setattr(os, "listdir", lambda path: ["self", "12", *map(str, tree)])
+    monkeypatch.setattr(measure, "read_stat", read_stat)
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    assert cpu_s_below(7) == pytest.approx((120 + 30 + 4 + 10 + 1) * tick)
+    assert cpu_s_below(9) == pytest.approx(41 * tick)
+
+
+class _Here:
+    """A process that is none: its function runs when it starts, up to its first wait."""
+
+    pid = 1
+
+    def __init__(self, target: Any, args: Any) -> None:
+        self._run = lambda: target(*args)
+
+    def start(self) -> None:
+        self._run()
+
+    def join(self, timeout: float | None = None) -> None:
+        pass
+
+    kill = join
+
+
+def _tell(pipe: Connection, *words: object) -> None:
+    """Say all at once what a rank says one after another, and keep its end of the pipe."""
+    for word in words:
+        pipe.send(word)
+    _ENDS.append(pipe.__class__(os.dup(pipe.fileno())))
+
+
+_ENDS: list[Connection] = []
+
+
+def test_a_batch_has_its_share_of_what_was_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two servers, two ranks: each rank counted 10 batches."""
+    _ENDS.clear()
+    spent = iter([5.0, 6.0, 1.0, 2.0, 7.0, 8.0, 1.5, 2.5])
+    monkeypatch.setattr(trial_cluster, "cpu_s_below", lambda pid: next(spent))
+    kind: Any = _Here
+    ranks = [
+        Child(_tell, "at work", (1000 + 200 * number, 3000, 0.25 + 0.5 * number), kind=kind)
+        for number in range(2)
+    ]
+    found = measure_one(ranks, [Child(_tell, kind=kind) for _ in range(2)], 10)
+    assert found == Took(110.0, 300.0, 0.5, 4.0 / 20, 1.0 / 20)
+    for end in _ENDS[:2]:
+        assert [end.recv(), end.recv()] == ["go on", "go on"]
+
+
+def test_a_process_that_ends_or_is_silent_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "WAIT_S", 0.01)
+    kind: Any = _Here
+    with Child(_tell, kind=kind) as one:
+        with pytest.raises(PeerError, match="said nothing for 0 s"):
+            one.hear()
+        with pytest.raises(PeerError, match="the process that measures is gone"):
+            say(_ENDS[-1], "at work")
+        assert one.hear() == "at work"
+        _ENDS.pop().close()
+        with pytest.raises(PeerError, match="ended early"):
+            one.hear()

@@ -1,0 +1,38 @@
+"""What the kernel says of this system."""
+
+from pathlib import Path
+
+import pytest
+
+from gigl_loader import system
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "wanted"),
+    [
+        ("0::/\n", {"/sys/fs/cgroup/memory.max": 7}, 7),  # in a container
+        ("0::/jobs.slice/1\n", {"/sys/fs/cgroup/jobs.slice/1/memory.max": 5}, 5),
+        ("0::/jobs.slice/1\n", {"/sys/fs/cgroup/jobs.slice/memory.max": 6}, 6),
+        ("9:cpu,cpuacct:/\n4:memory:/jobs/1\n0::/\n",
+         {"/sys/fs/cgroup/memory/jobs/1/memory.limit_in_bytes": 4,
+          "/sys/fs/cgroup/memory/memory.limit_in_bytes": 2**63 - 4096}, 4),
+        ("4:memory:/jobs/1\n", {"/sys/fs/cgroup/memory/jobs/2/memory.limit_in_bytes": 3}, 10240),
+        ("", {}, 10240),
+    ],
+)  # fmt: skip
+def test_limits_of_control_groups_count(
+    groups: str, limits: dict[str, int], wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"/proc/self/cgroup": groups, "/proc/meminfo": "MemAvailable:   10 kB\n"}
+    monkeypatch.setattr(Path, "read_text", lambda self: files[str(self)])
+    monkeypatch.setattr(system, "number_in", limits.get)
+    assert system.available_memory() == wanted
+
+
+def test_a_number_of_the_kernels(tmp_path: Path) -> None:
+    for text, number in (("12\n", 12), ("max\n", None)):
+        (tmp_path / "limit").write_text(text)
+        assert system.number_in(str(tmp_path / "limit")) == number
+    assert system.number_in(str(tmp_path / "missing")) is None
+    assert system.meminfo("NoSuchField") == 0
+    assert system.meminfo("MemTotal") >= system.meminfo("MemAvailable") > 0
