@@ -46,7 +46,7 @@ ONLY_IMPORTERS = {
         "memory/tensors.py",
         "options.py",  # asks whether keywords can go to workers; reads nothing
         "workers/pipe.py",
-        "workers/plugins.py",
+        "workers/setup.py",
         "workers/worker.py",
     },
     "torch.distributed.rpc": {

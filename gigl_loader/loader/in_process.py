@@ -11,7 +11,6 @@ because the other ranks need their answers while this one computes::
 A lane waits for the same lane of the other ranks; meanwhile the other lanes sample.
 """
 
-import importlib
 import logging
 import threading
 import time
@@ -20,7 +19,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from gigl_loader._glt import NodeSamplerInput, SamplingConfig
@@ -46,13 +44,14 @@ from gigl_loader.memory.leases import OwnMessages
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, Attempt, BatchTicket, Received
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
 from gigl_loader.sampler.later import LaterPeers, LaterRows
-from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
+from gigl_loader.sampler.plan import Field, Sampler, SampleRequest
 from gigl_loader.threads import new_thread
 from gigl_loader.workers.agreement import StartTurns
 from gigl_loader.workers.producer import LINGER_S
 from gigl_loader.workers.sampled_input import epoch_order, make_plan, view_of
 from gigl_loader.workers.schedule import num_batches
+from gigl_loader.workers.setup import SeedInput
+from gigl_loader.workers.worker import load_sampler, sampled_fields
 
 logger = logging.getLogger(__name__)
 
@@ -96,11 +95,11 @@ class InProcessSource:
         # kernels.
         self._view = _as_arrays(view)
         extra = getattr(sampler_input, "extra", None) or {}
-        self._seeds = sampler_input.node.numpy()
-        self._extra = {name: tensors.as_array(column) for name, column in extra.items()}
-        self._sampler_class: tuple[str, dict[str, Any]] | None = None
+        columns = {name: tensors.as_array(column) for name, column in extra.items()}
+        self._input = SeedInput(sampler_input.node.numpy(), columns)
+        self._custom: tuple[str, dict[str, Any]] | None = None
         if isinstance(sampler_options, CustomSamplerOptions):
-            self._sampler_class = (sampler_options.class_path, sampler_options.keywords)
+            self._custom = (sampler_options.class_path, sampler_options.keywords)
         self._concurrency, self._device = concurrency, device or torch.device("cpu")
         self._rows: DeviceRows | None = None
         # one of each for a lane; no peers where there is one partition, and then one sampler
@@ -131,30 +130,26 @@ class InProcessSource:
         # A sampler owns scratch memory and a lane runs in a thread of its own, so nothing is
         # shared.
         lanes: Sequence[CollectivePeers | None] = self._peers or [None]
-        self._samplers = [self._load_sampler(peers) for peers in lanes]
+        self._samplers = [
+            # rows that go from device to device are exchanged after the batch was sampled
+            load_sampler(
+                self._view, self._plan,
+                lane if lane is None or self._rows is None else LaterPeers(lane), self._custom,
+            )
+            for lane in lanes
+        ]  # fmt: skip
         self._memory = [OwnMessages() for _ in lanes]
-
-    def _load_sampler(self, lane: CollectivePeers | None) -> Sampler:
-        # rows that go from device to device are exchanged after the batch was sampled
-        peers = lane if lane is None or self._rows is None else LaterPeers(lane)
-        if self._sampler_class is None:
-            return NeighborSampler(self._view, self._plan, peers)
-        path, keywords = self._sampler_class
-        module, _, name = path.rpartition(".")
-        kind = getattr(importlib.import_module(module), name)
-        sampler: Sampler = kind(self._view, self._plan, peers, **keywords)
-        return sampler
 
     @property
     def input_len(self) -> int:
         """Seeds of the whole input."""
-        return len(self._seeds)
+        return len(self._input)
 
     @property
     def num_batches(self) -> int:
         """Batches of an epoch over the whole input."""
         config = self.sampling_config
-        return num_batches(len(self._seeds), config.batch_size, config.drop_last)
+        return num_batches(len(self._input), config.batch_size, config.drop_last)
 
     def count_waiting(self) -> int:
         """Return how many batches were sampled ahead and wait to be taken."""
@@ -172,7 +167,7 @@ class InProcessSource:
         order = None
         if self.sampling_config.shuffle:
             seed = self.epoch_options.seed
-            order = epoch_order(len(self._seeds), seed, attempt.epoch).numpy()
+            order = epoch_order(len(self._input), seed, attempt.epoch).numpy()
         # Threads get the epoch as an argument: what they do is of this one, also once the next has
         # begun. Room for one batch per lane at least, or a lane would keep its batch while the
         # others wait for it.
@@ -259,7 +254,8 @@ class InProcessSource:
         # Draws are keyed by epoch and batch: the same ones for the same seeds, and those of no
         # epoch.
         ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
-        return self._sample(self._request(ticket, index.numpy()), 0)[0]
+        size = self.sampling_config.batch_size
+        return self._sample(self._input.request(ticket, index.numpy(), size), 0)[0]
 
     def ready(self) -> bool:
         """Return whether `next` would not wait."""
@@ -334,11 +330,7 @@ class InProcessSource:
         ticket = request.ticket
         started = time.perf_counter()
         try:
-            fields = [
-                f if isinstance(f, Field) else Field.of(*f)
-                for f in self._samplers[lane].sample(request)
-            ]
-            fields += scale_fields(self._view, fields)
+            fields = sampled_fields(self._samplers[lane], request, self._view)
             # Rows that go from device to device stay out of the message, and are read for the
             # exchange.
             later = [one for one in fields if isinstance(one.write, LaterRows)]
@@ -362,16 +354,7 @@ class InProcessSource:
     def _request_of(self, epoch: EpochBatches, step: int) -> SampleRequest:
         attempt = epoch.attempt
         ticket = BatchTicket(0, attempt.serial, attempt.epoch, epoch.batches[step], step)
-        size = self.sampling_config.batch_size
-        start, stop = ticket.batch * size, min((ticket.batch + 1) * size, len(self._seeds))
-        order = epoch.order
-        # A copy: the slice would keep the order of the whole epoch alive with the batch.
-        chosen = np.arange(start, stop) if order is None else order[start:stop].copy()
-        return self._request(ticket, chosen)
-
-    def _request(self, ticket: BatchTicket, input_id: Any) -> SampleRequest:
-        extra = {name: column[input_id] for name, column in self._extra.items()}
-        return SampleRequest(ticket, self._seeds[input_id], input_id, extra)
+        return self._input.request(ticket, epoch.order, self.sampling_config.batch_size)
 
     # -- stop --------------------------------------------------------------------------------------
 

@@ -22,11 +22,11 @@ from gigl_loader.errors import (
 from gigl_loader.memory.same_host import Mappings, sees
 from gigl_loader.message import Attempt, Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
-from gigl_loader.remote.buffers import BufferPool
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.connection import result_of
 from gigl_loader.remote.fetcher import BatchFetcher
+from gigl_loader.remote.payload import BufferPool
 from gigl_loader.remote.requests import EpochRequest, FetchAnswer
 from gigl_loader.remote.storage_cluster import Cluster, raise_if_broken
 from gigl_loader.workers.schedule import BatchStream
@@ -94,7 +94,7 @@ class RemoteReceivingChannel(ChannelBase):
         """By place in the epoch: whose batch it is."""
         self._as_they_came: deque[BatchFetcher] = deque()
         """Out of order: whose batches wait to be taken."""
-        self._taken = 0
+        self._taken = self._num_waiting = 0
         self._error: Exception | None = None
         self._last_arrival = 0.0
         self._closed = False
@@ -195,7 +195,8 @@ class RemoteReceivingChannel(ChannelBase):
         # their connections and threads serve the next epoch.
         self._attempt, self._order = None, []
         self._as_they_came.clear()
-        self._taken, self._error = 0, None
+        self._taken = self._num_waiting = 0
+        self._error = None
         for fetcher in self._fetchers.values():
             fetcher.cancel()
 
@@ -245,7 +246,9 @@ class RemoteReceivingChannel(ChannelBase):
                         f"{fetcher.name} sent batch {ticket.batch} of epoch {ticket.epoch}, which "
                         "was not asked for"
                     )
-                self._as_they_came.append(fetcher)
+                self._num_waiting += 1
+                if not self._in_order:
+                    self._as_they_came.append(fetcher)
             left = len(fetcher.to_come)
             # neither a batch nor the end is what a server says to a fetch of an epoch that is over:
             # this one it does not know any more
@@ -280,7 +283,9 @@ class RemoteReceivingChannel(ChannelBase):
                 # ahead of an error: what has arrived is right, whatever failed later
                 if (fetcher := self._next_fetcher()) is not None:
                     self._taken += 1
-                    self._as_they_came.remove(fetcher)
+                    self._num_waiting -= 1
+                    if not self._in_order:
+                        self._as_they_came.popleft()
                     received = fetcher.stream.take()
                     break
                 if self._error is not None:
@@ -360,7 +365,7 @@ class RemoteReceivingChannel(ChannelBase):
     @property
     def queue_depth(self) -> int:
         """Batches that have arrived and wait to be taken."""
-        return sum(one.stream.waiting for one in self._fetchers.values())
+        return self._num_waiting
 
     def recv(self, timeout_s: float | None = None, **_: Any) -> SampleMessage:
         """Return the next message.

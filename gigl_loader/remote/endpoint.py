@@ -19,7 +19,6 @@ from gigl_loader.errors import (
 from gigl_loader.logs import answering
 from gigl_loader.remote.calls import Call
 from gigl_loader.remote.compact import Addresses, Runs
-from gigl_loader.remote.handout import Handout
 from gigl_loader.remote.jobs import Attendance, JobBook, Member, ServerBook
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.membership import (
@@ -32,6 +31,7 @@ from gigl_loader.remote.membership import (
 )
 from gigl_loader.remote.refusals import RefusedJoins
 from gigl_loader.remote.requests import FetchAnswer, FetchRequest, GiveBack, Nothing
+from gigl_loader.remote.sender import BatchSender
 from gigl_loader.remote.server_rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.service import CALLS, OBSERVER, DistServer, caller
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
@@ -101,7 +101,7 @@ class Endpoint:
         self._attendance = Attendance()
         self._book = JobBook()
         self._refused = RefusedJoins()
-        self._handout = Handout(server)
+        self._sender = BatchSender(server)
         self._rendezvous = RendezvousTable(server.num_servers)
         self._error: ServerDiedError | None = None
         self._error_time = 0.0
@@ -144,7 +144,7 @@ class Endpoint:
         return {
             "watch": Method(Watch, News, self._watch),
             "fetch": Method(FetchRequest, FetchAnswer, self._fetch),
-            "give_back": Method(GiveBack, Nothing, self._handout.give_back),
+            "give_back": Method(GiveBack, Nothing, self._sender.give_back),
             **self._rendezvous.methods(),
             **{
                 name: Method(call.request, call.response, partial(self._call, call))
@@ -285,7 +285,7 @@ class Endpoint:
             for one in former:
                 self._attendance.left(one)
         for one in former:
-            self._handout.lose(one.session)
+            self._sender.lose(one.session)
             self.server.client_gone(one.client)
 
     def _replace_former(self, member: Member) -> None:
@@ -392,7 +392,7 @@ class Endpoint:
                     f"storage server {member.join.rank} at {member.join.address} {member.why_gone}",
                 )
         try:
-            self._handout.lose(member.session)
+            self._sender.lose(member.session)
             if member.join.role is Role.CLIENT:
                 _log.info("%s of job %s %s", member.name, member.job, member.why_gone)
                 if member.job is not None:
@@ -465,7 +465,7 @@ class Endpoint:
         member = self._attendance.members.get(peer.session)
         token = caller.set(OBSERVER if member is None else member.client)
         try:
-            return self._handout.fetch(request, peer)
+            return self._sender.fetch(request, peer)
         finally:
             caller.reset(token)
 
@@ -653,7 +653,7 @@ class Endpoint:
         self._listener.close(end, words)
         self.server.close()
         for session in sessions:
-            self._handout.lose(session)
+            self._sender.lose(session)
         if self._leader is not None:
             # last: server 0 tells others of this end, and until now its workers may have answered
             self._leader.close()

@@ -10,10 +10,9 @@ from gigl_loader.errors import GiglLoaderError, PeerError, ProtocolError, Server
 from gigl_loader.memory.leases import payload_bytes, tensors_over
 from gigl_loader.memory.same_host import Mappings
 from gigl_loader.message import Attempt, Received, SampleMessage
-from gigl_loader.remote.buffers import BufferPool
 from gigl_loader.remote.calls import dtype_of
 from gigl_loader.remote.connection import ServerConnection
-from gigl_loader.remote.payload import unpack_batch, wire_bytes
+from gigl_loader.remote.payload import BufferPool, unpack_batch, wire_bytes
 from gigl_loader.remote.requests import BatchMessage, FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, Reply

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gigl_loader.errors import ConfigError
+from gigl_loader.message import BatchCounts
 from gigl_loader.transport import Listener, Mode, Security, is_loopback
 from gigl_loader.transport.pages import Pages
-from gigl_loader.workers.counts import BatchCounts
 
 _log = logging.getLogger(__name__)
 

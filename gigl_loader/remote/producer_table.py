@@ -21,7 +21,7 @@ class ProducerEntry:
 
     id: int
     name: str = ""
-    """The same on all servers; empty: nobody but the one who asked knows of it."""
+    """Name of the request, on all servers; empty: nobody but the one who asked knows of it."""
     servers: Runs = NOBODY
     """Those that take part; the first one decides when the producer is over."""
     # a lambda: `threading` is looked up when a slot is made, as the simulation puts its own there
@@ -31,7 +31,7 @@ class ProducerEntry:
 
 
 class ProducerTable:
-    """All slots of a server. Thread-safe; nobody waits in here.
+    """All producers of a server. Thread-safe; nobody waits in here.
 
     Args:
         server_rank: For errors.

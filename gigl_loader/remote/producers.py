@@ -34,7 +34,7 @@ _PING_S = 5.0
 _RELEASE_S = 60.0
 """How long servers may take to release producers: their workers may linger."""
 _RELEASE_BROKEN_S = 3.0
-"""The same after a failure: servers that still live end the workers at once, waited for or not."""
+"""How long after a failure: servers that still live end the workers at once, waited for or not."""
 
 
 class RemoteProducers:

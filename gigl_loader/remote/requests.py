@@ -47,7 +47,7 @@ class ProducerRequest:
     client_ranks: Runs = NOBODY
     """Compute ranks that share the producer, by consumer number; empty: whoever asked."""
     request_id: str = ""
-    """The same each time that one request is asked, and on all servers; empty: of no other."""
+    """Name of the request, each time that it is asked, on all servers; empty: it has none."""
     servers: Runs = NOBODY
     """Servers that take part, ascending; empty: all of them. The others are lost, and have twins
     that serve the same partition."""

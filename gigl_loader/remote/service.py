@@ -49,7 +49,7 @@ from gigl_loader.remote.refusals import (
     check_workers,
 )
 from gigl_loader.remote.requests import EpochRequest, FetchRequest, ProducerRequest
-from gigl_loader.remote.shared import THIS_PROCESS, Clients, Fetched, SharedProducer
+from gigl_loader.remote.shared import THIS_PROCESS, Clients, Pack, SharedProducer, as_it_is
 from gigl_loader.sizes import parse_size
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security, free_ports
@@ -391,18 +391,23 @@ class DistServer(PartitionAnswers):
         if not self._entries.is_over(producer_id):
             self._producer(producer_id, request.consumer).cancel_epoch(request)
 
-    def fetch(self, request: FetchRequest, connection: int = 0) -> "Future[Fetched]":
+    def fetch(
+        self, request: FetchRequest, connection: int = 0, pack: Pack = as_it_is
+    ) -> "Future[Any]":
         """Return a batch of a consumer, as soon as there is one. Never waits.
 
         Args:
             request: Which batch.
             connection: Number of the connection that it came on.
+            pack: Makes the answer of it.
 
         Raises:
             UsageError: There is no such producer.
             PeerError: A worker died or raised.
         """
-        return self._producer(request.producer_id, request.consumer).fetch(request, connection)
+        return self._producer(request.producer_id, request.consumer).fetch(
+            request, connection, pack
+        )
 
     @served
     def fetch_one_sampled_message(
@@ -560,6 +565,6 @@ def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) ->
 CALLS = calls_of(DistServer)
 """Every method of `DistServer` that clients may call over the network.
 
-`DistServer.fetch` is not among them: a batch is lent or packed by `Handout`, and received into
+`DistServer.fetch` is not among them: a batch is lent or packed by `BatchSender`, and received into
 memory of a pool.
 """

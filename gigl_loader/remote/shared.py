@@ -5,7 +5,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,19 +40,36 @@ THIS_PROCESS = "this process"
 """Asks for what it likes: the server itself."""
 Fetched = tuple[Received | None, bool]
 """(a batch or None, whether the consumer's epoch is over)."""
+Pack = Callable[[Received | None, bool], Any]
+"""Makes the answer to a fetch of those two."""
 _STALE: Fetched = (None, False)
-_Answers = list[tuple["Future[Fetched]", Fetched | GiglLoaderError]]
+
+
+def as_it_is(received: Received | None, is_over: bool) -> Fetched:
+    """Return both, where they do not travel."""
+    return received, is_over
+
+
+@dataclass(frozen=True, eq=False)
+class _Fetch:
+    """A fetch that is to be answered."""
+
+    answer: "Future[Any]"
+    pack: Pack = as_it_is
+
+
+_Answers = list[tuple[_Fetch, Fetched | GiglLoaderError]]
 
 
 @dataclass
 class _Consumer:
     """The fetches of one compute process; its epoch is its stream in the producer."""
 
-    waiting: deque["Future[Fetched]"] = field(default_factory=deque)
+    waiting: deque[_Fetch] = field(default_factory=deque)
     connection: int = 0
     """Number of the connection that the last fetch came on; older ones do not count any more."""
 
-    def take_waiting(self) -> list["Future[Fetched]"]:
+    def take_waiting(self) -> list[_Fetch]:
         """Return the fetches that wait, for the caller to answer."""
         waiting = list(self.waiting)
         self.waiting.clear()
@@ -171,7 +188,7 @@ class SharedProducer:
                 self.producer.start_epoch(attempt or epoch, batches, stream=request.consumer)
             finally:
                 # nothing is packed for these, so it may be done with the lock held
-                _answer([(future, _STALE) for future in stale])
+                _answer([(one, _STALE) for one in stale])
             return self.producer.rows_apart
 
     def cancel_epoch(self, request: EpochRequest) -> None:
@@ -182,9 +199,11 @@ class SharedProducer:
             if request.attempt not in (None, self.producer.stream(request.consumer).attempt):
                 return
             self.producer.cancel_epoch(stream=request.consumer)
-            _answer([(future, _STALE) for future in consumer.take_waiting()])
+            _answer([(one, _STALE) for one in consumer.take_waiting()])
 
-    def fetch(self, request: FetchRequest, connection: int = 0) -> "Future[Fetched]":
+    def fetch(
+        self, request: FetchRequest, connection: int = 0, pack: Pack = as_it_is
+    ) -> "Future[Any]":
         """Return a batch of a consumer, as soon as there is one; never waits.
 
         A fetch of an earlier position than the next means that answers were lost: the consumer's
@@ -195,8 +214,9 @@ class SharedProducer:
             request: Which batch. One of another attempt than the one under way gets nothing.
             connection: Number of the connection that it came on. An older one than the last is not
                 listened to any more.
+            pack: Makes the answer, with no lock held.
         """
-        future: Future[Fetched] = Future()
+        fetch = _Fetch(Future(), pack)
         with self._lock:
             consumer = self._get(request.consumer)
             self._check()
@@ -206,8 +226,8 @@ class SharedProducer:
             current = request.position is None or request.attempt == stream.attempt
             # no error: the client has asked before it broke the epoch off, and drops what comes
             if stream.is_broken_off or not current or connection < consumer.connection:
-                future.set_result(_STALE)
-                return future
+                _answer([(fetch, _STALE)])
+                return fetch.answer
             if len(consumer.waiting) >= _MOST_WAITING:
                 raise UsageError(f"producer {self.key!r}: {_MOST_WAITING} fetches wait already")
             if connection > consumer.connection:  # nobody reads what the former one waits for
@@ -218,13 +238,13 @@ class SharedProducer:
             taken = stream.taken
             if request.position is not None and stream.error is None:
                 self._go_to(request.consumer, consumer, request.position, taken)
-            consumer.waiting.append(future)
+            consumer.waiting.append(fetch)
             self._hungry[request.consumer] = None
             # what has arrived is taken at once: the other thread need not be woken for it
             done = self._serve(request.consumer, consumer)
-        # without the lock: the callbacks of these futures pack whole batches
+        # without the lock: whole batches are packed
         _answer(done)
-        return future
+        return fetch.answer
 
     def sample(self, index: Tensor) -> Received:
         """Return the batch of the seeds at ``index`` (``[n]`` int64), beside all epochs.
@@ -237,22 +257,22 @@ class SharedProducer:
         """
         limit = self.producer.epoch_options.timeout_s
         with self._one_at_once:
-            future: Future[Fetched] = Future()
+            fetch = _Fetch(Future())
             with self._lock:
                 self._check()
                 self.producer.start_at_once(index)
                 # in place of one that was given up
-                self._consumers[AT_ONCE_STREAM] = _Consumer(deque([future]))
+                self._consumers[AT_ONCE_STREAM] = _Consumer(deque([fetch]))
                 self._hungry[AT_ONCE_STREAM] = None
             try:
-                received, _ = future.result(limit)
+                found: Fetched = fetch.answer.result(limit)
             except TimeoutError as error:
                 raise PeerTimeoutError(
                     f"producer {self.key!r}: no batch of {index.numel()} seeds within "
                     f"{limit:.0f} s: {self.describe_workers()}"
                 ) from error
-        assert received is not None, "only batches and errors end such a wait"
-        return received
+        assert found[0] is not None, "only batches and errors end such a wait"
+        return found[0]
 
     def has_seeds(self, index: Tensor) -> bool:
         """Return whether all of ``index`` are positions in the input."""
@@ -307,7 +327,7 @@ class SharedProducer:
                 self.producer.cancel_epoch(stream=number)
             # drops what is under way for it, so that workers have room for the other consumers
             self.producer.remove_stream(number)
-            _answer([(future, _STALE) for future in consumer.take_waiting()])
+            _answer([(one, _STALE) for one in consumer.take_waiting()])
             return self._all_released
 
     @property
@@ -316,7 +336,7 @@ class SharedProducer:
 
     @property
     def clients(self) -> Sequence[Hashable]:
-        """Who takes its batches, by consumer number; those that have released it, too."""
+        """Processes that take its batches, by consumer number; those that have released it, too."""
         return self._clients
 
     def consumers_of(self, client: Hashable) -> list[int]:
@@ -348,14 +368,14 @@ class SharedProducer:
         """Take what has arrived for the fetches that wait."""
         done: _Answers = []
         while consumer.waiting:
-            if consumer.waiting[0].cancelled():  # its connection is over
+            if consumer.waiting[0].answer.cancelled():  # its connection is over
                 consumer.waiting.popleft()
                 continue
             try:
                 received, is_over = self.producer.take(number)
             except SamplingError as error:
                 _log.error("producer %r: %s", self.key, error)
-                return done + [(future, error) for future in consumer.take_waiting()]
+                return done + [(one, error) for one in consumer.take_waiting()]
             # the end goes on below: it answers the fetch that the client ends its epoch with
             if received is None and not is_over:
                 break
@@ -405,7 +425,7 @@ class SharedProducer:
 
     def _fail(self, error: GiglLoaderError) -> None:
         """Give up: hand an error to all consumers, now and from now on."""
-        failed: list[Future[Fetched]] = []
+        failed: list[_Fetch] = []
         with self._lock:
             # first, and with the lock: a fetch that comes later finds it, one that came before is
             # in `waiting`
@@ -413,7 +433,7 @@ class SharedProducer:
             for consumer in self._consumers.values():
                 failed += consumer.take_waiting()
         _log.error("producer %r failed: %s", self.key, error)
-        _answer([(future, error) for future in failed])
+        _answer([(one, error) for one in failed])
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -446,18 +466,20 @@ class SharedProducer:
         with self._lock:
             waiting = [f for one in self._consumers.values() for f in one.take_waiting()]
         destroyed = UsageError(f"producer {self.key!r} was destroyed")
-        _answer([(future, destroyed) for future in waiting])
+        _answer([(one, destroyed) for one in waiting])
 
 
 def _answer(answers: _Answers) -> None:
-    for future, answer in answers:
-        try:
-            if isinstance(answer, GiglLoaderError):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
-        except InvalidStateError:
-            pass  # cancelled: its connection is over, and the position is asked for on the next one
+    for fetch, found in answers:
+        # else it was cancelled: its connection is over, and the position is asked for on the next
+        if fetch.answer.set_running_or_notify_cancel():
+            try:
+                if isinstance(found, GiglLoaderError):
+                    fetch.answer.set_exception(found)
+                else:
+                    fetch.answer.set_result(fetch.pack(*found))
+            except Exception as error:  # raised here, nobody would be answered
+                fetch.answer.set_exception(error)
 
 
 def share_of_batches(total: int, request: ProducerRequest, consumer: int) -> range:

@@ -42,7 +42,7 @@ from gigl_loader.rowcache.machine import MachineRows, name_of_rows, shared_memor
 from gigl_loader.rowcache.tables import remote_bytes, tables_for
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.transport import Mode, Security, address_towards
-from gigl_loader.workers import messages
+from gigl_loader.workers import pipe
 from gigl_loader.workers.peers import (
     Access,
     Assignment,
@@ -352,7 +352,7 @@ class Agreement:
         name = worker_name(self.rank, worker)
         # none where this process is alone: the message lets the worker begin all the same
         how = (assignments.get(name), self._offers, self._ahead is not None, self.rows_apart)
-        return (messages.PEERS, name, *how), self._ahead
+        return (pipe.PEERS, name, *how), self._ahead
 
     # -- turns, failures and the end ------------------------------------------------------------
 

@@ -1,4 +1,18 @@
-"""Messages between a trainer and its own workers: one datagram each, descriptors beside it.
+"""Messages between a trainer, its supervisor and its workers: tuples that begin with a name.
+
+::
+
+    trainer -> supervisor  FORK (with the worker's socket), KILL
+    supervisor -> trainer  FORKED, EXITED per worker
+    trainer -> worker      the set-up and PLACE (once); PEERS, ATTEMPT, TASK, STOP,
+                           SLOTS that are free, where no TASK is left to go along with
+    worker -> trainer      READY or FAILED (once), BATCH, ERROR or STALE per task, LINGERING,
+                           UNHEARD before an ERROR: a worker of another rank did not answer;
+                           DRAWN before a BATCH where rows are cached
+
+`DIED` is what the trainer's end of the sockets makes of the end of a worker.
+
+Each is one datagram, with descriptors beside it.
 
 The socket is a Unix ``SOCK_SEQPACKET`` pair: a message arrives whole or not at all, and the end of
 either process is an end of file for the other. Only a parent and the children that it started share
@@ -15,6 +29,12 @@ from typing import Any
 
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import segments
+
+FORK, KILL, FORKED, EXITED = "fork", "kill", "forked", "exited"
+PLACE, PEERS, ATTEMPT, TASK, STOP = "place", "peers", "attempt", "task", "stop"
+SLOTS = "slots"
+READY, FAILED, BATCH, ERROR, STALE = "ready", "failed", "batch", "error", "stale"
+LINGERING, UNHEARD, DRAWN, DIED = "lingering", "unheard", "drawn", "died"
 
 MAX_BYTES = 160 * 1024
 """Bytes in one datagram; Linux allows about 208 KiB by default."""

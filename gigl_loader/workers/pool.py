@@ -18,7 +18,7 @@ from typing import Any
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
 from gigl_loader.memory import segments
 from gigl_loader.system import read_stat
-from gigl_loader.workers import messages, pipe
+from gigl_loader.workers import pipe
 from gigl_loader.workers.restarts import Restarts, ended_by_itself
 from gigl_loader.workers.setup import WorkerSetup
 
@@ -61,7 +61,7 @@ class _Worker:
     """When its socket ended (`time.monotonic`)."""
     orphaned_at: float = 0.0
     told: bool = False
-    """Whether `messages.DIED` was made of its end."""
+    """Whether `pipe.DIED` was made of its end."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class WorkerPool:
             raise
 
     def replace(self, number: int, *, was_asked: bool = True) -> None:
-        """Start another worker in the place of one that died; `messages.READY` says when it is up.
+        """Start another worker in the place of one that died; `pipe.READY` says when it is up.
 
         It answers on the socket of the one before it.
 
@@ -156,7 +156,7 @@ class WorkerPool:
         # it has, only it knows
         with contextlib.suppress(OSError), self._sending:
             if self._control is not None:
-                pipe.send(self._control, (messages.KILL, self._workers[number].pid))
+                pipe.send(self._control, (pipe.KILL, self._workers[number].pid))
 
     def _start_supervisor(self) -> None:
         self._is_gone = False
@@ -197,7 +197,7 @@ class WorkerPool:
     def _order(self, worker: _Worker, fd: int) -> None:
         assert self._control is not None, "there is a supervisor"
         with self._sending:
-            pipe.send(self._control, (messages.FORK, worker.number), [fd])
+            pipe.send(self._control, (pipe.FORK, worker.number), [fd])
 
     def _has_lost_supervisor(self) -> bool:
         # its socket ends before it can be reaped, and on a busy machine well before
@@ -222,7 +222,7 @@ class WorkerPool:
         # nothing, is told of by the looks that follow; that no descriptor is left here is not
         with contextlib.suppress(ConnectionError, TimeoutError, BlockingIOError), self._sending:
             pipe.send_object(worker.sock, self._setup)
-            pipe.send(worker.sock, (messages.PLACE, replaces), fds)
+            pipe.send(worker.sock, (pipe.PLACE, replaces), fds)
 
     def _await_ready(self, timeout_s: float, restarts: Restarts) -> None:
         deadline = time.monotonic() + timeout_s
@@ -238,9 +238,9 @@ class WorkerPool:
             # a second at a time: `stop`, of another thread, waits for the reader as long
             for event in self.poll(min(left, 1.0)):
                 kind, *rest = event.message
-                if kind == messages.DIED:
+                if kind == pipe.DIED:
                     self._start_again(restarts, event.worker, *rest)
-                elif kind != messages.READY:
+                elif kind != pipe.READY:
                     raise SamplingError(f"start of sampling worker {event.worker}", *rest[:2])
 
     @property
@@ -298,7 +298,7 @@ class WorkerPool:
     def poll(self, timeout_s: float) -> list[WorkerEvent]:
         """Return what workers sent, waiting up to ``timeout_s`` seconds for the first.
 
-        The end of a worker comes once, as `messages.DIED` with pid, exit code and the supervisor
+        The end of a worker comes once, as `pipe.DIED` with pid, exit code and the supervisor
         that it was lost with, and is the last that comes of it.
         """
         with self._reading:
@@ -308,7 +308,7 @@ class WorkerPool:
             for worker in self._workers:
                 if not worker.told and self._has_ended(worker):
                     self._hear_out(worker)
-                    died = (messages.DIED, worker.pid, worker.exitcode, worker.orphan_of)
+                    died = (pipe.DIED, worker.pid, worker.exitcode, worker.orphan_of)
                     self._events.append(WorkerEvent(worker.number, died, ()))
             events = list(self._events)
             self._events.clear()
@@ -363,7 +363,7 @@ class WorkerPool:
                 self._file(worker, *got)
 
     def _file(self, worker: _Worker, message: tuple[Any, ...], fds: list[int]) -> None:
-        if message[0] == messages.READY:
+        if message[0] == pipe.READY:
             worker.ready, worker.address = True, message[1]
             # not for programs that the trainer starts: they would keep the door open after its end
             for fd in fds:
@@ -375,7 +375,7 @@ class WorkerPool:
     def _on_supervisor(self, message: tuple[Any, ...]) -> None:
         kind, number, pid, *rest = message
         worker = self._workers[number]
-        if kind == messages.FORKED:
+        if kind == pipe.FORKED:
             worker.pid = pid
         elif worker.pid == pid:  # else it is the end of one that was replaced
             worker.exited, worker.exitcode = True, rest[0]
@@ -431,7 +431,7 @@ class WorkerPool:
         for worker in self._workers:
             with contextlib.suppress(OSError), self._sending:
                 worker.sock.settimeout(0.0 if linger_s <= 0 else _SEND_TIMEOUT_S)
-                pipe.send(worker.sock, (messages.STOP, linger_s))
+                pipe.send(worker.sock, (pipe.STOP, linger_s))
         with self._reading:  # a reader sees _stopped within the second that it waits at most
             self._drop_events()
             if linger_s > 0:
@@ -454,7 +454,7 @@ class WorkerPool:
                 logger.info("the workers still answer other partitions whose loaders are at work")
             with contextlib.suppress(OSError):
                 self._read(1.0)
-            if any(event.message[0] == messages.LINGERING for event in self._events):
+            if any(event.message[0] == pipe.LINGERING for event in self._events):
                 heard = now
             self._drop_events()
 

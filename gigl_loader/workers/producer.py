@@ -2,17 +2,18 @@
 
 ::
 
-    loader --start_epoch--> Dispatcher --task--> worker
+    loader --start_epoch--> Tasks --ticket--> worker
     loader <--next-- stream <--file-- pump <--batch, error, death-- worker
 
 What is sampled is in `sampled_input`, what is agreed on with other ranks in `agreement`, which
-worker gets which batch in `dispatch`, what becomes of its answers in `inbox`, and what becomes of
-workers that are lost in `recovery`.
+worker gets which batch and what becomes of its answers in `tasks`, and what becomes of workers that
+are lost in `recovery`.
 """
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -41,15 +42,20 @@ from gigl_loader.options import (
 from gigl_loader.system import usable_cpus
 from gigl_loader.transport import Security
 from gigl_loader.workers.agreement import Agreement, StartTurns
-from gigl_loader.workers.dispatch import Dispatcher, MessageMemory
-from gigl_loader.workers.inbox import Inbox
-from gigl_loader.workers.plugins import is_own, main_path_of, pickled
 from gigl_loader.workers.pool import WorkerPool
-from gigl_loader.workers.recovery import LOOK_EVERY_S, Attendant, Recovery
+from gigl_loader.workers.recovery import LOOK_EVERY_S, Recovery, RestartThread
 from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
 from gigl_loader.workers.sampled_input import SeedOrders, make_plan, seed_or_drawn, view_of
 from gigl_loader.workers.schedule import BatchStream
-from gigl_loader.workers.setup import Plugins, SeedInput, WorkerSetup
+from gigl_loader.workers.setup import (
+    Plugins,
+    SeedInput,
+    WorkerSetup,
+    is_own,
+    main_path_of,
+    pickled,
+)
+from gigl_loader.workers.tasks import MessageMemory, Tasks
 
 LINGER_S = 30.0
 """Workers go on answering other partitions after their loader was shut down, until those are done
@@ -118,13 +124,13 @@ class DistSamplingProducer:
             self._pool, worker_options.worker_concurrency, self.epoch_options.max_restarts,
             self._orders.seeds_of,
         )  # fmt: skip
-        self._dispatcher = Dispatcher(
-            self._recovery, channel, self._orders, worker_options.worker_concurrency
-        )
-        self._attendant: Attendant | None = None
-        # for all of the above, which have none: consumers, the attendant and status ask at once
+        self._restart_thread: RestartThread | None = None
+        # for all of the above, which have none: consumers, `RestartThread` and status ask at once
         self._lock = threading.RLock()
-        self._inbox = Inbox(self._recovery, self._dispatcher, self._ranks, channel, self._lock)
+        self._tasks = Tasks(
+            self._recovery, channel, self._orders, worker_options.worker_concurrency, self._ranks,
+            self._lock,
+        )  # fmt: skip
         self._shut_down = False
         self.add_stream(0, channel.capacity)
 
@@ -142,11 +148,12 @@ class DistSamplingProducer:
         self.join(meet_ranks(options.timeout_s + turns.total_s, options.reconnect_timeout_s))
         # Between meeting and starting: a rank whose turn comes late has been seen by all, so its
         # absence means that it failed, and not that it waits.
-        turns.wait(self.wait_for_rank_before)
+        with self._ending_on_failure():
+            turns.wait(self._ranks.wait_for_rank_before)
         # Each rank announces its start before it waits for the others in `connect`: the next rank's
         # turn depends on it.
         self.start()
-        self.announce("started")
+        self._ranks.announce("started")
         self.connect()
 
     def init(self, rendezvous: Rendezvous | None = None, security: Security | None = None) -> None:
@@ -167,29 +174,10 @@ class DistSamplingProducer:
                 workers would be open to strangers on other machines.
             PeerError: Another rank failed, or did not come in time.
         """
-        try:
+        with self._ending_on_failure():
             self._ranks.join(
                 rendezvous, security or Security.resolve(), self.worker_options.master_addr
             )
-        except BaseException as error:
-            self._fail(error)
-            raise
-
-    def announce(self, what: str) -> None:
-        """Tell the other ranks that this one got so far."""
-        self._ranks.announce(what)
-
-    def wait_for_rank_before(self, what: str) -> None:
-        """Wait until the rank before this one announced ``what``.
-
-        Raises:
-            PeerError: A rank failed, or did not come so far in time.
-        """
-        try:
-            self._ranks.wait_for_rank_before(what)
-        except BaseException as error:
-            self._fail(error)
-            raise
 
     def start(self) -> None:
         """Start this producer's own workers; returns when each is ready.
@@ -197,13 +185,10 @@ class DistSamplingProducer:
         Raises:
             PeerError: A worker raised, died, or was not ready in time; none is left.
         """
-        try:
+        with self._ending_on_failure():
             self._pool.start(
                 self._worker_setup(), self.epoch_options.timeout_s, self.epoch_options.max_restarts
             )
-        except BaseException as error:
-            self._fail(error)
-            raise
         self.channel.bind(self._receive)  # only now: with no worker, `recv` would wait in vain
 
     def connect(self) -> None:
@@ -212,19 +197,16 @@ class DistSamplingProducer:
         Raises:
             PeerError: Another rank failed, or did not come up in time.
         """
-        try:
+        with self._ending_on_failure():
             self._ranks.connect(self._pool.addresses)
-            self._dispatcher.look_ahead = self._ranks.look_ahead
+            self._tasks.look_ahead = self._ranks.look_ahead
             assignments = self._ranks.assignments()
             for worker in range(self.num_workers):
                 self._recovery.send(worker, *self._ranks.introduction(worker, assignments))
-        except BaseException as error:
-            self._fail(error)
-            raise
         self._ranks.settle()
         # without peers, whoever notices that a worker is gone is the one who waits for its batch
         if self._ranks.has_peers and self.epoch_options.max_restarts:
-            self._attendant = Attendant(self._attend)
+            self._restart_thread = RestartThread(self._replace_lost)
 
     @property
     def rows_apart(self) -> bool:
@@ -236,9 +218,14 @@ class DistSamplingProducer:
         """Bytes of all rows that only other machines have."""
         return self._ranks.remote_bytes
 
-    def _fail(self, error: BaseException) -> None:
-        self._ranks.fail(error)
-        self.shutdown(linger_s=0.0)
+    @contextlib.contextmanager
+    def _ending_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._ranks.fail(error)
+            self.shutdown(linger_s=0.0)
+            raise
 
     def _worker_setup(self) -> WorkerSetup:
         return WorkerSetup(
@@ -279,12 +266,12 @@ class DistSamplingProducer:
     def add_stream(self, number: int, limit: int) -> None:
         """Add a consumer that may have ``limit`` batches started and not taken."""
         with self._lock:
-            self._dispatcher.add(BatchStream(number, limit, self.epoch_options.in_order))
+            self._tasks.add(BatchStream(number, limit, self.epoch_options.in_order))
 
     def remove_stream(self, number: int) -> None:
         """Forget a consumer and what is under way for it."""
         with self._lock:
-            self._dispatcher.remove(number)
+            self._tasks.remove(number)
 
     def start_epoch(
         self, epoch: Attempt | int, batches: Sequence[int] | None = None, stream: int = 0
@@ -303,24 +290,24 @@ class DistSamplingProducer:
         """
         with self._lock:
             self._check_usable()
-            self._inbox.raise_if_fatal()
+            self._tasks.raise_if_fatal()
             self._recovery.restarts.start_epoch()
             chosen = range(self.num_batches) if batches is None else batches
-            self._dispatcher.begin(stream, epoch, chosen)
+            self._tasks.begin(stream, epoch, chosen)
             self._recovery.note_progress()
-            self._dispatcher.dispatch()
+            self._tasks.dispatch()
 
     def cancel_epoch(self, stream: int = 0) -> None:
         """Break the epoch of a consumer off."""
         with self._lock:
-            if stream in self._dispatcher.streams and not self._shut_down:
-                self._dispatcher.cancel(stream)
+            if stream in self._tasks.streams and not self._shut_down:
+                self._tasks.cancel(stream)
 
     def put_back(self, stream: int, taken: int) -> None:
         """Let the batches come once more that a consumer took after the first ``taken``."""
         with self._lock:
-            self._dispatcher.streams[stream].put_back(taken)
-            self._dispatcher.dispatch()
+            self._tasks.streams[stream].put_back(taken)
+            self._tasks.dispatch()
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -337,10 +324,10 @@ class DistSamplingProducer:
         while True:
             with self._lock:
                 self._check_usable()
-                state = self._dispatcher.streams[stream]
+                state = self._tasks.streams[stream]
                 received = state.take()
                 if received is not None:
-                    self._dispatcher.dispatch()
+                    self._tasks.dispatch()
                     return received
                 if state.finished:
                     return None
@@ -370,13 +357,13 @@ class DistSamplingProducer:
         """
         with self._lock:
             self._check_usable()
-            if AT_ONCE_STREAM not in self._dispatcher.streams:
+            if AT_ONCE_STREAM not in self._tasks.streams:
                 self.add_stream(AT_ONCE_STREAM, 1)
             # before the epoch of one batch begins, which sends the workers this as its order
             self._orders.at_once = tensors.share_tensor(index)
-            self._dispatcher.begin(AT_ONCE_STREAM, AT_ONCE_EPOCH, (0,))
+            self._tasks.begin(AT_ONCE_STREAM, AT_ONCE_EPOCH, (0,))
             self._recovery.note_progress()
-            self._dispatcher.dispatch()
+            self._tasks.dispatch()
 
     def _receive(self, timeout_s: float | None) -> SampleMessage:
         received = self.next(timeout_s)
@@ -388,12 +375,12 @@ class DistSamplingProducer:
         """Return whether `next` would not wait."""
         self.pump(0.0)
         with self._lock:
-            state = self._dispatcher.streams[stream]
+            state = self._tasks.streams[stream]
             return state.finished or state.can_take
 
     def stream(self, number: int) -> BatchStream[Received]:
         """Return the state of a consumer's epoch, to be looked at and left as it is."""
-        return self._dispatcher.streams[number]
+        return self._tasks.streams[number]
 
     def take(self, stream: int) -> tuple[Received | None, bool]:
         """Return (the next batch if it has arrived, whether the epoch is over); never waits.
@@ -402,10 +389,10 @@ class DistSamplingProducer:
             SamplingError: A batch failed.
         """
         with self._lock:
-            state = self._dispatcher.streams[stream]
+            state = self._tasks.streams[stream]
             received = state.take()
             if received is not None:  # there is room for another one
-                self._dispatcher.dispatch()
+                self._tasks.dispatch()
             return received, state.finished
 
     def pump(self, timeout_s: float) -> bool:
@@ -416,15 +403,15 @@ class DistSamplingProducer:
         Raises:
             WorkerDiedError: A worker ended, and was not replaced.
         """
-        return self._inbox.pump(timeout_s)
+        return self._tasks.pump(timeout_s)
 
-    def _attend(self) -> None:
+    def _replace_lost(self) -> None:
         """Replace workers that are gone, in place of a training loop that is busy elsewhere."""
         # a look at each worker's state in /proc four times a second, a few microseconds each
         with self._lock:
             longest_s = _STOPPED_SHARE * self.epoch_options.timeout_s
             self._recovery.end_stopped(max(1, int(longest_s / LOOK_EVERY_S)))
-        self._inbox.attend()
+        self._tasks.pump_if_lost()
 
     def replace_stalled(self, limit_s: float) -> bool:
         """End workers that made no progress for ``limit_s`` seconds, to be replaced.
@@ -452,8 +439,8 @@ class DistSamplingProducer:
     def limit_stream(self, number: int, limit: int) -> None:
         """Let a consumer have at most ``limit`` batches started and not taken."""
         with self._lock:
-            self._dispatcher.streams[number].limit = limit
-            self._dispatcher.dispatch()
+            self._tasks.streams[number].limit = limit
+            self._tasks.dispatch()
 
     def describe_workers(self) -> str:
         """Say what the system says that the workers are doing."""
@@ -463,7 +450,7 @@ class DistSamplingProducer:
     def queue_depth(self) -> int:
         """Batches that have arrived and wait to be taken."""
         with self._lock:
-            return sum(stream.waiting for stream in self._dispatcher.streams.values())
+            return sum(stream.waiting for stream in self._tasks.streams.values())
 
     def count_waiting(self) -> int:
         """Return how many batches wait to be taken, those that nobody has read yet included.
@@ -471,7 +458,7 @@ class DistSamplingProducer:
         They are read and not filed: a failure among them must not cost the batches before it. For
         the thread that takes batches.
         """
-        unread = self._inbox.count_batches()
+        unread = self._tasks.count_batches()
         return self.queue_depth + unread
 
     @property
@@ -500,17 +487,17 @@ class DistSamplingProducer:
                 return
             self._shut_down = True  # first: whatever fails below, nobody uses it any more
             self.channel.bind(None)
-            for stream in self._dispatcher.streams.values():
+            for stream in self._tasks.streams.values():
                 stream.cancel()
-        # outside of the lock, which both may wait for: the attendant's thread, and another that
+        # outside of the lock, which both may wait for: `RestartThread`, and another thread that
         # reads from the pool while this one stops it
-        if self._attendant is not None:
-            self._attendant.close()
-        self._inbox.close()
+        if self._restart_thread is not None:
+            self._restart_thread.close()
+        self._tasks.close()
         self._pool.stop(linger_s if self._ranks.has_peers else 0.0)
         # after the workers, which read the cache and write to the channel's slots
         with self._lock:
             self._ranks.release_cache()
-            self._dispatcher.look_ahead = None
+            self._tasks.look_ahead = None
         self._ranks.close()
         self.channel.close()

@@ -24,7 +24,8 @@ from gigl_loader.workers.restarts import Restarts, UnderWay, ended_by_itself
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
-"""How often `Attendant` looks whether the supervisor has reported a death: one poll of a socket."""
+"""How often `RestartThread` looks whether the supervisor has reported a death: one poll of a
+socket."""
 _SHOWN_SEEDS = 8
 
 
@@ -224,21 +225,21 @@ def _named(tickets: list[BatchTicket]) -> str:
     return ", ".join("batch {1} of epoch {0}".format(*one.content) for one in tickets)
 
 
-class Attendant:
+class RestartThread:
     """Lets a producer replace its workers while nobody waits for a batch.
 
     Workers of other ranks ask this rank's: a training loop that waits for those ranks would never
     come back to notice that a worker of its own is gone.
 
     Args:
-        attend: Called four times a second; returns at once where there is nothing to do.
+        replace_lost: Called four times a second; returns at once where there is nothing to do.
     """
 
-    def __init__(self, attend: Callable[[], None]) -> None:
-        self._attend = attend
+    def __init__(self, replace_lost: Callable[[], None]) -> None:
+        self._replace_lost = replace_lost
         self._ended = threading.Event()
         self._thread = new_thread(
-            target=self._run, name="gigl_loader attendant", on_death=nothing_hangs_on_it
+            target=self._run, name="gigl_loader restarts workers", on_death=nothing_hangs_on_it
         )
         self._thread.start()
 
@@ -246,7 +247,7 @@ class Attendant:
         said = ""
         while not self._ended.wait(LOOK_EVERY_S):
             try:
-                self._attend()
+                self._replace_lost()
             except GiglLoaderError:  # it stays, for whoever takes batches
                 continue
             except Exception as error:  # a descriptor that is missing now may come free in a moment
@@ -257,7 +258,7 @@ class Attendant:
     def close(self) -> None:
         """Stop; idempotent."""
         self._ended.set()
-        # the caller does not hold the lock that `attend` takes, or both would wait
+        # the caller does not hold the lock that `replace_lost` takes, or both would wait
         if self._thread is not threading.current_thread():
             # it looks without waiting, but replacing a worker may start a supervisor; a daemon is
             # left behind where even that does not end

@@ -1,4 +1,4 @@
-"""What one producer samples: the view that it reads, its plan, and the order of its seeds."""
+"""The input of one producer: the view that it reads, its plan, and the order of its seeds."""
 
 import logging
 from typing import Any

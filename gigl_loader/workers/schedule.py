@@ -28,7 +28,7 @@ class BatchStream(Generic[T]):
         """The one that was started last; None: there was none."""
         self.is_broken_off = False
         self.error: Exception | None = None
-        """What ended the attempt before its end; `take` raises it, until the next one starts."""
+        """A failure that ended the attempt; `take` raises it, until the next one starts."""
         self._batches: Sequence[int] = ()
         # positions in `_batches` all of them
         self._started = 0

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from gigl_loader.rowcache import cache
 from gigl_loader.sampler import compiled, packing_kernels, tree_kernels
-from gigl_loader.workers import messages, pipe, worker
+from gigl_loader.workers import pipe, worker
 
 _PR_SET_PDEATHSIG = 1
 _BLAS = "scipy.linalg"
@@ -109,9 +109,9 @@ class _Watch:
         if got is None:
             return False
         (kind, *rest), fds = got
-        if kind == messages.FORK:
+        if kind == pipe.FORK:
             self._fork(rest[0], pipe.Socket(fileno=fds[0]))
-        elif kind == messages.KILL and rest[0] in self._pids:
+        elif kind == pipe.KILL and rest[0] in self._pids:
             os.kill(rest[0], signal.SIGKILL)  # not reaped yet, so the pid is still its own
         return True
 
@@ -122,7 +122,7 @@ class _Watch:
         sock.close()  # the worker's copy is the only one: its end is the end of the socket
         self._pids[pid] = number
         with contextlib.suppress(OSError):  # the trainer is gone: the next look says so
-            pipe.send(self._control, (messages.FORKED, number, pid))
+            pipe.send(self._control, (pipe.FORKED, number, pid))
 
     def _become_worker(self, number: int, sock: pipe.Socket) -> None:
         code = 1
@@ -152,7 +152,7 @@ class _Watch:
             if number is not None:
                 code = os.waitstatus_to_exitcode(status)
                 try:
-                    pipe.send(self._control, (messages.EXITED, number, pid, code))
+                    pipe.send(self._control, (pipe.EXITED, number, pid, code))
                 except OSError:
                     return False
         return True

@@ -24,26 +24,24 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import PeerTimeoutError
 from gigl_loader.memory import read_ahead
 from gigl_loader.memory.same_host import Offer, read_offers
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.slots import SlotWriter, Written
-from gigl_loader.message import AT_ONCE_STREAM, Attempt, BatchTicket
+from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.drawn import keep_structure
 from gigl_loader.rowcache.look_ahead import STREAM, AheadMemory, AheadTasks, DrawnAhead, Waiting
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, Pipeline
 from gigl_loader.sampler.later import LaterPeers, rows_apart
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
+from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, SamplingPlan, scale_fields
 from gigl_loader.sampler.questions import Peers
 from gigl_loader.sampler.reader import Scratch
 from gigl_loader.threads import new_thread
-from gigl_loader.workers import messages, pipe
+from gigl_loader.workers import pipe
 from gigl_loader.workers.peers import Answering, Asking, Assignment
 from gigl_loader.workers.setup import Plugins, WorkerSetup
 
@@ -75,16 +73,33 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_ARENA_MAX, 1)  # what one thread freed, another may use
 
 
-def load_sampler(setup: WorkerSetup[Array], plugins: Plugins, peers: Peers | None) -> Sampler:
-    """Build the sampler of one thread."""
-    if plugins.sampler is None:
-        return NeighborSampler(setup.view, setup.plan, peers)
-    path, keywords = plugins.sampler
+def load_sampler(
+    view: PartitionView[Array], plan: SamplingPlan, peers: Peers | None,
+    custom: tuple[str, dict[str, Any]] | None = None,
+) -> Sampler:  # fmt: skip
+    """Build the sampler of one thread.
+
+    Args:
+        view: What it reads.
+        plan: What it does.
+        peers: Who has the other partitions.
+        custom: Import path of its class, and keywords; None: the k-hop neighbour sampler.
+    """
+    if custom is None:
+        return NeighborSampler(view, plan, peers)
+    path, keywords = custom
     module, _, name = path.rpartition(".")
-    sampler: Sampler = getattr(importlib.import_module(module), name)(
-        setup.view, setup.plan, peers, **keywords
-    )
+    kind = getattr(importlib.import_module(module), name)
+    sampler: Sampler = kind(view, plan, peers, **keywords)
     return sampler
+
+
+def sampled_fields(
+    sampler: Sampler, request: SampleRequest, view: PartitionView[Array]
+) -> list[Field]:
+    """Return the fields of a batch, with the scales of rows that are stored in fewer bytes."""
+    fields = [f if isinstance(f, Field) else Field.of(*f) for f in sampler.sample(request)]
+    return [*fields, *scale_fields(view, fields)]
 
 
 class Worker:
@@ -127,10 +142,13 @@ class Worker:
         if self._plugins.init_fn is not None:
             self._plugins.init_fn(self._number)
         # a sampler that cannot be built fails here, at the start
-        load_sampler(self._setup, self._plugins, None)
+        self._load_sampler(None)
         if "torch" in sys.modules:  # a plugin's: its operations are not to take others' CPUs
             sys.modules["torch"].set_num_threads(1)
         self._report_ready()
+
+    def _load_sampler(self, peers: Peers | None) -> Sampler:
+        return load_sampler(self._setup.view, self._setup.plan, peers, self._plugins.sampler)
 
     def _report_ready(self) -> None:
         answering = self._answering
@@ -138,7 +156,7 @@ class Worker:
         # before need not send it: the trainer has it
         keeps = answering is not None and self._setup.replaceable and self._listens_on is None
         fds = [answering.fileno()] if answering is not None and keeps else []
-        self._send((messages.READY, answering.address if answering else None), fds)
+        self._send((pipe.READY, answering.address if answering else None), fds)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -149,15 +167,15 @@ class Worker:
             if got is None:
                 os._exit(0)  # the trainer is gone: nobody is left to tell
             (kind, *rest), _ = got
-            if kind == messages.TASK:
+            if kind == pipe.TASK:
                 self._take_task(*rest)
-            elif kind == messages.SLOTS:
+            elif kind == pipe.SLOTS:
                 self._slots.give_back(*rest)
-            elif kind == messages.ATTEMPT:
+            elif kind == pipe.ATTEMPT:
                 self._start_attempt(*rest)
-            elif kind == messages.PEERS:
+            elif kind == pipe.PEERS:
                 self._connect(*rest)
-            elif kind == messages.STOP:
+            elif kind == pipe.STOP:
                 self._stop(*rest)
                 return
 
@@ -255,7 +273,7 @@ class Worker:
             self._asking.close()
         started = time.monotonic()
         while missing := self._answering.wait_for_askers(self._askers, _LINGER_STEP_S):
-            self._send((messages.LINGERING,))
+            self._send((pipe.LINGERING,))
             if time.monotonic() - max(started, self._answering.last_asked) > linger_s:
                 logger.warning(
                     "worker %d no longer answers other partitions: for %.0f s none of these asked, "
@@ -272,23 +290,37 @@ class Worker:
 
     def _sample_loop(self) -> None:
         sampler: Sampler | None = None
+
+        def sample(ticket: BatchTicket, idle_s: float) -> None:
+            nonlocal sampler
+            request = self._request(ticket)
+            if request is None:
+                self._send((pipe.STALE, ticket))
+                return
+            # here, not in `__init__`: a sampler's work arrays are of one thread, and a thread that
+            # never gets a task needs none
+            if sampler is None:
+                peers = LaterPeers(self._asking) if self._rows_apart else self._asking
+                sampler = self._load_sampler(peers)
+            self._sample(sampler, request, idle_s)
+
+        self._work(self._tasks.get, sample)
+
+    def _work(self, wait: Callable[[], Any], do: Callable[[Any, float], None]) -> None:
+        """Do one thing after another, and tell the trainer where one cannot be done.
+
+        Args:
+            wait: Returns a ticket or a batch that was drawn; None: there is no more.
+            do: Takes it, and how many seconds were waited for it.
+        """
         while True:
             waited = time.perf_counter()
-            ticket = self._tasks.get()
-            if ticket is None:
+            found = wait()
+            if found is None:
                 return
-            idle_s = time.perf_counter() - waited
+            ticket = found.ticket if isinstance(found, Waiting) else found
             try:
-                request = self._request(ticket)
-                if request is None:
-                    self._send((messages.STALE, ticket))
-                    continue
-                # here, not in `__init__`: a sampler's work arrays are of one thread, and a thread
-                # that never gets a task needs none
-                if sampler is None:
-                    peers = LaterPeers(self._asking) if self._rows_apart else self._asking
-                    sampler = load_sampler(self._setup, self._plugins, peers)
-                self._sample(sampler, request, idle_s)
+                do(found, time.perf_counter() - waited)
             # of shared memory or a disk, to be told; or of the socket: then telling fails as well,
             # the trainer is gone, and so is the reason for this process
             except OSError as error:
@@ -309,51 +341,44 @@ class Worker:
         assert self._cache is not None
         assert self._drawn is not None
         assert self._asking is not None
+        cache, marks, asking = self._cache, self._drawn, self._asking
         here = {self._setup.view.partition_idx, *self._setup.view.same_host}
-        pipeline = Pipeline(self._asking, Scratch(), self._cache, self._user, view=self._setup.view)
+        pipeline = Pipeline(asking, Scratch(), cache, self._user, view=self._setup.view)
         sampler: Sampler | None = None
-        while True:
-            waited = time.perf_counter()
-            found = self._ahead.get()
-            idle_s = time.perf_counter() - waited
-            ticket = found.ticket if isinstance(found, Waiting) else found
-            try:
-                if isinstance(found, Waiting):
-                    self._fill(pipeline, found, idle_s)
-                    continue
-                request = self._request(ticket)
-                if request is None:
-                    self._send((messages.STALE, ticket))
-                    continue
-                if sampler is None:
-                    sampler = load_sampler(self._setup, self._plugins, LaterPeers(self._asking))
-                started = time.perf_counter()
-                fields = _all_fields(sampler, request, self._setup.view)
-                batch = keep_structure(fields, here)
-                is_ahead = ticket.stream == STREAM
-                drawn = Waiting(
-                    ticket.serial, ticket.position, ticket, batch,
-                    pipeline.add(batch) if is_ahead else NOT_PLANNED,
-                    request.seeds.size, time.perf_counter() - started,
-                )  # fmt: skip
-                if is_ahead:
-                    self._drawn.note(ticket.serial, ticket.position)
-                    self._ahead.put_drawn(drawn)
-                    asked = self._cache.bytes_of(batch.wanted())
-                    self._send((messages.DRAWN, ticket, asked, batch.nbytes))
-                else:
-                    self._fill(pipeline, drawn, idle_s)
-            except OSError as error:
-                if not self._report(ticket, error):
-                    os._exit(0)
-            except BaseException as error:
-                self._report(ticket, error)
+
+        def draw_or_fill(found: Waiting | BatchTicket, idle_s: float) -> None:
+            nonlocal sampler
+            if isinstance(found, Waiting):
+                self._fill(pipeline, found, idle_s)
+                return
+            request = self._request(found)
+            if request is None:
+                self._send((pipe.STALE, found))
+                return
+            if sampler is None:
+                sampler = self._load_sampler(LaterPeers(asking))
+            started = time.perf_counter()
+            batch = keep_structure(sampled_fields(sampler, request, self._setup.view), here)
+            is_ahead = found.stream == STREAM
+            drawn = Waiting(
+                found.serial, found.position, found, batch,
+                pipeline.add(batch) if is_ahead else NOT_PLANNED,
+                request.seeds.size, time.perf_counter() - started,
+            )  # fmt: skip
+            if not is_ahead:
+                self._fill(pipeline, drawn, idle_s)
+                return
+            marks.note(found.serial, found.position)
+            self._ahead.put_drawn(drawn)
+            self._send((pipe.DRAWN, found, cache.bytes_of(batch.wanted()), batch.nbytes))
+
+        self._work(self._ahead.get, draw_or_fill)
 
     def _fill(self, pipeline: Pipeline, drawn: Waiting, idle_s: float) -> None:
         ticket = drawn.ticket
         if not self._goes_on(ticket):
             pipeline.forget(drawn.number)
-            self._send((messages.STALE, ticket))
+            self._send((pipe.STALE, ticket))
             return
         started = time.perf_counter()
         filling = pipeline.ask(drawn.batch, drawn.number)
@@ -369,18 +394,11 @@ class Worker:
         attempt, order = self._attempts.get(ticket.stream, (None, None))
         if ticket.attempt != attempt:
             return None
-        source, size = self._setup.seed_input, self._setup.batch_size
-        # also where the last batch is incomplete: whether it is asked for the trainer decides
-        start, stop = ticket.batch * size, min((ticket.batch + 1) * size, len(source))
-        if ticket.stream == AT_ONCE_STREAM and order is not None:
-            start, stop = 0, len(order)
-        input_id = np.arange(start, stop) if order is None else order[start:stop].copy()
-        extra = {name: column[input_id] for name, column in source.extra.items()}
-        return SampleRequest(ticket, source.seeds[input_id], input_id, extra)
+        return self._setup.seed_input.request(ticket, order, self._setup.batch_size)
 
     def _sample(self, sampler: Sampler, request: SampleRequest, idle_s: float) -> None:
         started = time.perf_counter()
-        fields = _all_fields(sampler, request, self._setup.view)
+        fields = sampled_fields(sampler, request, self._setup.view)
         if self._rows_apart:
             fields = rows_apart(fields)
         sampled = time.perf_counter()
@@ -398,7 +416,7 @@ class Worker:
         if self._asking is not None:
             stats.update(self._asking.take_traffic().stats())
         message = (
-            messages.BATCH, ticket, written.slot, written.nbytes, written.retired,
+            pipe.BATCH, ticket, written.slot, written.nbytes, written.retired,
             written.layout, stats,
         )  # fmt: skip
         fds = [] if written.fd is None else [written.fd]
@@ -413,8 +431,8 @@ class Worker:
         try:
             # cut, so that cause and traceback fit into one datagram of `pipe.MAX_BYTES`
             if isinstance(error, PeerTimeoutError):
-                self._send((messages.UNHEARD, str(error)[:8000]))
-            self._send((messages.ERROR, ticket, f"{type(error).__name__}: {error}"[:8000], text))
+                self._send((pipe.UNHEARD, str(error)[:8000]))
+            self._send((pipe.ERROR, ticket, f"{type(error).__name__}: {error}"[:8000], text))
         except OSError:
             return False
         return True
@@ -427,13 +445,6 @@ class Worker:
 def _end_process(error: BaseException) -> None:
     """End this worker: the supervisor sees it, and what was under way is sampled by another."""
     os._exit(1)
-
-
-def _all_fields(
-    sampler: Sampler, request: SampleRequest, view: PartitionView[Array]
-) -> list[Field]:
-    fields = [f if isinstance(f, Field) else Field.of(*f) for f in sampler.sample(request)]
-    return [*fields, *scale_fields(view, fields)]
 
 
 def _receive_position(sock: pipe.Socket) -> tuple[bool, int | None]:
@@ -459,7 +470,7 @@ def main(sock: pipe.Socket, number: int) -> None:
     except BaseException as error:
         text = traceback.format_exc()[-_MAX_TRACEBACK:]
         with contextlib.suppress(OSError):
-            pipe.send(sock, (messages.FAILED, f"{type(error).__name__}: {error}"[:8000], text))
+            pipe.send(sock, (pipe.FAILED, f"{type(error).__name__}: {error}"[:8000], text))
         os._exit(1)
     worker.run()
     os._exit(0)  # sampling and peer threads end with the process

@@ -9,8 +9,8 @@ import pytest
 from gigl_loader.errors import PeerError, ServerDiedError
 from gigl_loader.memory.same_host import Region
 from gigl_loader.message import Attempt, BatchTicket
-from gigl_loader.remote.buffers import BufferPool
 from gigl_loader.remote.fetcher import BatchFetcher
+from gigl_loader.remote.payload import BufferPool
 from gigl_loader.remote.requests import BatchMessage, FetchAnswer
 from gigl_loader.testing import wait_until
 from gigl_loader.workers.schedule import BatchStream

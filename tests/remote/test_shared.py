@@ -100,9 +100,9 @@ def shared(producer):
     one.close()
 
 
-def _fetch(shared, serial, position=None, connection=0):
+def _fetch(shared, serial, position=None, connection=0, **how):
     request = FetchRequest(producer_id=0, attempt=Attempt(0, serial), position=position)
-    return shared.fetch(request, connection)
+    return shared.fetch(request, connection, **how)
 
 
 def _start(shared, serial):
@@ -151,6 +151,27 @@ def test_a_connection_that_was_replaced_takes_no_batch(shared, producer):
     producer.events.put(producer.bring)
     received, is_over = again.result(60)
     assert (received.ticket.batch, is_over) == (0, False)
+
+
+def test_a_batch_that_cannot_be_packed_is_an_error_to_who_waits(shared, producer):
+    def fail(received, is_over):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    _start(shared, 1)
+    waiting = _fetch(shared, 1, 0, pack=fail)
+    producer.events.put(producer.bring)
+    with pytest.raises(OSError, match="Too many open files"):
+        waiting.result(60)
+
+
+def test_who_hangs_up_takes_no_batch_and_nothing_is_packed_for_it(shared, producer):
+    packed: list[Any] = []
+    _start(shared, 1)
+    gone = _fetch(shared, 1, 0, pack=lambda *found: packed.append(found))
+    gone.cancel()
+    producer.events.put(producer.bring)
+    assert _fetch(shared, 1, 1).result(60)[0].ticket.position == 0
+    assert packed == []
 
 
 def test_answers_that_were_lost_come_again_and_nothing_is_asked_far_ahead(shared, producer):

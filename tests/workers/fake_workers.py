@@ -17,11 +17,11 @@ from gigl_loader.memory.channel import ShmChannel
 from gigl_loader.memory.slots import SlotWriter
 from gigl_loader.options import EpochOptions
 from gigl_loader.testing import as_worker_gets
-from gigl_loader.workers import messages
+from gigl_loader.workers import pipe
 from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.setup import WorkerSetup
-from gigl_loader.workers.worker import Worker, load_sampler
+from gigl_loader.workers.worker import Worker
 
 
 class FakeWorker(Worker):
@@ -35,18 +35,18 @@ class FakeWorker(Worker):
         self._num_asked, self._asking, self._rows_apart = 0, None, False
         self.tasks: deque[Any] = deque()
         self.sent: deque[tuple[Any, list[int]]] = deque()
-        self.sampler = load_sampler(self._setup, self._plugins, None)
+        self.sampler = self._load_sampler(None)
         self.sampled: list[Any] = []
 
     def take(self, message: Any, obj: Any) -> None:
         kind, *rest = message
-        if kind == messages.TASK:
+        if kind == pipe.TASK:
             ticket, free, retired = rest
             self._slots.give_back(free, retired)
             self.tasks.append(ticket)
-        elif kind == messages.SLOTS:
+        elif kind == pipe.SLOTS:
             self._slots.give_back(*rest)
-        elif kind == messages.ATTEMPT:
+        elif kind == pipe.ATTEMPT:
             stream, attempt, has_order = rest
             assert has_order == (obj is not None)
             self._attempts[stream] = (attempt, as_worker_gets(obj))
@@ -57,7 +57,7 @@ class FakeWorker(Worker):
         del self.tasks[index]
         request = self._request(ticket)
         if request is None:
-            self._send((messages.STALE, ticket))
+            self._send((pipe.STALE, ticket))
             return
         self.sampled.append(ticket)
         if fails is not None and fails(ticket):
@@ -113,7 +113,7 @@ class FakePool:
             return
         worker = self.workers[number]
         self._news += [WorkerEvent(number, message, tuple(fds)) for message, fds in worker.sent] + [
-            WorkerEvent(number, (messages.DIED, 1000 + number, exitcode), ())
+            WorkerEvent(number, (pipe.DIED, 1000 + number, exitcode), ())
         ]
         worker.sent.clear()
         worker.vanish()
@@ -124,7 +124,7 @@ class FakePool:
         assert number in self._dead
         self._dead.remove(number)
         self.workers[number] = FakeWorker(number, self._setup)
-        self._news.append(WorkerEvent(number, (messages.READY, None), ()))
+        self._news.append(WorkerEvent(number, (pipe.READY, None), ()))
 
     def take_listener(self, number: int) -> None: ...
 

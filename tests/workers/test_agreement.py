@@ -18,7 +18,7 @@ from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.options import CacheOptions, EpochOptions
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Mode, Security
-from gigl_loader.workers import agreement, messages
+from gigl_loader.workers import agreement, pipe
 from gigl_loader.workers.agreement import Agreement, StartTurns, _by_partition
 from gigl_loader.workers.rendezvous import StoreRendezvous
 from gigl_loader.workers.sampled_input import make_plan
@@ -169,7 +169,7 @@ def test_alone_a_worker_is_told_that_it_may_begin() -> None:
     assert ranks.access is None
     assert not ranks.has_peers
     assert ranks.introduction(1, ranks.assignments()) == (
-        (messages.PEERS, "rank 0 worker 1", None, {}, False, False), None
+        (pipe.PEERS, "rank 0 worker 1", None, {}, False, False), None
     )  # fmt: skip
     assert ranks.remote_bytes == 0
     assert ranks.assignments() == {}
@@ -188,7 +188,7 @@ def test_workers_of_two_ranks_ask_each_other(monkeypatch) -> None:
             (kind, name, whom, offers, has_cache, apart), memory = found.introduction(
                 worker, assignments
             )
-            assert (kind, name) == (messages.PEERS, f"rank {rank} worker {worker}")
+            assert (kind, name) == (pipe.PEERS, f"rank {rank} worker {worker}")
             assert [(p, one.port) for p, one in whom.asked.items()] == [
                 (other, ADDRESSES[other][worker][1])
             ]

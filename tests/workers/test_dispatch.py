@@ -1,15 +1,16 @@
 """Which worker is given which batch, and what it is told before and with it."""
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, Attempt
-from gigl_loader.workers import messages
-from gigl_loader.workers.dispatch import Dispatcher
+from gigl_loader.workers import pipe
 from gigl_loader.workers.recovery import Recovery
 from gigl_loader.workers.schedule import BatchStream
+from gigl_loader.workers.tasks import Tasks
 
 MIB = 2**20
 
@@ -68,11 +69,12 @@ class _LookAhead:
 
 def _make(
     *, workers: int = 2, size: int = 2**40, limit: int = 8, concurrency: int = 2, streams: int = 1
-) -> tuple[Dispatcher, _Pool, _Channel]:
+) -> tuple[Tasks, _Pool, _Channel]:
     pool, channel = _Pool(workers), _Channel(size)
     orders = SimpleNamespace(of=lambda stream, epoch: ("order", stream, epoch) if epoch else None)
     recovery = Recovery(pool, concurrency, 3, lambda task: [])  # type: ignore[arg-type]
-    found = Dispatcher(recovery, channel, orders, concurrency)  # type: ignore[arg-type]
+    parts: Any = (recovery, channel, orders, concurrency, None, threading.RLock())
+    found = Tasks(*parts)
     for number in range(streams):
         found.add(BatchStream(number, limit))
     return found, pool, channel
@@ -82,7 +84,7 @@ def _batches(tasks: list[tuple[int, Any]]) -> list[tuple[int, int]]:
     return [(worker, rest[0].batch) for worker, rest in tasks]
 
 
-def _arrive(found: Dispatcher, batch: int, worker: int) -> None:
+def _arrive(found: Tasks, batch: int, worker: int) -> None:
     """Let the answer for a batch be filed."""
     under_way = found._recovery.under_way
     ticket = next(one for one in under_way._of[worker] if one.batch == batch)
@@ -95,11 +97,11 @@ def test_workers_hear_of_an_epoch_before_its_batches_which_are_dealt_evenly() ->
     channel.largest = 1
     found.begin(0, 7, range(10, 20))
     assert [(worker, message, order) for worker, message, order in pool.sent] == [
-        (worker, (messages.ATTEMPT, 0, Attempt(7, 1), True), ("order", 0, 7)) for worker in (0, 1)
+        (worker, (pipe.ATTEMPT, 0, Attempt(7, 1), True), ("order", 0, 7)) for worker in (0, 1)
     ]
     channel.back = {1: ([4], [2])}
     found.dispatch()
-    tasks = pool.take(messages.TASK)
+    tasks = pool.take(pipe.TASK)
     assert _batches(tasks) == [(0, 10), (1, 11), (0, 12), (1, 13), (0, 14)], "5 at most"
     assert [rest[0].position for _, rest in tasks] == [0, 1, 2, 3, 4]
     assert [rest[1:] for _, rest in tasks] == [([], []), ([4], [2]), *[([], [])] * 3]
@@ -110,13 +112,13 @@ def test_workers_hear_of_an_epoch_before_its_batches_which_are_dealt_evenly() ->
     assert pool.sent == [], "it is not taken"
     assert found.streams[0].take() is not None
     found.dispatch()
-    assert _batches(pool.take(messages.TASK)) == [(0, 15)]
+    assert _batches(pool.take(pipe.TASK)) == [(0, 15)]
 
 
 def test_an_input_in_the_users_order_sends_none() -> None:
     found, pool, _ = _make(workers=1)
     found.begin(0, 0, range(3))
-    assert pool.sent == [(0, (messages.ATTEMPT, 0, Attempt(0, 1), False), None)]
+    assert pool.sent == [(0, (pipe.ATTEMPT, 0, Attempt(0, 1), False), None)]
 
 
 @pytest.mark.parametrize(
@@ -134,10 +136,10 @@ def test_what_may_be_under_way_fits_into_the_channel(largest: int, size: int, st
     channel.largest = largest
     found.begin(0, 0, range(20))
     found.dispatch()
-    assert len(pool.take(messages.TASK)) == started
+    assert len(pool.take(pipe.TASK)) == started
     _arrive(found, 0, 0)
     found.dispatch()
-    assert pool.take(messages.TASK) == [], "what has arrived takes room"
+    assert pool.take(pipe.TASK) == [], "what has arrived takes room"
 
 
 def test_consumers_get_batches_in_turn_and_a_removed_one_none() -> None:
@@ -147,7 +149,7 @@ def test_consumers_get_batches_in_turn_and_a_removed_one_none() -> None:
         found.begin(number, 0, range(5))
     found.remove(1)
     found.dispatch()
-    tasks = pool.take(messages.TASK)
+    tasks = pool.take(pipe.TASK)
     assert [rest[0].stream for _, rest in tasks] == [0, 2, 0, 2]
     assert not found.is_wanted(tasks[0][1][0].__class__(1, 1, 0, 0))
     assert found.is_wanted(tasks[0][1][0])
@@ -157,9 +159,9 @@ def test_workers_are_told_of_an_epoch_that_is_broken_off_once() -> None:
     found, pool, _ = _make()
     found.begin(0, 3, range(2))
     found.dispatch()
-    (_, (ticket, *_)), *_ = pool.take(messages.TASK)
+    (_, (ticket, *_)), *_ = pool.take(pipe.TASK)
     found.cancel(0)
-    assert pool.sent == [(w, (messages.ATTEMPT, 0, None, False), None) for w in (0, 1)]
+    assert pool.sent == [(w, (pipe.ATTEMPT, 0, None, False), None) for w in (0, 1)]
     assert not found.is_wanted(ticket)
     pool.sent.clear()
     found.cancel(0)
@@ -173,8 +175,8 @@ def test_one_that_takes_anothers_position_hears_of_epochs_under_way() -> None:
     pool.sent.clear()
     found.catch_up(1)
     assert pool.sent == [
-        (1, (messages.ATTEMPT, 0, Attempt(4, 1), True), ("order", 0, 4)),
-        (1, (messages.ATTEMPT, 2, Attempt(0, 1), False), None),
+        (1, (pipe.ATTEMPT, 0, Attempt(4, 1), True), ("order", 0, 4)),
+        (1, (pipe.ATTEMPT, 2, Attempt(0, 1), False), None),
     ]
 
 
@@ -183,20 +185,20 @@ def test_what_a_lost_worker_had_comes_first_and_nothing_new_beside_it() -> None:
     channel.largest = 1
     found.begin(0, 0, range(9))
     found.dispatch()
-    assert _batches(pool.take(messages.TASK)) == [(0, 0), (1, 1), (0, 2), (1, 3)]
+    assert _batches(pool.take(pipe.TASK)) == [(0, 0), (1, 1), (0, 2), (1, 3)]
     found._recovery.died(0, 70, -9)
     _arrive(found, 1, 1)
     found.dispatch()
-    assert pool.take(messages.TASK) == [], "batch 0, suspected, waits for an idle worker"
+    assert pool.take(pipe.TASK) == [], "batch 0, suspected, waits for an idle worker"
     _arrive(found, 3, 1)
     found.dispatch()
-    assert _batches(pool.take(messages.TASK)) == [(1, 0)], "alone"
+    assert _batches(pool.take(pipe.TASK)) == [(1, 0)], "alone"
     _arrive(found, 0, 1)
     found.dispatch()
-    assert _batches(pool.take(messages.TASK)) == [(1, 2)]
+    assert _batches(pool.take(pipe.TASK)) == [(1, 2)]
     assert found.streams[0].take() is not None
     found.dispatch()
-    assert _batches(pool.take(messages.TASK)) == [(1, 4)]
+    assert _batches(pool.take(pipe.TASK)) == [(1, 4)]
 
 
 def test_a_batch_at_once_goes_out_where_the_channel_is_full() -> None:
@@ -204,11 +206,11 @@ def test_a_batch_at_once_goes_out_where_the_channel_is_full() -> None:
     channel.largest = MIB
     found.begin(0, 0, range(9))
     found.dispatch()
-    assert _batches(pool.take(messages.TASK)) == [(0, 0)]
+    assert _batches(pool.take(pipe.TASK)) == [(0, 0)]
     found.add(BatchStream(AT_ONCE_STREAM, 1))
     found.begin(AT_ONCE_STREAM, AT_ONCE_EPOCH, (0,))
     found.dispatch()
-    ((worker, (ticket, *_)),) = pool.take(messages.TASK)
+    ((worker, (ticket, *_)),) = pool.take(pipe.TASK)
     assert (worker, ticket.stream) == (1, AT_ONCE_STREAM)
 
 
@@ -220,7 +222,7 @@ def test_the_look_ahead_says_how_many_are_started_and_the_channel_does_not() -> 
     found.dispatch()
     assert ahead.begun == [(1, 9)]
     assert ahead.asked == [(0, 2)], "nothing is known of their size: as many as workers"
-    assert len(pool.take(messages.TASK)) == 7
+    assert len(pool.take(pipe.TASK)) == 7
     channel.largest = 4 * MIB
     _arrive(found, 0, 0)
     assert found.streams[0].take() is not None
@@ -250,4 +252,4 @@ def test_slots_go_back_by_themselves_only_where_no_task_will_take_them() -> None
     _arrive(found, 0, 0)
     found.streams[0].take()
     found.dispatch()
-    assert pool.sent == [(0, (messages.SLOTS, [3], []), None)]
+    assert pool.sent == [(0, (pipe.SLOTS, [3], []), None)]

@@ -14,13 +14,12 @@ from gigl_loader.memory.channel import ShmChannel, field_of
 from gigl_loader.memory.slots import SlotWriter
 from gigl_loader.message import BatchTicket
 from gigl_loader.testing import open_files
-from gigl_loader.workers import inbox as module
-from gigl_loader.workers import messages
-from gigl_loader.workers.dispatch import Dispatcher
-from gigl_loader.workers.inbox import Inbox
+from gigl_loader.workers import pipe
+from gigl_loader.workers import tasks as module
 from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.recovery import Recovery
 from gigl_loader.workers.schedule import BatchStream
+from gigl_loader.workers.tasks import Tasks
 
 
 class _Pool:
@@ -47,7 +46,7 @@ class _Pool:
         self.sent.append((number, message))
 
     def replace(self, number: int) -> None:
-        self.polls.append([WorkerEvent(number, (messages.READY, None), ())])
+        self.polls.append([WorkerEvent(number, (pipe.READY, None), ())])
 
     def describe(self, numbers: list[int]) -> str:
         return f"workers {numbers}"
@@ -65,28 +64,28 @@ class _Channel(ShmChannel):
 
 
 class _Producer:
-    """An inbox over a fake pool; all else is real."""
+    """Tasks over a fake pool; all else is real."""
 
     def __init__(self, streams: int = 1, max_restarts: int = 3) -> None:
         self.pool, self.channel = _Pool(), _Channel(16, 2**30)
         self.writers = [SlotWriter(), SlotWriter()]
         recovery = Recovery(self.pool, 2, max_restarts, lambda task: [1])  # type: ignore[arg-type]
         orders = SimpleNamespace(of=lambda stream, epoch: None)
-        self.dispatcher = Dispatcher(recovery, self.channel, orders, 2)  # type: ignore[arg-type]
         self.refused: list[tuple[int, int, str]] = []
         ranks = SimpleNamespace(
-            assignments=dict, introduction=lambda worker, known: ((messages.PEERS, worker), None),
+            assignments=dict, introduction=lambda worker, known: ((pipe.PEERS, worker), None),
             refuse=lambda worker, fd, error: self.refused.append((worker, fd, str(error))),
         )  # fmt: skip
         self.lock = threading.RLock()
-        self.inbox = Inbox(recovery, self.dispatcher, ranks, self.channel, self.lock)  # type: ignore[arg-type]
+        parts: Any = (recovery, self.channel, orders, 2, ranks, self.lock)
+        self.tasks = Tasks(*parts)
         self.recovery = recovery
         for number in range(streams):
-            self.dispatcher.add(BatchStream(number, 8))
-            self.dispatcher.begin(number, 0, range(8))
-        self.dispatcher.dispatch()
+            self.tasks.add(BatchStream(number, 8))
+            self.tasks.begin(number, 0, range(8))
+        self.tasks.dispatch()
 
-    def tasks(self, worker: int) -> list[Any]:
+    def tickets(self, worker: int) -> list[Any]:
         return list(self.recovery.under_way._of[worker])
 
     def batch(self, worker: int, task: Any, value: float = 1.0) -> WorkerEvent:
@@ -95,103 +94,103 @@ class _Producer:
         fds = () if written.fd is None else (written.fd,)
         return WorkerEvent(
             worker,
-            (messages.BATCH, task, written.slot, written.nbytes,
+            (pipe.BATCH, task, written.slot, written.nbytes,
              written.retired, written.layout, {"seeds": 4}),
             fds,
         )  # fmt: skip
 
     def error(self, worker: int, task: Any, words: str) -> WorkerEvent:
-        return WorkerEvent(worker, (messages.ERROR, task, f"ValueError: {words}", "its trace"), ())
+        return WorkerEvent(worker, (pipe.ERROR, task, f"ValueError: {words}", "its trace"), ())
 
 
 @pytest.fixture
 def producer():
     found = _Producer()
     yield found
-    found.inbox.close()
+    found.tasks.close()
     found.channel.close()
 
 
 def test_a_batch_goes_to_its_consumer_with_what_was_measured(producer: _Producer) -> None:
-    task = producer.tasks(1)[0]
+    task = producer.tickets(1)[0]
     gc.collect()
     before = open_files()
     producer.pool.polls.append([producer.batch(1, task, 7.0)])
-    assert producer.inbox.pump(5.0)
+    assert producer.tasks.pump(5.0)
     assert open_files() == before, "its descriptor is closed"
-    received = producer.dispatcher.streams[0]._arrived[task.position]
+    received = producer.tasks.streams[0]._arrived[task.position]
     assert received.message["x"].tolist() == [7.0] * 3
     assert received.ticket == task
     assert received.stats == {"seeds": 4, "worker": 1, "nbytes": 65536, "restarts": 0}
-    assert task not in producer.tasks(1)
-    assert not producer.inbox.pump(0.5)
+    assert task not in producer.tickets(1)
+    assert not producer.tasks.pump(0.5)
     assert producer.pool.waited == [5.0, 0.5]
 
 
 def test_a_failure_costs_no_other_its_batch_and_is_raised_to_who_takes_the_next() -> None:
     producer = _Producer(streams=2)
-    of = {task.stream: (w, task) for w in (0, 1) for task in producer.tasks(w)}
+    of = {task.stream: (w, task) for w in (0, 1) for task in producer.tickets(w)}
     producer.pool.polls.append([producer.error(*of[0], "bad"), producer.batch(*of[1])])
     where = r"worker 0 \(pid 100\), epoch 0, batch"
-    assert producer.inbox.pump(1.0)
-    assert producer.dispatcher.streams[1].waiting == 1
-    assert producer.dispatcher.streams[0].finished
+    assert producer.tasks.pump(1.0)
+    assert producer.tasks.streams[1].waiting == 1
+    assert producer.tasks.streams[0].finished
     for _ in range(2):
         with pytest.raises(SamplingError, match=rf"{where}.*bad") as found:
-            producer.dispatcher.streams[0].take()
+            producer.tasks.streams[0].take()
         assert "its trace" in str(found.value)
-    producer.dispatcher.begin(0, 1, range(8))
-    assert producer.dispatcher.streams[0].take() is None, "it was of the epoch before"
+    producer.tasks.begin(0, 1, range(8))
+    assert producer.tasks.streams[0].take() is None, "it was of the epoch before"
     producer.channel.close()
 
 
 def test_what_is_left_of_a_broken_off_epoch_is_dropped_and_its_slot_comes_back(
     producer: _Producer,
 ) -> None:
-    done, failed, stale = producer.tasks(0)[:3]
-    producer.dispatcher.cancel(0)
+    done, failed, stale = producer.tickets(0)[:3]
+    producer.tasks.cancel(0)
     producer.pool.polls.append([
         producer.batch(0, done), producer.error(0, failed, "late"),
-        WorkerEvent(0, (messages.STALE, stale), ()),
+        WorkerEvent(0, (pipe.STALE, stale), ()),
     ])  # fmt: skip
-    assert producer.inbox.pump(1.0), "no error"
-    assert producer.dispatcher.streams[0].waiting == 0
+    assert producer.tasks.pump(1.0), "no error"
+    assert producer.tasks.streams[0].waiting == 0
     assert producer.recovery.under_way.loads[0] == 1, "of four"
     gc.collect()
     assert producer.channel.returned(0, 2) == ([0], [])
 
 
 def test_a_consumer_that_has_left_leaves_no_descriptor_open(producer: _Producer) -> None:
-    task = producer.tasks(0)[0]
+    task = producer.tickets(0)[0]
     gc.collect()
     before = open_files()
     event = producer.batch(0, task)
-    producer.dispatcher.remove(0)
+    producer.tasks.remove(0)
     producer.pool.polls.append([event])
-    producer.inbox.pump(1.0)
+    producer.tasks.pump(1.0)
     assert open_files() == before
 
 
 def test_batches_are_counted_before_they_are_filed(producer: _Producer) -> None:
-    one, other = producer.tasks(0)[:2]
+    one, other = producer.tickets(0)[:2]
     producer.pool.polls += [[producer.batch(0, one)], [producer.batch(0, other)]]
-    assert producer.inbox.count_batches() == 1
-    assert producer.inbox.count_batches() == 2
-    assert producer.dispatcher.streams[0].waiting == 0
-    assert producer.inbox.pump(9.0)
-    assert producer.dispatcher.streams[0].waiting == 2
+    assert producer.tasks.count_batches() == 1
+    assert producer.tasks.count_batches() == 2
+    assert producer.tasks.streams[0].waiting == 0
+    assert producer.tasks.pump(9.0)
+    assert producer.tasks.streams[0].waiting == 2
     assert 9.0 not in producer.pool.waited, "nothing was waited for"
-    assert producer.inbox.count_batches() == 0
+    assert producer.tasks.count_batches() == 0
 
 
 def test_closing_closes_what_was_read_and_not_filed(producer: _Producer) -> None:
     gc.collect()
     before = open_files()
-    producer.pool.polls.append([producer.batch(0, producer.tasks(0)[0])])
-    producer.inbox.count_batches()
-    producer.inbox.close()
+    producer.pool.polls.append([producer.batch(0, producer.tickets(0)[0])])
+    producer.tasks.count_batches()
+    producer.tasks.close()
     assert open_files() == before
-    producer.inbox.close()
+    producer.tasks.close()
 
 
 def test_a_worker_that_died_is_replaced_and_told_all_that_it_has_to_know(monkeypatch) -> None:
@@ -201,78 +200,78 @@ def test_a_worker_that_died_is_replaced_and_told_all_that_it_has_to_know(monkeyp
         "gigl_loader.workers.recovery.time", SimpleNamespace(monotonic=lambda: clock.now)
     )
     given_up: list[str] = []
-    producer.dispatcher.look_ahead = SimpleNamespace(  # type: ignore[assignment]
+    producer.tasks.look_ahead = SimpleNamespace(  # type: ignore[assignment]
         give_up=lambda: given_up.append("ahead"), limit=lambda taken, room: 8
     )
     producer.pool.polls.append([
-        producer.batch(0, producer.tasks(0)[0]), WorkerEvent(0, (messages.DIED, 100, -9), ())
+        producer.batch(0, producer.tickets(0)[0]), WorkerEvent(0, (pipe.DIED, 100, -9), ())
     ])  # fmt: skip
-    producer.inbox.pump(60.0)
-    assert producer.dispatcher.streams[0].waiting == 1, "what it had sent"
+    producer.tasks.pump(60.0)
+    assert producer.tasks.streams[0].waiting == 1, "what it had sent"
     assert given_up == ["ahead"], "a batch that was drawn is drawn anew"
     assert producer.channel.largest == 1, "its successor's slots are others, though of its numbers"
     clock.now += 1.0
     producer.pool.sent.clear()
-    producer.inbox.pump(60.0)  # starts it
+    producer.tasks.pump(60.0)  # starts it
     kinds = [message[0] for worker, message in producer.pool.sent if worker == 0]
-    assert kinds[:2] == [messages.ATTEMPT, messages.PEERS]
-    assert set(kinds[2:]) <= {messages.TASK, messages.SLOTS}
+    assert kinds[:2] == [pipe.ATTEMPT, pipe.PEERS]
+    assert set(kinds[2:]) <= {pipe.TASK, pipe.SLOTS}
     assert not producer.recovery.is_pending
     producer.channel.close()
 
 
 def test_what_ends_the_sampling_is_raised_anew_for_each_caller() -> None:
     producer = _Producer(max_restarts=0)
-    producer.pool.polls.append([WorkerEvent(1, (messages.DIED, 101, -9), ())])
+    producer.pool.polls.append([WorkerEvent(1, (pipe.DIED, 101, -9), ())])
     raised = []
     for _ in range(2):
         with pytest.raises(WorkerDiedError, match="worker 1") as found:
-            producer.inbox.pump(1.0)
+            producer.tasks.pump(1.0)
         raised.append(found.value)
     assert raised[0] is not raised[1]
     producer.channel.close()
 
 
 def test_a_worker_that_cannot_start_again_ends_the_sampling(producer: _Producer) -> None:
-    failed = (messages.FAILED, "ValueError: no such sampler", "its trace")
+    failed = (pipe.FAILED, "ValueError: no such sampler", "its trace")
     producer.pool.polls.append([WorkerEvent(1, failed, ())])
     with pytest.raises(SamplingError, match=r"start of sampling worker 1.*no such sampler"):
-        producer.inbox.pump(1.0)
+        producer.tasks.pump(1.0)
 
 
 def test_ranks_that_did_not_answer_a_worker_are_suspected(producer: _Producer, monkeypatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(module, "suspect_ranks", told.append)
-    producer.pool.polls.append([WorkerEvent(0, (messages.UNHEARD, "rank 3 is silent"), ())])
-    producer.inbox.pump(1.0)
+    producer.pool.polls.append([WorkerEvent(0, (pipe.UNHEARD, "rank 3 is silent"), ())])
+    producer.tasks.pump(1.0)
     assert told == ["rank 3 is silent"]
 
 
-def test_an_attendant_files_only_where_a_worker_is_lost(producer: _Producer) -> None:
-    task = producer.tasks(0)[0]
+def test_a_look_for_losses_files_only_where_a_worker_is_lost(producer: _Producer) -> None:
+    task = producer.tickets(0)[0]
     producer.pool.polls.append([producer.batch(0, task)])
-    producer.inbox.attend()
+    producer.tasks.pump_if_lost()
     assert producer.pool.waited == [], "who takes batches files them"
-    producer.inbox.count_batches()
-    producer.inbox.attend()
-    assert producer.dispatcher.streams[0].waiting == 0
+    producer.tasks.count_batches()
+    producer.tasks.pump_if_lost()
+    assert producer.tasks.streams[0].waiting == 0
     producer.pool.is_news = True
-    producer.inbox.attend()
-    assert producer.dispatcher.streams[0].waiting == 1
+    producer.tasks.pump_if_lost()
+    assert producer.tasks.streams[0].waiting == 1
 
 
-def test_an_attendant_keeps_failures_for_those_who_wait(producer: _Producer) -> None:
+def test_a_look_for_losses_keeps_failures_for_those_who_wait(producer: _Producer) -> None:
     producer.pool.is_news = True
-    producer.pool.polls.append([producer.error(0, producer.tasks(0)[0], "bad")])
-    producer.inbox.attend()
+    producer.pool.polls.append([producer.error(0, producer.tickets(0)[0], "bad")])
+    producer.tasks.pump_if_lost()
     with pytest.raises(SamplingError, match="bad"):
-        producer.dispatcher.streams[0].take()
+        producer.tasks.streams[0].take()
 
 
 def test_a_death_that_was_counted_and_not_filed_is_attended_to(producer: _Producer) -> None:
-    producer.pool.polls.append([WorkerEvent(1, (messages.DIED, 101, -9), ())])
-    assert producer.inbox.count_batches() == 0
-    producer.inbox.attend()
+    producer.pool.polls.append([WorkerEvent(1, (pipe.DIED, 101, -9), ())])
+    assert producer.tasks.count_batches() == 0
+    producer.tasks.pump_if_lost()
     assert producer.recovery.is_pending
 
 
@@ -291,34 +290,34 @@ def test_the_lock_is_free_while_messages_are_waited_for(producer: _Producer) -> 
         return []
 
     producer.pool.poll = poll  # type: ignore[method-assign]
-    producer.inbox.pump(0.0)
+    producer.tasks.pump(0.0)
     assert taken == [True]
 
 
 def test_batches_drawn_are_counted_by_epoch(producer: _Producer) -> None:
     told: list[tuple[int, int, int]] = []
-    producer.dispatcher.look_ahead = SimpleNamespace(  # type: ignore[assignment]
+    producer.tasks.look_ahead = SimpleNamespace(  # type: ignore[assignment]
         count=lambda *given: told.append(given), limit=lambda taken, room: 8
     )
     ticket = BatchTicket(0, 9, 0, 3)
-    producer.pool.polls.append([WorkerEvent(0, (messages.DRAWN, ticket, 1000, 50), ())])
-    producer.inbox.pump(0.0)
+    producer.pool.polls.append([WorkerEvent(0, (pipe.DRAWN, ticket, 1000, 50), ())])
+    producer.tasks.pump(0.0)
     assert told == [(9, 1000, 50)]
 
 
 def test_what_comes_of_a_worker_that_is_lost_is_dropped(producer: _Producer) -> None:
     """Its batches are another's by now: an answer would be filed twice, or for nobody."""
-    done, failed, stale, drawn = producer.tasks(0)[:4]
+    done, failed, stale, drawn = producer.tickets(0)[:4]
     gc.collect()
     before = open_files()
     late = [
         producer.batch(0, done), producer.error(0, failed, "late"),
-        WorkerEvent(0, (messages.STALE, stale), ()),
-        WorkerEvent(0, (messages.DRAWN, drawn, 10, 5), ()),
+        WorkerEvent(0, (pipe.STALE, stale), ()),
+        WorkerEvent(0, (pipe.DRAWN, drawn, 10, 5), ()),
     ]  # fmt: skip
-    producer.pool.polls.append([WorkerEvent(0, (messages.DIED, 100, None, 1), ()), *late])
-    assert producer.inbox.pump(1.0), "no error"
-    assert producer.dispatcher.streams[0].waiting == 0
+    producer.pool.polls.append([WorkerEvent(0, (pipe.DIED, 100, None, 1), ()), *late])
+    assert producer.tasks.pump(1.0), "no error"
+    assert producer.tasks.streams[0].waiting == 0
     assert open_files() == before, "its descriptor is closed"
     assert producer.channel.largest == 1, "and its memory not mapped"
 
@@ -327,38 +326,38 @@ def test_what_comes_of_a_worker_that_is_lost_is_dropped(producer: _Producer) -> 
 def test_a_message_that_cannot_be_filed_ends_the_epochs(
     error: Exception, producer: _Producer, monkeypatch
 ) -> None:
-    """Not only for who files it, the attendant perhaps: the batch would be missing for ever."""
+    """Not only for who files it, a look for losses perhaps: the batch would be missing for ever."""
 
     def fail(*given: Any) -> None:
         raise error
 
-    one, other = producer.tasks(0)[0], producer.tasks(1)[0]
+    one, other = producer.tickets(0)[0], producer.tickets(1)[0]
     producer.pool.is_news = True
     producer.pool.polls.append([producer.batch(0, one), producer.batch(1, other)])
     monkeypatch.setattr(producer.channel, "open", fail)
     with pytest.raises(SamplingError, match="taking 'batch' of sampling worker 0"):
-        producer.inbox.attend()
+        producer.tasks.pump_if_lost()
     with pytest.raises(SamplingError, match="taking 'batch' of sampling worker 0"):
-        producer.inbox.pump(0.0)
+        producer.tasks.pump(0.0)
 
 
 def test_an_answer_that_nobody_asked_for_is_an_error(producer: _Producer) -> None:
-    task = producer.tasks(0)[0]
+    task = producer.tickets(0)[0]
     producer.pool.polls += [[producer.batch(0, task)], [producer.batch(0, task)]]
-    producer.inbox.pump(0.0)
+    producer.tasks.pump(0.0)
     with pytest.raises(ProtocolError, match="was not given"):
-        producer.inbox.pump(0.0)
+        producer.tasks.pump(0.0)
 
 
 def test_who_asks_a_worker_without_a_successor_hears_why(monkeypatch) -> None:
     producer = _Producer(max_restarts=1)
     producer.pool.listeners = {0: 50, 1: 51}
-    producer.pool.polls.append([WorkerEvent(0, (messages.DIED, 100, -9), ())])
-    producer.inbox.pump(0.0)
+    producer.pool.polls.append([WorkerEvent(0, (pipe.DIED, 100, -9), ())])
+    producer.tasks.pump(0.0)
     assert producer.refused == [], "a successor is to come"
-    producer.pool.polls.append([WorkerEvent(0, (messages.DIED, 102, -9), ())])
+    producer.pool.polls.append([WorkerEvent(0, (pipe.DIED, 102, -9), ())])
     with pytest.raises(WorkerDiedError, match="max_restarts=1 are used up"):
-        producer.inbox.pump(0.0)
+        producer.tasks.pump(0.0)
     assert [one[:2] for one in producer.refused] == [(0, 50)]
     assert "pid 102" in producer.refused[0][2]
     assert producer.pool.listeners == {1: 51}, "the other one answers on"
@@ -370,8 +369,8 @@ def test_a_worker_that_cannot_be_started_again_is_not_waited_for(producer: _Prod
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     producer.pool.replace = refuse  # type: ignore[method-assign]
-    producer.pool.polls.append([WorkerEvent(0, (messages.DIED, 100, -9), ())])
-    producer.inbox.pump(0.0)
+    producer.pool.polls.append([WorkerEvent(0, (pipe.DIED, 100, -9), ())])
+    producer.tasks.pump(0.0)
     producer.recovery._due = dict.fromkeys(producer.recovery._due, 0.0)
     with pytest.raises(SamplingError, match=r"in the place of one that was lost.*Resource"):
-        producer.inbox.pump(0.0)
+        producer.tasks.pump(0.0)

@@ -137,3 +137,11 @@ def test_an_object_whose_sender_is_gone_in_between(ends) -> None:
     with pytest.raises(ConnectionError, match="set-up is gone"):
         pipe.receive_object(theirs)
     assert sum("gigl_loader" in name for name in open_files()) == before
+
+
+def test_no_two_kinds_have_one_name() -> None:
+    names = {name: value for name, value in vars(pipe).items() if name.isalpha() and name.isupper()}
+    assert all(isinstance(value, str) and value for value in names.values())
+    assert len(set(names.values())) == len(names)
+    told = pipe.__doc__ or ""
+    assert [name for name in names if name not in told] == [], "who sends it to whom is not said"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gigl_loader.errors import UsageError, WorkerDiedError
-from gigl_loader.workers import messages, pipe
+from gigl_loader.workers import pipe
 from gigl_loader.workers import pool as pool_module
 from gigl_loader.workers.pool import WorkerEvent, WorkerPool, _Worker, process_state
 
@@ -37,27 +37,27 @@ def ends():
 
 
 def _died(events: list[WorkerEvent]) -> list[tuple]:
-    return [(e.worker, *e.message[1:]) for e in events if e.message[0] == messages.DIED]
+    return [(e.worker, *e.message[1:]) for e in events if e.message[0] == pipe.DIED]
 
 
 def test_a_death_is_told_once_while_others_keep_sending(ends) -> None:
     pool, supervisor, first, second = ends
-    pipe.send(first, (messages.ERROR, "last words"))
+    pipe.send(first, (pipe.ERROR, "last words"))
     first.close()
     assert not pool.has_news()
-    pipe.send(supervisor, (messages.EXITED, 0, 100, -signal.SIGKILL))
+    pipe.send(supervisor, (pipe.EXITED, 0, 100, -signal.SIGKILL))
     assert pool.has_news()
     heard: list[WorkerEvent] = []
     for _ in range(4):
-        pipe.send(second, (messages.STALE, None))
+        pipe.send(second, (pipe.STALE, None))
         heard += [event for event in pool.poll(1.0) if event.worker == 0]
-    assert [event.message[0] for event in heard] == [messages.ERROR, messages.DIED]
+    assert [event.message[0] for event in heard] == [pipe.ERROR, pipe.DIED]
     assert _died(heard) == [(0, 100, -signal.SIGKILL, None)]
 
 
 def test_the_end_of_one_that_was_replaced_is_no_news(ends) -> None:
     pool, supervisor, *_ = ends
-    pipe.send(supervisor, (messages.EXITED, 0, 99, -signal.SIGKILL))
+    pipe.send(supervisor, (pipe.EXITED, 0, 99, -signal.SIGKILL))
     assert pool.poll(1.0) == pool.poll(0.0) == []
 
 
@@ -67,14 +67,14 @@ def test_a_worker_whose_supervisor_is_gone_is_dead_at_the_end_of_its_own_socket(
     supervisor.close()
     for _ in range(3):
         assert pool.poll(0.1) == []
-        assert pool.has_news(), "an attendant looks on"
-    pipe.send(first, (messages.STALE, 1))
+        assert pool.has_news(), "who looks on is told"
+    pipe.send(first, (pipe.STALE, 1))
     second.close()
     heard = pool.poll(1.0)
     while not any(event.worker == 0 for event in heard):
         heard += pool.poll(1.0)
     assert _died(heard) == [(1, 101, None, 1)]
-    pipe.send(first, (messages.STALE, 2))
+    pipe.send(first, (pipe.STALE, 2))
     first.close()
     while pool.has_news():
         heard += pool.poll(1.0)
@@ -87,24 +87,24 @@ def test_nothing_comes_of_a_worker_after_its_end(ends, monkeypatch) -> None:
     """Not even where one lives on, which the kernel has not got to: it reads its own end."""
     pool, supervisor, first, _ = ends
     monkeypatch.setattr(pool_module, "_EXIT_REPORT_S", 0.0)
-    pipe.send(first, (messages.STALE, 1))
+    pipe.send(first, (pipe.STALE, 1))
     supervisor.close()
     heard: list[WorkerEvent] = []
     while (0, 100, None, 1) not in _died(heard):
         heard += pool.poll(0.1)
     assert [event.message[1] for event in heard if event.worker == 0] == [1, 100]
     with pytest.raises(OSError, match="Broken pipe"):
-        pipe.send(first, (messages.STALE, 2))
+        pipe.send(first, (pipe.STALE, 2))
     assert pipe.receive(first) is None
     assert not any(event.worker == 0 for event in pool.poll(0.1))
 
 
 def test_what_a_worker_sent_is_heard_though_it_left_something_unread(ends) -> None:
     pool, supervisor, first, _ = ends
-    pipe.send(first, (messages.STALE, 1))
-    pool.send(0, (messages.TASK,))
+    pipe.send(first, (pipe.STALE, 1))
+    pool.send(0, (pipe.TASK,))
     first.close()
-    pipe.send(supervisor, (messages.EXITED, 0, 100, -9))
+    pipe.send(supervisor, (pipe.EXITED, 0, 100, -9))
     heard = pool.poll(1.0)
     while (0, 100, -9, None) not in _died(heard):
         heard += pool.poll(1.0)
@@ -114,8 +114,8 @@ def test_what_a_worker_sent_is_heard_though_it_left_something_unread(ends) -> No
 def test_sending_to_a_dead_worker(ends) -> None:
     pool, supervisor, first, _ = ends
     first.close()
-    pipe.send(supervisor, (messages.EXITED, 0, 100, 3))
-    pool.send(0, (messages.STOP,))
+    pipe.send(supervisor, (pipe.EXITED, 0, 100, 3))
+    pool.send(0, (pipe.STOP,))
     assert _died(pool.poll(1.0) + pool.poll(0.0)) == [(0, 100, 3, None)]
 
 
@@ -187,8 +187,8 @@ class _Supervisor:
             sock.close()
 
     def begin(self, number: int) -> None:
-        pipe.send(self.control, (messages.FORKED, number, 200 + number))
-        pipe.send(self.workers[number], (messages.READY, None))
+        pipe.send(self.control, (pipe.FORKED, number, 200 + number))
+        pipe.send(self.workers[number], (pipe.READY, None))
 
     def end(self) -> None:
         """End as a process does that was killed: its socket first, its workers' later."""
@@ -239,9 +239,9 @@ def test_what_is_killed_while_the_pool_starts_is_started_again(monkeypatch, capl
         if not deaths.get(number):
             supervisor.begin(number)
             return
-        pipe.send(supervisor.control, (messages.FORKED, number, 99))
+        pipe.send(supervisor.control, (pipe.FORKED, number, 99))
         pipe.end(supervisor.workers[number])
-        pipe.send(supervisor.control, (messages.EXITED, number, 99, deaths[number].pop()))
+        pipe.send(supervisor.control, (pipe.EXITED, number, 99, deaths[number].pop()))
 
     pool, supervisors = _started(monkeypatch, one_is_killed, max_restarts=1)
     assert (len(supervisors), pool.pids) == (1, [200, 201])

@@ -79,7 +79,7 @@ class _FarAhead(LookAhead):
 
 def test_slots_come_back_where_no_task_is_left_to_carry_them() -> None:
     producer, pool = make_producer(DATASET, torch.arange(50), batch_size=1, workers=1)
-    producer._dispatcher.look_ahead = _FarAhead()
+    producer._tasks.look_ahead = _FarAhead()
     producer.start_epoch(0)
     slots = []
     for _ in range(producer.num_batches):

@@ -10,7 +10,7 @@ import pytest
 from gigl_loader.errors import PeerError, PeerTimeoutError, WorkerDiedError
 from gigl_loader.message import BatchTicket
 from gigl_loader.workers import recovery
-from gigl_loader.workers.recovery import Attendant, Recovery
+from gigl_loader.workers.recovery import Recovery, RestartThread
 
 
 class _Pool:
@@ -271,7 +271,7 @@ def test_one_that_does_not_read_is_ended_or_it_is_an_error(clock) -> None:
     assert pool.sent == [(2, ("stop",))]
 
 
-def test_an_attendant_goes_on_after_an_error_and_ends_when_told(monkeypatch) -> None:
+def test_a_thread_goes_on_after_an_error_and_ends_when_told(monkeypatch) -> None:
     monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.001)
     calls: list[threading.Thread] = []
     enough = threading.Event()
@@ -282,24 +282,24 @@ def test_an_attendant_goes_on_after_an_error_and_ends_when_told(monkeypatch) -> 
             enough.set()
         raise (OSError("of no class of ours") if len(calls) == 1 else PeerError("for the taker"))
 
-    attendant = Attendant(attend)
+    thread = RestartThread(attend)
     assert enough.wait(60.0)
-    attendant.close()
-    attendant.close()
+    thread.close()
+    thread.close()
     assert not calls[0].is_alive()
-    assert set(calls) == {attendant._thread}
+    assert set(calls) == {thread._thread}
 
 
-def test_an_attendant_may_be_closed_from_its_own_thread(monkeypatch) -> None:
+def test_a_thread_may_be_closed_from_its_own_thread(monkeypatch) -> None:
     monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.001)
     may_close, closed = threading.Event(), threading.Event()
 
     def attend() -> None:
         may_close.wait(60.0)
-        attendant.close()
+        thread.close()
         closed.set()
 
-    attendant = Attendant(attend)
+    thread = RestartThread(attend)
     may_close.set()
     assert closed.wait(60.0)
-    attendant._thread.join()
+    thread._thread.join()

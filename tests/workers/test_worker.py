@@ -18,13 +18,13 @@ from gigl_loader.memory.slots import Written
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, BATCH, INPUT_ID, Attempt, BatchTicket
 from gigl_loader.sampler.plan import Field
 from gigl_loader.testing import TinyGraph
-from gigl_loader.workers import messages, pipe
+from gigl_loader.workers import pipe
 from gigl_loader.workers import worker as module
 from gigl_loader.workers.setup import Plugins, WorkerSetup
 from gigl_loader.workers.worker import Worker, keep_freed_memory, load_sampler
 
 SEEDS = torch.arange(30, 40)
-ALONE: tuple = (messages.PEERS, "rank 0 worker 3", None, {}, False, False)
+ALONE: tuple = (pipe.PEERS, "rank 0 worker 3", None, {}, False, False)
 
 
 class _Exited(BaseException):
@@ -52,7 +52,7 @@ class _Trainer:
         self.sock, self._theirs = pipe.pair()
         self.sock.settimeout(60.0)
         pipe.send_object(self.sock, setup)
-        pipe.send(self.sock, (messages.PLACE, False))
+        pipe.send(self.sock, (pipe.PLACE, False))
         self.worker = Worker(self._theirs, 3)
         self.channel = ShmChannel(8, 2**30)
         self._threads = 0
@@ -60,7 +60,7 @@ class _Trainer:
     def start(self, message: tuple[Any, ...] = ALONE) -> None:
         """Let it sample."""
         self.worker.prepare()
-        assert self.hear() == (messages.READY, None)
+        assert self.hear() == (pipe.READY, None)
         self.worker._connect(*message[1:])
         self._threads = self.worker._setup.concurrency
 
@@ -69,17 +69,17 @@ class _Trainer:
         if order is not None:
             pipe.send_object(self.sock, order)
         kind, *rest = message
-        known = {messages.ATTEMPT: "_start_attempt", messages.TASK: "_take_task"}
+        known = {pipe.ATTEMPT: "_start_attempt", pipe.TASK: "_take_task"}
         getattr(self.worker, known[kind])(*rest)
 
     def ask(self, ticket: BatchTicket, free: tuple[int, ...] = ()) -> Any:
         """Return what it answers to one task; a batch comes as (message, slot)."""
-        self.tell((messages.TASK, ticket, list(free), []))
+        self.tell((pipe.TASK, ticket, list(free), []))
         return self.answer()
 
     def answer(self) -> Any:
         message, fds = pipe.receive(self.sock)  # type: ignore[misc]
-        if message[0] != messages.BATCH:
+        if message[0] != pipe.BATCH:
             return message
         _, _, slot, nbytes, retired, layout, stats = message
         assert {"seeds", "idle_s", "sample_s", "gather_s", "ended_ns"} <= stats.keys()
@@ -114,7 +114,7 @@ def _ticket(batch: int, serial: int = 1, stream: int = 0) -> BatchTicket:
 
 def test_batches_are_those_of_the_input_in_its_order(trainer: _Trainer) -> None:
     trainer.start()
-    trainer.tell((messages.ATTEMPT, 0, Attempt(6, 1), False))
+    trainer.tell((pipe.ATTEMPT, 0, Attempt(6, 1), False))
     for batch, positions in enumerate((range(4), range(4, 8), range(8, 10))):
         message, _ = trainer.ask(_ticket(batch))
         assert message[INPUT_ID].tolist() == list(positions), "the last one is incomplete"
@@ -124,11 +124,11 @@ def test_batches_are_those_of_the_input_in_its_order(trainer: _Trainer) -> None:
 def test_an_epoch_has_an_order_of_its_own_and_single_batches_any_size(trainer: _Trainer) -> None:
     trainer.start()
     order = torch.arange(9, -1, -1)
-    trainer.tell((messages.ATTEMPT, 0, Attempt(6, 2), True), order)
+    trainer.tell((pipe.ATTEMPT, 0, Attempt(6, 2), True), order)
     message, _ = trainer.ask(_ticket(1, serial=2))
     assert message[INPUT_ID].tolist() == [5, 4, 3, 2]
     trainer.tell(
-        (messages.ATTEMPT, AT_ONCE_STREAM, Attempt(AT_ONCE_EPOCH, 1), True),
+        (pipe.ATTEMPT, AT_ONCE_STREAM, Attempt(AT_ONCE_EPOCH, 1), True),
         torch.tensor([7, 7, 0, 1, 2, 3]),
     )
     message, _ = trainer.ask(BatchTicket(AT_ONCE_STREAM, 1, AT_ONCE_EPOCH, 0))
@@ -137,16 +137,16 @@ def test_an_epoch_has_an_order_of_its_own_and_single_batches_any_size(trainer: _
 
 def test_what_is_of_another_epoch_is_not_sampled(trainer: _Trainer) -> None:
     trainer.start()
-    trainer.tell((messages.ATTEMPT, 0, Attempt(6, 3), False))
+    trainer.tell((pipe.ATTEMPT, 0, Attempt(6, 3), False))
     for stale in (_ticket(0, serial=2), _ticket(0, serial=4), _ticket(0, 3, stream=1)):
-        assert trainer.ask(stale) == (messages.STALE, stale)
+        assert trainer.ask(stale) == (pipe.STALE, stale)
     message, _ = trainer.ask(_ticket(0, serial=3))
     assert message[BATCH].tolist() == [30, 31, 32, 33]
 
 
 def test_a_slot_that_came_back_takes_the_very_next_batch(trainer: _Trainer) -> None:
     trainer.start()
-    trainer.tell((messages.ATTEMPT, 0, Attempt(6, 1), False))
+    trainer.tell((pipe.ATTEMPT, 0, Attempt(6, 1), False))
     held, slot = trainer.ask(_ticket(0))
     other, second = trainer.ask(_ticket(1))
     assert (slot, second) == (0, 1), "none is free"
@@ -181,7 +181,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Plugins:
 
 def test_a_users_sampler_is_built_of_its_path_and_keywords(setup, plugins: Plugins) -> None:
     peers: Any = object()
-    found = load_sampler(setup, plugins, peers)
+    found = load_sampler(setup.view, setup.plan, peers, plugins.sampler)
     assert isinstance(found, _Failing)
     assert (found.view, found.plan, found.peers) == (setup.view, setup.plan, peers)
 
@@ -191,12 +191,12 @@ def test_what_a_sampler_raises_is_told_and_the_next_batch_sampled(
 ) -> None:
     trainer.start()
     trainer.worker._plugins = plugins
-    trainer.tell((messages.ATTEMPT, 0, Attempt(6, 1), False))
+    trainer.tell((pipe.ATTEMPT, 0, Attempt(6, 1), False))
     message, _ = trainer.ask(_ticket(0))
     assert message["twice"].tolist() == [60, 62, 64, 66]
     for batch, error in ((1, "ArithmeticError: not this one"), (2, "OSError: [Errno 28]")):
         kind, ticket, cause, text = trainer.ask(_ticket(batch))
-        assert (kind, ticket) == (messages.ERROR, _ticket(batch))
+        assert (kind, ticket) == (pipe.ERROR, _ticket(batch))
         assert cause.startswith(error)
         assert "in sample" in text
     message, _ = trainer.ask(_ticket(0))
@@ -211,15 +211,15 @@ def test_the_longest_error_fits_into_a_message(trainer: _Trainer) -> None:
         told.append(trainer.worker._report(_ticket(0), error))
     assert told == [True]
     kind, ticket, cause, text = trainer.hear()
-    assert (kind, ticket) == (messages.ERROR, _ticket(0))
+    assert (kind, ticket) == (pipe.ERROR, _ticket(0))
     assert cause.startswith("ValueError: xxx")
     assert text.endswith("x\n")
 
 
 def test_a_worker_ends_when_it_is_told_or_its_trainer_is_gone(trainer: _Trainer) -> None:
     trainer.start()
-    pipe.send(trainer.sock, (messages.ATTEMPT, 0, Attempt(6, 1), False))
-    pipe.send(trainer.sock, (messages.STOP, 0.0))
+    pipe.send(trainer.sock, (pipe.ATTEMPT, 0, Attempt(6, 1), False))
+    pipe.send(trainer.sock, (pipe.STOP, 0.0))
     trainer.worker.run()
     assert trainer.worker._attempts == {}, "what is queued is stale"
     trainer.sock.close()
@@ -230,12 +230,12 @@ def test_a_worker_ends_when_it_is_told_or_its_trainer_is_gone(trainer: _Trainer)
 def test_where_a_worker_takes_anothers_position_it_has_that_ones_door() -> None:
     ours, theirs = pipe.pair()
     with ours, theirs:
-        pipe.send(ours, (messages.PLACE, True), [ours.fileno()])
+        pipe.send(ours, (pipe.PLACE, True), [ours.fileno()])
         replaces, listener = module._receive_position(theirs)
         assert replaces
         assert listener is not None
         os.close(listener)
-        pipe.send(ours, (messages.PLACE, False))
+        pipe.send(ours, (pipe.PLACE, False))
         assert module._receive_position(theirs) == (False, None)
         ours.close()
         with pytest.raises(ConnectionError, match="gone"):
@@ -251,13 +251,13 @@ def test_a_worker_that_cannot_start_says_why(setup: WorkerSetup, monkeypatch) ->
     with ours, theirs:
         ours.settimeout(60.0)
         pipe.send_object(ours, {"no": np.arange(3)})
-        pipe.send(ours, (messages.PLACE, False))
+        pipe.send(ours, (pipe.PLACE, False))
         with pytest.raises(_Exited, match="1"):
             module.main(theirs, 0)
         found = pipe.receive(ours)
     assert found is not None
     kind, cause, text = found[0]
-    assert kind == messages.FAILED
+    assert kind == pipe.FAILED
     assert cause.startswith("AttributeError")
     assert "in prepare" in text
     assert handled == [signal.SIGINT, signal.SIGTERM]

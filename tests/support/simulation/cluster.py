@@ -41,12 +41,12 @@ from gigl_loader.remote import (
     endpoint,
     fetcher,
     filling_channel,
-    handout,
     leader,
     membership,
     producer_table,
     producers,
     row_questions,
+    sender,
     server_rendezvous,
     service,
     shared,
@@ -61,7 +61,7 @@ from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.rowcache import tables as tables
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Security
-from gigl_loader.workers import agreement, inbox, producer, recovery, sampled_input
+from gigl_loader.workers import agreement, producer, recovery, sampled_input, tasks
 from gigl_loader.workers.agreement import StartTurns
 from support.simulation.group import SimulatedGroup
 from support.simulation.memory import held_by, own_bytes
@@ -72,10 +72,9 @@ from support.simulation.workers import SimulatedMemory, SimulatedPool
 from support.simulation.world import Process, World
 
 _MODULES = (
-    agreement, channel, client, storage_cluster, endpoint, fetcher, handout, inbox, iterator,
-    leader,
-    connection, loader_world, membership, producer, producers, recovery, server_rendezvous,
-    filling_channel, row_questions, sampled_input, service, shared, producer_table, source, tables,
+    agreement, channel, client, storage_cluster, endpoint, fetcher, iterator, leader, connection,
+    loader_world, membership, producer, producers, recovery, server_rendezvous, row_questions,
+    filling_channel, sampled_input, sender, service, shared, producer_table, source, tables, tasks,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 # of simulated time: longer than the longest outage that faults draw, so that joining is never what

@@ -11,7 +11,7 @@ from typing import Any
 from gigl_loader.memory.leases import Packed, ServerMemory
 from gigl_loader.memory.slots import Layout, Written
 from gigl_loader.message import BATCH, Attempt, BatchTicket, SampleMessage
-from gigl_loader.workers import messages
+from gigl_loader.workers import pipe
 from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.setup import WorkerSetup
 from support.simulation.rows import RowLaw, packed
@@ -69,11 +69,11 @@ class SimulatedPool:
     def send(self, number: int, message: tuple[Any, ...], obj: Any = None) -> None:
         """Take a message; a task is done after as long as it costs."""
         kind, *rest = message
-        if kind == messages.ATTEMPT:
+        if kind == pipe.ATTEMPT:
             stream, attempt, _ = rest
             self._attempts[stream] = attempt
             self._order[stream, attempt] = obj
-        elif kind == messages.TASK:
+        elif kind == pipe.TASK:
             ticket, _, _ = rest
             lanes = self._free_at[number]
             # the thread that is free first, of equals the first: the same in each run
@@ -91,10 +91,10 @@ class SimulatedPool:
         if self._stopped or not self._process.alive:
             return
         # a worker looks at the attempt when it is done, too
-        message: tuple[Any, ...] = (messages.STALE, ticket)
+        message: tuple[Any, ...] = (pipe.STALE, ticket)
         if self._attempts.get(ticket.stream) == ticket.attempt:
             seeds = self._seeds(ticket)
-            message = (messages.BATCH, ticket, 0, seeds.nbytes, (), seeds, {"worker": number})
+            message = (pipe.BATCH, ticket, 0, seeds.nbytes, (), seeds, {"worker": number})
         self._events.append(WorkerEvent(number, message, ()))
         self._news.set()
 

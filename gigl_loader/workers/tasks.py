@@ -1,0 +1,393 @@
+"""Batches on their way to workers and back: which worker gets which, and what becomes of answers.
+
+::
+
+    begin() --> a stream's batches to start --dispatch()--> the worker with the least to do
+                 while the consumer may have more, and the channel has room for one more message
+    a stream that its consumer takes from <-- a batch or an error --pump()-- what workers sent
+                     `Recovery`, which has the batches sampled again <-- the end of a worker
+"""
+
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from gigl_loader.errors import GiglLoaderError, SamplingError
+from gigl_loader.memory import segments
+from gigl_loader.memory.slots import Written
+from gigl_loader.message import AT_ONCE_STREAM, Attempt, BatchTicket, Received, SampleMessage
+from gigl_loader.ranks import suspect_ranks
+from gigl_loader.rowcache.look_ahead import STREAM, LookAhead
+from gigl_loader.workers import pipe
+from gigl_loader.workers.agreement import Agreement
+from gigl_loader.workers.pool import WorkerEvent
+from gigl_loader.workers.recovery import Recovery
+from gigl_loader.workers.sampled_input import SeedOrders
+from gigl_loader.workers.schedule import BatchStream, FairQueue
+
+_log = logging.getLogger(__name__)
+
+_MANY_MESSAGES = 1 << 20
+"""More than are ever under way: a channel with room for them is not limited by its bytes."""
+
+
+_OF_TASKS = {pipe.BATCH, pipe.ERROR, pipe.STALE, pipe.DRAWN}
+
+
+class MessageMemory(Protocol):
+    """Memory for messages in this process; see `gigl_loader.memory.channel.ShmChannel`."""
+
+    capacity: int
+    size: int
+
+    def open(self, sender: int, written: Written) -> SampleMessage:
+        """Return the message that worker ``sender`` wrote."""
+        ...
+
+    def returned(self, sender: int, concurrency: int) -> tuple[list[int], list[int]]:
+        """Return the slots of a worker that are free again: (to reuse, to give up)."""
+        ...
+
+    def forget(self, sender: int) -> None:
+        """Release what a worker that is gone had written, once nobody uses it."""
+        ...
+
+    def bind(self, source: Callable[[float | None], SampleMessage] | None) -> None:
+        """Let ``recv`` ask ``source``."""
+        ...
+
+    def close(self) -> None:
+        """Release the memory."""
+        ...
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest slot."""
+        ...
+
+
+class Tasks:
+    """Gives the batches of all consumers to workers, and files what these send.
+
+    Args:
+        recovery: The workers, and what each of them has.
+        channel: Whose room limits what is started, and where batches come to lie.
+        orders: What workers have to know of an epoch's order.
+        concurrency: Batches that a worker samples at a time.
+        ranks: What a worker that takes another's place is told.
+        lock: The producer's, for all that has no lock of its own; held around each call but those
+            of `pump`, `pump_if_lost` and `count_batches`, which leave it while they wait.
+    """
+
+    def __init__(
+        self, recovery: Recovery, channel: MessageMemory, orders: SeedOrders, concurrency: int,
+        ranks: Agreement, lock: threading.RLock,
+    ) -> None:  # fmt: skip
+        self._recovery, self._channel = recovery, channel
+        self._ranks, self._lock = ranks, lock
+        self._said_narrow = False
+        self._orders, self._concurrency = orders, concurrency
+        self._queue: FairQueue[Received] = FairQueue()
+        self.streams = self._queue.streams
+        """The consumers, by number."""
+        self.look_ahead: LookAhead | None = None
+        """Says how far to draw ahead of the rows, where rows of other machines are kept."""
+        # One thread at a time reads and files, so that what a worker sent is filed before its
+        # death is. Taken before `lock`, never inside it.
+        self._pumping = threading.RLock()
+        self._unfiled: list[WorkerEvent] = []
+        """Messages that `count_batches` has read, for the next `pump`."""
+        self._fatal: GiglLoaderError | None = None
+        """Why nothing can be sampled any more."""
+
+    # -- to workers -----------------------------------------------------------------------------
+
+    def add(self, stream: BatchStream[Received]) -> None:
+        """Add a consumer."""
+        self._queue.add(stream)
+
+    def remove(self, number: int) -> None:
+        """Forget a consumer; what is under way for it will be stale."""
+        self._queue.remove(number)
+
+    def begin(self, number: int, attempt: Attempt | int, batches: Sequence[int]) -> None:
+        """Begin an epoch of a consumer, and tell the workers; `dispatch` gives its batches out."""
+        state = self.streams[number]
+        attempt = state.start(attempt, batches)
+        if self.look_ahead is not None and number != AT_ONCE_STREAM:
+            self.look_ahead.begin(attempt.serial, len(batches))
+        # before any task of the epoch, which a worker would take for a stale one: its socket keeps
+        # the order. Workers that are being replaced hear of it in `catch_up`
+        for worker in sorted(self._recovery.at_work):
+            self._announce(worker, state)
+
+    def cancel(self, number: int) -> None:
+        """Break the epoch of a consumer off, where one is under way: workers drop its batches."""
+        state = self.streams[number]
+        was_over = state.finished
+        state.cancel()
+        for worker in [] if was_over else sorted(self._recovery.at_work):
+            self._recovery.send(worker, (pipe.ATTEMPT, number, None, False))
+
+    def catch_up(self, worker: int) -> None:
+        """Tell a worker that took the place of another which epochs are under way."""
+        for state in self.streams.values():
+            if not state.finished:
+                self._announce(worker, state)
+
+    def _announce(self, worker: int, state: BatchStream[Received]) -> None:
+        assert state.attempt is not None, "a stream that is not finished was started"
+        order = self._orders.of(state.number, state.attempt.epoch)
+        message = (pipe.ATTEMPT, state.number, state.attempt, order is not None)
+        self._recovery.send(worker, message, order)
+
+    def dispatch(self) -> None:
+        """Give out all batches that may be started now."""
+        self._look_ahead_from_here()
+        self._give_out()
+        self._give_slots_back()
+
+    def _give_out(self) -> None:
+        under_way = self._recovery.under_way
+        # asked after each message and each batch that is taken, mostly for nothing: to look for a
+        # free worker takes a look at all of them
+        if not (under_way.has_lost or self._queue.has_turns):
+            return
+        while (worker := self._recovery.free_worker()) is not None:
+            ticket = self._ticket_for(worker)
+            if ticket is None:
+                return
+            if not any(under_way.loads):  # nobody could make progress before
+                self._recovery.note_progress()
+            # noted before it is sent: a worker that turns out to be gone loses the batch to another
+            under_way.give(worker, ticket)
+            free, retired = self._channel.returned(worker, self._concurrency)
+            self._recovery.send(worker, (pipe.TASK, ticket, free, retired))
+
+    def _give_slots_back(self) -> None:
+        """Return slots that nobody reads to workers that have drawn all of an epoch.
+
+        They travel with tasks otherwise. Where hundreds of batches were drawn ahead, none is left
+        to give out long before the last one is filled, and each would get a slot of its own.
+        """
+        if self.look_ahead is None:
+            return
+        state = self.streams[STREAM]
+        # tasks are to come, now or once one of those under way was taken, and take slots along
+        if state.has_room or state.in_flight >= state.limit:
+            return
+        for worker in sorted(self._recovery.at_work):
+            free, retired = self._channel.returned(worker, self._concurrency)
+            if free or retired:
+                self._recovery.send(worker, (pipe.SLOTS, free, retired))
+
+    def _look_ahead_from_here(self) -> None:
+        """Set how many batches may be drawn, and tell workers which may get their rows."""
+        if self.look_ahead is None:
+            return
+        state, largest = self.streams[STREAM], self._largest()
+        # batches of which nothing is known may be of any size: one for each worker
+        room = self._channel.size // largest if largest else self._recovery.pool.num_workers
+        room = max(1, min(self._channel.capacity, room))
+        state.limit = self.look_ahead.limit(state.taken, room)
+
+    def _ticket_for(self, worker: int) -> BatchTicket | None:
+        """Return what ``worker`` is to do next; what a lost worker had comes first.
+
+        While something lost is left, nothing new is started: the consumer may be waiting for it,
+        and its room in the channel was taken when it was given out the first time.
+        """
+        under_way = self._recovery.under_way
+        if under_way.has_lost:
+            lost = under_way.next_lost(self.is_wanted, idle=not under_way.loads[worker])
+            if lost is not None or under_way.has_lost:
+                return lost
+        at_once = self.streams.get(AT_ONCE_STREAM)
+        # a batch at once is waited for by itself: it goes out even where the channel is full
+        found = None if at_once is None else at_once.next_ticket()
+        if found is None and self._has_room():
+            found = self._queue.next_ticket()
+        return found
+
+    def is_wanted(self, ticket: BatchTicket) -> bool:
+        """Return whether the epoch of a batch still goes on."""
+        stream = self.streams.get(ticket.stream)
+        return stream is not None and stream.wants(ticket)
+
+    def _largest(self) -> int:
+        """Return the bytes of the largest message so far; says once that the channel has less."""
+        largest = self._channel.largest
+        if largest > self._channel.size and not self._said_narrow:
+            self._said_narrow = True
+            _log.warning(
+                "a batch takes %d bytes and channel_size is %d: batches are made one at a time; "
+                "give at least twice as much as a batch for each worker", largest,
+                self._channel.size,
+            )  # fmt: skip
+        return largest
+
+    def _has_room(self) -> bool:
+        """Return whether one more message of the largest size seen fits into the channel."""
+        if self.look_ahead is not None:
+            return True  # it decides which batches are filled; one that is only drawn takes no room
+        largest = self._largest()
+        if 0 < largest * _MANY_MESSAGES <= self._channel.size:
+            return True  # without a look at each stream: a server has one per compute process
+        # what waits to be taken and what workers have; what consumers hold is theirs, not counted
+        under_way = sum(stream.waiting for stream in self.streams.values())
+        under_way += sum(self._recovery.under_way.loads)
+        if largest == 0:  # nothing is known of their size yet: one per worker
+            return under_way < self._recovery.pool.num_workers
+        # alone, a message passes that is larger than the whole channel
+        return under_way == 0 or (under_way + 1) * largest <= self._channel.size
+
+    # -- what they send -------------------------------------------------------------------------
+
+    def pump(self, timeout_s: float) -> bool:
+        """File what workers sent; see `DistSamplingProducer.pump`."""
+        with self._pumping:
+            with self._lock:
+                self._replace_due()
+                events, self._unfiled = self._unfiled, []
+            # outside of `lock`: this is the wait. No longer than to the next worker that is due
+            events = events or self._recovery.pool.poll(self._recovery.next_step_in(timeout_s))
+            with self._lock:
+                for event in events:  # all of them: the failure of one costs no other its batch
+                    self._file_or_fail(event)
+                self.dispatch()
+        self.raise_if_fatal()
+        return bool(events)
+
+    def pump_if_lost(self) -> None:
+        """File what workers sent where one of them is lost."""
+        # deaths alone: to file a batch is up to who takes it, and `has_news` no longer tells of a
+        # death that `count_batches` has read
+        unfiled = any(event.message[0] == pipe.DIED for event in self._unfiled)
+        if unfiled or self._recovery.is_pending or self._recovery.pool.has_news():
+            self.pump(0.0)
+
+    def raise_if_fatal(self) -> None:
+        """Raise what ended the sampling, anew for each caller."""
+        # a new object each time: one that is raised in several threads would collect the
+        # tracebacks of all of them
+        if self._fatal is not None:
+            raise type(self._fatal)(*self._fatal.args)
+
+    def count_batches(self) -> int:
+        """Return how many batches workers have sent that are not filed; see `count_waiting`."""
+        with self._pumping:
+            self._unfiled += self._recovery.pool.poll(0.0)
+        return sum(event.message[0] == pipe.BATCH for event in self._unfiled)
+
+    def close(self) -> None:
+        """Drop what was not filed, with its descriptors."""
+        unfiled, self._unfiled = self._unfiled, []
+        for event in unfiled:
+            segments.close_fds(list(event.fds))
+
+    def _replace_due(self) -> None:
+        """Start the workers whose turn it is. One that cannot be started would be waited for."""
+        try:
+            self._recovery.replace_due()
+        except OSError as error:  # no more processes, or files
+            where = "starting a worker in the place of one that was lost"
+            cause = f"{type(error).__name__}: {error}"
+            self._fatal = self._fatal or SamplingError(where, cause, traceback.format_exc())
+
+    def _file_or_fail(self, event: WorkerEvent) -> None:
+        """File a message. One that cannot be filed would be missing for ever: it ends all epochs.
+
+        Whoever happens to file it may not be who waits for it, or may be a thread that would end.
+        """
+        try:
+            self._file(event)
+        except GiglLoaderError as error:
+            self._fatal = self._fatal or error
+        except Exception as error:
+            where = f"taking {event.message[0]!r} of sampling worker {event.worker}"
+            cause, text = f"{type(error).__name__}: {error}", traceback.format_exc()
+            self._fatal = self._fatal or SamplingError(where, cause, text)
+
+    def _file(self, event: WorkerEvent) -> None:
+        kind, *rest = event.message
+        # of a worker whose batches were taken back: another one samples them, and what it wrote is
+        # not read. Its slots are gone with it
+        if kind in _OF_TASKS and event.worker not in self._recovery.at_work:
+            segments.close_fds(list(event.fds))
+            return
+        self._recovery.note_progress()
+        if kind == pipe.BATCH:
+            self._file_batch(event, *rest)
+        elif kind == pipe.UNHEARD:
+            suspect_ranks(*rest)
+        elif kind == pipe.ERROR:
+            self._file_error(event.worker, *rest)
+        elif kind == pipe.DRAWN:
+            self._count_drawn(*rest)
+        elif kind == pipe.STALE:
+            self._recovery.under_way.done(event.worker, rest[0])
+        elif kind == pipe.DIED:
+            self._lose(event.worker, *rest)
+        elif kind == pipe.READY:
+            self._welcome(event.worker)
+        elif kind == pipe.FAILED:
+            error = SamplingError(f"start of sampling worker {event.worker}", *rest)
+            self._give_up(event.worker, error)
+
+    def _file_batch(
+        self, event: WorkerEvent, ticket: BatchTicket, slot: int, nbytes: int,
+        retired: tuple[int, ...], layout: Any, stats: dict[str, Any],
+    ) -> None:  # fmt: skip
+        # first of all, and whether the batch is still wanted or not: the worker is done with it
+        self._recovery.under_way.done(event.worker, ticket)
+        fd = event.fds[0] if event.fds else None
+        # one that nobody wants is opened, too: its slot goes back once the message is dropped
+        try:
+            message = self._channel.open(event.worker, Written(slot, nbytes, fd, retired, layout))
+        finally:
+            segments.close_fds(list(event.fds))
+        stream = self.streams.get(ticket.stream)
+        if stream is not None:
+            restarts = self._recovery.restarts.total
+            stats.update(worker=event.worker, nbytes=nbytes, restarts=restarts)
+            stream.arrived(ticket, Received(ticket, message, stats))
+
+    def _file_error(self, worker: int, ticket: BatchTicket, cause: str, text: str) -> None:
+        self._recovery.under_way.done(worker, ticket)
+        if not self.is_wanted(ticket):
+            return  # of an epoch that was broken off: nobody waits for it
+        pid = self._recovery.pool.pids[worker]
+        where = f"sampling worker {worker} (pid {pid}), epoch {ticket.epoch}, batch {ticket.batch},"
+        self.streams[ticket.stream].fail(SamplingError(where, cause, text))
+
+    def _count_drawn(self, ticket: BatchTicket, asked: int, kept: int) -> None:
+        if self.look_ahead is not None:
+            self.look_ahead.count(ticket.serial, asked, kept)
+
+    def _lose(
+        self, worker: int, pid: int | None, exitcode: int | None, orphan_of: int | None = None
+    ) -> None:
+        # all that it sent was filed before. Its successor counts its slots from 0 again
+        self._channel.forget(worker)
+        if self.look_ahead is not None:
+            self.look_ahead.give_up()
+        error = self._recovery.died(worker, pid, exitcode, orphan_of)
+        if error is not None:
+            self._give_up(worker, error)
+
+    def _give_up(self, worker: int, error: GiglLoaderError) -> None:
+        """End all epochs, and tell other ranks that ask a worker which has no successor."""
+        self._fatal = error
+        listener = self._recovery.pool.take_listener(worker)
+        if listener is not None:
+            self._ranks.refuse(worker, listener, error)
+
+    def _welcome(self, worker: int) -> None:
+        """Tell a worker that took another's place what that one knew."""
+        # both before it is given batches: epochs, so that its tasks are not stale, and whom to ask
+        self.catch_up(worker)
+        assignments = self._ranks.assignments()
+        self._recovery.send(worker, *self._ranks.introduction(worker, assignments))
+        self._recovery.is_ready(worker)
