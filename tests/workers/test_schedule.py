@@ -151,6 +151,25 @@ def _next_ticket(queue: FairQueue[int]) -> BatchTicket:
     return found
 
 
+def test_a_batch_that_is_waited_for_is_started_again_behind_a_full_window() -> None:
+    stream: BatchStream[int] = BatchStream(0, 2)
+    stream.start(Attempt(0, 1), range(8))
+    lost, _ = [_begun(stream) for _ in range(2)]
+    assert stream.arrived(lost, 0)
+    assert stream.take() == 0
+    _begun(stream)
+    assert stream.next_ticket() is None, "two are under way"
+    stream.put_back(0)  # its answer was lost on the way
+    assert _begun(stream) == lost, "nothing else can be taken before it"
+    assert stream.next_ticket() is None
+
+
+def _begun(stream: BatchStream[int]) -> BatchTicket:
+    ticket = stream.next_ticket()
+    assert ticket is not None
+    return ticket
+
+
 def test_a_removed_stream_is_cancelled_and_forgotten() -> None:
     queue: FairQueue[int] = FairQueue()
     one, other = BatchStream[int](0, 2), BatchStream[int](1, 2)
