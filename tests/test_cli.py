@@ -76,7 +76,7 @@ def test_serve_leaves_the_log_as_it_was(
     monkeypatch.setattr(root, "handlers", [own] if has_handler else [])
     level = root.level
     for _ in range(2):
-        assert cli.main(["serve", "--root", str(tmp_path / "nowhere")]) == 1
+        assert cli.main(["serve", "--root", str(tmp_path / "nowhere")]) == 2
         assert root.handlers == ([own] if has_handler else [])
         assert (root.level, own.filters) == (level, [])
     assert ("nowhere" in own.stream.getvalue()) is has_handler
@@ -92,7 +92,7 @@ def test_certificates_and_tokens(
     security.context(server=True)
     security.context(server=False)
     (tmp_path / "file").write_text("")
-    assert cli.main(["certs", str(tmp_path / "file"), "storage0"]) == 1
+    assert cli.main(["certs", str(tmp_path / "file"), "storage0"]) == 2
     capsys.readouterr()
     assert cli.main(["token"]) == 0
     token = capsys.readouterr().out.strip()

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessRaisedException, spawn
 
+from gigl_loader.commands import exit_code
 from gigl_loader.dataset import disk
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, GiglLoaderError
@@ -78,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
             _start_ranks(args, num_partitions)
     except (GiglLoaderError, ProcessRaisedException) as error:
         print(f"gigl-loader infer: {error}", file=sys.stderr)
-        return 1
+        return exit_code(error)
     finally:
         if dist.is_initialized():
             end_group()

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gigl_loader.commands import exit_code
 from gigl_loader.dataset.directory import FORMATS, ORDERS
 from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.tables.partition_tables import ENGINES, partition_tables
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # One line for what the user can mend. Others keep their traceback: they are ours to mend.
     except GiglLoaderError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 2
+        return exit_code(error)
     print(report)
     print(f"{args.out}: run {report.run}, {report.seconds:.1f} s")
     return 0

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from gigl_loader.commands import exit_code
 from gigl_loader.commands.status import add_security, host_and_port, security_of
 from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.plan.costs import SHIPPED, Costs
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(_as_json(plan, costs), indent=1) if args.json else table(plan, costs))
     except GiglLoaderError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 2
+        return exit_code(error)
     return 0
 
 

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from gigl_loader.commands import exit_code
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.transport.certs import make_folder
 from gigl_loader.transport.certs import token as fresh_token
@@ -27,7 +28,7 @@ def certs(argv: Sequence[str]) -> int:
         print(make_folder(args.folder, args.hosts, args.days))
     except GiglLoaderError as error:
         print(f"gigl-loader certs: {error}", file=sys.stderr)
-        return 1
+        return exit_code(error)
     return 0
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from gigl_loader.commands import status
+from gigl_loader.commands import exit_code, status
 from gigl_loader.commands.status import add_security
 from gigl_loader.dataset.disk import count_partitions
 from gigl_loader.dataset.local import DistDataset
@@ -131,7 +131,7 @@ def serve_main(argv: Sequence[str] | None = None) -> int:
             _log.info("served %d jobs", serve(args))
         except GiglLoaderError as error:
             _log.error("%s: %s", type(error).__name__, error)
-            return 1
+            return exit_code(error)
     return 0
 
 

@@ -250,7 +250,7 @@ class BufferPool:
 
 
 class PoolRoom:
-    """Memory of a pool for the rows of one batch: `gigl_loader.rowcache.remote_rows.Room`."""
+    """Memory of a pool for the rows of one batch: `gigl_loader.rowcache.pipeline.Room`."""
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool

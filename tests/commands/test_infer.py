@@ -111,14 +111,14 @@ def test_a_row_that_has_changed_is_another_graph(tmp_path: Path, capsys) -> None
         changed = data.clone()
         changed.x[row] += 1
         partition_graph(changed, 1, tmp_path / "graph", progress=False, overwrite=True)
-        assert main(arguments) == 1
+        assert main(arguments) == 2
         assert "differs in ['data']" in capsys.readouterr().err
     # on disk, behind our back
     (path,) = (tmp_path / "graph").rglob("node_features/*/values.bin")
     content = bytearray(path.read_bytes())
     content[777] ^= 4
     path.write_bytes(content)
-    assert main(arguments) == 1
+    assert main(arguments) == 2
     assert "values.bin has changed since it was written" in capsys.readouterr().err
 
 
@@ -190,6 +190,6 @@ def test_bad_arguments_are_refused_before_anything_starts(
     wrong: tuple[str, str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments, _ = _arguments(tmp_path, 1)
-    assert main([*arguments, *wrong]) == 1
+    assert main([*arguments, *wrong]) == 2
     assert text in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

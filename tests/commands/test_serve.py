@@ -85,7 +85,7 @@ def test_the_demo_learns(tmp_path):
 def test_a_cluster_without_all_partitions_does_not_start(tmp_path, caplog):
     partition_graph(tiny_graph().to_pyg(), 2, tmp_path / "graph", progress=False)
     code = main([f"--root={tmp_path}/graph", "--num-servers=1", f"--port={free_port()}"])
-    assert code == 1
+    assert code == 2
     assert "no storage server loaded partitions [1] of 2" in caplog.text
 
 
@@ -136,7 +136,7 @@ def test_only_errors_that_say_what_to_do_are_told_without_a_traceback(monkeypatc
         monkeypatch.setattr("gigl_loader.commands.storage.serve", fail)
 
     fail_with(ConfigError("give another port"))
-    assert main(["--root=graph"]) == 1
+    assert main(["--root=graph"]) == 2
     assert "ConfigError: give another port" in caplog.text
     fail_with(KeyError("a bug"))
     with pytest.raises(KeyError):

@@ -1,26 +1,223 @@
-"""The fault table in the docs names tests that exist."""
+"""Each row of the fault tables in the docs has a test that exists."""
 
-import re
 from pathlib import Path
 
 TESTS = Path(__file__).parent.parent
 PAGE = TESTS.parent / "docs" / "guide" / "faults.md"
 
+_END = "engine/test_faults.py::test_the_end_of_the_trainer_is_the_end_of_its_workers"
+_LOST = "remote/test_survived_servers.py::test_servers_that_are_lost"
+_SIGNALS = "remote/test_signals.py::test_servers_that_are_late_stopped_and_told_to_end"
+SURVIVED = {
+    "a worker is killed or crashes": [
+        "engine/test_survived.py::test_a_worker_killed_at_drawn_batches",
+        "engine/test_survived.py::test_what_one_worker_stumbles_over_the_next_one_samples",
+    ],
+    "the supervisor of the workers is killed": [
+        "engine/test_survived.py::test_a_worker_killed_at_drawn_batches",
+        "engine/test_survived.py::test_a_supervisor_killed_while_all_cores_are_busy",
+    ],
+    "a worker hangs or is stopped (`SIGSTOP`)": [
+        "engine/test_survived.py::test_a_worker_that_is_stopped_is_replaced"
+    ],
+    "a batch crashes or hangs every worker that samples it": [
+        "engine/test_survived.py::test_a_batch_that_ends_every_worker"
+    ],
+    "a worker is killed by `SIGKILL` or `SIGTERM` from outside": [
+        "workers/test_recovery.py::test_kills_from_outside_end_no_epoch_before_the_restarts_are_used_up"
+    ],
+    "a worker of another rank dies": ["loader/test_ranks.py::test_faults_of_other_ranks"],
+    "a worker of another rank is stopped": ["loader/test_ranks.py::test_faults_of_other_ranks"],
+    "the network between two ranks fails": ["workers/test_peers.py::test_a_link_that_is_cut"],
+    "a worker or supervisor is killed while a loader is built": [
+        "engine/test_survived.py::test_a_supervisor_killed_while_a_loader_is_built",
+        "workers/test_pool.py::test_what_is_killed_while_the_pool_starts_is_started_again",
+    ],
+    "the network fails while ranks build a loader": [
+        "workers/test_rendezvous.py::test_a_link_that_is_cut_while_ranks_meet_costs_its_length"
+    ],
+    "a worker on a storage server dies or hangs": [
+        "remote/test_graph_store.py::test_failures_of_workers_reach_the_loop"
+    ],
+    "a storage server is killed or ends, and is started again": [_LOST],
+    "storage servers are restarted one after another": [_LOST],
+    "a storage server with a replica is killed, server 0 too": [f"{_LOST}[twins]"],
+    "a storage server is killed during `fetch_*` or a constructor": [_LOST],
+    "a storage server is stopped longer than `patience_s`, then resumes": [
+        "remote/test_jobs.py::test_a_job_that_was_given_up_goes_on_when_it_comes_back_before_another"
+    ],
+    "the network to a server fails longer than `patience_s`": [
+        "remote/test_outages.py::test_a_long_outage_ends_when_the_links_are_renewed",
+        "remote/test_second_outage.py::test_a_second_outage_is_survived_by_ranks_that_share_producers",
+    ],
+    "connections are reset, or the network fails briefly": [
+        "workers/test_peers.py::test_a_lost_answer_is_asked_for_again",
+        "remote/test_outages.py::test_lost_connections_cost_no_batch",
+        "remote/test_outages.py::test_a_short_outage_costs_its_length_and_a_long_one_is_an_error",
+    ],
+    "a compute process is killed": [
+        "remote/test_graph_store.py::test_ranks_with_one_key_share_an_epoch",
+        "remote/test_graph_store.py::test_a_killed_client_frees_its_workers_and_the_next_job_is_served",
+    ],
+    "a suspended job is resumed, and its servers later": [
+        "transport/test_caller.py::test_time_in_which_the_asker_is_suspended_is_no_silence"
+    ],
+    "strangers open all connections that they can get": [
+        "remote/test_strangers.py::test_strangers_at_both_ports_end_no_job"
+    ],
+    'a training process is killed; the job resumes with `shard="world"`': [
+        "examples/test_elastic.py"
+    ],
+}
+"""Faults that cost time alone."""
+ERRORS = {
+    "a worker is killed or crashes": [
+        "engine/test_faults.py::test_a_killed_worker",
+        "engine/test_faults.py::test_a_worker_that_ends_while_it_samples",
+    ],
+    "a worker hangs or is stopped": [
+        "engine/test_faults.py::test_a_stopped_worker",
+        "engine/test_faults.py::test_a_worker_that_hangs",
+    ],
+    "a worker does not start": ["engine/test_faults.py::test_a_worker_that_never_gets_ready"],
+    "the supervisor is killed": ["engine/test_faults.py::test_a_killed_supervisor"],
+    "a sampler raises": ["engine/test_faults.py::test_a_sampler_that_raises"],
+    "a sampler or `worker_init_fn` cannot be imported, built or run": [
+        "engine/test_faults.py::test_a_sampler_that_cannot_be_built",
+        "engine/test_faults.py::test_a_worker_init_fn_that_raises",
+    ],
+    "`worker_init_fn` cannot be sent to workers": [
+        "loader/test_bad_input.py::test_a_worker_init_fn_that_no_worker_can_import"
+    ],
+    "no shared memory for a batch": ["engine/test_faults.py::test_no_shared_memory_left"],
+    "a worker of another rank dies": [
+        "loader/test_ranks.py::test_faults_of_other_ranks",
+        "workers/test_peers.py::test_who_asks_a_worker_that_is_lost_for_good_hears_why",
+    ],
+    "a worker of another rank is stopped or cut off": [
+        "loader/test_ranks.py::test_faults_of_other_ranks"
+    ],
+    "another rank is silent as a whole, with `max_restarts` above 0": [
+        "loader/test_ranks.py::test_a_rank_that_is_cut_off"
+    ],
+    "another rank is killed": [
+        "loader/test_ranks.py::test_a_rank_that_is_killed",
+        "loader/test_ranks.py::test_two_partitions_two_ranks",
+        "memory/test_same_host.py::test_a_partition_of_another_process",
+    ],
+    "another rank is gone when a loader is built": [
+        "loader/test_ranks.py::test_a_rank_that_is_killed"
+    ],
+    "another rank is silent when a loader is built": [
+        "loader/test_ranks.py::test_a_rank_that_is_cut_off"
+    ],
+    "another rank cannot start its workers": ["loader/test_ranks.py::test_faults_of_other_ranks"],
+    "the process that hosts the process group's store is stopped; or gone": [
+        "workers/test_rendezvous.py::test_a_store_that_does_not_answer_or_is_gone"
+    ],
+    "workers cannot listen on this machine's address": [
+        "loader/test_ranks.py::test_faults_of_other_ranks"
+    ],
+    "ranks on several machines, no [security mode](security.md)": [
+        "loader/test_ranks.py::test_two_machines"
+    ],
+    "a loader is built before the process group of a multi-process job": [
+        "loader/test_bad_input.py::test_no_process_group"
+    ],
+    "a loader is used after `shutdown()`": [
+        "loader/test_neighbor.py::test_no_seeds_no_batches_and_a_use_after_the_end"
+    ],
+    "bad input": ["loader/test_bad_input.py"],
+    "a loader is dropped without `shutdown()`": [
+        "loader/test_neighbor.py::test_a_loader_that_is_dropped_says_so_and_ends_its_workers"
+    ],
+}
+"""Faults that are errors."""
+STORE = {
+    "a server is not up, or waits for others": [
+        "remote/test_waiting.py::test_a_server_that_does_not_answer",
+        "remote/test_waiting.py::test_a_server_that_waits_for_others",
+        _SIGNALS,
+    ],
+    "a compute process does not reach the process group; or its port is taken": [
+        "remote/test_waiting.py::test_compute_processes_that_do_not_meet"
+    ],
+    "a server is killed, or told to end": [
+        "remote/test_graph_store.py::test_a_killed_server_is_an_error_on_every_client",
+        _SIGNALS,
+    ],
+    "a server's machine vanishes, or the network fails for longer": [
+        "remote/test_scale.py::test_a_server_cut_off_in_mid_epoch_is_named",
+        "remote/test_outages.py::test_a_short_outage_costs_its_length_and_a_long_one_is_an_error",
+    ],
+    "a server is stopped": [_SIGNALS],
+    "a server's worker dies, hangs or raises": [
+        "remote/test_graph_store.py::test_failures_of_workers_reach_the_loop"
+    ],
+    "wrong token, another user, or another service at the port": [
+        "remote/test_graph_store.py::test_a_killed_client_frees_its_workers_and_the_next_job_is_served",
+        "remote/test_security.py::test_batches_and_workers_speak_tls",
+        "transport/test_users.py::test_another_user_is_refused_by_name",
+        "remote/test_waiting.py::test_another_service_says_what_it_answered",
+    ],
+    "a server comes back with another graph, cluster, token or job": [
+        "remote/test_identity.py::test_a_refusal_that_stays_ends_the_wait_at_once"
+    ],
+    "no security mode, or a weak token, beyond loopback": [
+        "remote/test_server.py::test_a_server_that_strangers_reach_is_refused_before_it_listens"
+    ],
+    "the storage master's name means loopback on its machine": [
+        "remote/test_server.py::test_a_master_whose_name_means_loopback_is_refused"
+    ],
+    "a sampler that servers may not import": [
+        "remote/test_security.py::test_a_server_imports_what_it_has_leave_for"
+    ],
+}
+"""Errors of a graph store."""
+TRAINER = {
+    "calls `shutdown()`, also in mid-epoch, also twice": [
+        "engine/test_faults.py::test_shutdown_in_the_middle_of_an_epoch"
+    ],
+    "ends normally, by an exception, Ctrl-C, `SIGTERM` or `SIGKILL`": [
+        f"{_END}[end]",
+        f"{_END}[exception]",
+        f"{_END}[Ctrl-C]",
+        f"{_END}[SIGTERM]",
+        f"{_END}[SIGKILL]",
+    ],
+    "is killed while a child that it forked lives on, or while the supervisor is stopped": [
+        f"{_END}[fork]",
+        f"{_END}[stopped]",
+    ],
+    "is killed while workers start": [f"{_END}[early]"],
+    "leaves a graph store, or outlives its servers": [
+        "remote/test_epochs.py::test_a_cluster_from_start_to_end",
+        _SIGNALS,
+    ],
+}
+"""Ends of the trainer."""
 
-def test_every_row_names_its_test() -> None:
-    file, checked = "", 0
-    for row in PAGE.read_text().splitlines():
-        if not row.startswith("|") or row.startswith(("| fault", "| ---", "| the trainer |")):
-            continue
-        names = re.findall(r"`(\.\.\.\[[^`]+\]|[a-z_/]*\.py|[a-z_/.]*::[^`]+)`", row)
-        assert names, row
-        for name in names:
+
+def _rows() -> list[list[str]]:
+    """Return the first column of each table of faults."""
+    tables, lines = list[list[str]](), PAGE.read_text().splitlines()
+    for before, line in zip(["", *lines], lines, strict=False):
+        if line.startswith(("| fault |", "| the trainer |")):
+            tables.append([])
+        elif tables and before.startswith("|") and line.startswith("| ") and line[2] != "-":
+            tables[-1].append(line.strip("| ").split(" | ")[0])
+    return [rows for rows in tables if rows]
+
+
+def test_every_row_has_a_test_and_every_test_a_row() -> None:
+    assert _rows() == [list(table) for table in (SURVIVED, ERRORS, STORE, TRAINER)]
+
+
+def test_the_tests_are_there() -> None:
+    for table in (SURVIVED, ERRORS, STORE, TRAINER):
+        for name in (name for names in table.values() for name in names):
             path, _, test = name.partition("::")
-            file = path if path.endswith(".py") else file
-            source = (TESTS / file).read_text()
             function, _, case = test.partition("[")
+            source = (TESTS / path).read_text()
             assert not function or f"def {function}(" in source, name
-            case = case or name.partition("[")[2]
-            assert f'"{case.rstrip("]")}"' in source or not case, name
-            checked += 1
-    assert checked > 25
+            assert not case or f'"{case.rstrip("]")}"' in source, name

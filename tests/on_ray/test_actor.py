@@ -123,7 +123,7 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from test_server import StorageServer, _options, _wait_for
+from test_actor import StorageServer, _options, _wait_for
 server = StorageServer(_options(Path(sys.argv[2])))
 health = _wait_for(server, "serving")
 assert health["status"]["pid"] == health["pid"]

@@ -64,9 +64,9 @@ def test_each_edge_leads_back_to_its_row(
             adjacency = dataset.view().adjacency[edge_type]
             ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel()))
             # of any partition, in any process: a pickle and a mapped dataset give the same
-            other = pickle.loads(pickle.dumps(datasets[0].__reduce__()[1][0][edge_type]))
+            other = pickle.loads(pickle.dumps(datasets[0]))
             found = datasets[0].to_table_rows(ids, edge_type)
-            assert other.to_original(ids.numpy()).tolist() == found.tolist()
+            assert other.to_table_rows(ids, edge_type).tolist() == found.tolist()
             ends = edges_of(adjacency, dataset.edge_dir)
             for at, row in enumerate(found.tolist()):
                 source = dataset.to_original(ends[0, at : at + 1], "user")[0]
