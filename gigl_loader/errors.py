@@ -208,3 +208,8 @@ class NativeLibraryError(GiglLoaderError, RuntimeError):
 
 class ProtocolError(GiglLoaderError, RuntimeError):
     """A message broke the wire contract between two parts of gigl_loader: report it as a bug."""
+
+
+def exit_code(error: Exception) -> int:
+    """Return a command's exit code for an error: 2 for refused input, as argparse has it, or 1."""
+    return 2 if isinstance(error, ConfigError) else 1

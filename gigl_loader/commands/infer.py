@@ -22,10 +22,9 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessRaisedException, spawn
 
-from gigl_loader.commands import exit_code
 from gigl_loader.dataset import disk
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.errors import ConfigError, GiglLoaderError
+from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.ranks import end_group
 

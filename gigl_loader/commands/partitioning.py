@@ -20,9 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.commands import exit_code
 from gigl_loader.dataset.directory import FORMATS, ORDERS
-from gigl_loader.errors import ConfigError, GiglLoaderError
+from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.tables.partition_tables import ENGINES, partition_tables
 from gigl_loader.tables.spec import FEATURE_DTYPES, METHODS, EdgeTable, NodeTable
 

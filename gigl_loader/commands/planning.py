@@ -12,9 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.commands import exit_code
 from gigl_loader.commands.status import add_security, host_and_port, security_of
-from gigl_loader.errors import ConfigError, GiglLoaderError
+from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.plan.costs import SHIPPED, Costs
 from gigl_loader.plan.expect import DegreeDistribution
 from gigl_loader.plan.job import DTYPE_BYTES, Job

@@ -4,8 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gigl_loader.commands import exit_code
-from gigl_loader.errors import GiglLoaderError
+from gigl_loader.errors import GiglLoaderError, exit_code
 from gigl_loader.transport.certs import make_folder
 from gigl_loader.transport.certs import token as fresh_token
 

@@ -7,11 +7,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from gigl_loader.commands import exit_code, status
+from gigl_loader.commands import status
 from gigl_loader.commands.status import add_security
 from gigl_loader.dataset.disk import count_partitions
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.errors import GiglLoaderError
+from gigl_loader.errors import GiglLoaderError, exit_code
 from gigl_loader.logs import showing_where
 from gigl_loader.options import DEFAULT_RECONNECT_S
 from gigl_loader.remote.info import GraphStoreInfo

@@ -41,8 +41,10 @@ def test_batch_norm_is_that_of_torch(dtype: torch.dtype) -> None:
         found = ours(x)
     wanted = theirs(x)
     assert found.dtype == wanted.dtype
-    near: Any = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {}
-    torch.testing.assert_close(found, wanted, **near)
+    # torch sums 70,000 float32 in an order that depends on its threads: 1e-5 of the mean
+    rtol = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 2e-2}
+    atol = 1e-7 if dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(found, wanted, rtol=rtol[dtype], atol=atol)
     for name, value in theirs.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-5)
 
