@@ -72,7 +72,7 @@ SCALES = "#SCALES."
 `gigl_loader.dataset.quantised`."""
 ROWS = "#ROWS"
 """``[n]`` uint8, of a batch that travels without rows: which they are; see
-`gigl_loader.sampler.apart`."""
+`gigl_loader.sampler.later`."""
 ROWS_OF = "#ROWS_OF."
 """Before the key of rows whose ids no other tensor has: ``[num_rows]`` int64."""
 IS_HETERO = "#IS_HETERO"

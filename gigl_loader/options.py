@@ -18,9 +18,6 @@ DEFAULT_RECONNECT_S = 60.0
 DEFAULT_MAX_RESTARTS = 3
 """Workers of one loader that are replaced in an epoch, on each machine that samples for it."""
 
-CLUSTER_TOKEN_VARIABLE = "GIGL_LOADER_CLUSTER_TOKEN"
-"""Environment variable with a secret that all processes of a job share."""
-
 SAME_MEMORY_VARIABLE = "GIGL_LOADER_SAME_MEMORY"
 """Environment variable; "0": what processes of one machine have for each other, partitions and
 batches of storage servers, travels over TCP as between machines, instead of being read in place."""

@@ -79,17 +79,8 @@ def gather_from_ranks(value: T, world_size: int, kind: Any) -> list[T]:
 
 def gather_values(value: T, world_size: int, kind: Any, group: Any = None) -> list[T]:
     """Do what `gather_from_ranks` does, over any group; its errors are torch's own."""
-    data = msgspec.msgpack.encode(value)
-    device = _device(group)
-    # sizes first: a tensor that is gathered must be as long on all ranks
-    own_size = torch.tensor([len(data)], device=device)
-    sizes = [torch.zeros_like(own_size) for _ in range(world_size)]
-    _all_gather(sizes, own_size, group)
-    most = max(int(size) for size in sizes)  # a gathering wants equal lengths
-    own = _padded(data, most).to(device)
-    found = [torch.empty_like(own) for _ in range(world_size)]
-    _all_gather(found, own, group)
-    return [_decoded(one, int(size), kind) for one, size in zip(found, sizes, strict=True)]
+    found = _gathered(msgspec.msgpack.encode(value), world_size, group)
+    return [msgspec.msgpack.decode(one, type=kind) for one in found]
 
 
 def decide_with_ranks(
@@ -114,32 +105,39 @@ def decide_with_ranks(
     if world_size == 1:
         return decide([value])
     with named_failures(_AGREEING):
-        found = _gathered_on_0(msgspec.msgpack.encode(value), world_size)
+        data = msgspec.msgpack.encode(value)
+        found = _gathered(data, world_size, None, on_first_alone=True)
     outcome: Any = None
-    if found is not None:
+    if found:
         outcome = decide([msgspec.msgpack.decode(one, type=kind) for one in found])
     told: R = tell_ranks(outcome, world_size, outcome_kind)
     return told
 
 
-def _gathered_on_0(data: bytes, world_size: int) -> list[bytes] | None:
-    """Return the data of all ranks, on rank 0; elsewhere None."""
-    whole: Any = dist.group.WORLD
-    own_size = torch.tensor([len(data)], device=_device())
+def _gathered(
+    data: bytes, world_size: int, group: Any, on_first_alone: bool = False
+) -> list[bytes]:
+    """Return the data of all ranks; or do so on rank 0 alone, and nothing elsewhere."""
+    whole: Any = group or dist.group.WORLD
+    own_size = torch.tensor([len(data)], device=_device(group))
+    # what is gathered is as long on all ranks, so the longest is agreed on first
     most = own_size.clone()
     options: Any = AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
-    # rank 0 alone gathers, so the others learn the longest by a maximum
     _finish(whole.allreduce, [most], options)
-    # the size goes before the data: what is gathered is as long on all ranks
-    own = torch.cat([own_size.view(torch.uint8).cpu(), _padded(data, int(most))]).to(_device())
-    is_first = dist.get_rank() == 0
-    found = [torch.empty_like(own) for _ in range(world_size)] if is_first else []
-    _finish(whole.gather, [found] if is_first else [], [own], GatherOptions())
+    # the size goes before the data
+    head = own_size.view(torch.uint8).cpu()
+    own = torch.cat([head, _padded(data, int(most))]).to(_device(group))
+    is_left_out = on_first_alone and dist.get_rank(group) != 0
+    found = [] if is_left_out else [torch.empty_like(own) for _ in range(world_size)]
+    if on_first_alone:
+        _finish(whole.gather, [found] if found else [], [own], GatherOptions())
+    else:
+        _finish(whole.allgather, [found], [own], AllgatherOptions())
     rows = [one.cpu().numpy().tobytes() for one in found]
     # 8 bytes of int64, in this machine's order: ranks of one job are of one kind
-    head = own_size.element_size()
-    return [one[head:][: int.from_bytes(one[:head], sys.byteorder)] for one in rows] or None
+    size, order = own_size.element_size(), sys.byteorder
+    return [one[size:][: int.from_bytes(one[:size], order)] for one in rows]
 
 
 def tell_ranks(value: T, world_size: int, kind: Any) -> T:
@@ -166,13 +164,8 @@ def tell_ranks(value: T, world_size: int, kind: Any) -> T:
         # over
         told = _padded(data[:most], most).to(device)
         _broadcast(told)
-    found: T = _decoded(told, most, kind)
+    found: T = msgspec.msgpack.decode(told[:most].cpu().numpy().tobytes(), type=kind)
     return found
-
-
-def _all_gather(found: list[Tensor], own: Tensor, group: Any) -> None:
-    whole: Any = group or dist.group.WORLD
-    _finish(whole.allgather, [found], [own], AllgatherOptions())
 
 
 def _broadcast(value: Tensor) -> None:
@@ -273,10 +266,6 @@ def _padded(data: bytes, size: int) -> Tensor:
     # copied, not torch.frombuffer(data): see above
     padded[: len(data)].numpy()[:] = np.frombuffer(data, np.uint8)
     return padded
-
-
-def _decoded(found: Tensor, size: int, kind: Any) -> Any:
-    return msgspec.msgpack.decode(found[:size].cpu().numpy().tobytes(), type=kind)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ FORMS = (
 )
 
 
-def number_in(text: str) -> float:
+def read_number(text: str) -> float:
     """Return a number that `NUMBER` found."""
     return float(text.replace(",", "").replace("_", ""))
 
@@ -36,7 +36,7 @@ def parse_size(size: Any, keyword: str, *, also: str = "") -> int:
     found = _SIZE.fullmatch(size.lower()) if isinstance(size, str) else None
     if found is not None and (found[2] or not found[3]):
         unit = (1024 if found[3] else 1000) ** _POWERS[found[2]]
-        nbytes = int(number_in(found[1]) * unit)
+        nbytes = int(read_number(found[1]) * unit)
     if nbytes <= 0:
         raise ConfigError(f"{keyword} must be {FORMS}{also}; got {size!r}")
     return nbytes

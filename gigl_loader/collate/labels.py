@@ -38,7 +38,7 @@ def add_labels(
 
     Args:
         data: A `Data` or `HeteroData`.
-        message: From a sampler with `gigl_loader.sampler.link.AnchorRoots`.
+        message: From a sampler with `gigl_loader.sampler.anchors.AnchorRoots`.
         supervision: Edge types that are predicted. With one, an attribute is its labels; with
             several, a dict of them by edge type.
         as_edge_index: Labels as one tensor, anchors in row 0, label nodes in row 1; otherwise as a
@@ -59,7 +59,7 @@ def add_labels(
             elif sign == POSITIVE:
                 raise ConfigError(
                     f"the sampler gave no positives of {edge_type}: a sampler of your own for a "
-                    "DistABLPLoader needs the roots gigl_loader.sampler.link.AnchorRoots"
+                    "DistABLPLoader needs the roots gigl_loader.sampler.anchors.AnchorRoots"
                 )
         if found:
             data[attribute] = found if len(supervision) > 1 else next(iter(found.values()))

@@ -20,7 +20,7 @@ from gigl_loader.plan.job import DTYPE_BYTES, Job
 from gigl_loader.plan.measure import Answerer, Other
 from gigl_loader.plan.model import Plan, estimate
 from gigl_loader.plan.needs import graph_bytes, share_kept
-from gigl_loader.sizes import NUMBER, number_in, parse_size
+from gigl_loader.sizes import NUMBER, parse_size, read_number
 
 _LINK_GBIT = 10.0
 _OF_A_PLAN = ("root", "nodes", "edges", "dim", "dtype", "costs", "picture", "json")
@@ -191,16 +191,16 @@ _GIGABITS = {"k": 1e-6, "m": 1e-3, "": 1.0, "g": 1.0, "t": 1e3}
 def count(text: str) -> float:
     """Return a number of nodes or edges, as in ``111M``, ``1.6B``, ``1e9`` or ``111,000,000``."""
     found = re.fullmatch(rf"{NUMBER}([kmbgt]?)\s*", text.lower())
-    if found is None or number_in(found[1]) == 0:
+    if found is None or read_number(found[1]) == 0:
         raise ArgumentTypeError(f"a number is above 0, as in 111M, 1.6B, 1e9 or 5000, got {text!r}")
-    return round(number_in(found[1]) * _COUNTS[found[2]])
+    return round(read_number(found[1]) * _COUNTS[found[2]])
 
 
 def gigabits(text: str) -> float:
     """Return the 10**9 bits per second of a link, as in ``25Gbit`` or ``100Mbit``."""
     found = re.fullmatch(rf"{NUMBER}([kmgtKMGT]?)(bit|bps|b)?(/s)?\s*", text)
-    if found is not None and number_in(found[1]) > 0:
-        return number_in(found[1]) * _GIGABITS[found[2].lower()]
+    if found is not None and read_number(found[1]) > 0:
+        return read_number(found[1]) * _GIGABITS[found[2].lower()]
     # "GB" is what machines' memory is sold in and links are not: eight times off in silence. "Gb"
     # is right, so case counts here and nowhere else.
     if re.fullmatch(rf"{NUMBER}[kmgtKMGT]?B(/s|ps)?\s*", text):

@@ -50,7 +50,7 @@ class RowLookup:
         self._rank_of = torch.tensor([r[exchange.rank % len(r)] for r in holders])
 
     def rows(self, kind: Kind, name: NodeType | EdgeType, ids: Tensor) -> Tensor:
-        """Return the rows of ``ids``, in their order. Collective.
+        """Return the rows of ``ids``, in their order; quantised features as float32. Collective.
 
         Args:
             kind: Which matrices.
@@ -68,23 +68,42 @@ class RowLookup:
         book = books.get(name)
         check_ids(ids, name, self._num_ids(name, rows) if book is None else book.num_ids)
         if book is None or f"{kind} {name}" in self._whole or self._exchange.size == 1:
-            return _take(rows, ids, name)
+            return widened(_take(rows, ids, name), rows.scales)
         asked = AskedRanks(self._exchange, ids, self._rank_of[book.owner(ids)])
         found = asked.answers(_take(rows, asked.theirs))
         out = found.new_empty((ids.numel(), *found.shape[1:]))
         mine = torch.from_numpy(asked.mine)
         out[mine] = _take(rows, ids[mine])
         out[torch.from_numpy(asked.others)] = found
-        return out
+        # after the exchange, which then sends a byte or two for each number, not four
+        return widened(out, rows.scales)
+
+    def rows_later(
+        self, kind: Kind, name: NodeType | EdgeType, ids: Tensor
+    ) -> "torch.futures.Future[Tensor]":
+        """Return what `rows` does; it is there then, as ranks ask at the same time."""
+        found: torch.futures.Future[Tensor] = torch.futures.Future()
+        found.set_result(self.rows(kind, name, ids))
+        return found
+
+    def type_of(self, kind: Kind, given: Any) -> Any:
+        """Return the type that is meant: ``given``, or the only one that has such rows."""
+        known = getattr(self._view, kind)
+        if given is None and len(known) != 1:
+            raise ConfigError(f"name the type of the ids: one of {sorted(known)}")
+        return next(iter(known)) if given is None else given
 
     def _num_ids(self, name: NodeType | EdgeType, rows: Rows) -> int:
         """Return one past the highest id of a type that has no book: there is one partition."""
         counts: Any = self._view.num_nodes
-        if name in counts:
-            return int(counts[name])
-        if rows.ids is not None:
-            return int(rows.ids[-1]) + 1 if len(rows.ids) else 0
-        return rows.first + len(rows.values if rows.index is None else rows.index)
+        return int(counts[name]) if name in counts else num_ids_of(rows)
+
+
+def num_ids_of(rows: Rows[Any]) -> int:
+    """Return how many ids a matrix stands for, where all of them are here."""
+    if rows.index is None and rows.ids is not None:  # ascending
+        return int(rows.ids[-1]) + 1 if len(rows.ids) else 0
+    return rows.first + len(rows.values if rows.index is None else rows.index)
 
 
 def check_ids(ids: Tensor, name: NodeType | EdgeType, count: int | None) -> None:
@@ -137,11 +156,10 @@ class DistFeature:
         if kind not in get_args(Kind):
             raise ConfigError(f"kind must be one of {get_args(Kind)}, got {kind!r}")
         self._kind: Kind = kind
-        self._source: Any = getattr(dataset, "lookup", None)  # of a graph store
-        self._is_stored = self._source is not None
-        if not self._is_stored:
-            self._view: PartitionView = dataset.view()
-            self._source = RowLookup(self._view, RankExchange(group, f"{kind} were looked up"))
+        self._lookup: Any = getattr(dataset, "lookup", None)  # of a graph store
+        if self._lookup is None:
+            exchange = RankExchange(group, f"{kind} were looked up")
+            self._lookup = RowLookup(dataset.view(), exchange)
 
     def get(self, ids: Tensor, input_type: NodeType | EdgeType | None = None) -> Tensor:
         """Return the rows of ``ids``, in their order. Collective, but for a graph store.
@@ -155,22 +173,9 @@ class DistFeature:
                 be given what can work: the others wait for one that was not.
             PeerError: A rank ended, or a storage server.
         """
-        name = self._type_of(input_type)
-        rows: Tensor = self._source.rows(self._kind, name, ids)
-        if self._is_stored:
-            return rows
-        # after the exchange, which then sends a byte or two for each number, not four
-        return widened(rows, getattr(self._view, self._kind)[name].scales)
-
-    def _type_of(self, given: NodeType | EdgeType | None) -> Any:
-        if self._is_stored and self._kind == "edge_features":
-            return self._source.edge_type(given)
-        if self._is_stored:
-            return self._source.node_type(given, self._kind)
-        known = getattr(self._view, self._kind)
-        if given is None and len(known) != 1:
-            raise ConfigError(f"name the type of the ids: one of {sorted(known)}")
-        return next(iter(known)) if given is None else given
+        name = self._lookup.type_of(self._kind, input_type)
+        rows: Tensor = self._lookup.rows(self._kind, name, ids)
+        return rows
 
     def __getitem__(self, ids: Tensor | tuple[NodeType | EdgeType, Tensor]) -> Tensor:
         return self.get(ids[1], ids[0]) if isinstance(ids, tuple) else self.get(ids)
@@ -183,11 +188,5 @@ class DistFeature:
         Of a graph store the answer comes while the caller goes on. Over a ``DistDataset`` it is
         there when this returns: ranks take part in a collective at the same time, and no earlier.
         """
-        found: torch.futures.Future[Tensor] = torch.futures.Future()
-        if self._is_stored:
-            return cast(
-                "torch.futures.Future[Tensor]",
-                self._source.rows_later(self._kind, self._type_of(input_type), ids),
-            )
-        found.set_result(self.get(ids, input_type))
-        return found
+        name = self._lookup.type_of(self._kind, input_type)
+        return cast("torch.futures.Future[Tensor]", self._lookup.rows_later(self._kind, name, ids))

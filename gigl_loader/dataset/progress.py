@@ -1,4 +1,4 @@
-"""How far long work is: a bar for files that are written or read, a line for inference."""
+"""How far long work is: a bar for files that are written or read, a line for rows."""
 
 import importlib
 import logging
@@ -118,56 +118,62 @@ def note(values: Any) -> None:
         progress.add(values if is_count else values.numel() * values.element_size())
 
 
-# Twice a second is smooth to look at; more often, writing to a slow terminal costs time that the
-# layers need.
-_EVERY_S = 0.5
+_TERMINAL_S, _ELSEWHERE_S = 0.5, 10.0
+"""How often a line is written: often enough for an eye, without slowing work on a slow terminal; in
+a log file a day's run is some thousand lines at most."""
 
 
 class ProgressLine:
-    """Rows done, rows per second and time left, on one line of stderr.
+    """How much is done, how fast, and how long the rest takes, on stderr.
+
+    On a terminal it is one line, which is renewed.
 
     Args:
-        total: Rows over all layers, of this rank.
+        total: Rows, or whatever is counted, of all of the work.
         shown: False: nothing is written.
+        name: What is done; `add` may say it anew.
+        unit: What is counted.
     """
 
-    def __init__(self, total: int, *, shown: bool) -> None:
-        self._total, self._shown = total, shown
-        self._rows = self._skipped = 0
-        self._started = time.perf_counter()
-        self._written = 0.0
+    def __init__(self, total: int, *, shown: bool, name: str = "", unit: str = "rows") -> None:
+        self._total, self._shown, self._name, self._unit = total, shown, name, unit
+        self._done = self._skipped = 0
+        self._started = self._written = time.perf_counter()
 
     @property
-    def rows_per_s(self) -> float:
-        """Rows that were computed, per second."""
+    def per_second(self) -> float:
+        """Rows that were done, per second."""
         # without the rows of an earlier run: they took this one no time, and would make it look
         # fast
-        return self._rows / max(time.perf_counter() - self._started, 1e-9)
+        return self._done / max(time.perf_counter() - self._started, 1e-3)
 
-    def skip(self, rows: int) -> None:
-        """An earlier run has computed these."""
-        self._skipped += rows
+    def skip(self, count: int) -> None:
+        """An earlier run has done these."""
+        self._skipped += count
 
-    def add(self, rows: int, layer: str) -> None:
-        """These rows were computed."""
-        self._rows += rows
-        now = time.perf_counter()
-        if self._shown and now - self._written > _EVERY_S:
+    def add(self, count: int, name: str = "") -> None:
+        """So many more are done."""
+        self._done, self._name = self._done + count, name or self._name
+        if not self._shown:
+            return
+        now, is_terminal = time.perf_counter(), sys.stderr.isatty()
+        if now - self._written > (_TERMINAL_S if is_terminal else _ELSEWHERE_S):
             self._written = now
-            self._write(layer)
-
-    def _write(self, layer: str) -> None:
-        done = self._rows + self._skipped
-        left = int((self._total - done) / max(self.rows_per_s, 1e-9))
-        minutes, seconds = divmod(left, 60)
-        share = 100 * done / max(self._total, 1)
-        text = (
-            f"{layer}  {share:3.0f}%  {self.rows_per_s:,.0f} rows/s  {minutes}:{seconds:02d} left"
-        )
-        # padded, so that what is left of a longer line before it is written over
-        print(f"\r{text:<70}", end="", file=sys.stderr, flush=True)
+            self._write("" if is_terminal else "\n")
 
     def end(self) -> None:
-        """Leave the line."""
+        """Write the last line."""
         if self._shown:
-            print(f"\r{f'{self._rows:,} rows, {self.rows_per_s:,.0f} rows/s':<70}", file=sys.stderr)
+            self._write("\n")
+
+    def _write(self, end: str) -> None:
+        # a rate of 0, and a stage without rows or time, divide by no zero
+        done, rate = self._done + self._skipped, self.per_second
+        left = max((self._total - done) / max(rate, 1e-3), 0)
+        text = (
+            f"{self._name}: {done:,} of {self._total:,} {self._unit}, {rate:,.0f} {self._unit}/s, "
+            f"{time.perf_counter() - self._started:.1f} s, {left:.0f} s left"
+        )
+        # padded, so that what is left of a longer line before it is written over
+        start, text = ("\r", f"{text:<90}") if sys.stderr.isatty() else ("", text)
+        print(f"{start}{text}", end=end, file=sys.stderr, flush=True)

@@ -181,6 +181,12 @@ class TimeOrder(Generic[A]):
     """Whether times are floating-point numbers."""
 
 
+ROW_KINDS = (
+    "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
+)  # fmt: skip
+"""Attributes of a `PartitionView` that hold rows: all that a request may name."""
+
+
 @dataclass(frozen=True)
 class PartitionView(Generic[A]):
     """Everything that a sampler reads, in shared memory."""

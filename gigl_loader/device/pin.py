@@ -8,7 +8,6 @@ import contextlib
 import os
 import resource
 import weakref
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -149,17 +148,6 @@ class PinnedRange:
         """Unpin. Any further call does nothing."""
         if self._unpin is not None:
             self._unpin()
-
-    def __enter__(self) -> "PinnedRange":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
 
 
 def _unpin(registry: HostRegistry, address: int, owner_pid: int) -> None:

@@ -1,6 +1,6 @@
 """Batches on the device before they are needed, for any iterable of batches.
 
-This file and `gigl_loader.device._engine` need torch and torch_geometric, and nothing else of this
+This file and `gigl_loader.device.engine` need torch and torch_geometric, and nothing else of this
 package.
 
 ::
@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from gigl_loader.device._engine import (
+from gigl_loader.device.engine import (
     Backend,
     CastMap,
     CopyEngine,

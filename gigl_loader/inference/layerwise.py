@@ -32,7 +32,7 @@ from gigl_loader.inference.results import (
 )
 from gigl_loader.inference.rows import OwnedRows, RowSource
 from gigl_loader.inference.sources import GraphSource, KeptTensors, PartitionGraph, StoredGraph
-from gigl_loader.memory.freed import give_back_freed
+from gigl_loader.memory.kernel_pages import give_back_freed
 from gigl_loader.memory.tensors import dtype_name, dtype_named
 from gigl_loader.remote.dataset import RemoteDistDataset
 

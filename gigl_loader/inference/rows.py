@@ -12,13 +12,13 @@ from gigl_loader.dataset.quantised import widened
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.exchange import AskedRanks, RankExchange
 from gigl_loader.inference.local_graph import position_of
-from gigl_loader.memory.own_messages import OwnMessages
+from gigl_loader.memory.leases import OwnMessages
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array, dtype_name
 from gigl_loader.message import Field
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler.reader import Scratch
-from gigl_loader.sampler.row_exchange import gather_rows
+from gigl_loader.sampler.row_exchange import Part, gather_rows
 
 
 class Owners(Protocol):
@@ -30,9 +30,6 @@ class Owners(Protocol):
     def owner(self, node_type: NodeType, ids: Tensor) -> Tensor:
         """Return the rank that computes each of ``ids``: ``[n]`` int64."""
         ...
-
-
-_Part = tuple[Array, Array, Array | None]
 
 
 class OwnedRows:
@@ -51,7 +48,7 @@ class OwnedRows:
         """Return the rows of own nodes, as they are stored."""
         return self.values[positions if self._rows is None else self._rows[positions]]
 
-    def part(self, positions: Array, to: Array | None) -> "_Part":
+    def part(self, positions: Array, to: Array | None) -> Part:
         """Return the rows of own nodes, for `gather_rows` to write to the positions ``to``."""
         rows = positions if self._rows is None else self._rows.numpy()[positions]
         return as_array(self.values), rows, to
@@ -125,7 +122,7 @@ class RowFetcher:
             came = self._answers(asked, source, theirs)
             # Both parts are written straight to their places among `nodes`. `came` is memory that
             # the next source's exchange writes to: it is read before the loop goes on.
-            parts: list[_Part] = [
+            parts: list[Part] = [
                 source.part(here, asked.mine), (came, np.arange(asked.others.size), asked.others),
             ]  # fmt: skip
             found.append(self._gathered(source, parts, nodes))
@@ -144,7 +141,7 @@ class RowFetcher:
         asked.answers(torch.from_numpy(sent), torch.from_numpy(came))
         return came
 
-    def _gathered(self, source: OwnedRows, parts: Sequence[_Part], nodes: Tensor) -> Tensor:
+    def _gathered(self, source: OwnedRows, parts: Sequence[Part], nodes: Tensor) -> Tensor:
         shape = (nodes.numel(), *source.values.shape[1:])
         field = Field("x", dtype_name(source.values.dtype), shape, partial(gather_rows, parts))
         return self._memory.write([field])[0]["x"]

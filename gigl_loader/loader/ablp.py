@@ -47,7 +47,7 @@ from gigl_loader.remote.dataset import ABLPInputNodes, RemoteDistDataset
 SupervisionEdgeType = EdgeType | list[EdgeType] | None
 A = TypeVar("A")
 B = TypeVar("B")
-_SAMPLER = "gigl_loader.sampler.link.anchor_sampler"
+_SAMPLER = "gigl_loader.sampler.anchors.anchor_sampler"
 
 
 @with_keywords(like=DistNeighborLoader)

@@ -15,9 +15,9 @@ kept for the next batch, and no other copy is made of them.
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -34,7 +34,9 @@ from gigl_loader.errors import (
     ProtocolError,
     SamplingError,
 )
-from gigl_loader.memory.segments import Array, array_in, nbytes_of
+from gigl_loader.memory.segments import Array, align, nbytes_of
+from gigl_loader.memory.slots import layout_of, write_fields
+from gigl_loader.message import Field
 from gigl_loader.ranks import backends_of
 from gigl_loader.sampler.questions import Drawn, DrawRequest, RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import LocalReader, Scratch
@@ -45,8 +47,7 @@ logger = logging.getLogger(__name__)
 WORKING, COMPLETE, BROKEN_OFF, FAILED = range(4)
 """What a rank is in a round: needs answers; has its batch; has no epoch any more; raised."""
 
-# Pieces begin at multiples of the largest item that is sent: a view as int64 needs that, and what
-# is sent and received lies in arrays of int64.
+# What is sent and received lies in arrays of int64.
 _WORD = 8
 _DRAW, _ROWS = "draw", "rows"
 
@@ -74,59 +75,53 @@ class AnswerFailedError(SamplingError):
 # -- what is sent ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Bytes that are written to the memory that is sent once it is known how much that is."""
+class Packing:
+    """Arrays one after another, written once it is known how much memory all of them take."""
 
-    nbytes: int
-    write: Callable[[Array], None]
-    """Takes ``[nbytes]`` uint8."""
+    def __init__(self) -> None:
+        self._fields: list[Field] = []
+        self.nbytes = 0
 
+    def add(self, dtype: str, shape: tuple[int, ...], write: Callable[[Array], Any]) -> slice:
+        """Return the bytes that an array is going to take."""
+        self._fields.append(Field("", dtype, shape, write))
+        start, nbytes = self.nbytes, nbytes_of(dtype, shape)
+        self.nbytes += align(nbytes)  # as `layout_of`: an array is read as words of its own size
+        return slice(start, start + nbytes)
 
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // _WORD) * _WORD
+    def add_packed(self, value: object, method: str = "") -> None:
+        """Add a question or an answer; `PieceReader.read` reads it."""
+        # The header says of which type and shape the arrays are, so its own length goes before it.
+        header, arrays = codec.encode(value, method)
+        start = len(header).to_bytes(_WORD, "little") + header
+        for one in (np.frombuffer(start, np.uint8), *arrays):
+            self.add(one.dtype.name, one.shape, partial(np.copyto, src=one))
 
-
-def _nbytes(pieces: Sequence[_Piece]) -> int:
-    return sum(_padded(piece.nbytes) for piece in pieces)
-
-
-def _piece_of(array: Array) -> _Piece:
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return _Piece(data.nbytes, partial(_copy, data))
-
-
-def _copy(data: Array, out: Array) -> None:
-    out[:] = data
-
-
-def _packed(value: object, method: str = "") -> list[_Piece]:
-    """Return a question or an answer as pieces; `_PieceReader.read` reads them."""
-    # The header says of which type and shape the arrays are, so its own length has to go before it.
-    header, arrays = codec.encode(value, method)
-    start = len(header).to_bytes(_WORD, "little") + header
-    return [_piece_of(np.frombuffer(start, np.uint8)), *map(_piece_of, arrays)]
+    def write(self, memory: Array) -> None:
+        """Write all of them to ``[nbytes]`` uint8."""
+        write_fields(self._fields, layout_of(self._fields)[0], memory)
 
 
-class _PieceReader:
+class PieceReader:
     """Reads pieces, one after another; arrays are views."""
 
     def __init__(self, data: Array) -> None:
         self._data, self._at = data, 0
 
-    def __bool__(self) -> bool:
-        return self._at < self._data.nbytes
+    def __iter__(self) -> Iterator[tuple[str, Any, list[Array]]]:
+        while self._at < self._data.nbytes:
+            yield self.read()
 
     def array(self, dtype: Any, shape: tuple[int, ...]) -> Array:
         """Return an array that was sent as a piece of its own."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        found: Array = self._take(nbytes, _padded(nbytes)).view(dtype).reshape(shape)
+        found: Array = self._take(nbytes, align(nbytes)).view(dtype).reshape(shape)
         return found
 
     def read(self) -> tuple[str, Any, list[Array]]:
         """Return (method, body, arrays) for `codec.decode`."""
         length = int.from_bytes(self._take(_WORD, _WORD).tobytes(), "little")
-        header = self._take(length, _padded(length + _WORD) - _WORD).tobytes()
+        header = self._take(length, align(length + _WORD) - _WORD).tobytes()
         method, body, specs = codec.read_header(header)
         return method, body, [self.array(spec.dtype, spec.shape) for spec in specs]
 
@@ -144,11 +139,14 @@ class _PieceReader:
 class CollectiveCall(Generic[T]):
     """A question; its answer comes with the round that `wait` starts, or an earlier one."""
 
-    def __init__(self, peers: "CollectivePeers", read: Callable[[_PieceReader], T]) -> None:
-        self._peers, self._read = peers, read
+    def __init__(
+        self, peers: "CollectivePeers", request: object, method: str,
+        read: Callable[[PieceReader], T],
+    ) -> None:  # fmt: skip
+        self._peers, self.question, self._read = peers, (request, method), read
         self._answer: T | None = None
 
-    def take(self, reader: _PieceReader) -> None:
+    def take(self, reader: PieceReader) -> None:
         """Take the answer."""
         self._answer = self._read(reader)
 
@@ -169,21 +167,9 @@ class CollectiveCall(Generic[T]):
         return self._answer
 
 
-def _read_drawn(reader: _PieceReader) -> Drawn:
+def _read_drawn(reader: PieceReader) -> Drawn:
     _, body, arrays = reader.read()
     return codec.decode(body, arrays, Drawn)
-
-
-@dataclass
-class _Asked:
-    """Requests that one rank receives in a round."""
-
-    pieces: list[_Piece] = field(default_factory=list)
-    calls: list[CollectiveCall[Any]] = field(default_factory=list)
-
-    @property
-    def nbytes(self) -> int:
-        return _nbytes(self.pieces)
 
 
 @dataclass(frozen=True)
@@ -246,22 +232,18 @@ class CollectivePeers:
 
     def draw(self, partition: int, request: DrawRequest) -> CollectiveCall[Drawn]:
         """Keep a question for neighbours for the next round."""
-        return self._keep(partition, _packed(request, _DRAW), CollectiveCall(self, _read_drawn))
+        return self._keep(partition, CollectiveCall(self, request, _DRAW, _read_drawn))
 
     def rows(self, partition: int, request: RowsRequest, out: Array) -> CollectiveCall[RowsAnswer]:
         """Keep a question for rows for the next round; ``out`` says of which type they are."""
         # Not `out` itself: the answer is read where it was received, and nothing is copied to
         # `out`.
         dtype, shape = out.dtype, out.shape
-        call = CollectiveCall(self, lambda reader: RowsAnswer(reader.array(dtype, shape)))
-        return self._keep(partition, _packed(request, _ROWS), call)
+        read = lambda reader: RowsAnswer(reader.array(dtype, shape))  # noqa: E731
+        return self._keep(partition, CollectiveCall(self, request, _ROWS, read))
 
-    def _keep(
-        self, partition: int, question: list[_Piece], call: CollectiveCall[T]
-    ) -> CollectiveCall[T]:
-        asked = self._asked[self._rank_of[partition]]
-        asked.pieces += question
-        asked.calls.append(call)
+    def _keep(self, partition: int, call: CollectiveCall[T]) -> CollectiveCall[T]:
+        self._asked[self._rank_of[partition]].append(call)
         return call
 
     def rank_of(self, partition: int) -> int:
@@ -275,11 +257,13 @@ class CollectivePeers:
 
         Collective. Returns the same of each rank; ids are read before anything else is exchanged.
         """
-        questions = [[p for one in some for p in _packed(one, _ROWS)] for some in asked]
-        sent, lengths = self._filled(questions)
+        sent, lengths = self._filled([[(one, _ROWS) for one in some] for some in asked], _question)
         told = self._swap_words([list(pair) for pair in zip(lengths, expected, strict=True)])
         got = self._swap("questions", sent, [length for length, _ in told], lengths)
-        read = [_requests_in(_PieceReader(data)) for data in got]
+        read = [
+            [codec.decode(body, arrays, RowsRequest) for _, body, arrays in PieceReader(data)]
+            for data in got
+        ]
         return [(some, nbytes) for some, (_, nbytes) in zip(read, told, strict=True)]
 
     def check(self, error: AnswerFailedError | None) -> None:
@@ -329,7 +313,7 @@ class CollectivePeers:
         """Tell the others that ``rank`` raised; their next round, or this one, is their last."""
         # This stands in for the round that the others begin, and is the only exchange of it: they
         # raise when they have read the states.
-        self._meet([_Asked() for _ in range(self.size)], FAILED, rank)
+        self._meet([0] * self.size, FAILED, rank)
 
     def round(self, state: int) -> list[int]:
         """Exchange questions and answers once; return the states of all ranks.
@@ -342,14 +326,16 @@ class CollectivePeers:
         # Taken before the exchange: calls that come while answers are read belong to the next
         # round.
         asked, self._asked = self._asked, self._nothing()
-        told = self._meet(asked, state)
+        questions = ((call.question for call in calls) for calls in asked)
+        sent, lengths = self._filled(questions, _question)
+        told = self._meet(lengths, state)
         for one in told:
             if one.state == FAILED:
                 raise RankFailedError(one.failed)
         # By the totals, which all ranks see alike: by what it is asked itself, one rank would go on
         # to the exchange, and another one not.
         if any(one.total for one in told):
-            self._exchange(asked, [one.nbytes for one in told])
+            self._exchange(asked, sent, lengths, [one.nbytes for one in told])
         return [one.state for one in told]
 
     def close(self) -> None:
@@ -360,17 +346,19 @@ class CollectivePeers:
 
     # -- parts -------------------------------------------------------------------------------------
 
-    def _nothing(self) -> list[_Asked]:
-        return [_Asked() for _ in range(self.size)]
+    def _nothing(self) -> list[list[CollectiveCall[Any]]]:
+        """Return by rank the calls of a round that was not asked anything yet."""
+        return [[] for _ in range(self.size)]
 
-    def _meet(self, asked: list[_Asked], state: int, failed: int = 0) -> list[_Told]:
-        sizes = [one.nbytes for one in asked]
+    def _meet(self, sizes: list[int], state: int, failed: int = 0) -> list[_Told]:
         words = self._swap_words([[size, state, sum(sizes), failed] for size in sizes])
         self.rounds += 1
         return [_Told(*row) for row in words]
 
-    def _exchange(self, asked: list[_Asked], sizes: list[int]) -> None:
-        sent, lengths = self._filled([one.pieces for one in asked])
+    def _exchange(
+        self, asked: list[list[CollectiveCall[Any]]], sent: Array, lengths: list[int],
+        sizes: list[int],
+    ) -> None:  # fmt: skip
         questions = self._swap("questions", sent, sizes, lengths)
         # The memory of the questions that were sent is free by now, and is written over by the
         # answers.
@@ -384,17 +372,18 @@ class CollectivePeers:
             raise RankFailedError(failed[0])
         # Answers to this rank are in the order of its questions, rank by rank.
         got = self._swap(f"answers {self._kept}", sent, [length for length, _ in told], lengths)
-        for data, one in zip(got, asked, strict=True):
-            reader = _PieceReader(data)
-            for call in one.calls:
+        for data, calls in zip(got, asked, strict=True):
+            reader = PieceReader(data)
+            for call in calls:
                 call.take(reader)
         # views of what came are read until the batch is finished: the next round's lies elsewhere
-        self._kept += any(one.calls for one in asked)
+        self._kept += any(asked)
 
     def _answers(self, questions: list[Array]) -> tuple[Array, list[int], AnswerFailedError | None]:
         """Return the answers and the bytes for each rank; and why there are none."""
         try:
-            return *self._filled([self._answers_to(_PieceReader(data)) for data in questions]), None
+            readers = [PieceReader(data) for data in questions]
+            return *self._filled(readers, self._answer), None
         # Whatever it was: an exception that left here would leave the others waiting for this rank.
         except Exception as error:
             failed = self.failed("an answer to another rank", error)
@@ -407,25 +396,26 @@ class CollectivePeers:
         self.on_failure(failed)
         return failed
 
-    def _answers_to(self, reader: _PieceReader) -> list[_Piece]:
-        pieces = []
-        while reader:
-            method, body, arrays = reader.read()
-            if method == _DRAW:
-                pieces += _packed(self.store.answer_draw(codec.decode(body, arrays, DrawRequest)))
-            else:
-                found = self.store.rows_asked(codec.decode(body, arrays, RowsRequest))
-                pieces.append(_Piece(nbytes_of(*found[:2]), partial(_write_rows, *found)))
-        return pieces
+    def _answer(self, packing: Packing, question: tuple[str, Any, list[Array]]) -> None:
+        method, body, arrays = question
+        if method == _DRAW:
+            drawn = self.store.answer_draw(codec.decode(body, arrays, DrawRequest))
+            packing.add_packed(drawn)
+        else:
+            packing.add(*self.store.rows_asked(codec.decode(body, arrays, RowsRequest)))
 
-    def _filled(self, pieces: Sequence[list[_Piece]]) -> tuple[Array, list[int]]:
+    def _filled(
+        self, wanted: Iterable[Iterable[T]], add: Callable[[Packing, T], None]
+    ) -> tuple[Array, list[int]]:
         """Return what is sent, rank after rank, and the bytes for each."""
-        lengths = [_nbytes(some) for some in pieces]
-        sent, at = self._memory("sent", sum(lengths)), 0
-        for some in pieces:
-            for piece in some:
-                piece.write(sent[at : at + piece.nbytes])
-                at += _padded(piece.nbytes)
+        packing, lengths = Packing(), []
+        for some in wanted:
+            first = packing.nbytes
+            for one in some:
+                add(packing, one)
+            lengths.append(packing.nbytes - first)
+        sent = self._memory("sent", packing.nbytes)
+        packing.write(sent)
         return sent, lengths
 
     def _swap(self, name: str, sent: Array, sizes: list[int], lengths: list[int]) -> list[Array]:
@@ -506,15 +496,5 @@ def host_backend() -> str:
     return "gloo"
 
 
-def _requests_in(reader: _PieceReader) -> list[RowsRequest]:
-    found = []
-    while reader:
-        _, body, arrays = reader.read()
-        found.append(codec.decode(body, arrays, RowsRequest))
-    return found
-
-
-def _write_rows(
-    dtype: str, shape: tuple[int, ...], write: Callable[[Array], None], out: Array
-) -> None:
-    write(array_in(out, dtype, shape, 0))
+def _question(packing: Packing, asked: tuple[object, str]) -> None:
+    packing.add_packed(*asked)

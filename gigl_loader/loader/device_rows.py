@@ -13,21 +13,23 @@ is the same on all ranks: NCCL waits for ever where ranks exchange in different 
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.device.rows import RowMemory
+from gigl_loader.device.engine import full_device
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, ProtocolError
-from gigl_loader.loader.collective import AnswerFailedError, CollectivePeers
-from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
+from gigl_loader.loader.collective import AnswerFailedError, CollectivePeers, Packing
+from gigl_loader.memory.segments import Array, align, nbytes_of
 from gigl_loader.message import Field
 from gigl_loader.ranks import backends_of
 from gigl_loader.sampler.later import LaterRows
@@ -40,6 +42,66 @@ _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 # Seconds between two looks at the device. At most that is added to the wait for rows; meanwhile
 # other threads have the interpreter.
 _POLL_S = 0.0002
+
+
+class RowMemory:
+    """Bytes of one device, and of the host for what is copied there.
+
+    On CUDA all work is launched on a stream of its own: exchanges wait for no step of the model,
+    and no step for them. Other devices have no streams here, and the host waits for each copy.
+
+    Args:
+        device: The device; without an index, the current one of its type.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = full_device(device)  # lanes are threads: their current one is the first
+        self._on_cuda = device.type == "cuda"
+        self._stream: Any = torch.cuda.Stream(self.device) if self._on_cuda else None
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Launch on this memory's stream inside the block, in this thread."""
+        if self._stream is None:
+            yield
+            return
+        # a thread starts with device 0, and NCCL asks for the current one
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            yield
+
+    def on_host(self, nbytes: int) -> Tensor:
+        """Return ``[nbytes]`` uint8 of the host to copy from.
+
+        Pinned for CUDA, by torch's allocator: it gives the memory to nobody else before the copy
+        from it is done.
+        """
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._on_cuda)
+
+    def empty(self, nbytes: int) -> Tensor:
+        """Return ``[nbytes]`` uint8 of the device."""
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def uploaded(self, host: Tensor) -> Tensor:
+        """Return a copy of what `on_host` returned, on the device."""
+        return host.to(self.device, non_blocking=self._on_cuda)
+
+    def mark(self) -> Any:
+        """Return an event behind all that was launched so far; None: the host has waited for it."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event
+
+    def lend(self, tensors: Iterable[Tensor]) -> None:
+        """Keep the memory of ``tensors``, once dropped, for the calling thread's current stream.
+
+        It belongs to the stream of the exchange, which would write to it again at once.
+        """
+        if self._on_cuda:
+            current = torch.cuda.current_stream(self.device)
+            for tensor in tensors:
+                tensor.record_stream(current)
 
 
 def backend_for(device: torch.device) -> str | None:
@@ -83,28 +145,6 @@ class RowsOnDevice:
         """Return them, for use on the stream that is current in the calling thread."""
         self._memory.lend(self._found.values())
         return self._found
-
-
-class _Packing:
-    """Arrays one after another, each written once it is known how much memory all of them take."""
-
-    def __init__(self) -> None:
-        self._parts: list[tuple[int, str, tuple[int, ...], Callable[[Array], Any]]] = []
-        self.nbytes = 0
-
-    def add(self, dtype: str, shape: tuple[int, ...], write: Callable[[Array], Any]) -> slice:
-        """Return where an array will lie."""
-        # Starts are aligned, as an array is read as words of its own size.
-        start, nbytes = self.nbytes, nbytes_of(dtype, shape)
-        self._parts.append((start, dtype, shape, write))
-        self.nbytes += align(nbytes)
-        return slice(start, start + nbytes)
-
-    def write(self, memory: Tensor) -> None:
-        """Write all of them to ``[nbytes]`` uint8."""
-        buffer = memory.numpy()
-        for start, dtype, shape, write in self._parts:
-            write(array_in(buffer, dtype, shape, start))
 
 
 class _Part:
@@ -303,7 +343,7 @@ class DeviceRows:
         questions: list[tuple[list[RowsRequest], int]], receive: list[int],
     ) -> _Load:  # fmt: skip
         """Read what this rank gives to itself and to others, and start the copy to the device."""
-        packing, send = _Packing(), []
+        packing, send = Packing(), []
         for requests, expected in questions:
             first = packing.nbytes
             for request in requests:
@@ -320,10 +360,12 @@ class DeviceRows:
                 if part.partition == self._view.partition_idx:
                     part.rows = packing.add(*store.rows_asked(one.request(part)))
                 if part.at is not None:
-                    part.positions = packing.add("int64", part.at.shape, partial(_copy, part.at))
+                    part.positions = packing.add(
+                        "int64", part.at.shape, partial(np.copyto, src=part.at)
+                    )
         # All sizes are known by now, so one piece holds all of it, and one copy takes it up.
         host = self._memory.on_host(packing.nbytes)
-        packing.write(host)
+        packing.write(host.numpy())
         out = [self._memory.empty(nbytes_of(one.dtype, one.shape)) for one in wanted]
         came = self._memory.empty(sum(receive))
         return _Load(self._memory.uploaded(host), send, receive, came, out)
@@ -344,7 +386,3 @@ class DeviceRows:
                     "has stopped or ended; see the logs of the other ranks, and start the job again"
                 )
             time.sleep(_POLL_S)
-
-
-def _copy(values: Array, out: Array) -> None:
-    out[:] = values

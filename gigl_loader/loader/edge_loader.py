@@ -43,7 +43,7 @@ from gigl_loader.loader.seed_input import (
 from gigl_loader.message import EDGE_LABEL, EDGE_TARGETS, IS_HETERO, SampleMessage
 from gigl_loader.options import SamplerOptions
 from gigl_loader.remote.dataset import RemoteDistDataset
-from gigl_loader.sampler.negatives import BINARY
+from gigl_loader.sampler.edges import BINARY
 from gigl_loader.sampler.plan import STRICT_PAIRS_VERSION
 
 EdgeInput = (

@@ -42,7 +42,7 @@ from gigl_loader.loader.collective import (
 from gigl_loader.loader.device_rows import DeviceRows, RowsOnDevice, device_rows
 from gigl_loader.loader.in_step import EpochBatches
 from gigl_loader.memory import segments, tensors
-from gigl_loader.memory.own_messages import OwnMessages
+from gigl_loader.memory.leases import OwnMessages
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, Attempt, BatchTicket, Received
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
 from gigl_loader.sampler.later import LaterPeers, LaterRows
@@ -71,7 +71,6 @@ class InProcessSource:
         config: What to sample.
         epoch_options: Seed, order, deadline.
         sampler_options: Another sampler than the k-hop neighbour sampler.
-        default_sampler: Sampler class path and keywords where ``sampler_options`` names none.
         concurrency: With several partitions: batches that are under way at once. Of different
             numbers, all ranks take the least.
         device: Where batches go. Where the process group has a backend for it on all ranks, rows
@@ -85,7 +84,6 @@ class InProcessSource:
         config: SamplingConfig,
         epoch_options: EpochOptions,
         sampler_options: SamplerOptions | None = None,
-        default_sampler: tuple[str, dict[str, Any]] | None = None,
         concurrency: int = 1,
         device: torch.device | None = None,
     ) -> None:
@@ -100,7 +98,7 @@ class InProcessSource:
         extra = getattr(sampler_input, "extra", None) or {}
         self._seeds = sampler_input.node.numpy()
         self._extra = {name: tensors.as_array(column) for name, column in extra.items()}
-        self._sampler_class = default_sampler
+        self._sampler_class: tuple[str, dict[str, Any]] | None = None
         if isinstance(sampler_options, CustomSamplerOptions):
             self._sampler_class = (sampler_options.class_path, sampler_options.keywords)
         self._concurrency, self._device = concurrency, device or torch.device("cpu")

@@ -27,7 +27,7 @@ import msgspec
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import segments
 from gigl_loader.memory.segments import SharedPart
-from gigl_loader.transport.codec import ARRAY_EXTENSION, decode
+from gigl_loader.transport.codec import decode
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -67,10 +67,12 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class _Description:
+class Description:
+    """What an offer is made of, as it is written into its memory."""
+
     regions: tuple[Region, ...]
     parts: tuple[SharedPart, ...]
-    """Of the arrays, in the order of their numbers; indices are those of ``regions``."""
+    """Places of the arrays, in the order of their numbers; indices are those of ``regions``."""
     body: bytes
     """The value, as the transport's codec writes it."""
 
@@ -174,46 +176,6 @@ class Mappings:
             self._trim()
 
 
-class Offered:
-    """A value of this process for others of the machine to map, while this object is open.
-
-    Args:
-        value: A dataclass of what the transport's codec takes, with tensors for arrays.
-    """
-
-    def __init__(self, value: Any) -> None:
-        from gigl_loader.memory.tensors import SharedTensors  # readers do without torch
-
-        shared = SharedTensors()
-        parts: list[SharedPart] = []
-
-        def beside(tensor: Any) -> object:
-            parts.append(shared.part_of(tensor))
-            number = (len(parts) - 1).to_bytes(4, "little")
-            return msgspec.msgpack.Ext(ARRAY_EXTENSION, number)
-
-        # what msgpack does not know is a tensor: its number stands in the body, as the transport
-        # writes arrays, and its place beside
-        body = msgspec.msgpack.encode(value, enc_hook=beside)
-        regions = tuple(region_of(fd, os.fstat(fd).st_size) for fd in shared.fds)
-        data = msgspec.msgpack.encode(_Description(regions, tuple(parts), body))
-        fd = segments.create_memfd(len(data), "gigl_loader.offer")
-        os.pwrite(fd, data, 0)
-        self._mark = HostMark()
-        self.offer = Offer(self._mark.mark, region_of(fd, len(data)))
-        self._release = weakref.finalize(self, _release, fd, shared.tensors)
-
-    def close(self) -> None:
-        """Offer it no more; who has mapped it keeps it. Idempotent."""
-        self._release()
-        self._mark.close()
-
-
-def _release(fd: int, tensors: list[Any]) -> None:
-    os.close(fd)
-    tensors.clear()  # closes their descriptors, which were offered, too
-
-
 def read_offers(offers: Mapping[int, Sequence[Offer]], kind: type[T]) -> dict[int, T]:
     """Map values that other processes of this machine offer.
 
@@ -260,13 +222,13 @@ def read_offer(offer: Offer, kind: type[T]) -> T:
     return decode(msgspec.Raw(found.body), arrays, kind)
 
 
-def _described(region: Region) -> _Description:
+def _described(region: Region) -> Description:
     fd = open_region(region)
     try:
         data = os.pread(fd, region.nbytes, 0)
     finally:
         os.close(fd)
     try:
-        return msgspec.msgpack.decode(data, type=_Description)
+        return msgspec.msgpack.decode(data, type=Description)
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"an offer has no description: {error}") from error

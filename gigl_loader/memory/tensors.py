@@ -8,20 +8,24 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
-from gigl_loader.memory import huge_pages
+from gigl_loader.memory import kernel_pages
+from gigl_loader.memory.same_host import Description, HostMark, Offer, region_of
 from gigl_loader.memory.segments import (
     Array,
     SharedPart,
     buffer_at,
     close_fds,
+    create_memfd,
     map_fd,
     nbytes_of,
     storage_dtype,
     unmap,
 )
+from gigl_loader.transport.codec import ARRAY_EXTENSION
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -90,7 +94,7 @@ def empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     nbytes = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
     if nbytes == 0:
         return torch.empty(shape, dtype=dtype)
-    fd, reserved = huge_pages.create_memfd(nbytes, "gigl_loader.tensor")
+    fd, reserved = kernel_pages.create_memfd(nbytes, "gigl_loader.tensor")
     try:
         return map_shared_tensor(fd, reserved, dtype, shape)
     finally:
@@ -223,3 +227,43 @@ def dumps(obj: Any) -> tuple[bytes, list[int]]:
         close_fds(fds)
         raise
     return file.getvalue(), fds
+
+
+class Offered:
+    """A value of this process for others of the machine to map, while this object is open.
+
+    `gigl_loader.memory.same_host.read_offer` maps it.
+
+    Args:
+        value: A dataclass of what the transport's codec takes, with tensors for arrays.
+    """
+
+    def __init__(self, value: Any) -> None:
+        shared = SharedTensors()
+        parts: list[SharedPart] = []
+
+        def beside(tensor: Any) -> object:
+            parts.append(shared.part_of(tensor))
+            number = (len(parts) - 1).to_bytes(4, "little")
+            return msgspec.msgpack.Ext(ARRAY_EXTENSION, number)
+
+        # what msgpack does not know is a tensor: its number stands in the body, as the transport
+        # writes arrays, and its place beside
+        body = msgspec.msgpack.encode(value, enc_hook=beside)
+        regions = tuple(region_of(fd, os.fstat(fd).st_size) for fd in shared.fds)
+        data = msgspec.msgpack.encode(Description(regions, tuple(parts), body))
+        fd = create_memfd(len(data), "gigl_loader.offer")
+        os.pwrite(fd, data, 0)
+        self._mark = HostMark()
+        self.offer = Offer(self._mark.mark, region_of(fd, len(data)))
+        self._release = weakref.finalize(self, _release_offer, fd, shared.tensors)
+
+    def close(self) -> None:
+        """Offer it no more; who has mapped it keeps it. Idempotent."""
+        self._release()
+        self._mark.close()
+
+
+def _release_offer(fd: int, tensors: list[Any]) -> None:
+    os.close(fd)
+    tensors.clear()  # closes their descriptors, which were offered, too

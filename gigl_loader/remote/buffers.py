@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.memory import segments
-from gigl_loader.transport import ArraySpec
+from gigl_loader.transport import IncomingArray
 
 _GRAIN = 1 << 16
 """Sizes of buffers are multiples of it, in bytes: 16 pages."""
@@ -66,7 +66,7 @@ class BufferPool:
         # a batch without tensors, too: an empty tensor has no address
         return self.lease(self.take(max(nbytes, 1)))
 
-    def room(self, specs: list[ArraySpec]) -> list[Any]:
+    def room(self, specs: list[IncomingArray]) -> list[Any]:
         """Return arrays to receive an answer into: ``into`` of `gigl_loader.transport.Caller`.
 
         All arrays of an answer, which are those of a batch, come to lie in one buffer of the pool.
@@ -82,7 +82,7 @@ class BufferPool:
 
 
 class PoolRoom:
-    """Memory of a pool for the rows of one batch: `gigl_loader.rowcache.remote_rows.Room`."""
+    """Memory of a pool for the rows of one batch: `gigl_loader.rowcache.pipeline.Room`."""
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool

@@ -327,12 +327,12 @@ class RemoteDistDataset:
             PeerTimeoutError: A server did not answer in time.
             ServerDiedError: A server is gone.
         """
-        name = self.lookup.node_type(node_type, "node_features")
+        name = self.lookup.type_of("node_features", node_type)
         return self.lookup.rows("node_features", name, ids)
 
     def get_labels(self, ids: Tensor, node_type: NodeType | None = None) -> Tensor:
         """Return the labels of nodes of any server, as `get_features` does features."""
-        name = self.lookup.node_type(node_type, "node_labels")
+        name = self.lookup.type_of("node_labels", node_type)
         return self.lookup.rows("node_labels", name, ids)
 
     @property

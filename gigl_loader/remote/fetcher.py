@@ -69,7 +69,7 @@ class BatchFetcher:
 
     @property
     def name(self) -> str:
-        """What errors call the server."""
+        """Name of the server in errors."""
         return f"storage server {self.connection.rank}"
 
     def start(self, attempt: Attempt, wanted: list[tuple[int, int]]) -> None:

@@ -3,8 +3,10 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,13 +19,17 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,
 )
+from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.segments import Array
+from gigl_loader.memory.tensors import as_array
 from gigl_loader.remote.calls import TensorMessage
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.connection import result_of
 from gigl_loader.remote.requests import EdgesRequest
 from gigl_loader.sampler.questions import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import row_type
+from gigl_loader.sampler.row_exchange import gather_rows, split_by_owner
 from gigl_loader.workers.wire import RowsQuestion
 
 if TYPE_CHECKING:  # it imports this module
@@ -48,30 +54,26 @@ class StoreLookup:
         self, dataset: "RemoteDistDataset", timeout_s: float, reconnect_s: float = 0.0
     ) -> None:
         self._dataset, self._timeout_s, self._reconnect_s = dataset, timeout_s, reconnect_s
-        self._books: dict[Any, tuple[Any, int | None]] = {}
+        self._books: dict[Any, tuple[Book[Array] | None, int | None]] = {}
         # Held while a book is fetched: others that want it wait, and do not fetch it as well. A
         # book may be as long as all ids.
         self._lock = threading.Lock()
 
-    def node_type(self, given: NodeType | None, kind: Kind) -> NodeType:
-        """Return the type that is meant: ``given``, or the only one."""
-        known = self._dataset.fetch_node_types() or [DEFAULT_HOMOGENEOUS_NODE_TYPE]
-        if given is None and len(known) > 1 and kind == "node_features":
+    def type_of(self, kind: Kind, given: Any) -> Any:
+        """Return the type that is meant: ``given``, or the only one that has such rows."""
+        if given is not None:
+            return given
+        infos: Any = None
+        known: list[Any] = self._dataset.fetch_node_types() or [DEFAULT_HOMOGENEOUS_NODE_TYPE]
+        if kind == "edge_features":
+            infos = self._dataset.fetch_edge_feature_info()
+            known = [DEFAULT_HOMOGENEOUS_EDGE_TYPE]
+        elif kind == "node_features" and len(known) > 1:
             infos = self._dataset.fetch_node_feature_info()
-            known = sorted(infos) if isinstance(infos, dict) else known
-        return self._only(given, known)
-
-    def edge_type(self, given: EdgeType | None) -> EdgeType:
-        """Return the type that is meant: ``given``, or the only one with features."""
-        infos = self._dataset.fetch_edge_feature_info()
-        known = sorted(infos) if isinstance(infos, dict) else [DEFAULT_HOMOGENEOUS_EDGE_TYPE]
-        return self._only(given, known)
-
-    @staticmethod
-    def _only(given: R | None, known: list[R]) -> R:
-        if given is None and len(known) != 1:
+        known = sorted(infos) if isinstance(infos, dict) else known
+        if len(known) != 1:
             raise ConfigError(f"name the type of the ids: one of {known}")
-        return known[0] if given is None else given
+        return known[0]
 
     # -- questions ------------------------------------------------------------------------------
 
@@ -88,31 +90,16 @@ class StoreLookup:
             PeerTimeoutError: A server did not answer in time.
             ServerDiedError: A server is gone.
         """
-        answers, build = self._ask_rows(kind, name, ids)
-        return build([self._result(answer, f"{kind} of {name!r}") for answer in answers])
+        found: Future[Tensor] = Future()
+        self._ask_rows(kind, name, ids, found)
+        return self._result(found, f"{kind} of {name!r}")
 
     def rows_later(
         self, kind: Kind, name: NodeType | EdgeType, ids: Tensor
     ) -> "torch.futures.Future[Tensor]":
         """Ask as `rows` does, and return at once."""
-        answers, build = self._ask_rows(kind, name, ids)
         found: torch.futures.Future[Tensor] = torch.futures.Future()
-        # never 0 at first: there is one piece at least. Callbacks run in the threads of the calls.
-        left, lock = [len(answers)], threading.Lock()
-
-        def one_came(_: Any) -> None:
-            with lock:
-                left[0] -= 1
-                if left[0]:
-                    return
-            try:
-                # by the last that came, outside of the lock: nobody else gets here
-                found.set_result(build([answer.result() for answer in answers]))
-            except Exception as error:
-                found.set_exception(error)  # type: ignore[arg-type]
-
-        for answer in answers:
-            answer.add_done_callback(one_came)
+        self._ask_rows(kind, name, ids, found)
         return found
 
     def edges(
@@ -127,43 +114,66 @@ class StoreLookup:
             edge_ids: Whether to return their ids.
         """
         name = row_type(edge_type, self._dataset.fetch_edge_dir())
-        pieces = self._pieces("node", name, ids)
-        answers = [
-            self._ask(
-                server, "get_edges",
-                EdgesRequest(
-                    edge_type=edge_type, ids=ids[at].numpy(), weights=weights, edge_ids=edge_ids
-                ),
-            )
-            for server, at in pieces
-        ]  # fmt: skip
-        found = [self._result(answer, f"edges {edge_type}") for answer in answers]
-        return _in_order(ids.numel(), [at for _, at in pieces], found)
+        pieces, asked = self._pieces("node", name, ids), ids.numpy()
+        requests = [
+            EdgesRequest(edge_type=edge_type, ids=asked[at], weights=weights, edge_ids=edge_ids)
+            for _, at in pieces
+        ]
+        positions = [torch.from_numpy(at) for _, at in pieces]
+        found: Future[EdgeBlock] = Future()
+        self._ask(
+            "get_edges", pieces, requests, partial(merged_edges, ids.numel(), positions), found
+        )
+        return self._result(found, f"edges {edge_type}")
 
-    def _ask_rows(
-        self, kind: Kind, name: NodeType | EdgeType, ids: Tensor
-    ) -> "tuple[list[Future[Any]], Callable[[list[Any]], Tensor]]":
+    def _ask_rows(self, kind: Kind, name: NodeType | EdgeType, ids: Tensor, found: Any) -> None:
         pieces = self._pieces("edge" if kind == "edge_features" else "node", name, ids)
-        answers = [
-            self._ask(server, "get_rows", _question(kind, name, ids[at])) for server, at in pieces
+        requests = [
+            RowsQuestion.of(RowsRequest(kind, name, ids.numpy()[at]), with_scales=True)
+            for _, at in pieces
         ]
 
-        def build(parts: list[RowsAnswer]) -> Tensor:
-            rows = [TensorMessage(part.dtype, part.values).result for part in parts]
+        def build(answers: list[RowsAnswer]) -> Tensor:
             # width and type are those of the answer: the schema does not name them of labels
-            out = rows[0].new_empty((ids.numel(), *rows[0].shape[1:]))
-            for (_, at), some in zip(pieces, rows, strict=True):
-                out[at] = some
-            scales = parts[0].scales
-            return widened(out, None if scales is None else torch.from_numpy(scales))
+            rows = answers[0].values
+            if len(answers) > 1:
+                rows = np.empty((ids.numel(), *rows.shape[1:]), rows.dtype)
+                each = zip(answers, pieces, strict=True)
+                gather_rows([(one.values, np.arange(at.size), at) for one, (_, at) in each], rows)
+            scales = answers[0].scales
+            tensor = TensorMessage(answers[0].dtype, rows).result
+            return widened(tensor, None if scales is None else torch.from_numpy(scales))
 
-        return answers, build
+        self._ask("get_rows", pieces, requests, build, found)
 
-    def _ask(self, server: int, name: str, request: Any) -> "Future[Any]":
-        arguments = {"request": request}
-        return current_cluster().ask_later(
-            server, name, arguments, self._timeout_s, self._reconnect_s
-        )
+    def _ask(
+        self, name: str, pieces: list[tuple[int, Array]], requests: list[Any],
+        build: Callable[[list[Any]], Any], found: Any,
+    ) -> None:  # fmt: skip
+        """Ask the servers of all pieces at once; ``found``, a future, gets what `build` returns."""
+        cluster, lock = current_cluster(), threading.Lock()
+        answers = [
+            cluster.ask_later(
+                server, name, {"request": request}, self._timeout_s, self._reconnect_s
+            )
+            for (server, _), request in zip(pieces, requests, strict=True)
+        ]
+        # never 0 at first: there is one piece at least. Callbacks run in the threads of the calls.
+        left = [len(answers)]
+
+        def one_came(_: Any) -> None:
+            with lock:
+                left[0] -= 1
+                if left[0]:
+                    return
+            try:
+                # by the last that came, outside of the lock: nobody else gets here
+                found.set_result(build([answer.result() for answer in answers]))
+            except Exception as error:
+                found.set_exception(error)
+
+        for answer in answers:
+            answer.add_done_callback(one_came)
 
     def _result(self, answer: "Future[R]", what: str) -> R:
         # once as it was asked first, and once again
@@ -172,42 +182,44 @@ class StoreLookup:
 
     # -- who is asked ---------------------------------------------------------------------------
 
-    def _pieces(self, what: str, name: Any, ids: Tensor) -> list[tuple[int, Tensor]]:
+    def _pieces(self, what: str, name: Any, ids: Tensor) -> list[tuple[int, Array]]:
         """Return (server, positions among ``ids``); one at least, so that an answer has a shape."""
         book, count = self._book(what, name)
         check_ids(ids, name, count)
         servers = current_cluster().holders(self._timeout_s, self._reconnect_s)
-        parts = torch.zeros_like(ids) if book is None else book[ids].long()
-        pieces = []
-        for part in torch.unique(parts).tolist():
-            # a pass over the ids for each partition: what is asked costs far more
-            positions = (parts == part).nonzero().view(-1)
-            pieces += [(servers[part], at) for at in positions.split(_MOST_IDS)]
-        return pieces or [(servers[0], ids)]
+        split = {0: np.arange(ids.numel())}
+        if book is not None and ids.numel():
+            split = split_by_owner(book, ids.numpy(), len(servers))
+        return [
+            (servers[partition], some)
+            for partition, at in split.items()
+            for some in np.split(at, range(_MOST_IDS, at.size, _MOST_IDS))
+        ]
 
-    def _book(self, what: str, name: Any) -> tuple[Any, int | None]:
+    def _book(self, what: str, name: Any) -> tuple[Book[Array] | None, int | None]:
         with self._lock:
             if (what, name) not in self._books:
                 self._books[what, name] = self._fetch_book(what, name)
             return self._books[what, name]
 
-    def _fetch_book(self, what: str, name: Any) -> tuple[Any, int | None]:
+    def _fetch_book(self, what: str, name: Any) -> tuple[Book[Array] | None, int | None]:
+        """Return who owns the nodes or edges of a type, and how many there are."""
         if what == "edge":
-            book = self._dataset.fetch_edge_partition_book(name)
-            bounds = getattr(book, "partition_bounds", None)
-            if bounds is not None:
-                return book, int(bounds[-1])
             # without a book one partition has all edges, and its server checks the ids
-            return book, None if book is None else len(book)
-        book = self._dataset.fetch_node_partition_book(name)
+            book = _as_book(self._dataset.fetch_edge_partition_book(name))
+            return book, None if book is None else book.num_ids
+        book = _as_book(self._dataset.fetch_node_partition_book(name))
         return book, self._dataset.fetch_num_nodes().get(name)
 
 
-def _question(kind: Kind, name: NodeType | EdgeType, ids: Tensor) -> RowsQuestion:
-    return RowsQuestion.of(RowsRequest(kind, name, ids.numpy()), with_scales=True)
+def _as_book(found: Any) -> Book[Array] | None:
+    if found is None:
+        return None
+    bounds = getattr(found, "partition_bounds", None)
+    return Book(as_array(found)) if bounds is None else Book(None, np.asarray(bounds))
 
 
-def _in_order(count: int, positions: list[Tensor], parts: list[dict[str, Tensor]]) -> EdgeBlock:
+def merged_edges(count: int, positions: list[Tensor], parts: list[dict[str, Tensor]]) -> EdgeBlock:
     """Put together what several servers answered."""
     counts = torch.zeros(count, dtype=torch.int64)
     for at, part in zip(positions, parts, strict=True):

@@ -9,7 +9,7 @@ from torch import Tensor
 from gigl_loader.dataset.adjacency import all_edges
 from gigl_loader.dataset.holders import Share
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.lookup import check_ids
+from gigl_loader.dataset.lookup import check_ids, num_ids_of
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -21,15 +21,14 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
-from gigl_loader.dataset.view import Book
+from gigl_loader.dataset.view import ROW_KINDS, Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
 from gigl_loader.remote.calls import FeatureInfos, PartitionBook, served
 from gigl_loader.remote.requests import ABLPRequest, EdgesRequest, NodeIdsRequest, RowBook
-from gigl_loader.remote.row_answers import RowAnswers
 from gigl_loader.sampler.questions import RowsAnswer
-from gigl_loader.sampler.reader import row_type
+from gigl_loader.sampler.reader import ReaderOfThread, matrix_asked, row_type
 from gigl_loader.workers.wire import RowsQuestion
 
 
@@ -46,8 +45,7 @@ class PartitionAnswers:
         self.dataset = DistDataset.wrap(dataset)
         self.server_rank, self.num_servers = server_rank, num_servers
         self.num_partitions: int = self.dataset.num_partitions
-        self.row_answers = RowAnswers(self.dataset.view())
-        """Answers for single rows; see `gigl_loader.remote.filling_channel`."""
+        self._of_thread = ReaderOfThread(_of_arrays(self.dataset.view()))
 
     @served
     def get_partition_index(self) -> int:
@@ -57,7 +55,16 @@ class PartitionAnswers:
     @served
     def get_row_books(self) -> list[RowBook]:
         """Return who owns the rows of each node and edge type that has features or labels."""
-        return self.row_answers.books()
+        view, found = self.dataset.view(), {}
+        for kind in ROW_KINDS:
+            for name, rows in getattr(view, kind).items():
+                group = kind.partition("_")[0]
+                of_type = name[0] if kind.endswith("_attributes") else name
+                books: Any = view.node_books if group == "node" else view.edge_books
+                # one book for all matrices of a type: features and labels of a node are owned
+                # together
+                found[group, of_type] = _book(group, of_type, books.get(of_type), rows)
+        return list(found.values())
 
     @served
     def get_schema(self) -> DatasetSchema:
@@ -206,12 +213,14 @@ class PartitionAnswers:
             ConfigError: There is no such matrix, or an id is not this server's.
         """
         view, asked = self.dataset.view(), request.unpacked()
-        rows = self.row_answers.matrix(asked)
+        rows = matrix_asked(view, asked)
+        if rows is None:
+            raise ConfigError(f"the graph has no {asked.kind.replace('_', ' ')} of {asked.name!r}")
         books: Any = view.edge_books if asked.kind.startswith("edge") else view.node_books
         # a matrix that is whole here is read by whichever server is asked, not by who owns the ids
         if not rows.whole:
             self._check_owned(asked.ids, asked.name, books.get(asked.name))
-        answer = self.row_answers.rows(asked)
+        answer = self._of_thread.reader.answer_rows(asked)
         if request.with_scales and rows.scales is not None:
             return replace(answer, scales=as_array(rows.scales))
         return answer
@@ -262,17 +271,15 @@ class PartitionAnswers:
         )
 
     def _of_type(self, value: Any, name: Any, kind: str) -> Any:
+        default: Any = DEFAULT_HOMOGENEOUS_NODE_TYPE
+        if kind == "edge":
+            default = DEFAULT_HOMOGENEOUS_EDGE_TYPE
         if not isinstance(value, dict):
-            default = (
-                DEFAULT_HOMOGENEOUS_NODE_TYPE if kind == "node" else DEFAULT_HOMOGENEOUS_EDGE_TYPE
-            )
             if name not in (None, default):
                 raise ConfigError(f"the graph is homogeneous: it has no {kind} type {name!r}")
             return value
         if name is None and self.dataset.schema.is_homogeneous_with_labeled_edge_type:
-            name = (
-                DEFAULT_HOMOGENEOUS_NODE_TYPE if kind == "node" else DEFAULT_HOMOGENEOUS_EDGE_TYPE
-            )
+            name = default
         if name not in value:
             raise ConfigError(f"{kind}_type must be one of {sorted(value)}, got {name!r}")
         return value[name]
@@ -298,3 +305,30 @@ def padded_rows(adjacency: Any, nodes: Tensor, limit: int | None = None) -> Tens
     # row
     table[filled] = adjacency.indices[(starts[:, None] + positions)[filled]].long()
     return table
+
+
+def _book(group: str, name: Any, book: Book[Any] | None, rows: Rows[Any]) -> RowBook:
+    if book is None:
+        return RowBook(group, name, num_ids_of(rows))
+    bounds = None if book.bounds is None else as_array(book.bounds)
+    table = None if book.table is None else as_array(book.table)
+    return RowBook(group, name, book.num_ids, bounds, table)
+
+
+def _of_arrays(view: PartitionView[Any]) -> PartitionView[Array]:
+    """Return the view with arrays of rows, as kernels take; they lie where the tensors do."""
+    changed: dict[str, Any] = {}
+    for kind in ROW_KINDS:
+        changed[kind] = {
+            name: replace(
+                rows,
+                **{
+                    part: as_array(getattr(rows, part))
+                    for part in ("values", "index", "ids")
+                    if getattr(rows, part) is not None
+                },
+            )
+            for name, rows in getattr(view, kind).items()
+        }
+    found: PartitionView[Array] = replace(view, **changed)
+    return found

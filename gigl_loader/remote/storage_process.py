@@ -23,7 +23,7 @@ from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.membership import PATIENCE_S, WaitReport, check_patience
 from gigl_loader.remote.metrics import MetricsListener
 from gigl_loader.remote.service import DistServer
-from gigl_loader.sampler._kernels import load as load_kernels
+from gigl_loader.sampler.compiled import load as load_kernels
 from gigl_loader.transport import End, Security, address_towards, refuse_loopback_name
 
 _log = logging.getLogger(__name__)

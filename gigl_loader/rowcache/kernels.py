@@ -44,7 +44,7 @@ Source:
 import numpy as np
 
 from gigl_loader.rowcache.tables import STATE_SIZE
-from gigl_loader.sampler._kernels import F, _at, _compile, _jit, _prefetch, mix
+from gigl_loader.sampler.compiled import F, at_address, compile_kernel, jit, mix, prefetch
 
 OLDEST, NEWEST, HEAD, TAIL, USED, HITS, MISSES, UNKNOWN, IDLE, FIRST, LAST = range(STATE_SIZE)
 """Positions of ``state``: the first batch that is still to be filled, and the end of those that are
@@ -77,18 +77,18 @@ def _kernel(function: F) -> F:
     What is done for a row takes a few nanoseconds. To count up and down each array that is passed
     on, as Numba does otherwise, takes five times as long as all of it.
     """
-    return _jit(function, _nrt=False)
+    return jit(function, _nrt=False)
 
 
 def _inlined(function: F) -> F:
     """Compile into each kernel that calls it: arrays are many words to pass."""
-    return _compile(function, cache=False, inline="always", _nrt=False)
+    return compile_kernel(function, cache=False, inline="always", _nrt=False)
 
 
 @_inlined
 def _touch(table, row):  # type: ignore[no-untyped-def]
     """Ask memory for a row of a table, which need not be one, and do not wait for it."""
-    _prefetch(_at(table.ctypes.data + row * table.strides[0]))
+    prefetch(at_address(table.ctypes.data + row * table.strides[0]))
 
 
 @_inlined

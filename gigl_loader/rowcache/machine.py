@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import NEIGHBOR_TIME
-from gigl_loader.dataset.view import PartitionView
+from gigl_loader.dataset.view import ROW_KINDS, PartitionView
 from gigl_loader.errors import UsageError
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
@@ -234,9 +234,8 @@ def name_of_rows(view: PartitionView[Tensor]) -> str:
     Ranks tell each other theirs: a cache that an earlier loader has filled is only good for one
     over the same dataset on all of them.
     """
-    kinds = ("node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes")
     found = hashlib.blake2b(digest_size=16)
-    for kind in kinds:
+    for kind in ROW_KINDS:
         for name, rows in sorted(getattr(view, kind).items(), key=repr):
             if not (kind.endswith("_attributes") and name[1].startswith(NEIGHBOR_TIME)):
                 found.update(_token(rows.values).encode())

@@ -11,28 +11,291 @@ of a graph store has several batches under way in one thread. What is under way 
 alone, so that any number of batches may be.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from gigl_loader.dataset.view import PartitionView, Rows
-from gigl_loader.memory.segments import Array
+from gigl_loader.dataset.view import PartitionView
+from gigl_loader.memory.segments import Array, nbytes_of, storage_dtype
 from gigl_loader.message import Field
 from gigl_loader.rowcache.cache import MISSING, RowCache
-from gigl_loader.rowcache.drawn import DrawnBatch, RowsOf
-from gigl_loader.rowcache.remote_rows import (
-    READY_S,
-    Patience,
-    RemoteRows,
-    Room,
-    RowCounts,
-)
-from gigl_loader.rowcache.tables import Owner
+from gigl_loader.rowcache.drawn import DrawnBatch, RemoteIds, RowsOf
+from gigl_loader.rowcache.tables import Matrix, Owner
 from gigl_loader.sampler.later import LaterRows
-from gigl_loader.sampler.row_exchange import RowPeers, gather_rows, located
+from gigl_loader.sampler.questions import RowPeers
+from gigl_loader.sampler.row_exchange import AskedRows, Part, gather_rows, part_of
+
+READY_S = 5.0
+"""How long a batch waits for rows that another one is fetching before it fetches them itself: the
+worker of the other one may have ended."""
+_IN_VAIN_SHARE = 0.05  # of that, after rows did not come, until some do
+# How soon rows are noticed that another process stores in shared memory, where nothing could wake
+# this one: a small part of what a batch takes. Each look costs a pass over the absent rows.
+_POLL_S = 0.0005
+
+
+class Room(Protocol):
+    """Memory for rows; `gigl_loader.sampler.reader.Scratch` is one."""
+
+    def matrix(self, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
+        """Return a contiguous array; the next one of that name may be the same memory."""
+        ...
+
+
+@dataclass
+class RowCounts:
+    """Counts of the rows of one batch that were asked for."""
+
+    by_owner: Counter[int] = field(default_factory=Counter)
+    """Rows by who was asked for them."""
+    nbytes: int = 0
+
+
+class Patience:
+    """Waits for rows that others fetch; not long, while the last ones did not come.
+
+    Who was to fetch them has ended, most likely, and had rows for the next batches, too.
+
+    Args:
+        ready_s: How long to wait otherwise, in seconds.
+    """
+
+    def __init__(self, ready_s: float) -> None:
+        self._ready_s = self._waits_s = ready_s
+
+    def wait(self, rows: "RemoteRows", meanwhile: Callable[[], None] | None = None) -> None:
+        """Wait for those of a batch; see `RemoteRows.await_others`."""
+        came = rows.await_others(self._waits_s, meanwhile)
+        # None is no sign of either: nothing had to come.
+        if came is not None:
+            self._waits_s = self._ready_s if came else _IN_VAIN_SHARE * self._ready_s
+
+
+class RemoteRows:
+    """The rows of other machines of one owner and batch: of the cache, or fetched.
+
+    Args:
+        source: Whose rows.
+        remote: Which of them.
+        plan: From `RowCache.plan`, for ``remote.ids``.
+        cache: None: nothing is kept, and ``plan`` says so.
+        peers: Who is asked for what is not here.
+        room: Memory for what is asked for, and for copies of rows that are here.
+        counts: Of the batch.
+        earlier: Batches of the same owner that are stored before this one. Their slots may be
+            planned for others before their rows come; these are then taken from them.
+        is_alone: Nobody stores rows before this batch is written, this batch's own included.
+    """
+
+    def __init__(
+        self, source: RowsOf, remote: RemoteIds, plan: Array, cache: RowCache | None,
+        peers: RowPeers, room: Room, counts: RowCounts, earlier: Sequence["RemoteRows"] = (),
+        is_alone: bool = False,
+    ) -> None:  # fmt: skip
+        (self._owner, self._number), self._remote, self._plan = source, remote, plan
+        self._cache, self._peers, self._room, self._counts = cache, peers, room, counts
+        self._earlier = earlier
+        self._positions = remote.positions
+        self._fetched = np.flatnonzero(plan < 0)
+        self._cached = np.flatnonzero(plan >= 0)
+        # rows of one matrix for other ids are under way at the same time: memory for each
+        self._asked = {matrix: self._ask(matrix, self._fetched, room) for matrix in remote.matrices}
+        self._copies: list[tuple[Array, dict[Matrix, Array], Array]] = []
+        """Rows that are no longer read in their slots: positions, rows by matrix, which of
+        these."""
+        self._num_again = 0
+        self._is_there = self._is_stored = False
+        if self._fetched.size and not is_alone:
+            self._copy_out()
+
+    def _ask(self, matrix: Matrix, at: Array, room: Room | None = None) -> AskedRows:
+        """Ask for the rows of the ids at ``at``, which ascend; None: they come to fresh memory."""
+        dtype, row_shape = self._remote.matrices[matrix]
+        shape = (at.size, *row_shape)
+        if room is None:
+            out = np.empty(shape, storage_dtype(dtype))
+        else:  # named work memory: answers land in pages that are mapped already
+            out = room.matrix(f"{matrix} {self._number}", dtype, shape)
+        pieces = self._remote.pieces(at)
+        for owner, ids in pieces:
+            self._counts.by_owner[owner] += ids.size
+        self._counts.nbytes += nbytes_of(dtype, shape)
+        return AskedRows(self._peers, *matrix, pieces, out)
+
+    @property
+    def has_come(self) -> bool:
+        """Whether `wait` would not wait."""
+        return all(asked.has_come for asked in self._asked.values())
+
+    @property
+    def _here(self) -> RowCache:
+        assert self._cache is not None, "without a cache no row is planned to be here"
+        return self._cache
+
+    def wait(self) -> dict[Matrix, Array]:
+        """Wait for the answers, and return their rows by matrix."""
+        rows = {matrix: asked.wait() for matrix, asked in self._asked.items()}
+        self._is_there = True
+        return rows
+
+    def store(self) -> None:
+        """Wait for the answers, and let the cache have what it is to keep."""
+        if self._is_stored:
+            return
+        rows = self.wait()
+        self._is_stored = True
+        kept, slots, ids = self._to_keep()
+        if kept.size and self._cache is not None:
+            self._cache.store(self._owner, slots, ids, rows, kept)
+
+    def abandon(self) -> None:
+        """Let nobody wait for the rows that this batch was to store."""
+        kept, slots, ids = self._to_keep()
+        if kept.size and self._cache is not None and not self._is_stored:
+            self._cache.abandon(self._owner, slots, ids)
+
+    def _to_keep(self) -> tuple[Array, Array, Array]:
+        """Return which of the fetched rows are kept, their slots, their ids."""
+        kept = np.flatnonzero(self._plan[self._fetched] < MISSING)
+        at = self._fetched[kept]
+        return kept, -2 - self._plan[at], self._remote.ids[at]
+
+    def _copy_out(self) -> None:
+        """Copy the rows that are here, while others come.
+
+        Rows of this batch, or of a later one whose rows come sooner, are stored in the slots of
+        rows that are used in this one for the last time: without the copy nearly half of the hits
+        were fetched again over a slow link. What is not here now does not come to such a slot any
+        more: `RowCache.store` asks whose it is.
+        """
+        # Not there yet: another batch fetches them, and `await_others` waits for them.
+        absent = self._absent()
+        at = np.delete(self._cached, absent)
+        if at.size == 0:
+            return
+        slots = self._plan[at].astype(np.int64)
+        rows = {}
+        for matrix in self._asked:
+            values = self._here.rows(self._owner, matrix)
+            shape = (at.size, *values.shape[1:])
+            rows[matrix] = self._room.matrix(f"copied {matrix}", values.dtype.name, shape)
+            gather_rows([(values, slots, None)], rows[matrix])
+        # others may have taken some meanwhile
+        gone = self._here.absent(self._owner, self._plan[at], self._remote.ids[at])
+        there = np.delete(np.arange(at.size), gone)
+        self._copies.append((at[there], rows, there))
+        # Ascending, as `_ask` takes places that are asked for again.
+        self._cached = np.sort(np.concatenate([self._cached[absent], at[gone]]))
+
+    def await_others(
+        self, timeout_s: float, meanwhile: Callable[[], None] | None = None
+    ) -> bool | None:
+        """Wait until rows that other batches fetch are there; fetch what does not come.
+
+        Args:
+            timeout_s: How long, in seconds.
+            meanwhile: Called again and again. Who fills several batches stores the rows of the
+                later ones here, since another process may wait for those.
+
+        Returns:
+            Whether they came, or were given up by who was to fetch them; None where all were there.
+        """
+        self._take_from_earlier()
+        if self._absent().size == 0:
+            return None
+        deadline = time.monotonic() + timeout_s
+        while (absent := self._absent()).size and time.monotonic() < deadline:
+            # Their slots went to other rows, or who was to fetch them said that it does not: none
+            # comes.
+            if self._given_up(absent):
+                break
+            if meanwhile is not None:
+                meanwhile()
+            time.sleep(_POLL_S)
+        if absent.size == 0:
+            return True
+        # Given up is no reason to wait less for the next batch, as a deadline that passed is.
+        in_time, late = time.monotonic() < deadline, self._cached[absent]
+        self._cached = np.delete(self._cached, absent)
+        asked = {matrix: self._ask(matrix, late) for matrix in self._asked}
+        rows = {matrix: one.wait() for matrix, one in asked.items()}
+        ids, everything = self._remote.ids[late], np.arange(late.size)
+        # Others may wait for these rows, too, and would fetch each of them once more.
+        self._here.store(self._owner, self._plan[late], ids, rows, everything)
+        self._copies.append((late, rows, everything))
+        self._num_again += late.size * len(rows)
+        return in_time
+
+    def _take_from_earlier(self) -> None:
+        """Take rows whose slots went to others before they came from the batches that had them."""
+        earlier, self._earlier = self._earlier, ()  # or each would keep all before it
+        # This batch, too: a row that it repeats may be among those that it has fetched.
+        for one in (*earlier, self):
+            absent = self._absent()
+            if absent.size == 0:
+                return
+            found, rows = one.fetched_rows(self._remote.ids[self._cached[absent]])
+            is_there = found >= 0
+            if is_there.any():
+                self._copies.append((self._cached[absent[is_there]], rows, found[is_there]))
+                self._cached = np.delete(self._cached, absent[is_there])
+
+    def fetched_rows(self, ids: Array) -> tuple[Array, dict[Matrix, Array]]:
+        """Return which of the fetched rows have these ids, -1 for none, and the rows by matrix."""
+        known = self._remote.ids[self._fetched]
+        order = np.argsort(known)
+        # Without this, memory that answers are still to be written to would be read.
+        if not self._is_there or known.size == 0:
+            return np.full(ids.size, -1), {}
+        at = order[np.minimum(np.searchsorted(known, ids, sorter=order), known.size - 1)]
+        return np.where(known[at] == ids, at, -1), {m: a.rows for m, a in self._asked.items()}
+
+    @property
+    def num_cached(self) -> int:
+        """How many rows need not be fetched."""
+        planned = np.count_nonzero(self._plan >= 0) * len(self._remote.matrices)
+        return int(planned) - self._num_again
+
+    def _absent(self) -> Array:
+        """Return the positions in ``_cached`` whose rows are not in their slots."""
+        at = self._cached
+        if at.size == 0:
+            return at
+        return self._here.absent(self._owner, self._plan[at], self._remote.ids[at])
+
+    def _given_up(self, absent: Array) -> bool:
+        """Return whether slots of all these are for other rows by now, and will not be filled."""
+        at = self._cached[absent]
+        return not self._here.is_held(self._owner, self._plan[at], self._remote.ids[at])
+
+    def parts(self, matrix: Matrix) -> list[Part]:
+        """Return the rows, which go to their positions in the batch."""
+        found: list[Part] = []
+        if self._cached.size:
+            rows = self._here.rows(self._owner, matrix)
+            slots = self._plan[self._cached].astype(np.int64)
+            found.append((rows, slots, self._positions[self._cached]))
+        if self._fetched.size:
+            rows, at = self._asked[matrix].rows, self._fetched
+            found.append((rows, np.arange(at.size), self._positions[at]))
+        found += [
+            (copied[matrix], which, self._positions[at]) for at, copied, which in self._copies
+        ]
+        return found
+
+    def repair(self, matrix: Matrix, out: Array) -> None:
+        """Fetch rows whose slots were given to others while they were copied."""
+        absent = self._absent()
+        if absent.size:
+            at = self._cached[absent]
+            self._num_again += absent.size
+            out[self._positions[at]] = self._ask(matrix, at).wait()
+
 
 NOT_PLANNED = -1
 """Number of a batch that the cache is not told of: all of its rows are fetched."""
@@ -204,14 +467,12 @@ class Pipeline:
             return
         matrix = (later.kind, later.name)
         if later.split is None:
-            rows = self._matrix(self._view, *matrix)
-            gather_rows([(rows.values, located(rows, later.ids), None)], out)
+            gather_rows([part_of(getattr(self._view, later.kind)[later.name], later.ids)], out)
             return
-        parts: list[tuple[Array, Array, Array | None]] = []
-        for partition in self._here.keys() & later.split.keys():
-            rows = self._matrix(self._here[partition], *matrix)
-            positions = later.split[partition]
-            parts.append((rows.values, located(rows, later.ids.take(positions)), positions))
+        parts = [
+            part_of(getattr(self._here[p], later.kind)[later.name], later.ids, later.split[p])
+            for p in self._here.keys() & later.split.keys()
+        ]
         if remote is not None:
             parts += remote.parts(matrix)
         gather_rows(parts, out)
@@ -219,8 +480,3 @@ class Pipeline:
             # After the copy: only now it is known which slots had the right row all the time that
             # they were read.
             remote.repair(matrix, out)
-
-    @staticmethod
-    def _matrix(view: PartitionView[Array] | None, kind: str, name: Any) -> Rows[Array]:
-        rows: Rows[Array] = getattr(view, kind)[name]
-        return rows

@@ -35,7 +35,7 @@ rule, what an offline optimum keeps. Measured; 2.5 times costs 3 to 8% more fetc
 STATE_SIZE = 11
 """Counters of a table."""
 RECENT = 64
-"""Who has added none of so many batches, the last ones, is not counted as a user."""
+"""A user that has added none of so many batches, the last ones, is not counted."""
 _MOST_BATCHES = 1 << 14
 """Batches known at once; a reference has 15 bits for its batch."""
 _RING_SPARE = 1 << 18

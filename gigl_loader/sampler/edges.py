@@ -1,12 +1,18 @@
-"""Neighbourhoods of seed edges: both ends, and the ends of negatives that are drawn for them."""
+"""Neighbourhoods of seed edges: both ends, and the ends of negatives.
 
-from collections.abc import Sequence
+Negatives are drawn under keys, and drawn again where they may not be.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset.schema import EdgeType
+from gigl_loader.dataset.identity import GAMMA, mixed
+from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView
+from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import (
     EDGE_INPUT_ID,
@@ -16,14 +22,28 @@ from gigl_loader.message import (
     EDGE_TIME,
     INPUT_ID,
     IS_HETERO,
+    BatchTicket,
 )
-from gigl_loader.sampler.negatives import BINARY, TRIPLET, Negatives
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes
-from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan
-from gigl_loader.sampler.questions import Peers
+from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan, draw_key
+from gigl_loader.sampler.questions import Draw, Peers
 from gigl_loader.sampler.reader import GraphReader
-from gigl_loader.sampler.roots import Placed
+from gigl_loader.sampler.roots import Placed, SeedTimes
+
+BINARY, TRIPLET = "binary", "triplet"
+
+_FIRST = 1 << 32
+"""First of the numbers that take the place of a hop in the keys of negatives: above any hop."""
+_ROUNDS = 8
+"""How often a negative that may not be is drawn again before it is looked up among what is left."""
+_SOURCES, _DESTINATIONS = (0, *range(100, 100 + _ROUNDS - 1)), tuple(range(1, 1 + _ROUNDS))
+"""Numbers of the rounds that draw sources and destinations, above `_FIRST`."""
+_PAIRS, _NEXT_PAIR = 64, 1000
+"""How often a pair that is an edge is drawn again, and what each time adds to the numbers above."""
+
+Refused = Callable[[Array, Any], Array]
+"""Takes nodes and the positions of the negatives that they would serve; returns which may not."""
 
 
 class EdgeRoots:
@@ -135,3 +155,224 @@ def edge_sampler(
 ) -> NeighborSampler:
     """Return a sampler around seed edges; ``keywords`` are those of `EdgeRoots`."""
     return NeighborSampler(view, plan, peers, lambda reader: EdgeRoots(reader, plan, **keywords))
+
+
+class Negatives:
+    """Draws the negatives of seed edges; see `EdgeRoots`."""
+
+    def __init__(
+        self, reader: GraphReader, plan: SamplingPlan, edge_type: EdgeType, *,
+        kind: str | None, amount: float, strict: bool,
+        src_weight: Sequence[float] | None, dst_weight: Sequence[float] | None,
+    ) -> None:  # fmt: skip
+        self._reader, self._plan, self._edge_type = reader, plan, edge_type
+        self._kind, self._amount, self._strict = kind, amount, strict
+        self._times = SeedTimes(reader, plan)
+        num_nodes = reader.view.num_nodes
+        self._src = _End(edge_type[0], num_nodes[edge_type[0]], src_weight, _SOURCES)
+        self._dst = _End(edge_type[2], num_nodes[edge_type[2]], dst_weight, _DESTINATIONS)
+
+    def seeds(self, num_edges: int) -> Array:
+        """Return for each negative the seed edge that it belongs to, by its place in the batch."""
+        if self._kind is None or num_edges == 0:
+            return np.empty(0, np.int64)
+        count = math.ceil(num_edges * self._amount)
+        if self._kind == TRIPLET:
+            # Side by side: the trainer reads triplets as ``[num_edges, amount]``.
+            return np.repeat(np.arange(num_edges), count // num_edges)
+        # Round and round, as ``amount`` need not be whole: each edge has its share, or one more.
+        return np.resize(np.arange(num_edges), count)
+
+    def draw(
+        self, ticket: BatchTicket, src: Array, seeds: Array, seed_times: Array | None
+    ) -> tuple[Array, Array]:
+        """Return (sources, destinations); triplets have no sources of their own.
+
+        Args:
+            ticket: Which batch.
+            src: ``[num_edges]`` int64, the sources of the seed edges.
+            seeds: From `seeds`.
+            seed_times: ``[num_edges]``, no node is later than its seed edge; None: any may be.
+        """
+        if seeds.size == 0:
+            return seeds, seeds
+        times = None if seed_times is None else seed_times[seeds]
+        if self._kind != TRIPLET:
+            return self._pairs(ticket, seeds.size, times)
+        sources = src[seeds]
+        rounds = self._rounds(ticket, self._dst, seeds.size, np.arange(seeds.size))
+        refused = self._refused(self._dst, times, sources if self._strict else None)
+        return seeds[:0], self._allowed(self._dst, rounds, refused)
+
+    def _pairs(self, ticket: BatchTicket, count: int, times: Array | None) -> tuple[Array, Array]:
+        """Draw ``count`` binary negatives, uniform over all pairs that may be, or by weight.
+
+        A pair that is an edge is drawn again whole. Were its source kept, one that has edges to
+        nearly all nodes would have as many negatives as any other, of the few pairs that are left.
+        """
+        src, dst = np.empty((2, count), np.int64)
+        at = np.arange(count)
+        for number in range(_PAIRS):
+            mine = None if times is None else times[at]
+            for found, end in ((src, self._src), (dst, self._dst)):
+                rounds = self._rounds(ticket, end, count, at, number * _NEXT_PAIR)
+                found[at] = self._allowed(end, rounds, self._refused(end, mine))
+            if not self._strict:
+                return src, dst
+            at = at[self._are_edges(src[at], dst[at])]
+            if at.size == 0:
+                return src, dst
+        # Nearly every pair is an edge: the next one that is none, from the one drawn last on.
+        for position in at.tolist():
+            time = None if times is None else times[position : position + 1]
+            src[position], dst[position] = self._next_pair(src[position], dst[position], time)
+        return src, dst
+
+    def _next_pair(self, src: int, dst: int, time: Array | None) -> tuple[int, int]:
+        """Return a pair that may be, from ``src`` on.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        later = self._refused(self._src, time)
+        for step in range(self._src.num_nodes):
+            source = np.array([(src + step) % self._src.num_nodes])
+            if not self._src.has(source).all() or (later is not None and later(source, 0).any()):
+                continue
+            refused = self._refused(self._dst, time, source)
+            found = self._next_allowed(self._dst, refused, 0, dst)
+            if found is not None:
+                return int(source[0]), found
+        raise ConfigError(
+            f"no two nodes can be a negative of type {self._edge_type}: all that may be drawn have "
+            "an edge (use strict=False), or are later than the seed edge"
+        )
+
+    def _rounds(
+        self, ticket: BatchTicket, end: "_End", count: int, at: Array, first: int = 0
+    ) -> Iterator[Array]:
+        """Yield nodes for the positions ``at`` of ``count``, drawn anew each time."""
+        # A generator: a second round is drawn only where something was refused in the first.
+        for number in end.numbers:
+            key = draw_key(self._plan, ticket, _FIRST + first + number, self._edge_type)
+            # By position: what is drawn for one does not depend on which others are drawn again.
+            yield end.draw(key, count)[at]
+
+    def _refused(
+        self, end: "_End", times: Array | None, sources: Array | None = None
+    ) -> Refused | None:
+        """Return what refuses nodes later than ``times`` or with an edge from ``sources``."""
+        if times is None and sources is None:
+            return None
+
+        def refused(nodes: Array, positions: Any) -> Array:
+            wrong = np.zeros(nodes.size, bool)
+            if sources is not None:
+                wrong |= self._are_edges(np.broadcast_to(sources[positions], nodes.shape), nodes)
+            if times is not None:
+                allowed = np.broadcast_to(times[positions], nodes.shape)
+                wrong |= self._times.later(end.node_type, nodes, allowed)
+            return wrong
+
+        return refused
+
+    def _allowed(self, end: "_End", rounds: Iterator[Array], refused: Refused | None) -> Array:
+        """Draw nodes again until none is refused.
+
+        Raises:
+            ConfigError: All nodes are refused for some negative.
+        """
+        found: Array = next(rounds)
+        if refused is None:
+            return found
+        everywhere = np.arange(found.size)
+        for again in rounds:
+            wrong = np.flatnonzero(refused(found, everywhere))
+            if wrong.size == 0:
+                return found
+            found[wrong] = again[wrong]
+        # A source with edges to nearly all nodes may never draw one of the few that are left: these
+        # are looked up one by one, from the node that was drawn last on, so that low ids are not
+        # preferred.
+        for position in np.flatnonzero(refused(found, everywhere)).tolist():
+            node = self._next_allowed(end, refused, position, int(found[position]))
+            if node is None:
+                raise self._no_negative()
+            found[position] = node
+        return found
+
+    def _next_allowed(
+        self, end: "_End", refused: Refused | None, position: int, start: int
+    ) -> int | None:
+        """Return the first node from ``start`` on, around the end, that may serve."""
+        # In pieces: each asks for the times of so many nodes, and the first free one is near as a
+        # rule.
+        for first in range(0, end.num_nodes, 4096):
+            nodes = (start + np.arange(first, min(first + 4096, end.num_nodes))) % end.num_nodes
+            wrong = ~end.has(nodes)
+            if refused is not None:
+                wrong |= refused(nodes, np.full(nodes.size, position))
+            free = np.flatnonzero(~wrong)
+            if free.size:
+                return int(nodes[free[0]])
+        return None
+
+    def _no_negative(self) -> ConfigError:
+        reasons = ["has an edge to every node (use strict=False)"] if self._strict else []
+        if self._plan.expansion.time_attr is not None:
+            reasons.append("is earlier than every node")
+        return ConfigError(
+            f"a seed edge of type {self._edge_type} has no negative, as it or its source "
+            f"{' or '.join(reasons)}: leave such edges out of edge_label_index"
+        )
+
+    def _are_edges(self, src: Array, dst: Array) -> Array:
+        """Return for each pair whether the graph has it, asking the owners of its rows."""
+        rows, others = (dst, src) if self._reader.view.edge_dir == "in" else (src, dst)
+        # Each row is asked for once, whole: a source in a batch of triplets comes ``amount`` times.
+        asked, position = np.unique(rows, return_inverse=True)
+        answer = self._reader.draw(Draw(self._edge_type, fanout=-1, key=0), asked)()
+        owner = np.repeat(np.arange(asked.size), answer.counts)
+        # One number for a pair: a row of those asked for, and the node at the other end.
+        width = 1 + max(int(others.max()), int(answer.neighbors.max(initial=0)))
+        there = owner * width + answer.neighbors
+        found: Array = np.isin(position.reshape(-1) * width + others, there)
+        return found
+
+
+class _End:
+    """One end of the negatives: which nodes it is drawn of, and how."""
+
+    def __init__(
+        self, node_type: NodeType, num_nodes: int, weights: Any, numbers: Sequence[int]
+    ) -> None:
+        self.node_type, self.num_nodes, self.numbers = node_type, num_nodes, numbers
+        self._weights = None if weights is None else np.asarray(weights, np.float64)
+        self._ends = None if self._weights is None else np.cumsum(self._weights)
+
+    def draw(self, key: int, count: int) -> Array:
+        """Return ``[count]`` int64 nodes."""
+        if self._ends is None:
+            return (uniform(key, count) * self.num_nodes).astype(np.int64)
+        # "right" and the minimum: as in `gigl_loader.sampler.compiled.draw_weighted`.
+        found = np.searchsorted(self._ends, uniform(key, count) * self._ends[-1], side="right")
+        nodes: Array = np.minimum(found, self._ends.size - 1).astype(np.int64)
+        return nodes
+
+    def has(self, nodes: Array) -> Array:
+        """Return for each of ``nodes`` whether it can be drawn."""
+        if self._weights is None:
+            return np.ones(nodes.size, bool)
+        heavy: Array = self._weights[nodes] > 0
+        return heavy
+
+
+def uniform(key: int, count: int) -> Array:
+    """Return ``[count]`` float64 in [0, 1), a function of ``key`` alone.
+
+    Source:
+        SplitMix64: see `mixed`, here over its counter.
+    """
+    value = mixed(np.uint64(key) + np.arange(1, count + 1, dtype=np.uint64) * GAMMA)
+    unit: Array = (value >> np.uint64(11)) * 2.0**-53
+    return unit

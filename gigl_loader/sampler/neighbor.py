@@ -23,16 +23,14 @@ from gigl_loader.message import (
     TREE,
     key,
 )
-from gigl_loader.sampler.expansion import Expansion
+from gigl_loader.sampler.expansion import Expansion, Sampled
 from gigl_loader.sampler.feature_rows import FeatureRows
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan
 from gigl_loader.sampler.questions import Peers
 from gigl_loader.sampler.reader import GraphReader
-from gigl_loader.sampler.roots import DistinctRoots, MakeRoots, NodeRoots, Roots
+from gigl_loader.sampler.roots import DistinctRoots, MakeRoots, NodeRoots, Roots, SeedTimes
 from gigl_loader.sampler.row_exchange import Split
-from gigl_loader.sampler.sampled import Sampled
-from gigl_loader.sampler.times import SeedTimes
 
 
 class NeighborSampler:

@@ -6,8 +6,8 @@ import numpy as np
 
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.memory.segments import Array
-from gigl_loader.sampler import _kernels as kernels
-from gigl_loader.sampler import _tree_kernels as tree_kernels
+from gigl_loader.sampler import compiled as kernels
+from gigl_loader.sampler import tree_kernels
 
 
 class NodeLabels:
@@ -70,7 +70,7 @@ class NodeLabels:
 
 
 class TreeLabels:
-    """Local labels of the nodes of one type in disjoint trees, by keys; see `_tree_kernels`.
+    """Local labels of the nodes of one type in disjoint trees, by keys; see `tree_kernels`.
 
     Args:
         bits: Bits of an id; those above are the tree's.

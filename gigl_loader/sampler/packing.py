@@ -11,7 +11,7 @@ import numpy as np
 
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory.segments import Array
-from gigl_loader.sampler import _packing_kernels as kernels
+from gigl_loader.sampler import packing_kernels as kernels
 
 _LEAST_RUN = 2
 """Mean length from which runs are shorter than values."""

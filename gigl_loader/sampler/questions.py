@@ -28,14 +28,14 @@ class Draw:
     labor: bool = False
     """Random numbers belong to the neighbours, so that nodes that are asked together share them."""
     timed: bool = False
-    """Of each node, only neighbours within the times asked for (`Asked`)."""
+    """Only neighbours within the times that are asked for each node (`Asked`)."""
     last: bool = False
     """The latest of these instead of any."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What else is told of each node that is asked: where trees are disjoint."""
+    """The tree of each node that is asked, and the times it allows, where trees are disjoint."""
 
     tree: Array
     """``[num_nodes]`` int64, number of its tree: with key and node it decides what is drawn."""
@@ -104,7 +104,7 @@ class RowsAnswer:
     dtype: str = ""
     """Name of the type that is stored; empty: of no matrix."""
     scales: Array | None = None
-    """Of quantised rows, where asked for; see `gigl_loader.dataset.view.Rows.scales`."""
+    """Scales of quantised rows, where asked for; see `gigl_loader.dataset.view.Rows.scales`."""
 
 
 class PendingAnswer(Protocol[T_co]):
@@ -120,17 +120,21 @@ class PendingAnswer(Protocol[T_co]):
         ...
 
 
-class Peers(Protocol):
-    """The other partitions. Both methods return before the answer is there."""
+class RowPeers(Protocol):
+    """Owners of rows that can be asked for them: partitions, or servers."""
 
-    def draw(self, partition: int, request: DrawRequest) -> PendingAnswer[Drawn]:
-        """Ask a worker of ``partition`` for neighbours."""
-        ...
-
-    def rows(self, partition: int, request: RowsRequest, out: Array) -> PendingAnswer[RowsAnswer]:
-        """Ask a worker of ``partition`` for rows, which may come to lie in ``out``.
+    def rows(self, owner: int, request: RowsRequest, out: Array, /) -> PendingAnswer[RowsAnswer]:
+        """Ask for rows, which may come to lie in ``out``; return before they are there.
 
         The answer says where they are; ``out`` is memory for them, of its shape and type,
         contiguous, and untouched until the answer is there.
         """
+        ...
+
+
+class Peers(RowPeers, Protocol):
+    """The other partitions, for a sampler."""
+
+    def draw(self, partition: int, request: DrawRequest, /) -> PendingAnswer[Drawn]:
+        """Ask for neighbours; return before they are there."""
         ...

@@ -5,6 +5,7 @@ this machine does not have while it reads the rest, and puts the answers back in
 ids. Rows go the way of `gigl_loader.sampler.row_exchange`.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
@@ -12,12 +13,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from gigl_loader.dataset.schema import EdgeType, NodeType, is_label_edge_type
-from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, TimeOrder
+from gigl_loader.dataset.view import ROW_KINDS, Adjacency, Book, PartitionView, Rows, TimeOrder
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import read_ahead
-from gigl_loader.memory.segments import Array, array_in, nbytes_of
-from gigl_loader.sampler import _kernels as kernels
-from gigl_loader.sampler import _tree_kernels as tree_kernels
+from gigl_loader.memory.segments import Array, array_in, nbytes_of, storage_dtype
+from gigl_loader.sampler import compiled as kernels
+from gigl_loader.sampler import tree_kernels
 from gigl_loader.sampler.later import LaterPeers, LaterRows
 from gigl_loader.sampler.questions import (
     Asked,
@@ -31,17 +32,14 @@ from gigl_loader.sampler.questions import (
 )
 from gigl_loader.sampler.row_exchange import (
     AskedRows,
+    Part,
     RowsName,
     Split,
     gather_rows,
-    located,
+    part_of,
     split_by_owner,
 )
 
-_KINDS = (
-    "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
-)  # fmt: skip
-"""Attributes of a `PartitionView` that hold rows: all that a request may name."""
 DEGREES = "degrees"
 """Kind of a request for ``[n]`` int64, how many edges of a type each node has."""
 _NO_WEIGHTS, _NO_TIMES = np.empty(0, np.float32), np.empty(0, np.int64)
@@ -174,6 +172,13 @@ class LocalReader:
         rows: Rows[Array] = getattr(self._view, kind)[name]
         return rows
 
+    def part(self, kind: str, name: Any, ids: Array, at: Array | None = None) -> Part:
+        """Return the rows of ``ids``, or of those at ``at``: of a matrix, or `DEGREES`."""
+        if kind != DEGREES:
+            return part_of(self.rows(kind, name), ids, at)
+        degrees = self.degrees(name, ids if at is None else ids.take(at))
+        return degrees, np.arange(degrees.size), at
+
     def answer_draw(self, request: DrawRequest) -> Drawn:
         """Answer another partition's question for neighbours.
 
@@ -215,21 +220,20 @@ class LocalReader:
             ProtocolError: It asks for what there is not.
         """
         _check_ids(request.ids)
-        ids = request.ids
-        if request.kind == DEGREES and request.name in self._view.adjacency:
-            edge_type = request.name
-            return "int64", ids.shape, lambda out: np.copyto(out, self.degrees(edge_type, ids))
-        matrices = getattr(self._view, request.kind) if request.kind in _KINDS else {}
-        attribute = request.attribute
-        name = request.name if attribute is None else (request.name, attribute)
-        if name not in matrices:
-            raise ProtocolError(f"{request.kind!r} of {name!r} were asked for, none are")
-        rows: Rows[Array] = matrices[name]
-        shape = (ids.size, *rows.values.shape[1:])
-        values = rows.values
-        return (
-            rows.dtype, shape, lambda out: gather_rows([(values, located(rows, ids), None)], out)
-        )  # fmt: skip
+        kind, ids = request.kind, request.ids
+        rows = matrix_asked(self._view, request)
+        if rows is None and not (kind == DEGREES and request.name in self._view.adjacency):
+            raise ProtocolError(f"{kind!r} of {request.name!r} were asked for, none are")
+        part = self.part(DEGREES, request.name, ids) if rows is None else part_of(rows, ids)
+        dtype = "int64" if rows is None else rows.dtype
+        return dtype, (ids.size, *part[0].shape[1:]), lambda out: gather_rows([part], out)
+
+
+class ReaderOfThread(threading.local):
+    """A `LocalReader` for each thread that answers others; it owns what the last answer lies in."""
+
+    def __init__(self, view: PartitionView[Array]) -> None:
+        self.reader = LocalReader(view)  # called by each thread that looks at this object
 
 
 class GraphReader:
@@ -316,24 +320,15 @@ class GraphReader:
         return Drawn(counts, neighbors, edge_ids)
 
     def degrees(self, edge_type: EdgeType, nodes: Array) -> Callable[[], Array]:
-        """Ask how many edges each of ``nodes`` has; on its way when this returns.
-
-        The answer is ``[n]`` int64. One question for a type may be under way at a time.
-        """
+        """Ask how many edges each of ``nodes`` has, ``[n]`` int64; on its way when this returns."""
         owners = self._view.node_books.get(row_type(edge_type, self._view.edge_dir))
         split = self.split(owners, nodes)
         if split is None:
             return lambda: self._local.degrees(edge_type, nodes)
-        elsewhere = self._elsewhere(split)
-        room = np.empty(sum(at.size for at in elsewhere.values()), np.int64)
-        asked = self._asked(DEGREES, edge_type, elsewhere, nodes, room)
+        write = self._ask(DEGREES, edge_type, nodes, split, "int64", ())
 
         def answer() -> Array:
-            found = np.empty(nodes.size, np.int64)
-            for p in self._here.keys() & split.keys():
-                found[split[p]] = self._here[p].degrees(edge_type, nodes.take(split[p]))
-            for at, degrees in zip(elsewhere.values(), asked.wait(), strict=True):
-                found[at] = degrees
+            write(found := np.empty(nodes.size, np.int64))
             return found
 
         return answer
@@ -370,40 +365,39 @@ class GraphReader:
         self, kind: str, name: RowsName, ids: Array, split: Split | None
     ) -> tuple[str, tuple[int, ...], Callable[[Array], None]]:
         rows = self._local.rows(kind, name)
-        values = rows.values
-        shape = (ids.size, *values.shape[1:])
+        shape = (ids.size, *rows.values.shape[1:])
         if split is None or rows.whole:
-            return (
-                rows.dtype,
-                shape,
-                lambda out: gather_rows([(values, located(rows, ids), None)], out),
-            )
+            return rows.dtype, shape, lambda out: gather_rows([part_of(rows, ids)], out)
+        return rows.dtype, shape, self._ask(kind, name, ids, split, rows.dtype, shape[1:])
+
+    def _ask(
+        self, kind: str, name: RowsName, ids: Array, split: Split, dtype: str,
+        row_shape: tuple[int, ...],
+    ) -> Callable[[Array], None]:  # fmt: skip
+        """Ask others for their rows; return what waits for them and writes all rows to an array."""
         matrix = f"{kind} {name}"
         # rows of one matrix may be asked for twice in a batch, for other ids: the answers to the
         # first question must not be overwritten before they are read
         is_free, unread = matrix not in self._unread, _Unread()
         if is_free:
             self._unread[matrix] = unread
-        elsewhere = self._elsewhere(split)
-        room_shape = (sum(at.size for at in elsewhere.values()), *values.shape[1:])
+        elsewhere = {p: at for p, at in split.items() if p not in self._here}
+        shape = (sum(at.size for at in elsewhere.values()), *row_shape)
         if is_free:  # named work memory: answers land in pages that are mapped already
-            room = self._scratch.matrix(matrix, rows.dtype, room_shape)
+            room = self._scratch.matrix(matrix, dtype, shape)
         else:
-            room = np.empty(room_shape, values.dtype)
-        asked = self._asked(kind, name, elsewhere, ids, room)
+            room = np.empty(shape, storage_dtype(dtype))
+        pieces = [(partition, ids.take(at)) for partition, at in elsewhere.items()]
+        asked = AskedRows(self._peers, kind, name, pieces, room)
 
         def write(out: Array) -> None:
-            parts = []
-            for partition in self._here.keys() & split.keys():  # meanwhile the others answer
-                part, at = self._here[partition].rows(kind, name), split[partition]
-                parts.append((part.values, located(part, ids.take(at)), at))
-            for answer, at in zip(asked.wait(), elsewhere.values(), strict=True):
-                parts.append((answer, np.arange(at.size), at))
-            gather_rows(parts, out)
+            here = self._here.keys() & split.keys()  # read while the others answer
+            parts = [self._here[p].part(kind, name, ids, split[p]) for p in here]
+            gather_rows(parts + asked.parts(elsewhere.values()), out)
             if self._unread.get(matrix) is unread:
                 del self._unread[matrix]
 
-        return rows.dtype, shape, write
+        return write
 
     def _kept_ids(self, ids: Array, split: Split | None) -> Array:
         """Return a copy of ``ids``, the same one for all matrices that are asked by one split."""
@@ -413,15 +407,14 @@ class GraphReader:
             self._kept = (split, ids.copy())
         return self._kept[1]
 
-    def _elsewhere(self, split: Split) -> Split:
-        """Return what of ``split`` is not in this machine's memory."""
-        return {p: at for p, at in split.items() if p not in self._here}
 
-    def _asked(
-        self, kind: str, name: RowsName, elsewhere: Split, ids: Array, room: Array
-    ) -> AskedRows:
-        pieces = [(partition, ids.take(at)) for partition, at in elsewhere.items()]
-        return AskedRows(self._peers, kind, name, pieces, room)
+def matrix_asked(view: PartitionView[Any], request: RowsRequest) -> Rows[Any] | None:
+    """Return the matrix of ``view`` that a question names; None: there is none."""
+    # only of these kinds: they came over the network, and the view has other attributes
+    matrices: Any = getattr(view, request.kind) if request.kind in ROW_KINDS else {}
+    name, attribute = request.name, request.attribute
+    found: Rows[Any] | None = matrices.get(name if attribute is None else (name, attribute))
+    return found
 
 
 def row_type(edge_type: EdgeType, edge_dir: str) -> NodeType:

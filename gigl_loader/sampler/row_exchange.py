@@ -2,15 +2,15 @@
 
 ::
 
-    ids --> split_by_owner() --> here: located(), gather_rows() -----------------> out
-                             --> AskedRows: peers.rows(owner, ids) --> gather_rows() --^
+    ids --> split_by_owner() --> here: part_of() ------------------------> gather_rows() --> out
+                             --> AskedRows: peers.rows(owner, ids) --> parts() --^
 
 Rows are gathered once where they are, into what is sent, and placed once where they are read.
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 
@@ -19,10 +19,13 @@ from gigl_loader.dataset.view import Book, Rows
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import read_ahead
 from gigl_loader.memory.segments import Array
-from gigl_loader.sampler import _kernels as kernels
-from gigl_loader.sampler.questions import PendingAnswer, RowsAnswer, RowsRequest
+from gigl_loader.sampler import compiled as kernels
+from gigl_loader.sampler.questions import PendingAnswer, RowPeers, RowsAnswer, RowsRequest
 
 _NO_PLACES = np.empty(0, np.int64)
+Part = tuple[Array, Array, Array | None]
+"""Rows for `gather_rows`: (matrix, which rows of it, the positions that they go to; None: to all
+positions, in order)."""
 RowsName = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
 """Key of a matrix, its type; key of an attribute, type and name."""
 
@@ -46,14 +49,6 @@ def split_by_owner(book: Book[Array], ids: Array, num_partitions: int) -> Split:
     kernels.group_by_owner(book.owner(ids), order, sizes)
     parts = np.split(order, np.cumsum(sizes)[:-1])
     return {p: part for p, part in enumerate(parts) if part.size}
-
-
-class RowPeers(Protocol):
-    """Owners of rows that can be asked for them: partitions, or servers."""
-
-    def rows(self, owner: int, request: RowsRequest, out: Array, /) -> PendingAnswer[RowsAnswer]:
-        """Ask for rows, and return before they are there; see `Peers.rows`."""
-        ...
 
 
 class AskedRows:
@@ -86,16 +81,17 @@ class AskedRows:
         """Whether `wait` would not wait."""
         return all(answer.has_come for answer in self._answers)
 
-    def wait(self) -> list[Array]:
-        """Return the rows of each owner, in the order of the pieces, or raise what went wrong."""
-        # Parts of ``rows``, but of peers that read their answers where they were received.
-        return [answer.wait().values for answer in self._answers]
-
-    def wait_for_all(self) -> Array:
+    def wait(self) -> Array:
         """Return the rows of all owners, of peers that put them into the memory given for them."""
         for answer in self._answers:
             answer.wait()
         return self.rows
+
+    def parts(self, positions: Iterable[Array]) -> list[Part]:
+        """Wait for all; return the rows of each owner, which go to its ``positions``."""
+        # Parts of ``rows``, but of peers that read their answers where they were received.
+        answers = [answer.wait().values for answer in self._answers]
+        return [(rows, np.arange(at.size), at) for rows, at in zip(answers, positions, strict=True)]
 
 
 def rows_request(kind: str, name: RowsName, ids: Array) -> RowsRequest:
@@ -125,12 +121,16 @@ def located(rows: Rows[Array], ids: Array) -> Array:
     return found
 
 
-def gather_rows(parts: Sequence[tuple[Array, Array, Array | None]], out: Array) -> None:
+def part_of(rows: Rows[Array], ids: Array, at: Array | None = None) -> Part:
+    """Return the rows of ``ids``, or of those at the positions ``at``, which they go to."""
+    return rows.values, located(rows, ids if at is None else ids.take(at)), at
+
+
+def gather_rows(parts: Sequence[Part], out: Array) -> None:
     """Write rows of matrices to ``out``.
 
     Args:
-        parts: (matrix, rows of it, where in ``out`` they go; None: to all positions, in order). All
-            matrices are contiguous and of one type and width; together they fill ``out``.
+        parts: All matrices are contiguous and of one type and width; together they fill ``out``.
         out: ``[num_rows, ...]``, contiguous.
 
     Raises:

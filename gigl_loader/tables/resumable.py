@@ -4,8 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +13,7 @@ from typing import Any
 import duckdb
 
 from gigl_loader.dataset.directory import LOCK
+from gigl_loader.dataset.progress import ProgressLine
 from gigl_loader.errors import ConfigError, UsageError
 
 _ENGINE_SHARE = 0.6
@@ -163,9 +162,11 @@ class ResumableJob:
     @contextmanager
     def stage(self, name: str, total: int, unit: str = "rows") -> Iterator[Callable[[int], None]]:
         """Show progress of a stage; yield what to call with the rows that were done."""
-        stage = _Stage(name, total, self._shown, unit)
-        yield stage.add
-        stage.end()
+        # A run that goes on counts what was done before in its first moment: the rate is too high
+        # at first.
+        line = ProgressLine(total, shown=self._shown, name=name, unit=unit)
+        yield line.add
+        line.end()
 
 
 RunSteps = Callable[[list[Callable[[], Any]]], Iterable[tuple[int, Any]]]
@@ -183,38 +184,6 @@ def _write_whole(path: Path, text: str) -> None:
     draft = path.with_name(path.name + ".tmp")
     draft.write_text(text)
     os.replace(draft, path)
-
-
-class _Stage:
-    """A line on stderr, renewed on a terminal and written at most every 10 s elsewhere."""
-
-    def __init__(self, name: str, total: int, shown: bool, unit: str = "rows") -> None:
-        self._name, self._total, self._shown, self._unit = name, total, shown, unit
-        self._start, self._done = time.monotonic(), 0
-        self._last = self._start
-
-    def add(self, rows: int) -> None:
-        self._done += rows
-        now = time.monotonic()
-        # Often enough for an eye; in a log file, a day's run is some thousand lines at most.
-        if self._shown and now - self._last > (0.2 if sys.stderr.isatty() else 10.0):
-            self._last = now
-            self._print(now, "\r" if sys.stderr.isatty() else "\n")
-
-    def end(self) -> None:
-        if self._shown:
-            self._print(time.monotonic(), "\n")
-
-    def _print(self, now: float, end: str) -> None:
-        # A run that goes on counts what was done before in its first moment: the rate is too high
-        # at first. The bounds keep a stage without rows or time from dividing by zero.
-        rate = self._done / max(now - self._start, 1e-3)
-        left = (self._total - self._done) / max(rate, 1e-3)
-        print(
-            f"{self._name}: {self._done:,} of {self._total:,} {self._unit}, {rate:,.0f} "
-            f"{self._unit}/s, {now - self._start:.1f} s, {max(left, 0):.0f} s left",
-            end=end, file=sys.stderr, flush=True,
-        )  # fmt: skip
 
 
 # --- steps as tasks of Ray ------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from gigl_loader.transport.addresses import (
     refuse_loopback_name,
 )
 from gigl_loader.transport.caller import Caller
-from gigl_loader.transport.codec import ArraySpec
+from gigl_loader.transport.codec import IncomingArray
 from gigl_loader.transport.failures import End
 from gigl_loader.transport.listener import Listener, Method, Peer
 from gigl_loader.transport.reply import Reply, into_array
@@ -22,9 +22,9 @@ from gigl_loader.transport.stream import SILENCE_S
 
 __all__ = [
     "SILENCE_S",
-    "ArraySpec",
     "Caller",
     "End",
+    "IncomingArray",
     "Listener",
     "Method",
     "Mode",

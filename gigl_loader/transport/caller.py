@@ -40,7 +40,7 @@ from gigl_loader.errors import (
     ProtocolError,
 )
 from gigl_loader.transport import addresses
-from gigl_loader.transport.codec import MAX_HEADER_BYTES, Array, ArraySpec, decode, empty_arrays
+from gigl_loader.transport.codec import MAX_HEADER_BYTES, Array, IncomingArray, decode, empty_arrays
 from gigl_loader.transport.failures import End, one_line
 from gigl_loader.transport.handshake import Admitted, Goodbye, farewell, join
 from gigl_loader.transport.reply import Into, Reply
@@ -290,7 +290,7 @@ class Caller:
             self._break_off(connection, error)
         return False
 
-    def _room(self, specs: list[ArraySpec]) -> list[Array]:
+    def _room(self, specs: list[IncomingArray]) -> list[Array]:
         """Return the memory for the arrays of the next answer."""
         with self._state:
             reply = self._unanswered[0] if self._unanswered else None

@@ -45,7 +45,7 @@ ARRAY_EXTENSION = 1  # msgpack's application type for "array number n of this me
 
 
 @dataclass(frozen=True, slots=True)
-class ArraySpec:
+class IncomingArray:
     """Dtype and shape of an array that is about to arrive."""
 
     dtype: "np.dtype[Any]"
@@ -112,7 +112,7 @@ def _sendable(array: Array) -> Array:
     return contiguous
 
 
-def read_header(data: bytes | bytearray) -> tuple[str, msgspec.Raw, list[ArraySpec]]:
+def read_header(data: bytes | bytearray) -> tuple[str, msgspec.Raw, list[IncomingArray]]:
     """Return the method, the body for `decode`, and what the arrays look like.
 
     Raises:
@@ -126,10 +126,10 @@ def read_header(data: bytes | bytearray) -> tuple[str, msgspec.Raw, list[ArraySp
     return header.method, header.body, [_spec(code, shape) for code, shape in header.specs]
 
 
-def _spec(code: int, shape: tuple[int, ...]) -> ArraySpec:
+def _spec(code: int, shape: tuple[int, ...]) -> IncomingArray:
     if not 0 <= code < len(_DTYPES) or len(shape) > MAX_DIMS or min(shape, default=0) < 0:
         raise ProtocolError(f"an array was announced with type code {code} and shape {shape}")
-    return ArraySpec(_DTYPES[code], shape)
+    return IncomingArray(_DTYPES[code], shape)
 
 
 def decode(body: msgspec.Raw, arrays: Sequence[Array], expected: type[T]) -> T:
@@ -208,7 +208,7 @@ def _strict(expected: Any) -> Any:
     return origin[strict]
 
 
-def empty_arrays(specs: Sequence[ArraySpec]) -> list[Array]:
+def empty_arrays(specs: Sequence[IncomingArray]) -> list[Array]:
     """Return fresh memory for ``specs``, which the kernel provides page by page as bytes arrive.
 
     Raises:

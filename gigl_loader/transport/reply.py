@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from gigl_loader.errors import ProtocolError, UsageError
-from gigl_loader.transport.codec import Array, ArraySpec, decode, empty_arrays
+from gigl_loader.transport.codec import Array, IncomingArray, decode, empty_arrays
 from gigl_loader.transport.failures import Failure, rebuild
 from gigl_loader.transport.stream import Frame, FrameKind
 
 T = TypeVar("T")
-Into = Callable[[list[ArraySpec]], "list[Array]"]
+Into = Callable[[list[IncomingArray]], "list[Array]"]
 
 
 class Reply(Generic[T]):
@@ -49,7 +49,7 @@ class Reply(Generic[T]):
         value: T = self._value
         return value
 
-    def room(self, specs: list[ArraySpec]) -> list[Array]:
+    def room(self, specs: list[IncomingArray]) -> list[Array]:
         """Return the memory for the answer's arrays: the asker's, where it gave some."""
         self._error = None  # of an attempt whose connection was lost before its bytes were here
         if self._into is None or not specs:
@@ -81,7 +81,7 @@ class Reply(Generic[T]):
 def into_array(out: Array) -> Into:
     """Return what receives an answer of one array into ``out``, and refuses any other."""
 
-    def room(specs: list[ArraySpec]) -> list[Array]:
+    def room(specs: list[IncomingArray]) -> list[Array]:
         if [(spec.dtype, spec.shape) for spec in specs] != [(out.dtype, out.shape)]:
             raise ProtocolError(f"{specs} came where {out.dtype} {out.shape} was due")
         return [out]
@@ -89,7 +89,7 @@ def into_array(out: Array) -> Into:
     return room
 
 
-def _checked(arrays: list[Array], specs: list[ArraySpec]) -> list[Array]:
+def _checked(arrays: list[Array], specs: list[IncomingArray]) -> list[Array]:
     found = [(array.dtype, array.shape, array.flags.c_contiguous) for array in arrays]
     if found != [(spec.dtype, spec.shape, True) for spec in specs]:
         raise UsageError(f"into() returned {found} for arrays of {specs}")

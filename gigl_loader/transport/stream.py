@@ -31,7 +31,7 @@ from gigl_loader.transport.codec import (
     MAX_ARRAYS,
     MAX_HEADER_BYTES,
     Array,
-    ArraySpec,
+    IncomingArray,
     bytes_of,
     empty_arrays,
     encode,
@@ -55,7 +55,7 @@ _CHUNK = 256 << 10
 _STRANGERS_CHUNK = 16 << 10  # until TLS is up, so that thousands of strangers take no memory
 _TCP_INFO = struct.Struct("<8B14I")  # the head of Linux's struct tcp_info
 
-Room = Callable[[list[ArraySpec]], list[Array]]
+Room = Callable[[list[IncomingArray]], list[Array]]
 Steps = Generator[None, None, Any]
 
 

@@ -29,7 +29,8 @@ from gigl_loader.dataset.holders import check_enough, check_held
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.memory import tensors
-from gigl_loader.memory.same_host import Offer, Offered
+from gigl_loader.memory.same_host import Offer
+from gigl_loader.memory.tensors import Offered
 from gigl_loader.options import (
     CacheOptions,
     EpochOptions,

@@ -31,7 +31,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.memory.segments import Array
 from gigl_loader.sampler.questions import Drawn, DrawRequest, RowsAnswer, RowsRequest
-from gigl_loader.sampler.reader import LocalReader
+from gigl_loader.sampler.reader import ReaderOfThread
 from gigl_loader.transport import (
     SILENCE_S,
     Caller,
@@ -68,7 +68,7 @@ class Access:
 
     @property
     def incarnation(self) -> int:
-        """Of the job's workers, as listeners: one that is replaced is asked again."""
+        """Incarnation of the job's workers, as listeners: one that is replaced is asked again."""
         return int.from_bytes(hashlib.sha256(self.job.encode()).digest()[:7], "big")
 
 
@@ -125,13 +125,6 @@ def assignments(
     }
 
 
-class _OfCaller(threading.local):
-    """State of a thread that answers one caller."""
-
-    reader: LocalReader | None = None
-    """Has scratch memory."""
-
-
 class _OfAsker(threading.local):
     """State of a thread that sends requests, so that none of them takes a lock."""
 
@@ -160,8 +153,8 @@ class Answering:
         self, access: Access, view: PartitionView[Array], name: str, listener: int | None = None,
         awaits_s: float | None = None, patience_s: float = SILENCE_S,
     ) -> None:  # fmt: skip
-        self._view, self._awaits_s, self._patience_s = view, awaits_s, patience_s
-        self._of_thread = _OfCaller()
+        self._awaits_s, self._patience_s = awaits_s, patience_s
+        self._of_thread = ReaderOfThread(view)
         self._changed = threading.Condition()  # guards the three below
         self._open: Counter[str] = Counter()
         self._done: set[str] = set()
@@ -237,18 +230,13 @@ class Answering:
             self._changed.notify_all()
 
     def _draw(self, question: DrawQuestion, peer: Peer) -> DrawAnswer:
-        return DrawAnswer.of(self._reader().answer_draw(question.unpacked()))
+        self.last_asked = time.monotonic()
+        return DrawAnswer.of(self._of_thread.reader.answer_draw(question.unpacked()))
 
     def _rows(self, question: RowsQuestion, peer: Peer) -> RowsAnswer:
-        # in scratch memory of this thread, which sends it before it takes the next question
-        return self._reader().answer_rows(question.unpacked())
-
-    def _reader(self) -> LocalReader:
         self.last_asked = time.monotonic()
-        reader = self._of_thread.reader
-        if reader is None:
-            reader = self._of_thread.reader = LocalReader(self._view)
-        return reader
+        # in scratch memory of this thread, which sends it before it takes the next question
+        return self._of_thread.reader.answer_rows(question.unpacked())
 
 
 class Refusing:
@@ -285,7 +273,7 @@ class Refusing:
 
 @dataclass
 class Traffic:
-    """What one thread asked of other machines since `Asking.take_traffic`."""
+    """Requests of one thread to other machines since `Asking.take_traffic`."""
 
     rows: Counter[int] = field(default_factory=Counter)
     """Rows by partition."""

@@ -13,7 +13,6 @@ workers that are lost in `recovery`.
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -80,7 +79,6 @@ class DistSamplingProducer:
         sampler_options: Another sampler than the k-hop neighbour sampler.
         epoch_options: Seed, order, deadline; by default the seed is drawn from torch's generator.
         worker_init_fn: Called with the worker's number in each worker before it samples.
-        default_sampler: Sampler class path and keywords where ``sampler_options`` names none.
         cache: Keep rows of other machines; batches are then drawn ahead.
     """
 
@@ -95,7 +93,6 @@ class DistSamplingProducer:
         *,
         epoch_options: EpochOptions | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
-        default_sampler: tuple[str, dict[str, Any]] | None = None,
         cache: CacheOptions | None = None,
     ) -> None:
         self.data, self.sampling_config = data, sampling_config
@@ -109,7 +106,7 @@ class DistSamplingProducer:
         self._view = view
         self._plan = make_plan(view, sampler_input, sampling_config, self.epoch_options)
         self._ranks = Agreement(view, self._plan, cache, self.epoch_options)
-        sampler = default_sampler
+        sampler = None
         if isinstance(sampler_options, CustomSamplerOptions):
             sampler = (sampler_options.class_path, sampler_options.keywords)
         self._plugins = pickled(Plugins(sampler, worker_init_fn))

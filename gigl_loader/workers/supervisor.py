@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 
 from gigl_loader.rowcache import cache
-from gigl_loader.sampler import _kernels, _packing_kernels, _tree_kernels
+from gigl_loader.sampler import compiled, packing_kernels, tree_kernels
 from gigl_loader.workers import messages, pipe, worker
 
 _PR_SET_PDEATHSIG = 1
@@ -55,10 +55,10 @@ def _at_end_of_parent(number: signal.Signals) -> None:
 
 
 def _load_kernels() -> None:
-    _kernels.load()
-    _packing_kernels.load()
+    compiled.load()
+    packing_kernels.load()
     cache.load()
-    _tree_kernels.load()
+    tree_kernels.load()
 
 
 @contextlib.contextmanager

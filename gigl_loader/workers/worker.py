@@ -37,8 +37,7 @@ from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.drawn import keep_structure
 from gigl_loader.rowcache.look_ahead import STREAM, AheadMemory, AheadTasks, DrawnAhead, Waiting
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, Pipeline
-from gigl_loader.sampler.apart import rows_apart
-from gigl_loader.sampler.later import LaterPeers
+from gigl_loader.sampler.later import LaterPeers, rows_apart
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
 from gigl_loader.sampler.questions import Peers

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
 
-from gigl_loader.device import _engine
-from gigl_loader.device._engine import CopyEngine, full_device
+from gigl_loader.device.engine import CopyEngine, full_device, plain_parts
 from gigl_loader.device.prefetch import DevicePrefetcher, copy_message
 from gigl_loader.errors import ConfigError
 
@@ -113,8 +112,8 @@ def test_objects_that_can_move_do() -> None:
 def test_the_parts_of_compound_tensors_are_recorded() -> None:
     coo, csr = torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr()
     index = BATCHES["edge index"].edge_index
-    assert [len(list(_engine._plain_parts(t))) for t in (torch.ones(1), coo, csr)] == [1, 2, 3]
-    assert all(type(part) is Tensor for part in _engine._plain_parts(index))
+    assert [len(list(plain_parts(t))) for t in (torch.ones(1), coo, csr)] == [1, 2, 3]
+    assert all(type(part) is Tensor for part in plain_parts(index))
 
 
 # casting
@@ -161,7 +160,8 @@ def test_what_was_on_the_device_is_waited_for_before_it_is_cast(
     waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not waits:  # so that this test is known to see it
-        monkeypatch.setattr(_engine._Transfer, "_wait_for_consumer", lambda self: None)
+        transfer = "gigl_loader.device.engine._Transfer"
+        monkeypatch.setattr(f"{transfer}._wait_for_consumer", lambda self: None)
     gpu, ones = FakeGpu("copy_first"), torch.ones(4, dtype=torch.float16)
     made_by_the_loader = gpu.copy(ones, non_blocking=True)
     engine = CopyEngine("meta", backend=gpu, cast={"x": torch.float32})

@@ -29,11 +29,11 @@ class FakeRegistry:
 
 def test_it_unpins_exactly_once() -> None:
     registry = FakeRegistry()
-    with PinnedRange(PAGE, 10, registry=registry) as pinned:
-        assert pinned.is_pinned
-        pinned.release()
-        assert not pinned.is_pinned
-        pinned.release()
+    pinned = PinnedRange(PAGE, 10, registry=registry)
+    assert pinned.is_pinned
+    pinned.release()
+    assert not pinned.is_pinned
+    pinned.release()
     del pinned
     assert registry.calls == [("pin", PAGE), ("unpin", PAGE)]
 
@@ -53,14 +53,12 @@ def test_a_forked_child_leaves_the_pinning_to_its_owner(monkeypatch: pytest.Monk
 
 
 def test_it_does_nothing_for_a_cpu() -> None:
-    with PinnedRange(PAGE, 10, torch.device("cpu")) as pinned:
-        assert not pinned.is_pinned
+    assert not PinnedRange(PAGE, 10, torch.device("cpu")).is_pinned
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
 def test_it_does_nothing_without_cuda() -> None:
-    with PinnedRange(PAGE, 10) as pinned:
-        assert not pinned.is_pinned
+    assert not PinnedRange(PAGE, 10).is_pinned
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from gigl_loader.dataset.schema import (
     reverse_edge_type,
 )
 from gigl_loader.message import BatchTicket, label_column
-from gigl_loader.sampler.link import anchor_sampler
+from gigl_loader.sampler.anchors import anchor_sampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.testing import InProcessPeers, as_worker_gets, sample_message
 

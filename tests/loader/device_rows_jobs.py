@@ -22,8 +22,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gigl_loader import DistABLPLoader, DistDataset, DistNeighborLoader, PeerError, replay
-from gigl_loader.device.rows import RowMemory
 from gigl_loader.loader import device_rows
+from gigl_loader.loader.device_rows import RowMemory
 from gigl_loader.loader.in_process import InProcessSource
 from gigl_loader.testing import batch_digest, check_same_batches
 from gigl_loader.testing._processes import meet_in_store

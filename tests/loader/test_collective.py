@@ -20,15 +20,13 @@ from gigl_loader.loader.collective import (
     COMPLETE,
     AnswerFailedError,
     CollectivePeers,
+    PieceReader,
     RankFailedError,
-    _packed,
-    _PieceReader,
     host_backend,
 )
 from gigl_loader.sampler.questions import Draw, DrawRequest, RowsRequest
 from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.testing import TinyGraph, as_worker_gets, one_rank
-from gigl_loader.transport import codec
 
 NODE, EDGE = DEFAULT_HOMOGENEOUS_NODE_TYPE, DEFAULT_HOMOGENEOUS_EDGE_TYPE
 GRAPH = TinyGraph.random(20, 80)
@@ -150,27 +148,18 @@ def test_a_partition_that_no_rank_holds(tmp_path: Path, peers: CollectivePeers) 
         max_size=4,
     )
 )
-def test_what_is_packed_is_read_again_whatever_its_sizes(arrays: list[np.ndarray]) -> None:
-    """Pieces follow one another at multiples of 8 bytes; an empty one takes none."""
+def test_what_is_packed_is_read_again_whatever_its_sizes(
+    peers: CollectivePeers, arrays: list[np.ndarray]
+) -> None:
     questions = [RowsRequest("node_features", NODE, one.astype(np.int64)) for one in arrays]
-    pieces = [piece for one in questions for piece in _packed(one, "rows")]
-    memory = np.zeros(sum(-(-piece.nbytes // 8) for piece in pieces), np.int64).view(np.uint8)
-    at = 0
-    for piece in pieces:
-        piece.write(memory[at : at + piece.nbytes])
-        at += -(-piece.nbytes // 8) * 8
-    reader = _PieceReader(memory)
-    for one in questions:
-        assert reader
-        method, body, found = reader.read()
-        assert method == "rows"
-        assert codec.decode(body, found, RowsRequest).ids.tolist() == one.ids.tolist()
-    assert not reader
+    ((found, expected),) = peers.trade([questions], [len(arrays)])
+    assert [one.ids.tolist() for one in found] == [one.tolist() for one in arrays]
+    assert expected == len(arrays)
 
 
 def test_fewer_bytes_than_were_said() -> None:
     with pytest.raises(ProtocolError, match="16 bytes were expected of another rank, 8 are left"):
-        _PieceReader(np.zeros(8, np.uint8)).array(np.int64, (2,))
+        PieceReader(np.zeros(8, np.uint8)).array(np.int64, (2,))
 
 
 def test_questions_need_a_backend_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ def test_named_tuples_as_edge_types(alone) -> None:
 def test_workers_run_the_same_sampler_by_its_path(alone) -> None:
     graph = ring()
     keywords = {"supervision": [list(E)], "exclude": [list(E)]}  # as read from a file
-    options = CustomSamplerOptions("gigl_loader.sampler.link.anchor_sampler", keywords)
+    options = CustomSamplerOptions("gigl_loader.sampler.anchors.anchor_sampler", keywords)
     with _loader(graph.partitions()[0], [-1, -1], None, sampler_options=options) as loader:
         assert _check_epoch(loader, graph, [E], "in", (E,)) == list(range(13))
 

@@ -50,7 +50,7 @@ def test_pushes_start_where_the_loaders_own_sampler_would() -> None:
     assert found["seed_types"] == [DEFAULT_HOMOGENEOUS_NODE_TYPE]
     assert (found["around"], found["roots"]) == ("", {})
     roots = {"supervision": (BUYS, KNOWS), "exclude": ()}
-    found = _keywords(("gigl_loader.sampler.link.anchor_sampler", roots), TYPED, "user")
+    found = _keywords(("gigl_loader.sampler.anchors.anchor_sampler", roots), TYPED, "user")
     assert found["seed_types"] == ["item", "user"]  # label nodes are roots as well
     assert (found["around"], found["roots"]) == ("anchor_sampler", roots)
     edges = ("gigl_loader.sampler.edges.edge_sampler", {"edge_type": KNOWS})

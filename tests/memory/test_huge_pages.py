@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gigl_loader.memory import huge_pages, segments, tensors
+from gigl_loader.memory import kernel_pages, segments, tensors
 from gigl_loader.system import number_in
 
 ROWS, WIDTH = 300_001, 32
@@ -61,8 +61,8 @@ def test_pages_that_are_set_aside_are_taken() -> None:
 def test_a_file_of_whole_huge_pages_is_larger_than_its_tensor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(huge_pages, "meminfo", lambda field: 1 << 21)
-    monkeypatch.setattr(huge_pages, "number_in", numbers(free=10_000))
+    monkeypatch.setattr(kernel_pages, "meminfo", lambda field: 1 << 21)
+    monkeypatch.setattr(kernel_pages, "number_in", numbers(free=10_000))
     monkeypatch.setattr(os, "MFD_HUGETLB", 0)  # ordinary pages, but all the rest as with huge ones
     shared, mapped = share()
     assert shared.untyped_storage().nbytes() % (1 << 21) == 0
@@ -80,9 +80,9 @@ def test_nothing_fails_where_the_kernel_gives_none(
 
     allocate = os.posix_fallocate
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    monkeypatch.setattr(huge_pages, "meminfo", lambda field: 1 << 21)
-    monkeypatch.setattr(huge_pages, "number_in", numbers(free))
-    monkeypatch.setattr(huge_pages, "_is_off", lambda: False)  # it makes some, if it can
+    monkeypatch.setattr(kernel_pages, "meminfo", lambda field: 1 << 21)
+    monkeypatch.setattr(kernel_pages, "number_in", numbers(free))
+    monkeypatch.setattr(kernel_pages, "_is_off", lambda: False)  # it makes some, if it can
     before = len(os.listdir("/proc/self/fd"))
     shared, mapped = share()
     check(shared, mapped)
@@ -92,8 +92,8 @@ def test_nothing_fails_where_the_kernel_gives_none(
 def test_small_tensors_and_those_that_do_not_fit_are_as_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(huge_pages, "meminfo", lambda field: 1 << 21)
-    monkeypatch.setattr(huge_pages, "number_in", numbers(free=10))
+    monkeypatch.setattr(kernel_pages, "meminfo", lambda field: 1 << 21)
+    monkeypatch.setattr(kernel_pages, "number_in", numbers(free=10))
     small = tensors.share_tensor(torch.ones(5))
     assert small.untyped_storage().nbytes() == 20
     shared, mapped = share()  # 18 pages of ten

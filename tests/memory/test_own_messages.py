@@ -1,16 +1,24 @@
-import numpy as np
+import mmap
+from pathlib import Path
+
 import pytest
 import torch
 
-from gigl_loader.memory.own_messages import OwnMessages
+from gigl_loader.memory.leases import OwnMessages
 from gigl_loader.message import Field
 
 WIDTH = 1000
 
 
+def _mapped_bytes() -> int:
+    """Return the size of this process's address space."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+
+
 def message(memory: OwnMessages, value: int, rows: int) -> torch.Tensor:
     """Return the only tensor of a message whose numbers are all ``value``."""
-    found, nbytes = memory.write([Field.of("x", np.full((rows, WIDTH), value, np.float32))])
+    fill = lambda out: out.fill(value)  # noqa: E731
+    found, nbytes = memory.write([Field("x", "float32", (rows, WIDTH), fill)])
     assert nbytes >= 4 * rows * WIDTH
     assert found["x"].shape == (rows, WIDTH)
     return found["x"]
@@ -38,10 +46,12 @@ def test_memory_of_a_large_message_is_used_again_once_its_last_tensor_is_gone() 
 
 
 def test_few_blocks_are_kept() -> None:
-    memory = OwnMessages()
-    many = [message(memory, value, 500) for value in range(9)]
+    memory, rows = OwnMessages(), 5000
+    block, before = 4 * rows * WIDTH, _mapped_bytes()
+    many = [message(memory, value, rows) for value in range(9)]
+    assert _mapped_bytes() - before >= 9 * block
     del many
-    message(memory, 0, 500)
-    assert len(memory._free) + len(memory._returned) <= 3
-    message(memory, 0, 2000)  # those that are too small are given up
-    assert len(memory._free) + len(memory._returned) == 1
+    message(memory, 0, rows)
+    assert _mapped_bytes() - before <= 3 * 1.3 * block
+    message(memory, 0, 2 * rows)  # those that are too small are given up
+    assert _mapped_bytes() - before <= 2 * 1.3 * block

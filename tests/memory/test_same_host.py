@@ -20,13 +20,13 @@ from gigl_loader.memory.same_host import (
     HostMark,
     Mappings,
     Offer,
-    Offered,
     open_region,
     read_offer,
     read_offers,
     region_of,
     sees,
 )
+from gigl_loader.memory.tensors import Offered
 from gigl_loader.processes import ForkedProcess
 from gigl_loader.testing import TinyGraph, as_worker_gets, open_files, wait_until
 

@@ -8,7 +8,7 @@ import torch
 from gigl_loader.memory.segments import ALIGNMENT
 from gigl_loader.remote import buffers
 from gigl_loader.remote.buffers import BufferPool, PoolRoom
-from gigl_loader.transport import ArraySpec
+from gigl_loader.transport import IncomingArray
 
 
 def _address(lease: object) -> int:
@@ -71,10 +71,10 @@ def test_a_pool_that_is_full_of_small_buffers_makes_room_for_large_ones() -> Non
 def test_the_arrays_of_an_answer_lie_in_one_buffer_and_not_in_each_other() -> None:
     pool = BufferPool(pin_memory=False)
     specs = [
-        ArraySpec(np.dtype("int64"), (3, 5)),
-        ArraySpec(np.dtype("uint8"), (1,)),
-        ArraySpec(np.dtype("float32"), (0, 7)),
-        ArraySpec(np.dtype("float16"), (33,)),
+        IncomingArray(np.dtype("int64"), (3, 5)),
+        IncomingArray(np.dtype("uint8"), (1,)),
+        IncomingArray(np.dtype("float32"), (0, 7)),
+        IncomingArray(np.dtype("float16"), (33,)),
     ]
     arrays = pool.room(specs)
     assert [(one.dtype, one.shape) for one in arrays] == [(s.dtype, s.shape) for s in specs]

@@ -35,8 +35,7 @@ from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.kernels import USED
 from gigl_loader.rowcache.machine import MachineRows
 from gigl_loader.rowcache.tables import Owner
-from gigl_loader.sampler.apart import rows_apart
-from gigl_loader.sampler.later import LaterRows
+from gigl_loader.sampler.later import LaterRows, rows_apart
 from gigl_loader.testing import TinyGraph, batch_digest, open_files, wait_until
 
 HOW: dict[str, Any] = {"batch_size": 4, "seed": 7, "shuffle": True, "timeout": 60.0}

@@ -26,7 +26,7 @@ from gigl_loader.remote import client, lookup
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
-from gigl_loader.remote.lookup import _in_order
+from gigl_loader.remote.lookup import merged_edges
 from gigl_loader.testing import TinyGraph, wait_until
 
 PLAIN = TinyGraph.random(60, 400, seed=5)
@@ -99,7 +99,7 @@ def test_edges_of_several_servers_are_put_in_the_order_of_the_nodes(data: st.Dat
             "edge_ids": torch.tensor(edges, dtype=torch.int64) + 7,
         })  # fmt: skip
     parts[0]["weights"] = parts[0]["indices"].float()
-    found = _in_order(len(counts), positions, parts)
+    found = merged_edges(len(counts), positions, parts)
     expected = [100 * node + number for node, n in enumerate(counts) for number in range(n)]
     assert found.counts.tolist() == counts
     assert found.sources.tolist() == expected

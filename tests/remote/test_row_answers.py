@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from gigl_loader.dataset.lookup import num_ids_of
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote.row_answers import RowAnswers, _num_ids
+from gigl_loader.remote.partition_answers import PartitionAnswers
 from gigl_loader.sampler.questions import RowsRequest
 from gigl_loader.testing import TinyGraph
+from gigl_loader.workers.wire import RowsQuestion
 
 GRAPH = TinyGraph.random(40, 200, heterogeneous=True)
 BUYS = ("user", "buys", "item")
@@ -22,14 +24,22 @@ def _view(rank: int) -> PartitionView[Any]:
     return GRAPH.partitions(NUM_PARTS)[rank].view()
 
 
-def _asked(answers: RowAnswers, kind: str, name: Any, ids: list[int]) -> np.ndarray:
-    return answers.rows(RowsRequest(kind, name, np.array(ids, np.int64))).values.copy()
+def _answers(rank: int = 0, parts: int = NUM_PARTS) -> PartitionAnswers:
+    return PartitionAnswers(GRAPH.partitions(parts)[rank], rank, parts)
+
+
+def _rows(answers: PartitionAnswers, kind: str, name: Any, ids: list[int], *more: str) -> Any:
+    request = RowsRequest(kind, name, np.array(ids, np.int64), *more)
+    return answers.get_rows(RowsQuestion.of(request)).values
+
+
+def _asked(answers: PartitionAnswers, kind: str, name: Any, ids: list[int]) -> np.ndarray:
+    return _rows(answers, kind, name, ids).copy()
 
 
 @pytest.mark.parametrize("rank", range(NUM_PARTS))
 def test_rows_are_those_of_the_ids_in_their_order(rank: int) -> None:
-    view = _view(rank)
-    answers = RowAnswers(view)
+    view, answers = _view(rank), _answers(rank)
     for name in ("user", "item"):
         owned = view.node_books[name].owner(torch.arange(40)) == rank
         ids = torch.arange(40)[owned].flip(0).tolist()
@@ -45,14 +55,14 @@ def test_rows_are_those_of_the_ids_in_their_order(rank: int) -> None:
 
 def test_each_thread_answers_in_memory_of_its_own() -> None:
     """The rows of one connection are not written over by the question of another one."""
-    answers, found = RowAnswers(_view(0)), {}
+    answers, found = _answers(), {}
     ids = torch.arange(40)[_view(0).node_books["user"].owner(torch.arange(40)) == 0].tolist()
     _asked(answers, "node_features", "user", ids)  # what a thread has once asked is there
     both = threading.Barrier(2)
 
     def ask(wanted: list[int]) -> None:
         both.wait(60)
-        rows = answers.rows(RowsRequest("node_features", "user", np.array(wanted))).values
+        rows = _rows(answers, "node_features", "user", wanted)
         both.wait(60)
         found[tuple(wanted)] = rows.tolist()
 
@@ -67,22 +77,20 @@ def test_each_thread_answers_in_memory_of_its_own() -> None:
 
 def test_only_rows_can_be_named() -> None:
     """The view has other attributes, of which a stranger could ask for any."""
-    answers = RowAnswers(_view(0))
+    answers, owned = _answers(), _view(0).node_books["user"].owner(torch.arange(40)) == 0
+    mine = torch.arange(40)[owned][:1].tolist()
     for kind, name in (("node_books", "user"), ("adjacency", BUYS), ("__class__", "user")):
         with pytest.raises(ConfigError, match="the graph has no"):
-            answers.matrix(RowsRequest(kind, name, np.zeros(1, np.int64)))
+            _rows(answers, kind, name, mine)
     with pytest.raises(ConfigError, match=r"the graph has no node features of 'shop'"):
-        answers.matrix(RowsRequest("node_features", "shop", np.zeros(1, np.int64)))
+        _rows(answers, "node_features", "shop", mine)
     with pytest.raises(ConfigError, match=r"the graph has no node attributes of 'user'"):
-        answers.matrix(
-            RowsRequest("node_attributes", "user", np.zeros(1, np.int64), attribute="age")
-        )
-    of_time = RowsRequest("node_attributes", "user", np.zeros(1, np.int64), attribute="node_time")
-    assert answers.matrix(of_time).values.shape[1:] == ()
+        _rows(answers, "node_attributes", "user", mine, "age")
+    assert _rows(answers, "node_attributes", "user", mine, "node_time").shape == (1,)
 
 
 def test_books_say_who_owns_each_row() -> None:
-    told = [{(one.group, one.name): one for one in RowAnswers(_view(r)).books()} for r in range(3)]
+    told = [{(one.group, one.name): one for one in _answers(r).get_row_books()} for r in range(3)]
     assert set(told[0]) == {
         *(("node", name) for name in GRAPH.num_nodes), *(("edge", name) for name in GRAPH.edges)
     }  # fmt: skip
@@ -98,7 +106,7 @@ def test_books_say_who_owns_each_row() -> None:
 
 
 def test_books_of_one_partition_have_the_number_of_rows_alone() -> None:
-    told = RowAnswers(GRAPH.partitions(1)[0].view()).books()
+    told = _answers(parts=1).get_row_books()
     numbers = {(one.group, one.name): one.num_ids for one in told}
     assert numbers["node", "user"] == GRAPH.num_nodes["user"]
     assert numbers["edge", BUYS] == len(GRAPH.edges[BUYS])
@@ -106,8 +114,8 @@ def test_books_of_one_partition_have_the_number_of_rows_alone() -> None:
 
 def test_how_many_ids_a_matrix_stands_for() -> None:
     values = torch.zeros(4, 2)
-    assert _num_ids(Rows(values)) == 4
-    assert _num_ids(Rows(values, index=torch.tensor([0, -1, 1, 2, 3, -1]))) == 6
-    assert _num_ids(Rows(values, ids=torch.tensor([1, 5, 7, 20]))) == 21
-    assert _num_ids(Rows(values[:0], ids=torch.tensor([], dtype=torch.int64))) == 0
-    assert _num_ids(Rows(values, first=10)) == 14
+    assert num_ids_of(Rows(values)) == 4
+    assert num_ids_of(Rows(values, index=torch.tensor([0, -1, 1, 2, 3, -1]))) == 6
+    assert num_ids_of(Rows(values, ids=torch.tensor([1, 5, 7, 20]))) == 21
+    assert num_ids_of(Rows(values[:0], ids=torch.tensor([], dtype=torch.int64))) == 0
+    assert num_ids_of(Rows(values, first=10)) == 14

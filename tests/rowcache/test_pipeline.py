@@ -17,8 +17,7 @@ from gigl_loader.errors import PeerError
 from gigl_loader.message import BatchTicket, Field
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.drawn import keep_structure
-from gigl_loader.rowcache.pipeline import Pipeline
-from gigl_loader.rowcache.remote_rows import Patience
+from gigl_loader.rowcache.pipeline import Patience, Pipeline
 from gigl_loader.rowcache.tables import make_tables
 from gigl_loader.sampler.later import LaterPeers
 from gigl_loader.sampler.neighbor import NeighborSampler

@@ -81,8 +81,9 @@ def test_rows_of_one_type_are_kept_together() -> None:
 def test_arrays_lie_one_after_the_other_and_none_in_another() -> None:
     cache = one_table(100, 7)
     arrays = cache.tables[OWNER]
-    for number, array in enumerate((*arrays._all, arrays.stored, *arrays.rows.values())):
+    everything = (*arrays._all, arrays.stored, *arrays.rows.values())
+    for number, array in enumerate(everything):
         array[...] = number
-    for number, array in enumerate((*arrays._all, arrays.stored, *arrays.rows.values())):
+    for number, array in enumerate(everything):
         assert (array == number).all()
-    assert cache._joined[0] == 0, "nor in what stands before them"
+    assert cache.join() == 0, "nor in what stands before them"

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.sampler import _kernels as kernels
-from gigl_loader.sampler import _tree_kernels as tree_kernels
+from gigl_loader.sampler import compiled as kernels
+from gigl_loader.sampler import tree_kernels
 
 
 def test_the_mixing_function_is_a_permutation_with_known_values() -> None:
@@ -71,9 +71,9 @@ def test_load_compiles_every_kernel() -> None:
 
 _COMPILES = """
 import numpy as np
-from gigl_loader.sampler import _kernels
-_kernels.repeat_rows(np.ones(2, np.int64), 0, np.zeros(2, np.int64))
-_kernels.gather(np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64))
+from gigl_loader.sampler import compiled
+compiled.repeat_rows(np.ones(2, np.int64), 0, np.zeros(2, np.int64))
+compiled.gather(np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64))
 """
 
 

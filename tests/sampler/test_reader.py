@@ -327,8 +327,8 @@ def test_partitions_draw_the_same_bits(count: int) -> None:
 @pytest.mark.parametrize("book", [Book(table=np.arange(10) // 5), Book(bounds=np.array([5, 10]))])
 def test_ids_of_nobody_have_no_owner(book: Book[Any]) -> None:
     """Answers of other machines name neighbours, which are asked for in the next hop."""
-    store = GraphReader(_cut(_view(3, 10), np.arange(10) // 5, 2)[0], None)
-    store._alone = False
+    parts = _cut(_view(3, 10), np.arange(10) // 5, 2)
+    store = GraphReader(parts[0], InProcessPeers(parts))
     split = store.split(book, np.array([9, 0, 5]))
     assert split is not None
     assert {partition: at.tolist() for partition, at in split.items()} == {0: [1], 1: [0, 2]}
@@ -429,9 +429,8 @@ def test_answers_that_do_not_fit_are_not_merged() -> None:
         Drawn(good.counts, good.neighbors, good.neighbors),
     ]
     for answer in bad:
-        peers = InProcessPeers(parts)
-        other: Any = SimpleNamespace(answer_draw=lambda request, answer=answer: answer)
-        peers._stores[1] = other
+        came = SimpleNamespace(has_come=True, wait=lambda answer=answer: answer)
+        peers: Any = SimpleNamespace(draw=lambda partition, request, came=came: came)
         with pytest.raises(ProtocolError, match="neighbours of 2 nodes"):
             GraphReader(parts[0], peers).draw(Draw(EDGE, 2, 1), np.array([9, 8, 0]))()
 

@@ -22,7 +22,7 @@ from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.sampler.questions import Asked, Draw, DrawRequest
 from gigl_loader.sampler.reader import GraphReader, LocalReader
-from gigl_loader.sampler.times import SeedTimes
+from gigl_loader.sampler.roots import SeedTimes
 from gigl_loader.testing import (
     InProcessPeers,
     TinyGraph,

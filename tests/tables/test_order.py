@@ -13,12 +13,12 @@ from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
 from gigl_loader.dataset.mapped import Part
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as N
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote.row_answers import _of_arrays
 from gigl_loader.sampler.row_exchange import located
 from gigl_loader.tables import degree_order
 from gigl_loader.tables.degree_order import EdgeFile, Positions, count_degrees
 from gigl_loader.tables.node_ids import Numbering
 from gigl_loader.tables.resumable import ResumableJob
+from gigl_loader.testing import as_worker_gets
 
 NODES = 1000
 
@@ -139,7 +139,7 @@ def test_the_size_of_buckets_does_not_change_a_byte(
         view = dataset.view()
         found = view.node_features[N].values[view.node_features[N].locate(owned)]
         assert np.array_equal(found.numpy(), x[at])
-        arrays = _of_arrays(view).node_features[N]  # as samplers and servers read them
+        arrays = as_worker_gets(view).node_features[N]  # as samplers and servers read them
         assert np.array_equal(arrays.values[located(arrays, owned.numpy())], x[at])
         labels = view.node_labels[N].values[view.node_labels[N].locate(owned)]
         assert labels.tolist() == [row % 7 for row in at]

@@ -25,9 +25,9 @@ from gigl_loader.errors import (
 )
 from gigl_loader.testing import free_port, wait_until
 from gigl_loader.transport import (
-    ArraySpec,
     Caller,
     End,
+    IncomingArray,
     Security,
     listener,
 )
@@ -70,8 +70,8 @@ def test_an_answer_is_received_into_memory_of_the_asker(network: Network) -> Non
     caller = network.caller(network.service().listener.address)
     mine = np.zeros(3, np.int64)
 
-    def into(specs: list[ArraySpec]) -> list[np.ndarray]:
-        assert specs == [ArraySpec(np.dtype("int64"), (3,))]
+    def into(specs: list[IncomingArray]) -> list[np.ndarray]:
+        assert specs == [IncomingArray(np.dtype("int64"), (3,))]
         return [mine]
 
     answer = caller.ask("double", question(5), Answer, into=into).wait(60)

@@ -189,6 +189,6 @@ def test_deep_nesting_is_refused(deep: bytes) -> None:
 
 
 def test_more_memory_than_there_is_is_refused() -> None:
-    spec = codec.ArraySpec(np.dtype("uint8"), (1 << 62,))
+    spec = codec.IncomingArray(np.dtype("uint8"), (1 << 62,))
     with pytest.raises(ProtocolError, match="no memory"):
         codec.empty_arrays([spec])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ProtocolError, UsageError
-from gigl_loader.transport.codec import ArraySpec, encode, read_header
+from gigl_loader.transport.codec import IncomingArray, encode, read_header
 from gigl_loader.transport.failures import describe
 from gigl_loader.transport.reply import Reply, into_array
 from gigl_loader.transport.stream import Frame, FrameKind
@@ -30,7 +30,7 @@ def frame(value: object, kind: FrameKind = FrameKind.ANSWER) -> Frame:
     return Frame(kind, method, body, arrays)
 
 
-SPECS = [ArraySpec(ROWS.dtype, ROWS.shape)]
+SPECS = [IncomingArray(ROWS.dtype, ROWS.shape)]
 
 
 def test_an_answer_ends_the_question() -> None:
@@ -102,7 +102,7 @@ def test_memory_that_does_not_fit_fails_this_answer_only(given: list[np.ndarray]
 def test_a_second_attempt_is_not_charged_with_the_first() -> None:
     full = [True]
 
-    def into(specs: list[ArraySpec]) -> list[np.ndarray]:
+    def into(specs: list[IncomingArray]) -> list[np.ndarray]:
         if full.pop() if full else False:
             raise MemoryError("no slot is free")
         return [np.empty(spec.shape, spec.dtype) for spec in specs]
@@ -115,8 +115,9 @@ def test_a_second_attempt_is_not_charged_with_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "specs", [[], SPECS * 2, [ArraySpec(np.dtype("f4"), (2, 3))], [ArraySpec(ROWS.dtype, (6,))]]
+    "specs",
+    [[], SPECS * 2, [IncomingArray(np.dtype("f4"), (2, 3))], [IncomingArray(ROWS.dtype, (6,))]],
 )
-def test_into_array_takes_one_array_of_its_kind(specs: list[ArraySpec]) -> None:
+def test_into_array_takes_one_array_of_its_kind(specs: list[IncomingArray]) -> None:
     with pytest.raises(ProtocolError, match="was due"):
         into_array(ROWS)(specs)

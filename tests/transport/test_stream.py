@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from service import SECURITIES
 
 from gigl_loader.errors import ProtocolError
-from gigl_loader.transport.codec import ArraySpec, decode, encode
+from gigl_loader.transport.codec import IncomingArray, decode, encode
 from gigl_loader.transport.stream import (
     KNOCK_FRAME,
     VERSION,
@@ -137,7 +137,7 @@ def test_a_frame_may_be_left_in_its_middle_and_read_on_later(mode: str) -> None:
         assert finish(read_frame(other, 0), other).kind is FrameKind.ALIVE
 
 
-def no_room(specs: list[ArraySpec]) -> Any:
+def no_room(specs: list[IncomingArray]) -> Any:
     raise AssertionError(f"memory was asked for: {specs}")
 
 

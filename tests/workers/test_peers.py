@@ -21,6 +21,7 @@ from gigl_loader.errors import (
     ProtocolError,
     WorkerDiedError,
 )
+from gigl_loader.sampler import reader
 from gigl_loader.sampler.questions import Draw, DrawRequest, RowsRequest
 from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.testing import TinyGraph, as_worker_gets, wait_until
@@ -248,7 +249,7 @@ def test_a_thread_has_one_reader_for_all_questions(answering: Answering, monkeyp
         made.append(threading.get_ident())
         return LocalReader(view)
 
-    monkeypatch.setattr(peers, "LocalReader", make)
+    monkeypatch.setattr(reader, "LocalReader", make)
     asking = _asking(answering)
     for seed in range(5):
         asking.draw(1, DrawRequest(Draw(EDGE, 2, seed), OWN)).wait()

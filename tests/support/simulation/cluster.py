@@ -46,7 +46,7 @@ from gigl_loader.remote import (
     membership,
     producer_table,
     producers,
-    rows,
+    row_questions,
     server_rendezvous,
     service,
     shared,
@@ -74,8 +74,8 @@ from support.simulation.world import Process, World
 _MODULES = (
     agreement, channel, client, storage_cluster, endpoint, fetcher, handout, inbox, iterator,
     leader,
-    connection, loader_world, membership, producer, producers, recovery, server_rendezvous, rows,
-    filling_channel, sampled_input, service, shared, producer_table, source, tables,
+    connection, loader_world, membership, producer, producers, recovery, server_rendezvous,
+    filling_channel, row_questions, sampled_input, service, shared, producer_table, source, tables,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 # of simulated time: longer than the longest outage that faults draw, so that joining is never what

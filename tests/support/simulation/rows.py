@@ -25,7 +25,7 @@ from gigl_loader.memory.segments import Array, align
 from gigl_loader.memory.slots import Layout
 from gigl_loader.message import BATCH, NODE, ROWS
 from gigl_loader.remote.requests import RowBook
-from gigl_loader.remote.rows import ComingRows, RowQuestions
+from gigl_loader.remote.row_questions import ComingRows, RowQuestions
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import DrawnAhead
 from gigl_loader.rowcache.tables import CacheMemory, segment_bytes
@@ -118,7 +118,7 @@ def packed(seeds: Array, law: RowLaw) -> tuple[Layout, memoryview]:
 
 
 class SimulatedRows(RowQuestions):
-    """Stands in for `gigl_loader.remote.rows.RowQuestions`: who has which row is its own code."""
+    """Stands in for `RowQuestions` of a client: who has which row is its own code."""
 
     job: "SimulatedJob"
 

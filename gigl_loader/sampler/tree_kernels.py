@@ -7,7 +7,7 @@ stays in the processor's cache, however large the table is.
 
 import numpy as np
 
-from gigl_loader.sampler._kernels import _at, _jit, _prefetch, mix
+from gigl_loader.sampler.compiled import at_address, jit, mix, prefetch
 
 _NEAR = 16
 """Positions near a tree's that are tried before any position is: trees are not all of one size."""
@@ -17,9 +17,9 @@ _AHEAD = 16
 _ONE, _TAG = np.uint64(1), np.uint64(33)
 
 
-@_jit
+@jit
 def _find(table, mask, window, shift, tree, keys, key):  # type: ignore[no-untyped-def]
-    """Return (position, label, tag) of ``key``; see `gigl_loader.sampler._kernels._find`."""
+    """Return (position, label, tag) of ``key``; see `gigl_loader.sampler.compiled._find`."""
     hashed = mix(np.uint64(key))
     tag = np.int64(hashed >> _TAG) << 32
     # ``tree << shift`` is where its share of the table begins, ``window`` how far its nodes spread.
@@ -40,7 +40,7 @@ def _find(table, mask, window, shift, tree, keys, key):  # type: ignore[no-untyp
         position = (hashed if tried == _NEAR else position + _ONE) & mask
 
 
-@_jit
+@jit
 def enter(table, mask, window, shift, bits, keys, start, stop):  # type: ignore[no-untyped-def]
     """Enter ``keys[start:stop]`` into the table; a repeated key keeps its first label."""
     for i in range(start, stop):
@@ -49,7 +49,7 @@ def enter(table, mask, window, shift, bits, keys, start, stop):  # type: ignore[
             table[position] = tag | (i + 1)
 
 
-@_jit
+@jit
 def reach(table, mask, window, shift, bits, keys, num_keys, ids, origins, from_bits, at, out):  # type: ignore[no-untyped-def]
     """Write the label of each id, in the tree of what it was reached from, into ``out``.
 
@@ -74,7 +74,7 @@ def reach(table, mask, window, shift, bits, keys, num_keys, ids, origins, from_b
     return num_keys
 
 
-@_jit
+@jit
 def _first_after(times, start, stop, time):  # type: ignore[no-untyped-def]
     """Return the first place from ``start`` on whose time is above ``time``; ``stop`` if none."""
     if start >= stop or times[stop - 1] <= time:  # seeds tend to be later than a whole row
@@ -87,19 +87,19 @@ def _first_after(times, start, stop, time):  # type: ignore[no-untyped-def]
     return start + np.int64(times[start] <= time)
 
 
-@_jit
+@jit
 def _look_up_rows(indptr, nodes, starts, stops):  # type: ignore[no-untyped-def]
     """Write where the row of each node starts and stops; a node without a row has an empty one."""
     num_rows, last = indptr.shape[0] - 1, nodes.shape[0] - 1
     for i in range(nodes.shape[0]):
         later = min(nodes[min(i + _AHEAD, last)], num_rows)
-        _prefetch(_at(indptr.ctypes.data + later * indptr.itemsize))
+        prefetch(at_address(indptr.ctypes.data + later * indptr.itemsize))
         node = nodes[i]
         starts[i] = indptr[node] if node < num_rows else 0
         stops[i] = indptr[node + 1] if node < num_rows else 0
 
 
-@_jit
+@jit
 def count_timed(indptr, times, nodes, since, until, fanout, replace, last, starts, degrees, counts):  # type: ignore[no-untyped-def]
     """Like `count_uniform`, over rows by time, cut to what is within the times of each node.
 
@@ -115,10 +115,10 @@ def count_timed(indptr, times, nodes, since, until, fanout, replace, last, start
     most = 0
     for i in range(nodes.shape[0]):
         later = min(i + _AHEAD, end)
-        _prefetch(_at(times.ctypes.data + max(0, degrees[later] - 1) * times.itemsize))
+        prefetch(at_address(times.ctypes.data + max(0, degrees[later] - 1) * times.itemsize))
         # The search of a row reads its last time first and, if that is too late, one in the middle.
         middle = (starts[later] + degrees[later]) >> 1
-        _prefetch(_at(times.ctypes.data + middle * times.itemsize))
+        prefetch(at_address(times.ctypes.data + middle * times.itemsize))
         start = starts[i]
         stop = _first_after(times, start, degrees[i], until[i])
         if since.shape[0] > 0 and since[i] > lowest:
@@ -139,7 +139,7 @@ def count_timed(indptr, times, nodes, since, until, fanout, replace, last, start
     return total, most
 
 
-@_jit
+@jit
 def seeds_of(keys, bits, seeds, out):  # type: ignore[no-untyped-def]
     """Write the seed of each key's tree into ``out``."""
     for i in range(keys.shape[0]):
@@ -158,7 +158,7 @@ def layout(size: int, num_trees: int) -> tuple[np.uint64, np.uint64]:
 
 
 def load() -> None:
-    """Call every kernel once on nothing; see `gigl_loader.sampler._kernels.load`."""
+    """Call every kernel once on nothing; see `gigl_loader.sampler.compiled.load`."""
     table, none = np.zeros(1024, np.int64), np.zeros(0, np.int64)
     where = (table, np.uint64(1023), *layout(1024, 1), 1, none)
     enter(*where, 0, 0)

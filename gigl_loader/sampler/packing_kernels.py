@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from gigl_loader.sampler._kernels import _jit
+from gigl_loader.sampler.compiled import jit
 
 _ONE = np.uint64(1)
 _WORD_BITS = np.uint64(64)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
-@_jit
+@jit
 def survey(values):  # type: ignore[no-untyped-def]
     """Return (least, most, whether they ascend, the widest step) of int64 values, one at least."""
     least = most = before = values[0]
@@ -28,7 +28,7 @@ def survey(values):  # type: ignore[no-untyped-def]
     return least, most, ascending, widest
 
 
-@_jit
+@jit
 def pack(values, first, bits, steps, words):  # type: ignore[no-untyped-def]
     """Write ``values - first`` into ``words``, ``bits`` bits each; ``steps``: differences."""
     width = np.uint64(bits)
@@ -56,7 +56,7 @@ def pack(values, first, bits, steps, words):  # type: ignore[no-untyped-def]
         words[at] = word
 
 
-@_jit
+@jit
 def unpack(words, first, bits, steps, out):  # type: ignore[no-untyped-def]
     """Undo `pack`."""
     # A shift by 64 has no defined result, so all bits are a case of their own.
@@ -76,7 +76,7 @@ def unpack(words, first, bits, steps, out):  # type: ignore[no-untyped-def]
             before = value
 
 
-@_jit
+@jit
 def find_runs(values, starts):  # type: ignore[no-untyped-def]
     """Write where runs of equal values start; return their number, -1: more than there is room."""
     found = 0
@@ -89,7 +89,7 @@ def find_runs(values, starts):  # type: ignore[no-untyped-def]
     return found
 
 
-@_jit
+@jit
 def repeat(values, counts, out):  # type: ignore[no-untyped-def]
     """Write each value as often as its count says; return whether that fills ``out``."""
     at = 0

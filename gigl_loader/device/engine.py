@@ -83,31 +83,39 @@ class TorchBackend:
         self.copy_stream: Any = _new_stream(device)
 
     def holds(self, tensor: Tensor) -> bool:
+        """See `Backend`."""
         return tensor.device == self.device
 
     def current_stream(self) -> Any:
+        """See `Backend`."""
         return torch.cuda.current_stream(self.device)
 
     def use(self, stream: Any) -> AbstractContextManager[Any]:
+        """See `Backend`."""
         return torch.cuda.stream(stream)
 
     def copy(self, tensor: Tensor, *, non_blocking: bool) -> Tensor:
+        """See `Backend`."""
         return tensor.to(self.device, non_blocking=non_blocking)
 
     def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """See `Backend`."""
         return tensor.to(dtype)
 
     def record_event(self, stream: Any) -> CopyEvent:
+        """See `Backend`."""
         # blocking: a host that waits for it sleeps
         event = torch.cuda.Event(blocking=True)
         event.record(stream)
         return cast("CopyEvent", event)
 
     def wait_event(self, stream: Any, event: CopyEvent) -> None:
+        """See `Backend`."""
         stream.wait_event(event)
 
     def record_stream(self, tensor: Tensor, stream: Any) -> None:
-        for part in _plain_parts(tensor):
+        """See `Backend`."""
+        for part in plain_parts(tensor):
             part.record_stream(stream)
 
 
@@ -117,11 +125,11 @@ def _new_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)
 
 
-def _plain_parts(tensor: Tensor) -> Iterator[Tensor]:
+def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the strided tensors that make up ``tensor``: those that own memory."""
     if hasattr(tensor, "__tensor_flatten__"):  # a wrapper, such as EdgeIndex of torch_geometric
         for name in tensor.__tensor_flatten__()[0]:
-            yield from _plain_parts(getattr(tensor, name))
+            yield from plain_parts(getattr(tensor, name))
         return
     methods = {
         torch.sparse_coo: ("_indices", "_values"),

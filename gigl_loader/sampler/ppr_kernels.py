@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from gigl_loader.sampler._kernels import _jit
+from gigl_loader.sampler.compiled import jit
 
 
-@_jit
+@jit
 def take(frontier, alpha, residual, score, taken):  # type: ignore[no-untyped-def]
     """Empty the residuals of ``frontier`` into ``taken``; their share ``alpha`` stays as score."""
     for i in range(frontier.shape[0]):
@@ -16,7 +16,7 @@ def take(frontier, alpha, residual, score, taken):  # type: ignore[no-untyped-de
         residual[slot] = 0.0
 
 
-@_jit
+@jit
 def spread(  # type: ignore[no-untyped-def]
     frontier, taken, seed_of, label_of, hop, starts, counts, neighbors, rest, keys, shares, hops
 ):
@@ -53,7 +53,7 @@ def spread(  # type: ignore[no-untyped-def]
     return at
 
 
-@_jit
+@jit
 def receive(slots, shares, hops, residual, hop, seen, number, touched, count):  # type: ignore[no-untyped-def]
     """Add ``shares`` to the residuals of ``slots``; list each slot once in ``touched``.
 
@@ -74,7 +74,7 @@ def receive(slots, shares, hops, residual, hop, seen, number, touched, count):  
     return count
 
 
-@_jit
+@jit
 def due(touched, label_of, residual, degrees, eps, out):  # type: ignore[no-untyped-def]
     """Write the slots whose residual is at least ``eps`` times the degree; return how many."""
     count = 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gigl_loader.device.rows import RowMemory
+from gigl_loader.loader.device_rows import RowMemory
 
 
 def test_without_streams_the_host_waits_for_each_copy() -> None:

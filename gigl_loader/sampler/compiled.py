@@ -67,22 +67,24 @@ class _SaysThatItCompiles(event.Listener):
 event.register("numba:compile", _SaysThatItCompiles())
 
 
-def _jit(function: F, **options: Any) -> F:
+def jit(function: F, **options: Any) -> F:
+    """Compile a kernel when it is first called; kept in Numba's cache on disk, where that is."""
     try:
-        return _compile(function, cache=True, **options)
+        return compile_kernel(function, cache=True, **options)
     except RuntimeError:  # neither the package nor the home directory can be written to
         logger.warning("no place for Numba's cache: compiling anew; set NUMBA_CACHE_DIR")
-        return _compile(function, cache=False, **options)
+        return compile_kernel(function, cache=False, **options)
 
 
-def _compile(function: F, *, cache: bool, **options: Any) -> F:
+def compile_kernel(function: F, *, cache: bool, **options: Any) -> F:
+    """Compile a kernel as all of ours are; ``options`` are further ones of ``numba.njit``."""
     # Without the interpreter's lock, so that sampling threads run side by side. Without bounds:
     # whoever calls checks what comes from others (`reader._rows_of`, `reader._check_drawn`).
     made = numba.njit(nogil=True, cache=cache, boundscheck=False, **options)
     return made(function)  # type: ignore[no-any-return]
 
 
-@_jit
+@jit
 def mix(value):  # type: ignore[no-untyped-def]
     """Return a well-mixed uint64 of a uint64."""
     value = (value ^ (value >> np.uint64(30))) * _MIX_1
@@ -90,21 +92,21 @@ def mix(value):  # type: ignore[no-untyped-def]
     return value ^ (value >> np.uint64(31))
 
 
-@_jit
+@jit
 def _row_key(key, node):  # type: ignore[no-untyped-def]
     # Mixed twice: of ``node ^ key`` alone, two nodes and two keys that differ in the same bits
     # would draw the same.
     return mix(mix(np.uint64(node) * _NODE + _GAMMA) ^ key)
 
 
-@_jit
+@jit
 def _unit(row_key, counter):  # type: ignore[no-untyped-def]
     """Return the ``counter``-th number of a row, uniform in [0, 1)."""
     bits = mix(row_key + np.uint64(counter + 1) * _GAMMA)
     return float(bits >> np.uint64(11)) * _TO_UNIT
 
 
-@_jit
+@jit
 def count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts):  # type: ignore[no-untyped-def]
     """Look up the row of each node: where it starts, its degree, and how many will be drawn.
 
@@ -133,7 +135,7 @@ def count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts):  # t
     return total, most
 
 
-@_jit
+@jit
 def draw_uniform(nodes, starts, degrees, counts, replace, key, taken, positions):  # type: ignore[no-untyped-def]
     """Draw ``counts[i]`` positions of each row, row after row, into ``positions``.
 
@@ -172,7 +174,7 @@ def draw_uniform(nodes, starts, degrees, counts, replace, key, taken, positions)
         at += take
 
 
-@_jit
+@jit
 def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, counts):  # type: ignore[no-untyped-def]
     """Like `count_uniform`, where a neighbour of weight 0 is never drawn."""
     total, most = count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts)
@@ -191,7 +193,7 @@ def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, cou
     return total, most
 
 
-@_jit
+@jit
 def _sift_down(keys, items, size):  # type: ignore[no-untyped-def]
     """Restore a max-heap of ``size`` whose root was replaced."""
     parent = 0
@@ -208,7 +210,7 @@ def _sift_down(keys, items, size):  # type: ignore[no-untyped-def]
         parent = child
 
 
-@_jit
+@jit
 def _sift_up(keys, items, child):  # type: ignore[no-untyped-def]
     """Restore a max-heap whose last item, at ``child``, was added."""
     while child > 0 and keys[(child - 1) // 2] < keys[child]:
@@ -218,7 +220,7 @@ def _sift_up(keys, items, child):  # type: ignore[no-untyped-def]
         child = parent
 
 
-@_jit
+@jit
 def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, items, positions):  # type: ignore[no-untyped-def]
     """Draw by weight.
 
@@ -269,7 +271,7 @@ def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, i
         at += take
 
 
-@_jit
+@jit
 def draw_labor(indices, weights, starts, degrees, counts, key, keys, items, positions):  # type: ignore[no-untyped-def]
     """Draw the neighbours whose random numbers are the smallest, by weight where there are weights.
 
@@ -317,14 +319,14 @@ def draw_labor(indices, weights, starts, degrees, counts, key, keys, items, posi
         at += take
 
 
-@_jit
+@jit
 def gather(values, positions, out):  # type: ignore[no-untyped-def]
     """Write ``values[positions]`` into ``out``."""
     for i in range(positions.shape[0]):
         out[i] = values[positions[i]]
 
 
-@_jit
+@jit
 def _find(table, mask, nodes, node):  # type: ignore[no-untyped-def]
     """Return (position, label) of ``node``; label -1: it has none, and the position is free.
 
@@ -348,7 +350,7 @@ def _find(table, mask, nodes, node):  # type: ignore[no-untyped-def]
         position = np.int64(np.uint64(position + 1) & mask)
 
 
-@_jit
+@jit
 def insert_nodes(table, mask, nodes, start, stop):  # type: ignore[no-untyped-def]
     """Enter ``nodes[start:stop]`` into the table; a repeated node keeps its first label."""
     for i in range(start, stop):
@@ -357,7 +359,7 @@ def insert_nodes(table, mask, nodes, start, stop):  # type: ignore[no-untyped-de
             table[position] = tag | (i + 1)
 
 
-@_jit
+@jit
 def relabel(table, mask, nodes, num_nodes, ids, out):  # type: ignore[no-untyped-def]
     """Write the local label of each id into ``out``; new ids are appended to ``nodes``.
 
@@ -376,7 +378,7 @@ def relabel(table, mask, nodes, num_nodes, ids, out):  # type: ignore[no-untyped
     return num_nodes
 
 
-@_jit
+@jit
 def look_up(table, mask, nodes, ids, out):  # type: ignore[no-untyped-def]
     """Write the local label of each id into ``out``; -1 for an id that has none, or is negative."""
     for i in range(ids.shape[0]):
@@ -385,7 +387,7 @@ def look_up(table, mask, nodes, ids, out):  # type: ignore[no-untyped-def]
             out[i] = _find(table, mask, nodes, ids[i])[1]
 
 
-@_jit
+@jit
 def repeat_rows(counts, first, out):  # type: ignore[no-untyped-def]
     """Write ``first + i`` ``counts[i]`` times, for each ``i``, into ``out``."""
     at = 0
@@ -395,7 +397,7 @@ def repeat_rows(counts, first, out):  # type: ignore[no-untyped-def]
             at += 1
 
 
-@_jit
+@jit
 def scatter_segments(starts, rows, counts, values, out):  # type: ignore[no-untyped-def]
     """Copy segments of ``values``, one per row in ``rows``, to ``out[starts[row]:]``."""
     at = 0
@@ -406,7 +408,7 @@ def scatter_segments(starts, rows, counts, values, out):  # type: ignore[no-unty
         at += counts[i]
 
 
-@_jit
+@jit
 def group_by_owner(owners, order, sizes):  # type: ignore[no-untyped-def]
     """Write the positions of ``owners`` into ``order``, grouped by owner, ascending within a group.
 
@@ -424,7 +426,7 @@ def group_by_owner(owners, order, sizes):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _at(context, address):  # type: ignore[no-untyped-def]
+def at_address(context, address):  # type: ignore[no-untyped-def]
     """Return the pointer that an int64 address is."""
 
     def emit(context, builder, signature, values):  # type: ignore[no-untyped-def]
@@ -434,7 +436,7 @@ def _at(context, address):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _prefetch(context, pointer):  # type: ignore[no-untyped-def]
+def prefetch(context, pointer):  # type: ignore[no-untyped-def]
     """Ask memory for the cache line at ``pointer``, and do not wait for it."""
 
     def emit(context, builder, signature, values):  # type: ignore[no-untyped-def]
@@ -448,7 +450,7 @@ def _prefetch(context, pointer):  # type: ignore[no-untyped-def]
     return types.void(types.voidptr), emit
 
 
-@_jit
+@jit
 def row_addresses(rows, row_bytes, start, num_rows, positions, addresses):  # type: ignore[no-untyped-def]
     """Write the address of each of ``rows`` to its position of ``addresses``, or ``positions``.
 
@@ -467,7 +469,7 @@ def row_addresses(rows, row_bytes, start, num_rows, positions, addresses):  # ty
     return wrong
 
 
-@_jit
+@jit
 def copy_rows(addresses, out):  # type: ignore[no-untyped-def]
     """Copy the row at ``addresses[i]`` to ``out[i]``, a matrix of one of `WORDS`.
 
@@ -481,9 +483,9 @@ def copy_rows(addresses, out):  # type: ignore[no-untyped-def]
         # At the end the last row is asked for again and again: cheaper than a branch.
         later = addresses[min(i + ahead, last)]
         for byte in range(0, row_bytes, _LINE_BYTES):
-            _prefetch(_at(later + byte))
-        # The address is aligned to the word, or the word is a byte: `store.gather_rows` chooses it.
-        row = numba.carray(_at(addresses[i]), (width,), out.dtype)
+            prefetch(at_address(later + byte))
+        # The address is aligned to the word, or the word is a byte: `gather_rows` chooses it.
+        row = numba.carray(at_address(addresses[i]), (width,), out.dtype)
         for j in range(width):
             out[i, j] = row[j]
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, ProtocolError, ServerDiedError
 from gigl_loader.remote.requests import RowBook
-from gigl_loader.remote.rows import RowQuestions
+from gigl_loader.remote.row_questions import RowQuestions
 from gigl_loader.sampler.questions import RowsRequest
-from gigl_loader.transport.codec import ArraySpec
+from gigl_loader.transport.codec import IncomingArray
 
 TABLE = np.array([2, 0, 1, 1, 2, 0, 2, 2, 1, 0], np.int64)
 BOUNDS = np.array([3, 3, 10], np.int64)
@@ -73,7 +73,7 @@ class _Link:
             assert self._cluster.go_on.wait(60)
             if self.rank in self._cluster.lost:
                 raise PeerError("it is gone")
-            (out,) = into([ArraySpec(np.dtype(np.float32), (question.ids.size, 2))])
+            (out,) = into([IncomingArray(np.dtype(np.float32), (question.ids.size, 2))])
             out[:, 0], out[:, 1] = question.ids, self.rank
 
         return _Reply(receive)
