@@ -45,6 +45,16 @@ def test_a_right_batch_passes() -> None:
     _check(_batch(), 3)
 
 
+def test_with_replacement_a_single_neighbour_comes_as_often_as_the_fanout() -> None:
+    batch, edges = _batch(), torch.tensor([0, 1, 2, 7, 7, 7])
+    batch.e_id = batch.edge = edges
+    batch.edge_index = torch.tensor([[2, 3, 3, 0, 0, 0], [0, 0, 0, 1, 1, 1]])
+    batch.edge_attr, batch.num_sampled_edges = torch.stack([edges, 0 * edges], 1).float(), [6]
+    _check(batch, 3, replace=True)
+    with pytest.raises(BatchError):
+        _check(_batch(), 3, replace=True)
+
+
 def _set(name: str, at: Any, value: Any) -> Callable[[Any], None]:
     def change(batch: Any) -> None:
         if isinstance(batch[name], Tensor):
