@@ -369,9 +369,7 @@ class Cutter:
             if edge_type in source.edge_features:
                 values = _take(source.edge_features[edge_type], ids)
                 builder.add_rows("edge_features", edge_type, values, ids)
-            for key, values in source.edge_attributes.items():
-                if key[0] == edge_type:
-                    builder.add_rows("edge_attributes", key, _take(values, ids), ids)
+            _add_attributes(builder, "edge_attributes", source.edge_attributes, edge_type, ids)
         return builder.finish(), splits
 
     def _mine(self, edge_type: EdgeType, partition_idx: int) -> Tensor | None:
@@ -397,9 +395,7 @@ class Cutter:
         if node_type in source.node_labels:
             values = _take(source.node_labels[node_type], rows)
             builder.add_rows("node_labels", node_type, values, rows)
-        for key, values in source.node_attributes.items():
-            if key[0] == node_type:
-                builder.add_rows("node_attributes", key, _take(values, rows), rows)
+        _add_attributes(builder, "node_attributes", source.node_attributes, node_type, rows)
         for split, by_type in source.splits.items():
             if node_type in by_type:
                 ids = by_type[node_type]
@@ -420,6 +416,15 @@ def _neighbor_degrees(source: CheckedGraph, edge_dir: EdgeDir) -> dict[NodeType,
         count = source.num_nodes[node_type]
         found[node_type] += torch.bincount(part.edge_index[end], minlength=count)
     return found
+
+
+def _add_attributes(
+    builder: ViewBuilder, kind: str, attributes: Mapping[Any, Tensor], of: Any, ids: Tensor | None
+) -> None:
+    """Add the rows ``ids`` of all attributes of a node or edge type; ``kind`` as in `add_rows`."""
+    for key, values in attributes.items():
+        if key[0] == of:
+            builder.add_rows(kind, key, _take(values, ids), ids)
 
 
 def _take(values: Tensor, ids: Tensor | None) -> Tensor:

@@ -39,7 +39,7 @@ from gigl_loader.loader.collective import (
 )
 from gigl_loader.loader.device_rows import DeviceRows, RowsOnDevice, device_rows
 from gigl_loader.loader.in_step import EpochBatches
-from gigl_loader.memory import segments, tensors
+from gigl_loader.memory import tensors
 from gigl_loader.memory.leases import OwnMessages
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, Attempt, BatchTicket, Received
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
@@ -93,7 +93,7 @@ class InProcessSource:
         self._plan = make_plan(view, sampler_input, config, epoch_options)
         # Samplers are written for workers, which have arrays; torch's tensors do not get into
         # kernels.
-        self._view = _as_arrays(view)
+        self._view = tensors.as_received(view)
         extra = getattr(sampler_input, "extra", None) or {}
         columns = {name: tensors.as_array(column) for name, column in extra.items()}
         self._input = SeedInput(sampler_input.node.numpy(), columns)
@@ -395,13 +395,3 @@ def check_in_process(data: DistDataset, exchange: str) -> None:
             f'{data.num_partitions}: add exchange="collective", by which the ranks ask each other, '
             "or give the loader workers"
         )
-
-
-def _as_arrays(view: Any) -> Any:
-    # As it is sent to workers, descriptors and all, so that it is the same object that samplers get
-    # everywhere; the memory is shared, and no array is copied.
-    data, fds = tensors.dumps(view)
-    try:
-        return segments.loads(data, fds)
-    finally:
-        segments.close_fds(fds)

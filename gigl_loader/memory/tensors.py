@@ -20,6 +20,7 @@ from gigl_loader.memory.segments import (
     buffer_at,
     close_fds,
     create_memfd,
+    loads,
     map_fd,
     nbytes_of,
     storage_dtype,
@@ -227,6 +228,16 @@ def dumps(obj: Any) -> tuple[bytes, list[int]]:
         close_fds(fds)
         raise
     return file.getvalue(), fds
+
+
+def as_received(obj: Any) -> Any:
+    """Return ``obj`` as a process that it is sent to has it: tensors are arrays, not copied."""
+    # all the way, descriptors too, so that there is no second form of what samplers get
+    data, fds = dumps(obj)
+    try:
+        return loads(data, fds)
+    finally:
+        close_fds(fds)
 
 
 class Offered:

@@ -171,12 +171,7 @@ class TinyGraph:
 
 def as_worker_gets(obj: T) -> Any:
     """Return ``obj`` as a worker receives it: its tensors are arrays over shared memory."""
-    # the way of a real worker, descriptors and all: samplers get arrays, never tensors
-    data, fds = tensors.dumps(obj)
-    try:
-        return segments.loads(data, fds)
-    finally:
-        segments.close_fds(fds)
+    return tensors.as_received(obj)
 
 
 class _Answered(Generic[T]):
