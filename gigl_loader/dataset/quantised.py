@@ -1,4 +1,4 @@
-"""Features in fewer bytes: how columns of float32 become integers or short floats, and back.
+"""Quantized features: how columns of float32 become integers or short floats, and back.
 
 ::
 

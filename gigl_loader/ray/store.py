@@ -53,7 +53,7 @@ class GraphStore:
         self._closed = False
 
     def status(self) -> list[dict[str, Any]]:
-        """Return how each server is, by rank; at once, from what each said last.
+        """Return the last reported state of each server, by rank; never waits.
 
         ``state`` (``starting``, ``loading``, ``serving``, ``restarting``, ``failed``, ``stopped``),
         ``node``, ``pid``, ``generation`` (which of several starts it is), ``restarts`` (of its
@@ -126,8 +126,8 @@ def start_graph_store(
     Ray starts the actor again where it, or its node, is lost. A server, or an actor, that is
     stopped is killed after ``health_timeout_s``. Batches do not go through Ray.
 
-    Who may come in is said as in ``init_storage_process``; where nothing says it, a fresh token is
-    drawn. Processes that train need `GraphStore.environment`.
+    Authentication is set as in ``init_storage_process``; where none is, a fresh token is drawn.
+    Processes that train need `GraphStore.environment`.
 
     Args:
         root: Folder that ``partition_graph`` wrote, under the same path on all nodes.
@@ -255,7 +255,7 @@ def _connected_ray() -> Any:
 
 
 def _environment(tls_dir: str | None, token: str | None, insecure: bool | None) -> dict[str, str]:
-    """Return the variables that tell servers and clients who may come in."""
+    """Return the variables that set the authentication of servers and clients."""
     security = Security.resolve(tls_dir, token, insecure)
     found = {}
     if security.tls_dir:

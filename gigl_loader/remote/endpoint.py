@@ -63,7 +63,7 @@ class Endpoint:
         server: What is served.
         host: Address of this machine to listen on.
         port: 0: any that is free.
-        security: Who may come in.
+        security: Authentication and encryption.
         num_jobs: Jobs to serve; None: until told to stop. Server 0's is what counts.
         leader: On the other servers: how to reach server 0.
         patience_s: How long an outage of the network may last before a process is given up.

@@ -46,8 +46,8 @@ class StoreLookup:
     Args:
         dataset: The graph.
         timeout_s: How long an answer may take, in seconds.
-        reconnect_s: How long a server without a twin may be away before that is an error. What was
-            under way when a server was lost is asked again: of a twin at once.
+        reconnect_s: How long a server without a replica may be away before that is an error. What
+            was under way when a server was lost is asked again: of a replica at once.
     """
 
     def __init__(

@@ -108,7 +108,7 @@ class RowQuestions:
 
     def rows(self, server: int, request: RowsRequest, out: Array) -> ComingRows:
         """Ask a server for rows, which come to lie in ``out``."""
-        # by its twin, if it is lost: a row is the same on both
+        # by its replica, if it is lost: a row is the same on both
         connection = self._cluster.connection(self._cluster.stand_in(server))
         try:
             call = CALLS["get_rows"]
