@@ -8,7 +8,7 @@ import pytest
 
 from gigl_loader import _gloo, diagnose
 from gigl_loader._gloo import VARIABLE, interface_needed, interface_towards
-from gigl_loader.transport import addresses
+from gigl_loader.transport import sockets
 
 ROUTES = {"10.9.0.1": "10.9.0.7", "gpu0": "127.0.0.1", _gloo._ANYWHERE: "10.9.0.7"}
 """Destination to the address that packets to it leave from."""
@@ -21,8 +21,8 @@ def debian(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(socket, "gethostname", lambda: "node1")
     monkeypatch.setattr(socket, "gethostbyname", lambda host: names.get(host, host))
-    monkeypatch.setattr(addresses, "address_towards", ROUTES.get)
-    monkeypatch.setattr(addresses, "interface_of", {"10.9.0.7": "eth7"}.get)
+    monkeypatch.setattr(sockets, "address_towards", ROUTES.get)
+    monkeypatch.setattr(sockets, "interface_of", {"10.9.0.7": "eth7"}.get)
     return SimpleNamespace(names=names)
 
 
@@ -71,8 +71,8 @@ def test_diagnose_names_it(debian, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_interfaces_of_this_machine() -> None:
-    loopback = addresses.interface_of("127.0.0.1")
+    loopback = sockets.interface_of("127.0.0.1")
     assert loopback in {name for _, name in socket.if_nameindex()}
-    assert addresses.interface_of("192.0.2.200") is None
+    assert sockets.interface_of("192.0.2.200") is None
     assert _gloo._address_towards("127.0.0.1") == "127.0.0.1"
     assert _gloo._address_towards("no-such-host.invalid") == ""

@@ -27,8 +27,8 @@ from gigl_loader.commands import status
 from gigl_loader.errors import GiglLoaderError, ResourceError, signal_name
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security, address_towards
-from gigl_loader.transport.addresses import is_free
 from gigl_loader.transport.security import INSECURE_VARIABLE, TLS_DIR_VARIABLE, TOKEN_VARIABLE
+from gigl_loader.transport.sockets import is_free
 
 _PORTS = (20000, 32000)
 """Above the ports of Ray's own workers, below those that the kernel gives to outgoing connections:

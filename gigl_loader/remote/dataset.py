@@ -27,8 +27,8 @@ from gigl_loader.options import DEFAULT_RECONNECT_S, DEFAULT_TIMEOUT_S, check_re
 from gigl_loader.ranks import tell_ranks
 from gigl_loader.remote.client import ask_servers
 from gigl_loader.remote.info import GraphStoreInfo
-from gigl_loader.remote.lookup import StoreLookup
 from gigl_loader.remote.requests import ABLPRequest, NodeIdsRequest
+from gigl_loader.remote.row_requests import StoreLookup
 from gigl_loader.remote.service import DistServer
 from gigl_loader.transport.failures import Failure, describe, rebuild
 

@@ -17,21 +17,21 @@ from gigl_loader.errors import (
     ServerDiedError,
 )
 from gigl_loader.logs import answering
+from gigl_loader.remote.batch_transfer import BatchSender
 from gigl_loader.remote.calls import Call
 from gigl_loader.remote.compact import Addresses, Runs
 from gigl_loader.remote.jobs import Attendance, JobBook, Member, ServerBook
-from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.membership import (
     Join,
+    Leader,
     News,
+    RefusedJoins,
     Role,
     Watch,
     check_figures,
     check_same,
 )
-from gigl_loader.remote.refusals import RefusedJoins
 from gigl_loader.remote.requests import FetchAnswer, FetchRequest, GiveBack, Nothing
-from gigl_loader.remote.sender import BatchSender
 from gigl_loader.remote.server_rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.service import CALLS, OBSERVER, DistServer, caller
 from gigl_loader.threads import new_thread, nothing_hangs_on_it

@@ -27,9 +27,9 @@ from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
 from gigl_loader.memory.tensors import tensor_in
 from gigl_loader.message import ROWS, Attempt, Field, Received, SampleMessage
 from gigl_loader.options import CacheOptions
-from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.payload import BufferPool, PoolRoom
-from gigl_loader.remote.row_questions import RowQuestions
+from gigl_loader.remote.receiving_channel import RemoteReceivingChannel
+from gigl_loader.remote.row_requests import RowQuestions
 from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.drawn import DrawnBatch, keep_structure

@@ -41,8 +41,9 @@ from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.membership import MOST_RANKS
 from gigl_loader.remote.metrics import ServerCounts
 from gigl_loader.remote.partition_answers import PartitionAnswers
-from gigl_loader.remote.producer_table import ProducerEntry, ProducerTable
-from gigl_loader.remote.refusals import (
+from gigl_loader.remote.producer_table import (
+    ProducerEntry,
+    ProducerTable,
     check_columns,
     check_leave,
     check_request,

@@ -29,8 +29,7 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.remote.connection import ServerConnection, result_of
-from gigl_loader.remote.membership import PATIENCE_S, Join, Role, WaitReport
-from gigl_loader.remote.refusals import Refusal
+from gigl_loader.remote.membership import PATIENCE_S, Join, Refusal, Role, WaitReport
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security
 

@@ -19,8 +19,7 @@ from gigl_loader.logs import know
 from gigl_loader.options import DEFAULT_RECONNECT_S
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.info import GraphStoreInfo
-from gigl_loader.remote.leader import Leader
-from gigl_loader.remote.membership import PATIENCE_S, WaitReport, check_patience
+from gigl_loader.remote.membership import PATIENCE_S, Leader, WaitReport, check_patience
 from gigl_loader.remote.metrics import MetricsListener
 from gigl_loader.remote.service import DistServer
 from gigl_loader.sampler.compiled import load as load_kernels

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.transport import certs
-from gigl_loader.transport.addresses import is_loopback
+from gigl_loader.transport.sockets import is_loopback
 
 TLS_DIR_VARIABLE = "GIGL_LOADER_TLS_DIR"
 TOKEN_VARIABLE = "GIGL_LOADER_CLUSTER_TOKEN"

@@ -26,9 +26,9 @@ from gigl_loader.memory.same_host import HostMark, region_of
 from gigl_loader.memory.slots import Layout
 from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.options import SAME_MEMORY_VARIABLE
-from gigl_loader.remote import fetcher
-from gigl_loader.remote.channel import RemoteReceivingChannel
+from gigl_loader.remote import batch_transfer
 from gigl_loader.remote.payload import pack_batch
+from gigl_loader.remote.receiving_channel import RemoteReceivingChannel
 from gigl_loader.remote.requests import BatchMessage, FetchAnswer, Nothing
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import End
@@ -286,7 +286,7 @@ def test_batches_of_this_machine_are_read_where_they_lie_and_given_back(
 ) -> None:
     """Also those that are dropped while the server is too slow to take others back."""
     monkeypatch.setenv(SAME_MEMORY_VARIABLE, "1")
-    monkeypatch.setattr(fetcher, "_GIVE_BACK_S", 0.01)
+    monkeypatch.setattr(batch_transfer, "_GIVE_BACK_S", 0.01)
     mark, fd = HostMark(), segments.create_memfd(8)
     try:
         os.pwrite(fd, np.array([7, 7], np.float32).tobytes(), 0)

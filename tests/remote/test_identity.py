@@ -42,8 +42,7 @@ from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.endpoint import Endpoint
-from gigl_loader.remote.leader import Leader
-from gigl_loader.remote.membership import Join, News, Role, Watch, check_same
+from gigl_loader.remote.membership import Join, Leader, News, Role, Watch, check_same
 from gigl_loader.remote.requests import (
     EpochRequest,
     FetchAnswer,

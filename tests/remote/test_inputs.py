@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote.terms import concatenated, digest_of
+from gigl_loader.remote.producers import concatenated, digest_of
 
 
 def _input(nodes: list[int], kind: str | None = "user", **columns: Tensor) -> NodeSamplerInput:

@@ -15,9 +15,8 @@ from gigl_loader.errors import (
     PeerTimeoutError,
     ServerDiedError,
 )
-from gigl_loader.remote import leader as module
-from gigl_loader.remote.leader import Leader
-from gigl_loader.remote.membership import Join, News, Role
+from gigl_loader.remote import membership as module
+from gigl_loader.remote.membership import Join, Leader, News, Role
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import End, Security
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from gigl_loader.message import Attempt
-from gigl_loader.remote import sender
+from gigl_loader.remote import batch_transfer
+from gigl_loader.remote.batch_transfer import Leases
 from gigl_loader.remote.requests import FetchRequest
-from gigl_loader.remote.sender import Leases
 
 
 class _Slot:
@@ -102,7 +102,7 @@ def test_a_client_that_is_gone_may_read_on() -> None:
 def test_a_batch_that_comes_when_its_client_has_left_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sender, "_MOST_GONE", 2)
+    monkeypatch.setattr(batch_transfer, "_MOST_GONE", 2)
     lent = _Lent()
     for session in ("c", "a", "b"):
         lent.leases.lose(session)

@@ -22,11 +22,11 @@ from gigl_loader import (
     ServerDiedError,
 )
 from gigl_loader.graph_store import DistServer
-from gigl_loader.remote import client, lookup
+from gigl_loader.remote import client, row_requests
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.endpoint import Endpoint
-from gigl_loader.remote.leader import Leader
-from gigl_loader.remote.lookup import merged_edges
+from gigl_loader.remote.membership import Leader
+from gigl_loader.remote.row_requests import merged_edges
 from gigl_loader.testing import TinyGraph, wait_until
 
 PLAIN = TinyGraph.random(60, 400, seed=5)
@@ -154,7 +154,7 @@ def _started_again(zero: Endpoint) -> Endpoint:
 
 @pytest.mark.parametrize("servers", [1, 3])
 def test_rows_are_those_of_the_graph(servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "_MOST_IDS", 7)  # questions of several pieces
+    monkeypatch.setattr(row_requests, "_MOST_IDS", 7)  # questions of several pieces
     ids = torch.randint(40, (50,), generator=torch.Generator().manual_seed(1))
     with remote(plain, servers, monkeypatch) as dataset:
         features, labels = PLAIN.node_rows(next(iter(PLAIN.num_nodes)), ids.tolist())
@@ -175,7 +175,7 @@ def test_rows_are_those_of_the_graph(servers: int, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("servers", [1, 3])
 def test_edges_are_those_of_the_graph(servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "_MOST_IDS", 7)
+    monkeypatch.setattr(row_requests, "_MOST_IDS", 7)
     whole = TYPED.dataset().view().adjacency[BUYS]
     ids = torch.randint(40, (30,), generator=torch.Generator().manual_seed(1))
     with remote(typed, servers, monkeypatch) as dataset:

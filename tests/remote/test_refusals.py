@@ -9,7 +9,8 @@ import torch
 from gigl_loader.dataset.view import Adjacency
 from gigl_loader.errors import ConfigError
 from gigl_loader.options import CustomSamplerOptions
-from gigl_loader.remote.refusals import RefusedJoins, check_columns, check_leave
+from gigl_loader.remote.membership import RefusedJoins
+from gigl_loader.remote.producer_table import check_columns, check_leave
 
 EDGE = ("a", "to", "b")
 
@@ -48,7 +49,7 @@ def test_who_asks_again_and_again_is_said_once_a_minute(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused, clock = RefusedJoins(), [1000.0]
-    monkeypatch.setattr("gigl_loader.remote.refusals.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("gigl_loader.remote.membership.time.monotonic", lambda: clock[0])
     for _ in range(50):
         refused.add("rank 0", ConfigError("another graph"))
         refused.add("rank 1", ConfigError("another graph"))

@@ -20,8 +20,8 @@ from gigl_loader.errors import (
 from gigl_loader.message import Attempt, BatchTicket, Received
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote import source as module
+from gigl_loader.remote.producers import Outcome
 from gigl_loader.remote.source import RemoteSource
-from gigl_loader.remote.terms import Outcome
 from gigl_loader.workers.agreement import StartTurns
 
 BATCH_SIZE, NUM_SERVERS = 2, 4
