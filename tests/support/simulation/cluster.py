@@ -23,7 +23,6 @@ from typing import Any, Protocol
 
 import torch
 
-from gigl_loader._glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions, SamplingConfig
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import GiglLoaderError
@@ -41,6 +40,7 @@ from gigl_loader.remote import (
     endpoint,
     filling_channel,
     membership,
+    presence,
     producer_table,
     producers,
     receiving_channel,
@@ -61,6 +61,7 @@ from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, producer, recovery, sampled_input, tasks
 from gigl_loader.workers.agreement import StartTurns
+from support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions, SamplingConfig
 from support.simulation.group import SimulatedGroup
 from support.simulation.memory import held_by, own_bytes
 from support.simulation.network import SimulatedNetwork
@@ -71,9 +72,9 @@ from support.simulation.world import Process, World
 
 _MODULES = (
     agreement, batch_transfer, client, storage_cluster, endpoint, iterator, connection,
-    loader_world, membership, producer, producers, receiving_channel, recovery, server_rendezvous,
-    row_requests, filling_channel, sampled_input, service, shared, producer_table, source, tables,
-    tasks,
+    loader_world, membership, presence, producer, producers, receiving_channel, recovery,
+    server_rendezvous, row_requests, filling_channel, sampled_input, service, shared,
+    producer_table, source, tables, tasks,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 # of simulated time: longer than the longest outage that faults draw, so that joining is never what
