@@ -306,7 +306,8 @@ class BatchSender:
         """Return a batch of a consumer as it travels, as soon as there is one."""
         # who asks for a position has no answer to it, nor to later ones: those were lost on the way
         self._leases.lose_from(peer.session, request)
-        return self._server.fetch(request, peer.number, partial(self._packed, request, peer))
+        producer = self._server.producer(request.producer_id, request.consumer)
+        return producer.fetch(request, peer.number, partial(self._packed, request, peer))
 
     def _packed(
         self, request: FetchRequest, peer: Peer, received: Received | None, finished: bool

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from gigl_loader.errors import (
     GiglLoaderError,
     PeerError,
     PeerTimeoutError,
+    SamplingError,
     ServerDiedError,
     UsageError,
 )
@@ -44,6 +46,8 @@ _log = logging.getLogger(__name__)
 
 # a server that lives answers in milliseconds; one that is busy starting workers still does in this
 _PING_S = 5.0
+_NOTICE_S = 5.0
+"""How long after a worker failed to ask another server it may take to notice that one's end."""
 _RELEASE_S = 60.0
 """How long servers may take to release producers: their workers may linger."""
 _RELEASE_BROKEN_S = 3.0
@@ -74,6 +78,8 @@ class RemoteProducers:
         """Servers that take part."""
         self._renewals: dict[int, int] = {}
         """The cluster's at creation."""
+        self._recoveries: Counter[str] = Counter()
+        """How often producers were made anew, for each state that the servers were in."""
 
     @property
     def replaced(self) -> list[int]:
@@ -82,6 +88,27 @@ class RemoteProducers:
         # both dicts have only servers that were ever lost: 0 times is not written down
         changed = (server for server in now if now[server] != then.get(server, 0))
         return sorted(server for server in changed if server in self._made_on)
+
+    def are_lost(self, error: GiglLoaderError) -> bool:
+        """Return whether ``error`` comes of a server that is gone, or was started again.
+
+        The worker that asked it may be heard of before the end of its connection is.
+        """
+        if isinstance(error, ServerDiedError):
+            return True
+        if not isinstance(error, PeerError | UsageError):
+            return False
+        about_peers = isinstance(error, SamplingError) and error.cause.startswith("Peer")
+        unknown = isinstance(error, UsageError)  # to a server that was started again
+        deadline = time.monotonic() + (_NOTICE_S if about_peers or unknown else 0.0)
+        # polled: a connection that is over tells of it, or one made again, or the news of server 0
+        while not (lost := self._some_lost()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return lost
+
+    def _some_lost(self) -> bool:
+        """Return whether a server that takes part is gone, or was started again."""
+        return bool(self.replaced) or not set(self._made_on).isdisjoint(self._cluster.lost)
 
     def adopt(self, ids: Mapping[int, int]) -> None:
         """Use the producers that another process asked for."""
@@ -208,6 +235,23 @@ class RemoteProducers:
         # left alone
         if answer.exception() is None:
             call_server(server, DistServer.destroy_sampling_producer, answer.result(), linger_s=0.0)
+
+    def fresh_name(self, key: str | None, live: Sequence[int]) -> str:
+        """Return a worker key that this rank has not used, for producers that are made again.
+
+        Servers remember whose producer is over. Ranks that share producers cannot ask each other.
+        They count alike where they see the same servers come and go, as the count begins anew with
+        each that is started again. One that is behind is told that the producer of a name was
+        destroyed, and comes to the next name; one that does not meet the others gets workers of
+        its own, and the same batches.
+
+        Args:
+            key: The worker key of those before.
+            live: Servers that take part.
+        """
+        first = name_of_recovery(key, self._cluster, live, 0)
+        self._recoveries[first] += 1
+        return name_of_recovery(key, self._cluster, live, self._recoveries[first])
 
     # -- end ------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ import copy
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,7 +45,6 @@ from gigl_loader.remote.producers import (
     Terms,
     concatenated,
     digest_of,
-    name_of_recovery,
     settle,
     sum_up,
 )
@@ -62,8 +60,6 @@ _log = logging.getLogger(__name__)
 
 _AGAIN_S = 0.2
 """Between two attempts to go on after a server was lost."""
-_NOTICE_S = 5.0
-"""How long after a worker failed to ask another server it may take to notice that one's end."""
 
 
 class RemoteSource:
@@ -140,8 +136,6 @@ class RemoteSource:
         """Those of them that have batches."""
         self._ranks = NOBODY
         self._create = create
-        self._attempts: Counter[str] = Counter()
-        """How often producers were made anew, for each state that the servers were in."""
         self._attempt: Attempt | None = None
         self._to_come: dict[int, int] = {}
         """By position in the epoch: the batches that were not handed out, as `start_epoch` got
@@ -239,7 +233,7 @@ class RemoteSource:
                 )
                 return self._producers.ids
             except GiglLoaderError as error:
-                if time.monotonic() >= deadline or not self._servers_are_lost(error):
+                if time.monotonic() >= deadline or not self._producers.are_lost(error):
                     return error
                 _log.warning("%s; the producers are created again", error)
                 options = copy.copy(self._options)
@@ -404,7 +398,7 @@ class RemoteSource:
             ConfigError, JoinRefusedError: It came back and does not take this process in.
         """
         limit = self.epoch_options.reconnect_timeout_s
-        if limit <= 0 or not self._servers_are_lost(error):
+        if limit <= 0 or not self._producers.are_lost(error):
             raise error
         _log.warning(
             "%s (the epoch goes on with a twin of it, or with itself within %.0f s)", error, limit
@@ -428,28 +422,6 @@ class RemoteSource:
                     raise (again if isinstance(again, ConfigError) else error) from again
                 time.sleep(_AGAIN_S)
 
-    def _servers_are_lost(self, error: GiglLoaderError) -> bool:
-        """Return whether ``error`` comes of a server that is gone, or was started again.
-
-        The worker that asked it may be heard of before the end of its connection is.
-        """
-        if isinstance(error, ServerDiedError):
-            return True
-        if not isinstance(error, PeerError | UsageError):
-            return False
-        about_peers = isinstance(error, SamplingError) and error.cause.startswith("Peer")
-        unknown = isinstance(error, UsageError)  # to a server that was started again
-        deadline = time.monotonic() + (_NOTICE_S if about_peers or unknown else 0.0)
-        # polled: a connection that is over tells of it, or one made again, or the news of server 0
-        while not (lost := self._lost()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return lost
-
-    def _lost(self) -> bool:
-        """Return whether a server that takes part is gone, or was started again."""
-        takes_part = set(self._live)
-        return bool(self._producers.replaced) or not takes_part.isdisjoint(self._cluster.lost)
-
     def _choose_servers(self, deadline: float) -> None:
         """Do without the lost servers that have twins; wait for the others.
 
@@ -472,24 +444,11 @@ class RemoteSource:
         # not waited for: the epoch pauses until the new ones are there
         self._producers.release(self._consumer, is_broken=True, waits=False)
         options = copy.copy(self._options)
-        name = options.worker_key = self._fresh_name()
+        name = options.worker_key = self._producers.fresh_name(options.worker_key, self._live)
         self._producers.create(
             self._create, options, self._ranks, self.epoch_options, name, self._live
         )
         self._open_channel()
-
-    def _fresh_name(self) -> str:
-        """Return a worker key that this rank has not used: servers remember whose producer is over.
-
-        Ranks that share producers cannot ask each other. They count alike where they see the same
-        servers come and go, as the count begins anew with each that is started again. One that is
-        behind is told that the producer of a name was destroyed, and comes to the next name; one
-        that does not meet the others gets workers of its own, and the same batches.
-        """
-        name = partial(name_of_recovery, self._options.worker_key, self._cluster, self._live)
-        first = name(0)
-        self._attempts[first] += 1
-        return name(self._attempts[first])
 
     @contextlib.contextmanager
     def _noting_failures(self) -> Iterator[None]:

@@ -99,6 +99,19 @@ class Security:
         """Return plain sockets between processes of this user on this machine."""
         return cls(Mode.USER)
 
+    def or_token(self) -> "Security":
+        """Return this, or a fresh token where nothing says who may come in: it needs no files."""
+        return self if self.mode is not Mode.USER else Security(Mode.TOKEN, certs.token())
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which `resolve` finds the same in another process."""
+        named = {
+            TLS_DIR_VARIABLE: self.tls_dir, TOKEN_VARIABLE: self.token,
+            INSECURE_VARIABLE: "1" if self.mode is Mode.INSECURE else "",
+        }  # fmt: skip
+        return {name: value for name, value in named.items() if value}
+
     def for_workers(self) -> "Security":
         """Return what processes started by this one take, so that none makes a certificate."""
         if self.mode is not Mode.TOKEN:
