@@ -10,7 +10,12 @@ from gigl_loader import _gloo, diagnose
 from gigl_loader._gloo import VARIABLE, interface_needed, interface_towards
 from gigl_loader.transport import addresses
 
-ROUTES = {"10.9.0.1": "10.9.0.7", "gpu0": "127.0.0.1", _gloo._ANYWHERE: "10.9.0.7"}
+ROUTES = {
+    "10.9.0.1": "10.9.0.7",
+    "127.0.0.1": "127.0.0.1",
+    "gpu0": "127.0.0.1",
+    _gloo._ANYWHERE: "10.9.0.7",
+}
 """Destination to the address that packets to it leave from."""
 
 
@@ -63,11 +68,11 @@ def test_it_is_set_while_the_group_is_made(debian, caplog) -> None:
 
 def test_diagnose_names_it(debian, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "10.9.0.1")
-    found = diagnose._gloo()
+    (found,) = [one for one in diagnose.network() if one.name == "gloo"]
     assert found.bad
     assert f"export {VARIABLE}=eth7" in found.text
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert not diagnose._gloo().bad
+    assert not [one for one in diagnose.network() if one.name == "gloo" and one.bad]
 
 
 def test_interfaces_of_this_machine() -> None:

@@ -14,10 +14,10 @@ from gigl_loader.remote.requests import RowBook
 from gigl_loader.remote.service import CALLS
 from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.rowcache.tables import Owner
-from gigl_loader.sampler.questions import RowsAnswer, RowsRequest
+from gigl_loader.sampler.packing import RowsQuestion
+from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.sampler.row_exchange import Split, split_by_owner
 from gigl_loader.transport import Caller, into_array
-from gigl_loader.workers.wire import RowsQuestion
 
 
 class ComingRows:
