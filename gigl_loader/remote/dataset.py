@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 from torch import Tensor
 
-from gigl_loader.dataset.holders import Share, shares_of
+from gigl_loader.dataset.identity import Share, shares_of
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,

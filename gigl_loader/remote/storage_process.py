@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from gigl_loader._glt import Dataset, _set_server_context
-from gigl_loader.dataset.holders import check_enough, check_position
+from gigl_loader.dataset.identity import check_enough, check_position
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
 from gigl_loader.logs import know
