@@ -45,7 +45,6 @@ ONLY_IMPORTERS = {
         "memory/tensors.py",
         "options.py",  # asks whether keywords can go to workers; reads nothing
         "workers/pipe.py",
-        "workers/setup.py",
         "workers/worker.py",
     },
     "torch.distributed.rpc": {

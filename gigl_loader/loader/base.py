@@ -18,8 +18,13 @@ from gigl_loader._glt import (
     RemoteDistSamplingWorkerOptions,
     SamplingConfig,
 )
-from gigl_loader.collate.pyg import batch_types, to_data, to_hetero_data, with_widened_features
-from gigl_loader.collate.sampler_output import transformed
+from gigl_loader.collate.pyg import (
+    batch_types,
+    to_data,
+    to_hetero_data,
+    transformed,
+    with_widened_features,
+)
 from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.errors import ConfigError, UsageError, explained_limits

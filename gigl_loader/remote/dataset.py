@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 from torch import Tensor
 
-from gigl_loader.dataset.holders import Share, shares_of
+from gigl_loader.dataset.identity import Share, shares_of
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,
@@ -27,8 +27,8 @@ from gigl_loader.options import DEFAULT_RECONNECT_S, DEFAULT_TIMEOUT_S, check_re
 from gigl_loader.ranks import tell_ranks
 from gigl_loader.remote.client import ask_servers
 from gigl_loader.remote.info import GraphStoreInfo
-from gigl_loader.remote.lookup import StoreLookup
 from gigl_loader.remote.requests import ABLPRequest, NodeIdsRequest
+from gigl_loader.remote.row_requests import StoreLookup
 from gigl_loader.remote.service import DistServer
 from gigl_loader.transport.failures import Failure, describe, rebuild
 

@@ -12,15 +12,14 @@ from types import FrameType
 from typing import Any
 
 from gigl_loader._glt import Dataset, _set_server_context
-from gigl_loader.dataset.holders import check_enough, check_position
+from gigl_loader.dataset.identity import check_enough, check_position
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
 from gigl_loader.logs import know
 from gigl_loader.options import DEFAULT_RECONNECT_S
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.info import GraphStoreInfo
-from gigl_loader.remote.leader import Leader
-from gigl_loader.remote.membership import PATIENCE_S, WaitReport, check_patience
+from gigl_loader.remote.membership import PATIENCE_S, Leader, WaitReport, check_patience
 from gigl_loader.remote.metrics import MetricsListener
 from gigl_loader.remote.service import DistServer
 from gigl_loader.sampler.compiled import load as load_kernels

@@ -34,8 +34,7 @@ from gigl_loader.dataset.directory import (
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.sizes import parse_size
-from gigl_loader.tables.report import Report
-from gigl_loader.tables.spec import METHODS, Edges, Nodes, TableGraph, read_graph
+from gigl_loader.tables.spec import METHODS, Edges, Nodes, Report, TableGraph, read_graph
 
 _log = logging.getLogger(__name__)
 

@@ -42,12 +42,7 @@ from gigl_loader.options import (
 from gigl_loader.system import usable_cpus
 from gigl_loader.transport import Security
 from gigl_loader.workers.agreement import Agreement, StartTurns
-from gigl_loader.workers.pool import WorkerPool
-from gigl_loader.workers.recovery import LOOK_EVERY_S, Recovery, RestartThread
-from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
-from gigl_loader.workers.sampled_input import SeedOrders, make_plan, seed_or_drawn, view_of
-from gigl_loader.workers.schedule import BatchStream
-from gigl_loader.workers.setup import (
+from gigl_loader.workers.pipe import (
     Plugins,
     SeedInput,
     WorkerSetup,
@@ -55,6 +50,11 @@ from gigl_loader.workers.setup import (
     main_path_of,
     pickled,
 )
+from gigl_loader.workers.pool import WorkerPool
+from gigl_loader.workers.recovery import LOOK_EVERY_S, Recovery, RestartThread
+from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
+from gigl_loader.workers.sampled_input import SeedOrders, make_plan, seed_or_drawn, view_of
+from gigl_loader.workers.schedule import BatchStream
 from gigl_loader.workers.tasks import MessageMemory, Tasks
 
 LINGER_S = 30.0
