@@ -120,7 +120,7 @@ def _keep_colon(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
     """Keep napoleon from reading "Position: of a seed" as an attribute of the type "Position"."""
-    if what in ("attribute", "data", "property"):
+    if what in ("attribute", "data", "property") and lines and ":" in lines[0]:
         lines[:0] = ["..", ""]  # a comment, which has no colon
 
 
