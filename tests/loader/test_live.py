@@ -15,9 +15,9 @@ class Loader:
         self._shutdowned, self._is_forked = False, False
         self.lingered, self._error = list[float | None](), error
 
-    def shutdown(self, linger_s: float | None = None) -> None:
+    def shutdown(self, idle_timeout: float | None = None) -> None:
         self._shutdowned = True
-        self.lingered.append(linger_s)
+        self.lingered.append(idle_timeout)
         if self._error is not None:
             raise self._error
 

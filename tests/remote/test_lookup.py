@@ -49,7 +49,7 @@ def remote(partition: Any, servers: int, patch: pytest.MonkeyPatch) -> Iterator[
         address = (HOST, endpoints[0].address[1])
         with joined(address, servers) as cluster:
             patch.setattr(client, "_cluster", cluster)
-            yield RemoteDistDataset(info_of(servers, 1), 0, timeout_s=60.0)
+            yield RemoteDistDataset(info_of(servers, 1), 0, timeout=60.0)
 
 
 class _Held:
@@ -121,7 +121,7 @@ def test_a_question_under_way_outlives_its_server(how: str, monkeypatch) -> None
     ):
         monkeypatch.setattr(client, "_cluster", cluster)
         dataset = RemoteDistDataset(
-            info_of(2, 1), 0, timeout_s=60.0, reconnect_timeout=0.0 if how == "never" else 60.0
+            info_of(2, 1), 0, timeout=60.0, reconnect_timeout=0.0 if how == "never" else 60.0
         )
         if how == "twin":
             cluster._holders = [1]

@@ -173,7 +173,7 @@ def test_compute_processes_that_do_not_meet(monkeypatch):
         )
         thread.start()
         with pytest.raises(PeerTimeoutError, match=r"compute process 0 did not meet the others at"):
-            client.init_compute_process(0, info, "gloo", timeout_s=6.0)
+            client.init_compute_process(0, info, "gloo", timeout=6.0)
         thread.join()
     assert not dist.is_initialized()
     with pytest.raises(Exception, match="not part of a graph store"):
