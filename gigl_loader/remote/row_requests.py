@@ -51,8 +51,8 @@ class StoreLookup:
     Args:
         dataset: The graph.
         timeout_s: How long an answer may take, in seconds.
-        reconnect_s: How long a server without a twin may be away before that is an error. What was
-            under way when a server was lost is asked again: of a twin at once.
+        reconnect_s: How long a server without a replica may be away before that is an error. What
+            was under way when a server was lost is asked again: of a replica at once.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class RowQuestions:
 
     def rows(self, server: int, request: RowsRequest, out: Array) -> ComingRows:
         """Ask a server for rows, which come to lie in ``out``."""
-        # by its twin, if it is lost: a row is the same on both
+        # by its replica, if it is lost: a row is the same on both
         connection = self._cluster.connection(self._cluster.stand_in(server))
         try:
             call = CALLS["get_rows"]
