@@ -72,11 +72,11 @@ def test_it_is_set_while_the_group_is_made(debian, caplog) -> None:
 
 def test_diagnose_names_it(debian, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "10.9.0.1")
-    found = diagnose._gloo()
+    (found,) = [one for one in diagnose.network() if one.name == "gloo"]
     assert found.bad
     assert f"export {VARIABLE}=eth7" in found.text
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert not diagnose._gloo().bad
+    assert not [one for one in diagnose.network() if one.name == "gloo" and one.bad]
 
 
 def test_interfaces_of_this_machine() -> None:

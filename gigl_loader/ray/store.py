@@ -47,7 +47,7 @@ class GraphStore:
         self._closed = False
 
     def status(self) -> list[dict[str, Any]]:
-        """Return how each server is, by rank; at once, from what each said last.
+        """Return the last reported state of each server, by rank; never waits.
 
         ``state`` (``starting``, ``loading``, ``serving``, ``restarting``, ``failed``, ``stopped``),
         ``node``, ``pid``, ``generation`` (which of several starts it is), ``restarts`` (of its
@@ -120,8 +120,8 @@ def start_graph_store(
     Ray starts the actor again where it, or its node, is lost. A server, or an actor, that is
     stopped is killed after ``health_timeout_s``. Batches do not go through Ray.
 
-    Who may come in is said as in ``init_storage_process``; where nothing says it, a fresh token is
-    drawn. Processes that train need `GraphStore.environment`.
+    Authentication is set as in ``init_storage_process``; where none is, a fresh token is drawn.
+    Processes that train need `GraphStore.environment`.
 
     Args:
         root: Folder that ``partition_graph`` wrote, under the same path on all nodes.

@@ -35,7 +35,7 @@ class Endpoint(Presence):
         server: What is served.
         host: Address of this machine to listen on.
         port: 0: any that is free.
-        security: Who may come in.
+        security: Authentication and encryption.
         num_jobs, leader, patience_s, rejoin_s: As of `Presence`.
     """
 

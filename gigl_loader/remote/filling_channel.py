@@ -32,13 +32,11 @@ from gigl_loader.remote.receiving_channel import RemoteReceivingChannel
 from gigl_loader.remote.row_requests import RowQuestions
 from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.rowcache.cache import RowCache
-from gigl_loader.rowcache.drawn import DrawnBatch, keep_structure
-from gigl_loader.rowcache.look_ahead import DrawnAhead, LookAhead
+from gigl_loader.rowcache.look_ahead import DrawnAhead, DrawnBatch, LookAhead, keep_structure
 from gigl_loader.rowcache.machine import MachineRows, memory_for
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, READY_S, Filling, Pipeline
 from gigl_loader.rowcache.tables import Matrix, Owner, owner_of, tables_of
-from gigl_loader.sampler.later import LaterRows, read_rows_apart
-from gigl_loader.sampler.row_exchange import Split
+from gigl_loader.sampler.row_exchange import LaterRows, Split, read_rows_apart
 from gigl_loader.threads import new_thread
 
 _UNDER_WAY = 3

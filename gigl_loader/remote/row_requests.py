@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.adjacency import EdgeBlock, block_of
-from gigl_loader.dataset.lookup import Kind, check_ids
-from gigl_loader.dataset.quantised import widened
+from gigl_loader.dataset.lookup import Kind, check_ids, widened
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -32,11 +31,11 @@ from gigl_loader.remote.requests import EdgesRequest, RowBook
 from gigl_loader.remote.service import CALLS
 from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.rowcache.tables import Owner
-from gigl_loader.sampler.questions import RowsAnswer, RowsRequest
+from gigl_loader.sampler.packing import RowsQuestion
+from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import row_type
 from gigl_loader.sampler.row_exchange import Split, gather_rows, split_by_owner
 from gigl_loader.transport import Caller, into_array
-from gigl_loader.workers.wire import RowsQuestion
 
 if TYPE_CHECKING:  # it imports this module
     from gigl_loader.remote.dataset import RemoteDistDataset
@@ -52,8 +51,8 @@ class StoreLookup:
     Args:
         dataset: The graph.
         timeout_s: How long an answer may take, in seconds.
-        reconnect_s: How long a server without a twin may be away before that is an error. What was
-            under way when a server was lost is asked again: of a twin at once.
+        reconnect_s: How long a server without a replica may be away before that is an error. What
+            was under way when a server was lost is asked again: of a replica at once.
     """
 
     def __init__(
@@ -343,7 +342,7 @@ class RowQuestions:
 
     def rows(self, server: int, request: RowsRequest, out: Array) -> ComingRows:
         """Ask a server for rows, which come to lie in ``out``."""
-        # by its twin, if it is lost: a row is the same on both
+        # by its replica, if it is lost: a row is the same on both
         connection = self._cluster.connection(self._cluster.stand_in(server))
         try:
             call = CALLS["get_rows"]

@@ -77,7 +77,7 @@ class DistServer(PartitionAnswers):
     """One storage server: a partition, and the producers that sample it for compute processes.
 
     Methods are thread-safe, and are called by clients through `request_server`: those in
-    `CALLS`.
+    ``CALLS``.
 
     Args:
         dataset: The partition.
@@ -369,7 +369,7 @@ class DistServer(PartitionAnswers):
             request: Consumer, attempt and batches. None: of consumer 0, all of this server's.
 
         Returns:
-            Whether batches come without rows; see `EpochOptions.asks_for_rows`.
+            Whether batches come without rows; see ``EpochOptions.asks_for_rows``.
 
         Raises:
             UsageError: There is no such producer.

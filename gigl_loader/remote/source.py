@@ -340,7 +340,7 @@ class RemoteSource:
         """Return who samples a batch, by position among those that sample, and the batch."""
         position, batch = self._share[index]
         server = self._active[position]
-        # a twin that samples has the same rows in its memory. Where there is none, the batch is
+        # a replica that samples has the same rows in its memory. Where there is none, the batch is
         # dealt out by its number, which is the same on each attempt
         if server not in positions:
             twin = self._cluster.twin_of(server, self._sampling)
@@ -380,7 +380,7 @@ class RemoteSource:
         if replaced := self._producers.replaced:
             raise ServerDiedError(f"storage servers {replaced} were started again")
         back = set(self._servers) - set(self._live) - set(self._cluster.lost)
-        # at 0 nothing is made anew: the loader ends with the servers that it began with
+        # at 0 nothing is recreated: the loader ends with the servers that it began with
         if back and self.epoch_options.reconnect_timeout_s > 0:
             _log.warning("storage servers %s are back, and sample again", sorted(back))
             self._choose_servers(time.monotonic())
@@ -393,15 +393,17 @@ class RemoteSource:
         are functions of seed, epoch and index, so the same ones come.
 
         Raises:
-            PeerError: ``error``, where no server was lost, or one that has no twin did not come
-                back in time.
+            PeerError: ``error``, where no server was lost, or one that has no replica did not
+                come back in time.
             ConfigError, JoinRefusedError: It came back and does not take this process in.
         """
         limit = self.epoch_options.reconnect_timeout_s
         if limit <= 0 or not self._producers.are_lost(error):
             raise error
         _log.warning(
-            "%s (the epoch goes on with a twin of it, or with itself within %.0f s)", error, limit
+            "%s (the epoch goes on with a replica of it, or with itself within %.0f s)",
+            error,
+            limit,
         )
         # for all attempts together, among which further servers may be lost
         deadline = time.monotonic() + limit

@@ -7,7 +7,7 @@
 
 All but server 0 are met when they are first asked for something: a rank that takes its batches from
 a few of hundreds of servers has no connection with the others, and hears of those from server 0.
-While that one is lost, and the job goes on with a twin of it, a rank meets all.
+While that one is lost, and the job goes on with a replica of it, a rank meets all.
 
 Where more servers than partitions are up, server ``i`` serves partition ``i`` modulo the number of
 partitions. Servers of one partition are twins: one does what was asked of another that is lost.
@@ -222,7 +222,7 @@ class Cluster:
         return same[server // partitions % len(same)] if same else None
 
     def stand_in(self, server: int) -> int:
-        """Return who answers for a server: itself, or a twin of it where it is lost."""
+        """Return who answers for a server: itself, or a replica of it where it is lost."""
         return self._stand_in(server, self.lost)
 
     def _stand_in(self, server: int, lost: Sequence[int]) -> int:
@@ -240,8 +240,8 @@ class Cluster:
     def await_servers(self, deadline: float, wanted: Sequence[int] = ()) -> list[int]:
         """Return the servers to go on with: at least one of each partition, ascending.
 
-        A lost server is looked for in the background. It is waited for where it has no twin, unless
-        it is back and does not take this process in, for a reason that stays.
+        A lost server is looked for in the background. It is waited for where it has no replica,
+        unless it is back and does not take this process in, for a reason that stays.
 
         Args:
             deadline: Until when servers are waited for (`time.monotonic`).
@@ -418,7 +418,8 @@ class Cluster:
             name: A key of `CALLS`.
             requests: The arguments by server.
             timeout_s: How long all of them may take to answer.
-            reconnect_s: How long servers without a twin may be away; 0: a lost one is an error.
+            reconnect_s: How long servers without a replica may be away; 0: a lost one is an
+                error.
 
         Raises:
             ServerDiedError: A server did not come back in time.
@@ -495,7 +496,7 @@ class Cluster:
             by_part: dict[int, list[int]] = {}
             for server in servers:
                 by_part.setdefault(told[server], []).append(server)
-            # every partition is there: a lost server's twin answered for it, which has the same one
+            # every partition is there: a lost server's replica answered for it
             parts = [by_part[part] for part in range(len(by_part))]
             self._holders = [same[self.rank % len(same)] for same in parts]
         return self._holders

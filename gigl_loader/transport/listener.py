@@ -102,7 +102,7 @@ class Listener:
     Args:
         address: Address or name of this machine to listen on.
         port: 0 means one that is free.
-        security: Who may come in.
+        security: Authentication and encryption.
         table: Methods by name.
         name: What this side is, for the log.
         on_peer: Called with each `Peer` that was admitted, before its first question.

@@ -1,10 +1,10 @@
-"""Who may come in: client certificates, a token inside TLS, or anybody on a closed network.
+"""Authentication: client certificates, a token inside TLS, or none on a closed network.
 
 =============  ==========================================  =================================
 mode           how both ends know each other               what travels
 =============  ==========================================  =================================
 certificates   each verifies the other's against ca.pem    TLS 1.3
-token          each proves the token to the other          TLS 1.3, throw-away certificate
+token          each proves the token to the other          TLS 1.3, ephemeral certificate
 insecure       not at all                                  plain bytes
 =============  ==========================================  =================================
 

@@ -13,10 +13,16 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.exchange import RankExchange
-from gigl_loader.inference.chunks import Chunk, ChunkReader, Reads
-from gigl_loader.inference.layers import check_conv, convolution_input, extra_of, layers_of
-from gigl_loader.inference.rows import OwnedRows
-from gigl_loader.inference.sources import PartitionGraph
+from gigl_loader.inference.layers import (
+    Chunk,
+    ChunkReader,
+    Reads,
+    check_conv,
+    convolution_input,
+    extra_of,
+    layers_of,
+)
+from gigl_loader.inference.sources import OwnedRows, PartitionGraph
 
 DATA = full_jobs.graph()
 ALONE = RankExchange()

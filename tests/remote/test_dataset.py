@@ -12,7 +12,7 @@ import torch
 from store_cluster import info_of
 
 from gigl_loader import GraphStoreInfo, RemoteDistDataset
-from gigl_loader.dataset.holders import Share
+from gigl_loader.dataset.identity import Share
 from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,

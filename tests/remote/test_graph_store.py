@@ -21,7 +21,7 @@ from store_cluster import (
 from support.glt import NodeSamplerInput
 
 from gigl_loader import CustomSamplerOptions, DistNeighborLoader, RemoteDistDataset
-from gigl_loader.dataset.holders import Share
+from gigl_loader.dataset.identity import Share
 from gigl_loader.errors import (
     ConfigError,
     JoinRefusedError,
