@@ -34,7 +34,6 @@ DOWNWARD = {
 
 ONLY_IMPORTERS = {
     "graphlearn_torch": {"_glt/__init__.py"},
-    "cryptography": {"transport/certs.py"},
     "socket": {
         *(_path(file) for file in (PACKAGE / "transport").glob("*.py")),
         "workers/pipe.py",  # a Unix pair that passes descriptors; multiprocessing has none whole

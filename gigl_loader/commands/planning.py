@@ -337,7 +337,7 @@ def _what_would_fit(plan: Plan) -> str:
     if plan.enough is None:
         return "more machines do not help: take fewer ranks or workers, or smaller batches"
     kind = "storage machines" if plan.job.is_store else "machines"
-    return f"it would fit with {plan.enough:,} {kind}, or in features of fewer bytes"
+    return f"it would fit with {plan.enough:,} {kind}, or with quantized features"
 
 
 def _rows(title: str, values: dict[str, float], show: Any, total: bool = False) -> list[str]:

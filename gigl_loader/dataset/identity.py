@@ -26,7 +26,7 @@ class GraphIdentity:
     """The same for all partitions of a graph, and for each copy of them; another for another one.
 
     Of a directory in our own format both are exact. Of other datasets they say as much as this
-    process sees: see `identity_of`.
+    process sees: see ``identity_of``.
     """
 
     run: str

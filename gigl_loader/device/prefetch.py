@@ -364,10 +364,10 @@ class DevicePrefetcher(Generic[T]):
         device: Where they go.
         depth: Batches to copy ahead; each takes device memory.
         non_blocking: False: plain blocking copies, one batch at a time, same values.
-        cast: As in `CopyEngine`, e.g. ``{"x": torch.float32}`` for features stored as float16.
-        max_held: As in `CopyAhead`.
-        run_ahead: As in `CopyAhead`.
-        backend: As in `CopyEngine`.
+        cast: As in ``CopyEngine``, e.g. ``{"x": torch.float32}`` for features stored as float16.
+        max_held: As in ``CopyAhead``.
+        run_ahead: As in ``CopyAhead``.
+        backend: As in ``CopyEngine``.
 
     Raises:
         ConfigError: ``depth``, ``max_held`` or ``run_ahead`` is below 1.

@@ -89,8 +89,8 @@ def full_graph_inference(
     way: finished chunks are kept, if a digest says that they are whole.
 
     Args:
-        model_or_layers: A `BasicGNN` of PyG in evaluation mode, with ``jk=None`` or ``"last"``. Or
-            a list, with an item for each layer: layers of PyG (``HeteroConv`` on a heterogeneous
+        model_or_layers: PyG's ``BasicGNN`` in evaluation mode, with ``jk=None`` or ``"last"``. Or a
+            list, with an item for each layer: layers of PyG (``HeteroConv`` on a heterogeneous
             graph), or callables ``(x_src, edge_index, num_dst) -> x_dst``: in ``x_src`` the
             ``num_dst`` destinations come first, ``edge_index`` counts its rows. On a heterogeneous
             graph all of these are dicts by type, with the destinations of one type at a time. A

@@ -421,7 +421,7 @@ class BaseDistLoader(DistLoader):
 
     @property
     def sampler(self) -> Any:
-        """Raise: a loader has no sampler of torch's, as accelerate's `skip_first_batches` wants."""
+        """Raise: a loader has no torch sampler, which accelerate's ``skip_first_batches`` wants."""
         raise _NotTorchsError(
             f"a {type(self).__name__} has no sampler of torch's: it numbers its batches by itself. "
             "To go on within an epoch, as skip_first_batches does, keep loader.state_dict() and "

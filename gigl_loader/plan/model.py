@@ -79,7 +79,7 @@ def estimate(job: Job, costs: Costs, degrees: DegreeDistribution | None = None) 
     Args:
         job: The job.
         costs: Of the machines.
-        degrees: The graph, where it is known better than by a law.
+        degrees: The graph, where it is known better than by a distribution.
 
     Raises:
         ConfigError: The batches cannot be.

@@ -4,7 +4,7 @@
 
     watch     one per server: tells that this process is here, and hears of the end
     calls     a few per server: each has one question under way; a free one is taken, or one opened
-    batches   one per loader and server: see `gigl_loader.remote.channel`
+    batches   one per loader and server: see `gigl_loader.remote.receiving_channel`
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The way of a batch to its rows: drawn, planned, asked, filled, complete.
+"""How a batch gets its rows: drawn, planned, asked, filled, complete.
 
 ::
 

@@ -100,7 +100,7 @@ def partition_tables(
             tasks of a Ray cluster, each with ``threads`` and ``memory``, several at a time. Files
             of tables, ``root`` and ``scratch`` must then be on a file system that all nodes share.
         time_attr: An attribute of nodes that loaders are to sample by, as in `partition_graph`:
-            ``"time"`` for the column that `NodeTable.time` names. Edges then keep the times of
+            ``"time"`` for the column that ``NodeTable.time`` names. Edges then keep the times of
             neighbours of other partitions.
         order: How rows of features, labels and attributes of nodes lie in a partition, as in
             `partition_graph`: ``"ids"``, or ``"degree"``: those that most edges lead to first, so

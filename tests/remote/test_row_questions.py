@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, ProtocolError, ServerDiedError
 from gigl_loader.remote.requests import RowBook
-from gigl_loader.remote.row_questions import RowQuestions
+from gigl_loader.remote.row_requests import RowQuestions
 from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.transport.codec import IncomingArray
 

@@ -25,7 +25,7 @@ from gigl_loader.sampler import reader
 from gigl_loader.sampler.plan import Draw, DrawRequest, RowsRequest
 from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.testing import TinyGraph, as_worker_gets, wait_until
-from gigl_loader.transport import SILENCE_S, Security, addresses
+from gigl_loader.transport import SILENCE_S, Security, sockets
 from gigl_loader.workers.peers import (
     Access,
     Answering,
@@ -206,7 +206,7 @@ def test_a_link_that_is_cut(answering: Answering) -> None:
 
 def test_who_asks_a_worker_that_is_lost_for_good_hears_why() -> None:
     """Its rank lives, and knows: a refused connection would be taken for the end of that rank."""
-    listening = addresses.listen("127.0.0.1", 0)  # as the trainer keeps it for a successor
+    listening = sockets.listen("127.0.0.1", 0)  # as the trainer keeps it for a successor
     host, port = listening.getsockname()[:2]
     whom = {1: WorkerAddress(host, port, "rank 1 worker 0")}
     asking = Asking(whom, ACCESS, "rank 0 worker 0", 60.0, 1)

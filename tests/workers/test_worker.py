@@ -21,7 +21,7 @@ from gigl_loader.memory.slots import Written
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, BATCH, INPUT_ID, Attempt, BatchTicket
 from gigl_loader.sampler.plan import Field
 from gigl_loader.testing import TinyGraph
-from gigl_loader.transport import Security, addresses
+from gigl_loader.transport import Security, sockets
 from gigl_loader.workers import pipe
 from gigl_loader.workers import worker as module
 from gigl_loader.workers.peers import Access
@@ -247,7 +247,7 @@ def test_a_worker_ends_when_it_is_told_or_its_trainer_is_gone(trainer: _Trainer)
 
 def test_where_a_worker_takes_anothers_position_it_has_that_ones_door(setup: WorkerSetup) -> None:
     setup = dataclasses.replace(setup, access=Access("127.0.0.1", Security.local(), "a job"))
-    with contextlib.closing(addresses.listen("127.0.0.1", 0)) as listening:
+    with contextlib.closing(sockets.listen("127.0.0.1", 0)) as listening:
         trainer = _Trainer(setup, listening.fileno())
         trainer.worker.prepare()
         kind, address = trainer.hear()

@@ -25,7 +25,7 @@ from gigl_loader.memory.segments import Array, align
 from gigl_loader.memory.slots import Layout
 from gigl_loader.message import BATCH, NODE, ROWS
 from gigl_loader.remote.requests import RowBook
-from gigl_loader.remote.row_questions import ComingRows, RowQuestions
+from gigl_loader.remote.row_requests import ComingRows, RowQuestions
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import DrawnAhead
 from gigl_loader.rowcache.tables import CacheMemory, segment_bytes
