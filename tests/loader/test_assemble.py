@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data
 
 from gigl_loader import ConfigError, DistDataset, PeerError
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.loader import seed_input
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import check_edge_ids, check_weights, is_remote, remote_arguments
@@ -59,7 +58,9 @@ def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
 
     Where two machines are given the same input, all ranks raise alike.
     """
-    given = [NodeSamplerInput(torch.arange(size) + 100 * kind, "user") for kind in (0, 1)]
+    given: list[Any] = [
+        SimpleNamespace(node=torch.arange(size) + 100 * kind, input_type="user") for kind in (0, 1)
+    ]
     for kind, one in enumerate(given):
         one.extra = {"t": one.node * (kind + 2)}
     by_rank = [given[kind] for kind in inputs]
@@ -97,7 +98,7 @@ def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
 
 @pytest.mark.parametrize("shard", ["world", "none"])
 def test_with_another_shard_each_rank_keeps_all(shard: str, told: list) -> None:
-    seeds = NodeSamplerInput(torch.arange(7), "user")
+    seeds: Any = SimpleNamespace(node=torch.arange(7), input_type="user")
     mine = RankInput(options={"shard": shard})
     same = SeedsTold(digest=digest([seeds.node])) if shard == "world" else SeedsTold()
     told += [replace(mine, seeds=same)] * 2

@@ -268,7 +268,7 @@ def test_workers_in_a_new_interpreter_get_by_without_torch(
         _loader(*SETUPS[setup]) as made,
     ):
         assert len(_run(made, 0)) == len(made.loader)
-        for number in range(made.loader.num_workers):
+        for number in range(made.loader.worker_options.num_workers):
             pid = worker_pid(made.loader, number)
             assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
 
