@@ -9,6 +9,8 @@
 #   make test-tls          the cluster tests once more, every connection encrypted by certificates
 #   make test-modern       the tests on a newer Python, without it (PYTHON=python3.13)
 #   make test-native       the tests with graphlearn-torch's native library loaded
+#   make coverage          the tests, and which lines they reach, into out/coverage/index.html
+#   make image             the steps of the Dockerfile in a clean folder, without a container engine
 #   make docs              the site, into docs/_build/html
 #   make bench             the benchmarks in examples/benchmarks
 #   make chaos             real jobs under drawn faults, each epoch against an undisturbed one
@@ -30,7 +32,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test lint docs bench chaos compare-faults simulate test-tls test-modern test-native clean
+.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test lint coverage image docs bench chaos compare-faults simulate test-tls test-modern test-native clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -71,6 +73,16 @@ test-modern:
 test-native:
 	$(NATIVE) python -c 'from gigl_loader import _glt; assert _glt.native_available'
 	$(NATIVE) python -m pytest -n 4 $(ARGS)
+
+coverage:
+	$(TESTED) coverage erase
+	$(TESTED) coverage run -m pytest -n 4 $(ARGS)
+	$(TESTED) coverage combine -q
+	$(TESTED) coverage html -q -d out/coverage
+	$(TESTED) coverage report
+
+image:
+	@$(TESTED) python .ci/image.py $(ARGS)
 
 docs:
 	$(TESTED) python -m sphinx -W --keep-going -q -b html docs docs/_build/html

@@ -1,4 +1,11 @@
 from importlib.metadata import version as installed_version
+from typing import Any
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.nodes import make_refnode
 
 from gigl_loader.loader.keywords import GROUPS
 
@@ -11,6 +18,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",  # a link to the documentation of names of other libraries
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",  # a link to the source beside each name
     "sphinx_copybutton",
@@ -35,3 +43,85 @@ html_static_path = ["_static"]
 html_css_files = ["wrap.css"]  # code is wider than the theme expects
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+
+# The pages of names of other libraries that this site uses. The lists are written by hand, in the
+# plain text that Sphinx reads as version 1, so that a build needs no network: CI has none.
+# tests/docs/test_site.py imports each name. What is in no list, or of ours and on no page, fails.
+nitpicky = True
+_ELSEWHERE = {
+    "python": "https://docs.python.org/3/",
+    "torch": "https://docs.pytorch.org/docs/stable/",
+    "pyg": "https://pytorch-geometric.readthedocs.io/en/stable/",
+    "numpy": "https://numpy.org/doc/stable/",
+}
+intersphinx_mapping = {
+    name: (address, f"inventories/{name}.txt") for name, address in _ELSEWHERE.items()
+}
+intersphinx_disabled_reftypes = ["std:*"]  # names of Python objects alone
+nitpick_ignore_regex = [
+    # base classes, and types that GLT's own loaders take: it publishes no list of its names
+    ("py:.*", r"graphlearn_torch\..*"),
+    # type variables
+    ("py:.*", r"gigl_loader\..*\.[A-Z]"),
+    # Arguments and values of methods that loaders and servers call, not users: they are explained
+    # in the modules that have them.
+    (
+        "py:class",
+        r"gigl_loader\..*\.(Attempt|Backend|CacheOptions|Cluster|EpochOptions|EpochRequest|"
+        r"FetchRequest|MessageMemory|PartitionAnswers|PartitionFacts|PartitionView|"
+        r"ProducerRequest|RangeBook|Received|Rendezvous|Security|StoreLookup)",
+    ),
+]
+
+_PACKAGES = (
+    "gigl_loader", "gigl_loader.graph_store", "gigl_loader.ray", "gigl_loader.testing",
+    "gigl_loader.dataset.identity", "gigl_loader.tables.report", "gigl_loader.transport",
+)  # fmt: skip
+_SHORT = {
+    "Data": "torch_geometric.data.Data",
+    "DataLoader": "torch.utils.data.DataLoader",
+    "HeteroData": "torch_geometric.data.HeteroData",
+    "NegativeSampling": "torch_geometric.sampler.NegativeSampling",
+    "torch.distributed.distributed_c10d.ProcessGroup": "torch.distributed.ProcessGroup",
+    "torch.nn.modules.module.Module": "torch.nn.Module",
+    "torch_geometric.data.data.Data": "torch_geometric.data.Data",
+    "torch_geometric.data.hetero_data.HeteroData": "torch_geometric.data.HeteroData",
+    "torch_geometric.sampler.base.NegativeSampling": "torch_geometric.sampler.NegativeSampling",
+}
+"""Names in docstrings, and modules in annotations, to the names that their documentation has."""
+
+
+def _find_name(
+    app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement
+) -> nodes.reference | None:
+    """Link a name of ours to where this site explains it, whatever module it is said to be in.
+
+    Docstrings leave the package out, and annotations have the module that a class is written in.
+    """
+    if node.get("refdomain") != "py":
+        return None
+    known = env.domains.python_domain.objects
+    parts = node["reftarget"].split(".")
+    for first in range(len(parts)):
+        for package in _PACKAGES:
+            name = ".".join([package, *parts[first:]])
+            if (found := known.get(name)) is not None:
+                where = (found.docname, found.node_id)
+                return make_refnode(app.builder, node["refdoc"], *where, content, name)
+    # intersphinx, which comes next, looks up what is written here
+    node["reftarget"] = _SHORT.get(node["reftarget"], node["reftarget"])
+    return None
+
+
+def _keep_colon(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
+    """Keep napoleon from reading "Position: of a seed" as an attribute of the type "Position"."""
+    if what in ("attribute", "data", "property"):
+        lines[:0] = ["..", ""]  # a comment, which has no colon
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the two above before Sphinx's own, whose priority is 500."""
+    app.connect("missing-reference", _find_name, priority=400)
+    app.connect("autodoc-process-docstring", _keep_colon, priority=400)

@@ -3,8 +3,7 @@
 import numpy as np
 
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.plan import draw_key
-from gigl_loader.sampler.questions import Asked, Draw
+from gigl_loader.sampler.plan import Asked, Draw, draw_key
 from gigl_loader.sampler.roots import NodeRoots
 
 WALKS = 1 << 40  # in place of a hop in the keys of draws: above any that the library uses

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.transport import addresses
+from gigl_loader.transport import sockets
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 _ANYWHERE = "192.0.2.1"  # a documentation address (RFC 5737): the default route leads there
@@ -47,7 +47,7 @@ def interface_towards(master: str) -> Iterator[None]:
 def interface_needed(master: str) -> str | None:
     """Return the interface to name in ``GLOO_SOCKET_IFNAME``; None: gloo finds its way without."""
     # a name without an address is gloo's to handle: it takes the loopback itself, and says so
-    if VARIABLE in os.environ or not addresses.own_name()[1].startswith("127."):
+    if VARIABLE in os.environ or not sockets.own_name()[1].startswith("127."):
         return None
     # all ranks are on this machine, where the loopback address is right
     if _is_local(master):
@@ -55,7 +55,7 @@ def interface_needed(master: str) -> str | None:
     for host in (master, _ANYWHERE):  # rank 0 may know its own name as loopback only
         address = _address_towards(host)
         if address and not address.startswith("127."):
-            return addresses.interface_of(address)
+            return sockets.interface_of(address)
     return None
 
 
@@ -66,6 +66,6 @@ def _is_local(master: str) -> bool:
 def _address_towards(host: str) -> str:
     """Return the address that packets to ``host`` leave from; "" where there is no way."""
     try:
-        return addresses.address_towards(host)
+        return sockets.address_towards(host)
     except ConfigError:
         return ""

@@ -26,7 +26,7 @@ from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.footprint import Footprint
 from gigl_loader.memory import segments
 from gigl_loader.system import meminfo, number_in, usable_cpus
-from gigl_loader.transport import addresses, own_address
+from gigl_loader.transport import own_address, sockets
 
 _GIB = 2**30
 _PACKAGES = (
@@ -181,7 +181,7 @@ def network() -> Iterator[Finding]:
 def _connects(host: str) -> Finding:
     """Report whether a process of this machine can listen at ``host`` and be reached there."""
     try:
-        addresses.try_to_listen(host, timeout_s=5)
+        sockets.try_to_listen(host, timeout_s=5)
     except OSError as error:
         return Finding("connect", f"to {host}: {error}; is a firewall in the way?", bad=True)
     return Finding("connect", f"to {host}: a port can be opened and reached")
@@ -189,7 +189,7 @@ def _connects(host: str) -> Finding:
 
 def _gloo() -> Finding:
     """Report whether gloo would have other machines connect to themselves."""
-    host = addresses.own_name()[0]
+    host = sockets.own_name()[0]
     if VARIABLE in os.environ:
         return Finding("gloo", f"listens on {os.environ[VARIABLE]} ({VARIABLE})")
     name = interface_needed(os.environ.get("MASTER_ADDR", "127.0.0.1"))
@@ -211,7 +211,7 @@ def _master() -> Finding:
     if not port.isdigit():
         return Finding("master", f"MASTER_PORT={port!r} is no number", bad=True)
     try:
-        addresses.try_to_connect(host, int(port), timeout_s=5)
+        sockets.try_to_connect(host, int(port), timeout_s=5)
     except OSError as error:
         # before the job runs that is as it should be: the machine answers, and nobody listens
         if error.errno == errno.ECONNREFUSED:

@@ -12,8 +12,8 @@
     |   +-- PeerTimeoutError          no progress before the deadline
     |   +-- ServerDiedError           a storage server, or the way to it, is gone
     |   +-- PeerLostError             a connection is over and could not be replaced
-    |   +-- RemoteError               what a peer was asked to do raised an error there
-    |   +-- JoinRefusedError          one side of a connection did not let the other in
+    |   +-- RemoteError               a call on a peer raised an error there
+    |   +-- JoinRefusedError          one side of a connection refused the other
     +-- ResourceError (OSError)       this machine is out of disk, or of files it may open
     +-- NativeLibraryError (RuntimeError)  a function of GLT's native library was called without it
     +-- ProtocolError (RuntimeError)  a message broke the wire contract: a bug in gigl_loader
@@ -143,7 +143,7 @@ class PeerLostError(PeerError):
 
 
 class RemoteError(PeerError):
-    """What a peer was asked to do raised an error there, of a class that is not gigl_loader's."""
+    """A call on a peer raised an error of a class that is not gigl_loader's."""
 
     def __init__(self, where: str, cause: str, remote_traceback: str = "") -> None:
         super().__init__(where, cause, remote_traceback)
@@ -155,14 +155,14 @@ class RemoteError(PeerError):
 
 
 class JoinRefusedError(PeerLostError):
-    """One side of a connection did not let the other in; ``end`` tells why."""
+    """One side of a connection refused the other; ``end`` gives the reason."""
 
     def __init__(self, text: str, end: str = "refused: token") -> None:
         super().__init__(text, end)
 
 
 class ResourceError(GiglLoaderError, OSError):
-    """This machine has no more of something: files it may open, disk, room for a file."""
+    """This machine ran out of open files, of disk space, or of space for a file."""
 
 
 _LIMITS = {

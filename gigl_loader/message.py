@@ -69,10 +69,10 @@ EDGE_TIME = "#EDGE_LABEL.time"
 META = "#META."
 SCALES = "#SCALES."
 """Before the key of features that are stored in fewer bytes: what makes float32 of them; see
-`gigl_loader.dataset.quantised`."""
+`gigl_loader.dataset.lookup`."""
 ROWS = "#ROWS"
 """``[n]`` uint8, of a batch that travels without rows: which they are; see
-`gigl_loader.sampler.later`."""
+`gigl_loader.sampler.row_exchange`."""
 ROWS_OF = "#ROWS_OF."
 """Before the key of rows whose ids no other tensor has: ``[num_rows]`` int64."""
 IS_HETERO = "#IS_HETERO"

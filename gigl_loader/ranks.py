@@ -63,7 +63,7 @@ def gather_from_ranks(value: T, world_size: int, kind: Any) -> list[T]:
     """Return ``value`` of every rank, by rank. All ranks have to call it.
 
     Args:
-        value: A dataclass, or None, numbers, texts, bytes, tuples, lists and dicts of these.
+        value: A dataclass, or None, numbers, strings, bytes, tuples, lists and dicts of these.
         world_size: Number of ranks.
         kind: Type of the value, such as ``tuple[bytes, str | None]``; the same on all ranks.
 

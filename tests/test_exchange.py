@@ -8,17 +8,29 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from exchange_in_threads import ThreadExchange, run_threads
 
+from gigl_loader import exchange, ranks
 from gigl_loader.exchange import AskedRanks, RankExchange
 
 
 class _Backend:
-    """Notes the devices of what it is given."""
+    """The process group of two ranks, of which this is the first: notes devices of what it gets."""
+
+    is_available = is_initialized = staticmethod(lambda: True)
 
     def __init__(self, name: str) -> None:
         self.name, self.devices = name, list[str]()
+
+    def get_world_size(self, group: Any) -> int:
+        return 2
+
+    def get_rank(self, group: Any) -> int:
+        return 0
+
+    def get_backend_config(self, group: Any) -> str:
+        # torch lists gloo for CUDA too; it takes tensors of the CPU alone
+        return f"cpu:{self.name},meta:{self.name}" if self.name == "gloo" else f"meta:{self.name}"
 
     def all_to_all_single(self, found: Any, given: Any, *sizes: Any, group: Any) -> None:
         assert found.dtype == given.dtype == torch.uint8
@@ -30,41 +42,35 @@ class _Backend:
 
 def _exchange(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[RankExchange, _Backend]:
     backend = _Backend(name)
-    for method in ("all_to_all_single", "all_reduce"):
-        monkeypatch.setattr(dist, method, getattr(backend, method))
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
-    monkeypatch.setattr(dist, "get_rank", lambda group: 0)
-    # torch lists gloo for CUDA too; it takes tensors of the CPU alone
-    known = f"cpu:{name},meta:{name}" if name == "gloo" else f"meta:{name}"
-    monkeypatch.setattr(dist, "get_backend_config", lambda group: known)
+    for module in (exchange, ranks):
+        monkeypatch.setattr(module, "dist", backend)
     return RankExchange(), backend
 
 
 @pytest.mark.parametrize("name", ["nccl", "another"])
 def test_rows_go_from_device_to_device(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    exchange, backend = _exchange(monkeypatch, name)
+    swaps, backend = _exchange(monkeypatch, name)
     rows = torch.empty((5, 3), device="meta", dtype=torch.bfloat16, requires_grad=True)
-    came = exchange.swap(rows, [2, 3], [4, 0])
+    came = swaps.swap(rows, [2, 3], [4, 0])
     assert came.device.type == "meta"
     assert came.shape == (4, 3)
     came.sum().backward()
     assert rows.grad is not None
     assert rows.grad.device.type == "meta"
-    assert exchange.total(rows).device.type == "meta"
+    assert swaps.total(rows).device.type == "meta"
     assert set(backend.devices) == {"meta"}, "nothing went through the CPU"
 
 
 def test_gloo_reads_the_memory_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    exchange, backend = _exchange(monkeypatch, "gloo")
-    exchange.swap(torch.empty(5, 3), [2, 3], [4, 0])
+    swaps, backend = _exchange(monkeypatch, "gloo")
+    swaps.swap(torch.empty(5, 3), [2, 3], [4, 0])
     assert backend.devices == ["cpu", "cpu"]
 
 
 def test_nccl_is_given_what_lies_on_the_cpu_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    exchange, backend = _exchange(monkeypatch, "nccl")
+    swaps, backend = _exchange(monkeypatch, "nccl")
     with pytest.raises(NotImplementedError):  # the stand-in has no values to bring back
-        exchange.swap(torch.empty(5, 3), [2, 3], [4, 0])
+        swaps.swap(torch.empty(5, 3), [2, 3], [4, 0])
     assert backend.devices == ["meta", "meta"]
 
 

@@ -8,21 +8,29 @@ import pytest
 
 from gigl_loader import _gloo, diagnose
 from gigl_loader._gloo import VARIABLE, interface_needed, interface_towards
-from gigl_loader.transport import addresses
+from gigl_loader.errors import ConfigError
+from gigl_loader.transport import sockets
 
-ROUTES = {"10.9.0.1": "10.9.0.7", "gpu0": "127.0.0.1", _gloo._ANYWHERE: "10.9.0.7"}
+ROUTES = {"10.9.0.1": "10.9.0.7", "gpu0": "127.0.0.1", "192.0.2.1": "10.9.0.7"}
 """Destination to the address that packets to it leave from."""
 
 
 @pytest.fixture
 def debian(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A machine whose name is 127.0.1.1, and whose ``eth7`` leads to the others."""
-    names = {"node1": "127.0.1.1", "gpu0": "127.0.1.1"}
+    names = {"node1": "127.0.1.1"}
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(socket, "gethostname", lambda: "node1")
-    monkeypatch.setattr(socket, "gethostbyname", lambda host: names.get(host, host))
-    monkeypatch.setattr(addresses, "address_towards", ROUTES.get)
-    monkeypatch.setattr(addresses, "interface_of", {"10.9.0.7": "eth7"}.get)
+
+    def address_towards(host: str) -> str:
+        if host not in ROUTES:
+            raise ConfigError(f"cannot reach {host!r} from this machine")
+        return ROUTES[host]
+
+    machine = SimpleNamespace(
+        own_name=lambda: ("node1", names["node1"]), address_towards=address_towards,
+        interface_of={"10.9.0.7": "eth7"}.get,
+    )  # fmt: skip
+    monkeypatch.setattr(_gloo, "sockets", machine)
     return SimpleNamespace(names=names)
 
 
@@ -31,6 +39,7 @@ def debian(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     [
         ("10.9.0.1", "eth7"),
         ("gpu0", "eth7"),  # rank 0 knows its own name as a loopback address: the default route
+        ("no-such-host.invalid", "eth7"),  # the same
         ("127.0.0.1", None),  # all on one machine
         ("localhost", None),
         ("", None),
@@ -63,16 +72,14 @@ def test_it_is_set_while_the_group_is_made(debian, caplog) -> None:
 
 def test_diagnose_names_it(debian, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "10.9.0.1")
-    found = diagnose._gloo()
+    (found,) = [one for one in diagnose.network() if one.name == "gloo"]
     assert found.bad
     assert f"export {VARIABLE}=eth7" in found.text
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert not diagnose._gloo().bad
+    assert not [one for one in diagnose.network() if one.name == "gloo" and one.bad]
 
 
 def test_interfaces_of_this_machine() -> None:
-    loopback = addresses.interface_of("127.0.0.1")
+    loopback = sockets.interface_of("127.0.0.1")
     assert loopback in {name for _, name in socket.if_nameindex()}
-    assert addresses.interface_of("192.0.2.200") is None
-    assert _gloo._address_towards("127.0.0.1") == "127.0.0.1"
-    assert _gloo._address_towards("no-such-host.invalid") == ""
+    assert sockets.interface_of("192.0.2.200") is None

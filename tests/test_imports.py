@@ -34,7 +34,6 @@ DOWNWARD = {
 
 ONLY_IMPORTERS = {
     "graphlearn_torch": {"_glt/__init__.py"},
-    "cryptography": {"transport/certs.py"},
     "socket": {
         *(_path(file) for file in (PACKAGE / "transport").glob("*.py")),
         "workers/pipe.py",  # a Unix pair that passes descriptors; multiprocessing has none whole
@@ -47,7 +46,6 @@ ONLY_IMPORTERS = {
         "memory/tensors.py",
         "options.py",  # asks whether keywords can go to workers; reads nothing
         "workers/pipe.py",
-        "workers/setup.py",
         "workers/worker.py",
     },
     "torch.distributed.rpc": {

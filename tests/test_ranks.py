@@ -1,6 +1,7 @@
 """What ranks tell each other, and where it lies meanwhile."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,50 +59,58 @@ def test_one_rank_needs_no_group() -> None:
         lambda: decide_with_ranks("a", 2, str, lambda found: "b", str),
     ],
 )  # fmt: skip
-def test_a_group_that_breaks_is_named(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any) -> Any:
-        raise RuntimeError("Connection closed by peer")
-
-    monkeypatch.setattr(ranks, "_finish", broken)
-    monkeypatch.setattr(dist, "get_backend_config", lambda group: "cpu:gloo")
-    monkeypatch.setattr(dist, "group", type("group", (), {"WORLD": _Whole()}))
+def test_a_group_that_breaks_is_named(ask: Any, group: "_Group") -> None:
+    group.fails = "Connection closed by peer"
     with pytest.raises(PeerError, match=r"broke while its ranks agreed .*Connection closed"):
         ask()
 
 
-class _Whole:
-    allgather = allreduce = broadcast = gather = None
-
-
-class _Work:
-    """A collective that does not end in time."""
+class _Group:
+    """A process group whose collectives change nothing, or fail as the test says."""
 
     def __init__(self) -> None:
+        self.backends, self.fails = "cpu:gloo", ""
         self.waits: list[Any] = []
+        self.options: Any = None
+        self.allreduce = self.allgather = self.broadcast = self.gather = self._collective
 
-    def __call__(self, options: Any) -> "_Work":
-        self.options = options
+    def _collective(self, *args: Any) -> "_Group":
+        self.options = args[-1]
         return self
 
     def wait(self, *timeout: Any) -> None:
         self.waits.append(timeout)
-        if timeout:
-            raise RuntimeError("timed out")
+        if self.fails:
+            raise RuntimeError(self.fails)
 
 
-def test_a_rank_that_was_not_heard_is_waited_for_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_unheard", [])
-    work, options = _Work(), type("Options", (), {})()
-    ranks._finish(work, options)
-    assert work.waits == [()], "as long as the group allows"
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> _Group:
+    """The process group that this process is in."""
+    found = _Group()
+    names = SimpleNamespace(
+        group=SimpleNamespace(WORLD=found), get_backend_config=lambda group: found.backends,
+        get_rank=lambda group=None: 0, ReduceOp=dist.ReduceOp,
+    )  # fmt: skip
+    monkeypatch.setattr(ranks, "dist", names)
+    return found
+
+
+def test_a_rank_that_was_not_heard_is_waited_for_shortly(group: _Group) -> None:
+    tell_ranks("a", 2, str)  # all come: whoever was suspected before is no more
+    group.waits.clear()
+    tell_ranks("a", 2, str)
+    assert group.waits == [(), ()], "its length and it: as long as the group allows"
     ranks.suspect_ranks("worker 3 of rank 1 did not answer")
+    group.fails = "timed out"
     with pytest.raises(PeerTimeoutError, match=r"within 30 s .*worker 3 of rank 1 did not"):
-        ranks._finish(work, options)
-    assert options.timeout.total_seconds() == ranks.SUSPECTED_S
-    assert work.waits[1][0].total_seconds() > ranks.SUSPECTED_S, "gloo's own error comes first"
-    monkeypatch.setattr(_Work, "wait", lambda self, *timeout: None)
-    ranks._finish(work, options)
-    assert ranks._unheard == [], "all have come: nobody is suspected any more"
+        tell_ranks("a", 2, str)
+    assert group.options.timeout.total_seconds() == ranks.SUSPECTED_S
+    ((limit,),) = group.waits[2:]
+    assert limit.total_seconds() > ranks.SUSPECTED_S, "gloo's own error comes first"
+    group.fails = ""
+    tell_ranks("a", 2, str)
+    assert group.waits[3:] == [(limit,), ()], "all have come: nobody is suspected any more"
 
 
 def test_options_that_differ_are_named_with_their_ranks() -> None:
@@ -122,25 +131,15 @@ def test_options_that_differ_are_named_with_their_ranks() -> None:
     ],
 )
 def test_where_tensors_lie_while_they_are_exchanged(
-    config: str, backends: dict[str, str], cpu: str, meta: str, monkeypatch: pytest.MonkeyPatch
+    config: str, backends: dict[str, str], cpu: str, meta: str, group: _Group
 ) -> None:
-    monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
+    group.backends = config
     assert backends_of() == backends
     assert exchanged_on(torch.device("cpu")).type == cpu
     assert exchanged_on(torch.device("meta")).type == meta
 
 
-def test_a_group_without_a_backend_for_the_cpu_says_what_to_add(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(dist, "get_backend_config", lambda group: "cuda:gloo")
+def test_a_group_without_a_backend_for_the_cpu_says_what_to_add(group: _Group) -> None:
+    group.backends = "cuda:gloo"
     with pytest.raises(ConfigError, match=r"add one, as in init_process_group.*cpu:gloo,cuda:nccl"):
         exchanged_on(torch.device("cpu"))
-
-
-@pytest.mark.parametrize("size", [0, 3, 8])
-def test_padding_is_zeros_and_is_cut_off_again(size: int) -> None:
-    data = bytes(range(1, size + 1))
-    padded = ranks._padded(data, 8)
-    assert padded.tolist() == [*data, *[0] * (8 - size)]
-    assert padded[:size].numpy().tobytes() == data

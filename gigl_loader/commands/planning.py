@@ -14,12 +14,10 @@ from typing import Any
 
 from gigl_loader.commands.status import add_security, host_and_port, security_of
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
-from gigl_loader.plan.costs import SHIPPED, Costs
 from gigl_loader.plan.expect import DegreeDistribution
-from gigl_loader.plan.job import DTYPE_BYTES, Job
 from gigl_loader.plan.measure import Answerer, Other
 from gigl_loader.plan.model import Plan, estimate
-from gigl_loader.plan.needs import graph_bytes, share_kept
+from gigl_loader.plan.needs import DTYPE_BYTES, SHIPPED, Costs, Job, graph_bytes, share_kept
 from gigl_loader.sizes import NUMBER, parse_size, read_number
 
 _LINK_GBIT = 10.0
@@ -341,7 +339,7 @@ def _what_would_fit(plan: Plan) -> str:
     if plan.enough is None:
         return "more machines do not help: take fewer ranks or workers, or smaller batches"
     kind = "storage machines" if plan.job.is_store else "machines"
-    return f"it would fit with {plan.enough:,} {kind}, or in features of fewer bytes"
+    return f"it would fit with {plan.enough:,} {kind}, or with quantized features"
 
 
 def _rows(title: str, values: dict[str, float], show: Any, total: bool = False) -> list[str]:

@@ -26,8 +26,8 @@ exit codes:
 
 
 def add_security(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say who may come in."""
-    group = parser.add_argument_group("who may come in", "without these, the environment says it")
+    """Add the options for authentication."""
+    group = parser.add_argument_group("authentication", "without these, that of the environment")
     group.add_argument("--tls", metavar="DIR", help="folder with ca.pem, cert.pem and key.pem")
     group.add_argument(
         "--insecure", action="store_true", default=None, help="plain sockets, on a closed network"

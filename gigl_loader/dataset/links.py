@@ -324,7 +324,7 @@ def split_partitions(
     seed: int = 0,
     overwrite: bool = False,
 ) -> None:
-    """Do what `split_links` does to a partition directory, one partition in memory at a time.
+    """Split the links of a partition directory, with one partition in memory at a time.
 
     Args:
         root: A directory that `DistDataset.load` reads.

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from gigl_loader import _glt
 from gigl_loader.dataset import disk, glt_attributes
+from gigl_loader.dataset.adjacency import weighted_view, with_times
 from gigl_loader.dataset.build import read_node_books
-from gigl_loader.dataset.by_attribute import weighted_view, with_times
 from gigl_loader.dataset.checks import check_edge_dir, check_partitions
 from gigl_loader.dataset.facts import PartitionFacts, make_schema
 from gigl_loader.dataset.identity import identity_of

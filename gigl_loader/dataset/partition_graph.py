@@ -19,6 +19,7 @@ from gigl_loader.dataset.directory import (
     complete_or_nothing,
 )
 from gigl_loader.dataset.disk import type_str
+from gigl_loader.dataset.lookup import FeatureDtype, check_feature_dtype, quantise
 from gigl_loader.dataset.progress import ProgressBar, showing
 from gigl_loader.dataset.pyg_graph import (
     CheckedGraph,
@@ -28,7 +29,6 @@ from gigl_loader.dataset.pyg_graph import (
     keep_neighbor_times,
     read_pyg,
 )
-from gigl_loader.dataset.quantised import FeatureDtype, check_feature_dtype, quantise
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
 from gigl_loader.dataset.view import Book, WithSplits
 from gigl_loader.dataset.view_writer import write_views

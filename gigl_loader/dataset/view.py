@@ -86,7 +86,7 @@ class Rows(Generic[A]):
     ids: A | None = None
     """``[num_rows]`` int64, ascending: the id of each row, where there is no ``index``."""
     scales: A | None = None
-    """Of features that are stored in fewer bytes, what makes float32 of them: ``[2, ...]``, scale
+    """Of quantized features, what makes float32 of them: ``[2, ...]``, scale
     and offset of each column, or ``[0]``; None: they are delivered as they are."""
 
     def __post_init__(self) -> None:

@@ -1,10 +1,10 @@
 from gigl_loader import GraphStoreInfo as GraphStoreInfo
 from gigl_loader import RemoteDistDataset as RemoteDistDataset
-from gigl_loader.remote.channel import RemoteReceivingChannel as RemoteReceivingChannel
 from gigl_loader.remote.client import async_request_server as async_request_server
 from gigl_loader.remote.client import init_compute_process as init_compute_process
 from gigl_loader.remote.client import request_server as request_server
 from gigl_loader.remote.client import shutdown_compute_process as shutdown_compute_process
+from gigl_loader.remote.receiving_channel import RemoteReceivingChannel as RemoteReceivingChannel
 from gigl_loader.remote.service import DistServer as DistServer
 from gigl_loader.remote.storage_process import StorageProcess as StorageProcess
 from gigl_loader.remote.storage_process import init_storage_process as init_storage_process

@@ -20,8 +20,7 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, NodeType
 from gigl_loader.device.prefetch import DevicePrefetcher
 from gigl_loader.errors import ConfigError
 from gigl_loader.exchange import RankExchange
-from gigl_loader.inference.chunks import Chunk, ChunkReader, Reads
-from gigl_loader.inference.layers import Layer, LayerFunction, layers_of
+from gigl_loader.inference.layers import Chunk, ChunkReader, Layer, LayerFunction, Reads, layers_of
 from gigl_loader.inference.modules import Norm
 from gigl_loader.inference.results import (
     ParquetRows,
@@ -30,10 +29,15 @@ from gigl_loader.inference.results import (
     check_parquet,
     model_digest,
 )
-from gigl_loader.inference.rows import OwnedRows, RowSource
-from gigl_loader.inference.sources import GraphSource, KeptTensors, PartitionGraph, StoredGraph
-from gigl_loader.memory.kernel_pages import give_back_freed
-from gigl_loader.memory.tensors import dtype_name, dtype_named
+from gigl_loader.inference.sources import (
+    GraphSource,
+    KeptTensors,
+    OwnedRows,
+    PartitionGraph,
+    RowSource,
+    StoredGraph,
+)
+from gigl_loader.memory.tensors import dtype_name, dtype_named, give_back_freed
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 logger = logging.getLogger(__name__)
@@ -90,8 +94,8 @@ def full_graph_inference(
     way: finished chunks are kept, if a digest says that they are whole.
 
     Args:
-        model_or_layers: A `BasicGNN` of PyG in evaluation mode, with ``jk=None`` or ``"last"``. Or
-            a list, with an item for each layer: layers of PyG (``HeteroConv`` on a heterogeneous
+        model_or_layers: PyG's ``BasicGNN`` in evaluation mode, with ``jk=None`` or ``"last"``. Or a
+            list, with an item for each layer: layers of PyG (``HeteroConv`` on a heterogeneous
             graph), or callables ``(x_src, edge_index, num_dst) -> x_dst``: in ``x_src`` the
             ``num_dst`` destinations come first, ``edge_index`` counts its rows. On a heterogeneous
             graph all of these are dicts by type, with the destinations of one type at a time. A

@@ -18,8 +18,7 @@ from torch_geometric.data import Data, HeteroData
 from gigl_loader.dataset.adjacency import all_edges
 from gigl_loader.dataset.build import owned_ids
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.lookup import RowLookup
-from gigl_loader.dataset.quantised import widened
+from gigl_loader.dataset.lookup import RowLookup, widened
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     SPLITS,

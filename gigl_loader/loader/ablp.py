@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
-from gigl_loader.collate.labels import add_labels
+from gigl_loader.collate.pyg import add_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,

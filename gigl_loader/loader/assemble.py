@@ -27,7 +27,7 @@ from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.config import SamplerClass
 from gigl_loader.loader.in_process import InProcessSource, check_in_process
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, runtime_or_alone
-from gigl_loader.loader.shared_input import RankInput, share_input, told_to_others, weighted_types
+from gigl_loader.loader.seed_input import RankInput, share_input, told_to_others, weighted_types
 from gigl_loader.loader.world import agree_on_seed
 from gigl_loader.ranks import end_group
 from gigl_loader.remote.service import DistServer

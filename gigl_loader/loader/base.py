@@ -18,8 +18,13 @@ from gigl_loader._glt import (
     RemoteDistSamplingWorkerOptions,
     SamplingConfig,
 )
-from gigl_loader.collate.pyg import batch_types, to_data, to_hetero_data, with_widened_features
-from gigl_loader.collate.sampler_output import transformed
+from gigl_loader.collate.pyg import (
+    batch_types,
+    to_data,
+    to_hetero_data,
+    transformed,
+    with_widened_features,
+)
 from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
@@ -416,7 +421,7 @@ class BaseDistLoader(DistLoader):
 
     @property
     def sampler(self) -> Any:
-        """Raise: a loader has no sampler of torch's, as accelerate's `skip_first_batches` wants."""
+        """Raise: a loader has no torch sampler, which accelerate's ``skip_first_batches`` wants."""
         raise _NotTorchsError(
             f"a {type(self).__name__} has no sampler of torch's: it numbers its batches by itself. "
             "To go on within an epoch, as skip_first_batches does, keep loader.state_dict() and "

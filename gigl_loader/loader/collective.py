@@ -38,7 +38,7 @@ from gigl_loader.memory.segments import Array, align, nbytes_of
 from gigl_loader.memory.slots import layout_of, write_fields
 from gigl_loader.message import Field
 from gigl_loader.ranks import backends_of
-from gigl_loader.sampler.questions import Drawn, DrawRequest, RowsAnswer, RowsRequest
+from gigl_loader.sampler.plan import Drawn, DrawRequest, RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import LocalReader, Scratch
 from gigl_loader.transport import codec
 

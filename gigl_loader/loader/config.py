@@ -19,9 +19,9 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
     plain_edge_type,
 )
-from gigl_loader.device.pin import PinMemoryError, PinnedRange
+from gigl_loader.device.prefetch import PinMemoryError, PinnedRange
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.channel import ShmChannel
+from gigl_loader.memory.leases import ShmChannel
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sizes import parse_size

@@ -32,10 +32,9 @@ from gigl_loader.loader.collective import AnswerFailedError, CollectivePeers, Pa
 from gigl_loader.memory.segments import Array, align, nbytes_of
 from gigl_loader.message import Field
 from gigl_loader.ranks import backends_of
-from gigl_loader.sampler.later import LaterRows
-from gigl_loader.sampler.questions import RowsRequest
+from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.sampler.reader import LocalReader
-from gigl_loader.sampler.row_exchange import rows_request
+from gigl_loader.sampler.row_exchange import LaterRows, rows_request
 
 # Of all types that a row of features may be copied as, whatever it holds: bits stay bits.
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}

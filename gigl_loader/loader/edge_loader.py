@@ -14,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
-from gigl_loader.collate.labels import add_edge_labels
+from gigl_loader.collate.pyg import add_edge_labels
 from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (

@@ -240,7 +240,7 @@ class LoaderStats(BatchCounts):
         if self._hit_rate is not None:
             return (
                 f"network-bound: {where}; the cache has {self._hit_rate:.0%} of the rows that are "
-                "asked for: raise remote_cache, lower num_neighbors, or store rows in fewer bytes"
+                "asked for: raise remote_cache, lower num_neighbors, or store quantized rows"
             )
         if remote_bytes == 0:
             return f"network-bound: {where}; lower num_neighbors, or use a faster network"

@@ -24,7 +24,7 @@ _DEFAULT_CPU_THREADS = 2
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """Deprecated way to say which machine this is; ``torch.distributed`` says it by itself."""
+    """Deprecated: names this machine and its rank, which ``torch.distributed`` knows by itself."""
 
     main_worker_ip_address: str
     global_rank: int

@@ -124,7 +124,7 @@ class Mappings:
 
     Args:
         most_idle: Mappings to keep beyond those in use. A worker has two or three slots, and each
-            mapping that is made anew costs page faults for a whole batch.
+            mapping that is recreated costs page faults for a whole batch.
     """
 
     def __init__(self, most_idle: int = 16) -> None:

@@ -31,7 +31,7 @@ from gigl_loader.dataset.partition_graph import partition_graph
 from gigl_loader.loader.node_loader import DistNeighborLoader
 from gigl_loader.memory.segments import Array
 from gigl_loader.plan import measure, trial_cluster
-from gigl_loader.plan.costs import Costs
+from gigl_loader.plan.needs import Costs
 from gigl_loader.plan.trial_cluster import BatchKind, Took
 from gigl_loader.processes import start_fork_server
 

@@ -44,7 +44,7 @@ class DegreeDistribution:
 
     @classmethod
     def uniform(cls, nodes: float, edges: float) -> "DegreeDistribution":
-        """Return a graph whose edges fall anywhere: degrees follow Poisson's law."""
+        """Return a graph whose edges fall anywhere: degrees follow Poisson's distribution."""
         # Poisson's variance is its mean: what is past six of its standard deviations is next to
         # nothing.
         mean = edges / nodes

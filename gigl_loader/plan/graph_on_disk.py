@@ -13,7 +13,7 @@ from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.mapped import is_mapped_format
 from gigl_loader.errors import ConfigError
 from gigl_loader.plan.expect import DegreeDistribution
-from gigl_loader.plan.job import BOOKS
+from gigl_loader.plan.needs import BOOKS
 
 
 def read_root(root: Path) -> tuple[dict[str, Any], DegreeDistribution, int]:

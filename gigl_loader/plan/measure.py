@@ -214,7 +214,7 @@ class Answerer:
     Args:
         host: Address of this machine.
         port: 0: any that is free.
-        security: Who may come in.
+        security: Authentication and encryption.
 
     Raises:
         ConfigError: It would be open to strangers, or cannot listen there.

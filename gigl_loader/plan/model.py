@@ -7,10 +7,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from gigl_loader.plan.costs import Costs
 from gigl_loader.plan.expect import BatchSize, DegreeDistribution, expect
-from gigl_loader.plan.job import CONCURRENCY, DTYPE_BYTES, Job
-from gigl_loader.plan.needs import connections_of, descriptors_of, memory_of, start_of
+from gigl_loader.plan.needs import (
+    CONCURRENCY,
+    DTYPE_BYTES,
+    Costs,
+    Job,
+    connections_of,
+    descriptors_of,
+    memory_of,
+    start_of,
+)
 
 __all__ = ["Job", "Plan", "estimate"]
 
@@ -72,7 +79,7 @@ def estimate(job: Job, costs: Costs, degrees: DegreeDistribution | None = None) 
     Args:
         job: The job.
         costs: Of the machines.
-        degrees: The graph, where it is known better than by a law.
+        degrees: The graph, where it is known better than by a distribution.
 
     Raises:
         ConfigError: The batches cannot be.

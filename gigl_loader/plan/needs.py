@@ -1,6 +1,8 @@
-"""Needs of a job: memory, connections and open files, and time until the first batch.
+"""A job and what it needs: its costs, memory, connections, open files, time until the first batch.
 
-Memory is that of a machine by part, each term as the code takes it::
+`Job` is the subject of a plan: a graph, how it is sampled, and the machines. `Costs` of a machine's
+work are measured once by ``gigl-loader plan --calibrate`` and kept as JSON. Memory is that of a
+machine by part, each term as the code takes it::
 
     graph        what partitions lie in          dataset/: shared, once per machine
     slots        finished batches                memory/slots.py: of workers, read by trainers
@@ -14,10 +16,265 @@ Work memory is kept for the next batch (`Scratch`, `keep_freed_memory`), so what
 most is held all the time.
 """
 
-from gigl_loader.plan.costs import Costs
-from gigl_loader.plan.expect import BatchSize
-from gigl_loader.plan.job import CONCURRENCY, Job
+import json
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from gigl_loader.errors import ConfigError
+from gigl_loader.plan.expect import BatchSize, DegreeDistribution
 from gigl_loader.rowcache.tables import WINDOW, Matrix, Owner, RowTable, segment_bytes, tables_of
+
+SHIPPED = Path(__file__).with_name("costs.json")
+"""Costs of the machine that this package was developed on."""
+
+
+_TEXTS = ("machine", "date")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """CPU seconds, bytes and seconds of single pieces of work."""
+
+    machine: str
+    date: str
+    batch_s: float
+    """CPU seconds of a batch, whatever is in it; all these are of one core."""
+    edge_s: float
+    """CPU seconds for an edge: drawing and labelling it."""
+    node_s: float
+    """CPU seconds for a distinct node: labelling it and finding its row."""
+    row_byte_s: float
+    """CPU seconds for a byte of a row: copying it into the batch."""
+    asked_batch_s: float
+    """CPU seconds of all processes for the messages of a batch that other partitions draw for."""
+    asked_edge_s: float
+    """CPU seconds of both ends for an edge that another partition drew: request, answer, merge."""
+    asked_rows_s: float
+    """CPU seconds for a batch that requests rows from other partitions."""
+    asked_row_s: float
+    """CPU seconds of both ends for a row of another partition, without its bytes."""
+    asked_byte_s: float
+    """CPU seconds for a byte of such a row."""
+    cached_batch_s: float
+    """CPU seconds for a batch of a loader that caches rows."""
+    cached_row_s: float
+    """CPU seconds for a row of another partition that a batch needs: keep it or not, find it."""
+    cached_byte_s: float
+    """CPU seconds for a byte of a cached row: copying it."""
+    kept_batch_s: float
+    """CPU seconds for a batch of a rank that caches rows of storage servers."""
+    kept_row_s: float
+    """CPU seconds for a row that such a batch needs."""
+    kept_byte_s: float
+    """CPU seconds for a byte of a row that such a cache has."""
+    sent_batch_s: float
+    """CPU seconds for a batch that a storage server hands out."""
+    sent_edge_s: float
+    """CPU seconds for an edge of a batch that a storage server hands out, with its ids."""
+    sent_rows_s: float
+    """CPU seconds for a batch whose rows are requested from servers."""
+    sent_row_s: float
+    """CPU seconds for a row that a server sends to a rank, without its bytes."""
+    sent_byte_s: float
+    """CPU seconds for a byte of such a row."""
+    received_batch_s: float
+    """CPU seconds for a batch that a rank receives."""
+    received_edge_s: float
+    received_rows_s: float
+    received_row_s: float
+    received_byte_s: float
+    plain_s_per_gb: float
+    """CPU seconds for 10**9 bytes, of each end of a connection."""
+    tls_s_per_gb: float
+    """CPU seconds for 10**9 bytes over TLS, at each end of a connection."""
+    plain_gb_per_s: float
+    """10**9 bytes per second of rows on a connection within the machine, or on four to a second
+    host. For people: a plan's limits are cores and links."""
+    tls_gb_per_s: float
+    """10**9 bytes per second over TLS, measured as ``plain_gb_per_s``."""
+    link_s_per_gb: float
+    """CPU seconds for 10**9 bytes that cross a link, of both ends, beyond what they cost within a
+    machine: packets. 0: not known, a single machine cannot measure it."""
+    link_gbit: float
+    """10**9 bits per second that a link to a second host carried; 0: none was given."""
+    process_bytes: float
+    """Memory of its own of a training process with a loader, before there is a graph."""
+    supervisor_bytes: float
+    """Memory of the process that starts a loader's workers and watches them."""
+    worker_bytes: float
+    """Memory of a sampling process."""
+    library_bytes: float
+    """Bytes of the libraries that all of them map, once for each machine."""
+    process_start_s: float
+    """CPU seconds of a training process until its first batch: imports, mostly."""
+    supervisor_start_s: float
+    """CPU seconds to start the process that starts a loader's workers."""
+    worker_start_s: float
+    """CPU seconds to start a sampling process."""
+    load_s_per_gb: float
+    """Seconds for 10**9 bytes of a partition, whose files are in the page cache."""
+    spread: float
+    """How far rounds of the measurement were apart, as a share: half of the range."""
+
+    @classmethod
+    def read(cls, path: Path) -> "Costs":
+        """Return the costs in a file.
+
+        Raises:
+            ConfigError: It cannot be read, or is something else.
+        """
+        try:
+            content = json.loads(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"costs {path} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigError(f"costs {path} are no JSON: {error}") from error
+        # All and no others: a file of another version has other kinds of work, and a plan with some
+        # of them at 0 would promise too much.
+        names = {field.name for field in fields(cls)}
+        if not isinstance(content, dict) or set(content) != names:
+            raise ConfigError(
+                f"costs {path} must have the keys {', '.join(sorted(names))}: make them with "
+                "gigl-loader plan --calibrate FILE"
+            )
+        for name, value in content.items():
+            # JSON has true, which is an int, and Python's reads NaN and Infinity.
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if name not in _TEXTS and not (is_number and 0 <= value < math.inf):
+                raise ConfigError(f"costs {path}: {name} must be a number >= 0, got {value!r}")
+        return cls(**content)
+
+    def write(self, path: Path) -> None:
+        """Write them to a file."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+Deployment = Literal["colocated", "graph-store"]
+
+DTYPE_BYTES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1,
+    "int16": 2, "int32": 4, "int64": 8, "bool": 1,
+}  # fmt: skip
+BOOKS = "books"
+"""Key of `Job.resident` for the partition books, which are the same in each part."""
+CONCURRENCY = 4
+"""Batches under way per worker, and fetches per server: the loaders' default."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A graph, how it is sampled, and the machines."""
+
+    nodes: float
+    edges: float
+    dim: int
+    """Columns of the node features."""
+    fanouts: tuple[int, ...]
+    batch_size: int
+    machines: int
+    """Training machines."""
+    dtype: str = "float32"
+    ranks_per_machine: int = 1
+    workers: int = 1
+    """Sampling processes of each rank; graph store: of each server and rank."""
+    cores: int = 16
+    """CPU cores of each machine."""
+    link_gbit: float = 10.0
+    """10**9 bits per second of a machine, in each direction."""
+    step_ms: float = 0.0
+    """Milliseconds of the model for a batch; 0: none, loading is all there is."""
+    deployment: Deployment = "colocated"
+    servers: int = 0
+    """Storage machines of a graph store."""
+    cache: float = 0.0
+    """Share of the rows of other machines that each machine keeps."""
+    encrypted: bool = False
+    resident: tuple[tuple[str, float], ...] = ()
+    """Bytes by part that the largest partition takes in memory; empty: reckoned, not known."""
+    memory_gb: float | None = None
+    """10**9 bytes of each machine; None: not checked."""
+    disk_gb_per_s: float = 1.0
+    """10**9 bytes per second that partitions are read with."""
+    remote: float | None = None
+    """Share of neighbours that are in another partition. None: as if parts were drawn."""
+    law: str = "uniform"
+    """Distribution of degrees, where the graph is not there: ``"uniform"`` or ``"power-law"``."""
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "edges", "batch_size", "machines", "ranks_per_machine", "workers",
+                     "cores", "link_gbit", "memory_gb", "disk_gb_per_s"):  # fmt: skip
+            value = getattr(self, name)
+            # "not (>)", so that NaN, of which every comparison is false, is refused as well.
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ConfigError(f"{name} must be above 0, got {value}")
+        if not (self.dim >= 0 and 0 <= self.step_ms < math.inf):
+            raise ConfigError(f"dim and step_ms must not be negative: {self.dim}, {self.step_ms}")
+        if self.dtype not in DTYPE_BYTES:
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
+        self._check_machines()
+        for name in ("cache", "remote"):
+            share = getattr(self, name)
+            if share is not None and not 0 <= share <= 1:
+                raise ConfigError(f"{name} is a share, 0 to 1, got {share}")
+        if self.law not in ("uniform", "power-law"):
+            raise ConfigError(f'law must be "uniform" or "power-law", got {self.law!r}')
+
+    def _check_machines(self) -> None:
+        if self.deployment not in ("colocated", "graph-store"):
+            raise ConfigError(
+                f'deployment must be "colocated" or "graph-store", got {self.deployment!r}'
+            )
+        # Said twice, so that neither is guessed: a count of servers alone may be a slip.
+        if (self.deployment == "graph-store") != (self.servers > 0) or self.servers < 0:
+            raise ConfigError(
+                'servers must be above 0 with deployment "graph-store", and 0 with "colocated": '
+                f"got {self.servers} with {self.deployment!r}"
+            )
+        if self.parts > self.nodes:
+            raise ConfigError(f"{self.nodes:,.0f} nodes cannot be in {self.parts:,} parts")
+
+    @property
+    def is_store(self) -> bool:
+        """Whether storage machines are apart from those that train."""
+        return self.servers > 0
+
+    @property
+    def parts(self) -> int:
+        """Machines that hold the graph."""
+        return self.servers or self.machines
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of features, as it is stored."""
+        return self.dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def remote_share(self) -> float:
+        """Share of what a machine samples that another machine holds."""
+        if self.parts == 1:
+            return 0.0
+        return (1 - 1 / self.parts) if self.remote is None else self.remote
+
+    def with_machines(self, machines: int, servers: int) -> "Job":
+        """Return the job on others: a partitioning is as much better than drawn parts as before."""
+        # Parts become smaller as they become more; the book of owners is of all nodes in each.
+        found = replace(self, machines=machines, servers=servers, remote=None)
+        times = self.parts / found.parts
+        resident = [(name, n if name == BOOKS else n * times) for name, n in self.resident]
+        found = replace(found, resident=tuple(resident))
+        if self.remote is None or self.parts == 1:
+            return found
+        # Relative to parts that are drawn: half as many remote neighbours stay half as many.
+        drawn = 1 - 1 / self.parts
+        return replace(found, remote=min(1.0, self.remote * found.remote_share / drawn))
+
+    def degrees(self) -> DegreeDistribution:
+        """Return the graph by the distribution of its degrees."""
+        make = DegreeDistribution.uniform if self.law == "uniform" else DegreeDistribution.power_law
+        return make(self.nodes, self.edges)
+
 
 _GROWN = 1.25
 """Work memory that was too small is made this much larger than what did not fit."""

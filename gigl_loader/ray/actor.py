@@ -27,8 +27,8 @@ from gigl_loader.commands import status
 from gigl_loader.errors import GiglLoaderError, ResourceError, signal_name
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security, address_towards
-from gigl_loader.transport.addresses import is_free
 from gigl_loader.transport.security import INSECURE_VARIABLE, TLS_DIR_VARIABLE, TOKEN_VARIABLE
+from gigl_loader.transport.sockets import is_free
 
 _PORTS = (20000, 32000)
 """Above the ports of Ray's own workers, below those that the kernel gives to outgoing connections:
@@ -44,8 +44,6 @@ _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _STOP_S = 20.0
 # of its log, kept for `last_log`: room for a traceback
 _LINES = 30
-# started anew, not forked: an actor has threads, and Ray's connections
-_COMMAND = (sys.executable, "-m", "gigl_loader.ray.actor")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -65,6 +63,9 @@ class ServerOptions:
     """Environment with the credentials of the cluster."""
     arguments: tuple[str, ...] = ()
     """Further ones for ``gigl-loader serve``."""
+    # started anew, not forked: an actor has threads, and Ray's connections
+    command: tuple[str, ...] = (sys.executable, "-m", "gigl_loader.ray.actor")
+    """What the child runs; its further arguments are the parent's pid and those of ``serve``."""
     max_restarts: int = -1
     health_timeout_s: float = 30.0
     load_timeout_s: float = 1800.0
@@ -194,7 +195,7 @@ class StorageServer:
         # larger than that of any start before, on whatever node; below 2**53, exact as JSON number
         self._generation = time.time_ns() // 1000
         self._child = subprocess.Popen(
-            [*_COMMAND, str(os.getpid()), *argv],
+            [*self._options.command, str(os.getpid()), *argv],
             env={**inherited, **options.environment}, stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True, errors="replace",
         )  # fmt: skip

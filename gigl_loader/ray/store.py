@@ -15,13 +15,7 @@ from gigl_loader.ray.actor import ServerOptions, StorageServer, free_address
 from gigl_loader.ray.watchdog import Watchdog
 from gigl_loader.remote.info import GraphStoreInfo
 from gigl_loader.remote.membership import PATIENCE_S, check_patience
-from gigl_loader.transport.certs import token as fresh_token
-from gigl_loader.transport.security import (
-    INSECURE_VARIABLE,
-    TLS_DIR_VARIABLE,
-    TOKEN_VARIABLE,
-    Security,
-)
+from gigl_loader.transport.security import Security
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +47,7 @@ class GraphStore:
         self._closed = False
 
     def status(self) -> list[dict[str, Any]]:
-        """Return how each server is, by rank; at once, from what each said last.
+        """Return the last reported state of each server, by rank; never waits.
 
         ``state`` (``starting``, ``loading``, ``serving``, ``restarting``, ``failed``, ``stopped``),
         ``node``, ``pid``, ``generation`` (which of several starts it is), ``restarts`` (of its
@@ -126,8 +120,8 @@ def start_graph_store(
     Ray starts the actor again where it, or its node, is lost. A server, or an actor, that is
     stopped is killed after ``health_timeout``. Batches do not go through Ray.
 
-    Who may come in is said as in ``init_storage_process``; where nothing says it, a fresh token is
-    drawn. Processes that train need `GraphStore.environment`.
+    Authentication is set as in ``init_storage_process``; where none is, a fresh token is drawn.
+    Processes that train need `GraphStore.environment`.
 
     Args:
         root: Folder that ``partition_graph`` wrote, under the same path on all nodes.
@@ -163,7 +157,7 @@ def start_graph_store(
     _check_times(health_timeout, reconnect_timeout, start_timeout)
     check_patience(network_timeout)
     # all that can be refused, before Ray is asked for anything
-    environment = _environment(tls_dir, token, insecure)
+    environment = Security.resolve(tls_dir, token, insecure).or_token().environment
     ray = _connected_ray()
     # one for all steps: what placing takes, loading does not have
     deadline = time.monotonic() + start_timeout
@@ -199,7 +193,7 @@ def start_graph_store(
             lost_after_s=reconnect_timeout, num_partitions=num_servers,
         )  # fmt: skip
         watchdog.start()
-        _wait_until_all_serve(watchdog, deadline, start_timeout)
+        watchdog.wait_until_all_serve(deadline, start_timeout)
     # Ctrl-C, too: actors and their places outlast this call
     except BaseException:
         if watchdog is not None:
@@ -253,20 +247,6 @@ def _connected_ray() -> Any:
             "machine alone"
         )
     return ray
-
-
-def _environment(tls_dir: str | None, token: str | None, insecure: bool | None) -> dict[str, str]:
-    """Return the variables that tell servers and clients who may come in."""
-    security = Security.resolve(tls_dir, token, insecure)
-    found = {}
-    if security.tls_dir:
-        found[TLS_DIR_VARIABLE] = security.tls_dir
-    if security.mode.name == "INSECURE":
-        found[INSECURE_VARIABLE] = "1"
-    if security.token:
-        found[TOKEN_VARIABLE] = security.token
-    # nothing was said: servers beyond loopback need something, and a token needs no files
-    return found or {TOKEN_VARIABLE: fresh_token()}
 
 
 # -- on the Ray cluster ---------------------------------------------------------------------------
@@ -372,37 +352,6 @@ def _free_address(rank: int, num_servers: int) -> tuple[str, int]:
     import ray
 
     return free_address(rank, num_servers, ray.util.get_node_ip_address())
-
-
-def _wait_until_all_serve(watchdog: Watchdog, deadline: float, timeout_s: float) -> None:
-    """Return when all servers serve.
-
-    Raises:
-        PeerError: One ended before it served: it would end again.
-        PeerTimeoutError: The time is over.
-    """
-
-    def broken(servers: list[dict[str, Any]]) -> list[int]:
-        return [i for i, one in enumerate(servers) if one.get("why") and not one.get("served")]
-
-    def decided(servers: list[dict[str, Any]]) -> bool:
-        return bool(broken(servers)) or all(one["state"] == "serving" for one in servers)
-
-    in_time = watchdog.wait_for(decided, max(0.0, deadline - time.monotonic()))
-    servers = watchdog.health()
-    # ahead of the watchdog's error, which has no lines of the log
-    if failed := broken(servers):
-        one = servers[failed[0]]
-        log = "\n".join(one.get("last_log", []))
-        raise PeerError(f"storage server {failed[0]} did not start: {one['why']}\n{log}")
-    if watchdog.error is not None:
-        raise watchdog.error
-    if not in_time:
-        states = {rank: one["state"] for rank, one in enumerate(servers)}
-        raise PeerTimeoutError(
-            f"not all storage servers serve after {timeout_s:.0f} s: {states}; see the logs of "
-            "their actors, or raise start_timeout"
-        )
 
 
 def _info(num_servers: int, master: tuple[str, int]) -> GraphStoreInfo:

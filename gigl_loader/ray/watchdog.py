@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gigl_loader.errors import ServerDiedError
+from gigl_loader.errors import PeerError, PeerTimeoutError, ServerDiedError
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 
 _log = logging.getLogger(__name__)
@@ -100,6 +100,40 @@ class Watchdog:
         with self._changed:
             return self._changed.wait_for(
                 lambda: self.error is not None or done(self.health()), timeout_s
+            )
+
+    def wait_until_all_serve(self, deadline: float, timeout_s: float) -> None:
+        """Return when all servers serve.
+
+        Args:
+            deadline: Until when (`time.monotonic`).
+            timeout_s: The limit to name in the error.
+
+        Raises:
+            PeerError: One ended before it served: it would end again.
+            PeerTimeoutError: The time is over.
+        """
+
+        def broken(servers: list[dict[str, Any]]) -> list[int]:
+            return [i for i, one in enumerate(servers) if one.get("why") and not one.get("served")]
+
+        def decided(servers: list[dict[str, Any]]) -> bool:
+            return bool(broken(servers)) or all(one["state"] == "serving" for one in servers)
+
+        in_time = self.wait_for(decided, max(0.0, deadline - time.monotonic()))
+        servers = self.health()
+        # ahead of the watchdog's error, which has no lines of the log
+        if failed := broken(servers):
+            one = servers[failed[0]]
+            log = "\n".join(one.get("last_log", []))
+            raise PeerError(f"storage server {failed[0]} did not start: {one['why']}\n{log}")
+        if self.error is not None:
+            raise self.error
+        if not in_time:
+            states = {rank: one["state"] for rank, one in enumerate(servers)}
+            raise PeerTimeoutError(
+                f"not all storage servers serve after {timeout_s:.0f} s: {states}; see the logs of "
+                "their actors, or raise start_timeout"
             )
 
     def _run(self) -> None:

@@ -219,7 +219,7 @@ class SamplerMessage:
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ConfigError(
                 f"keywords of {value.class_path} cannot be sent to storage servers "
-                f"({error}): give None, numbers, texts, bytes, and lists and dicts of these"
+                f"({error}): give None, numbers, strings, bytes, and lists and dicts of these"
             ) from error
         return cls(value.class_path, value.keywords)
 

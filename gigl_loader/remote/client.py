@@ -257,7 +257,7 @@ def ask_servers(
         func: The method; one that may be called again.
         requests: The arguments by server.
         timeout_s: How long all of them may take.
-        reconnect_s: How long a lost server without a twin may be away; 0: it is an error.
+        reconnect_s: How long a lost server without a replica may be away; 0: it is an error.
 
     Raises:
         PeerError: A server is lost, or did not answer in time.

@@ -4,11 +4,12 @@
 
     watch     one per server: tells that this process is here, and hears of the end
     calls     a few per server: each has one question under way; a free one is taken, or one opened
-    batches   one per loader and server: see `gigl_loader.remote.channel`
+    batches   one per loader and server: see `gigl_loader.remote.receiving_channel`
 """
 
 import contextlib
 import logging
+import re
 import secrets
 import threading
 import time
@@ -341,6 +342,8 @@ class ServerConnection:
         if isinstance(error, PeerTimeoutError | ProtocolError | JoinRefusedError):
             return error  # they name it
         if isinstance(error, ConfigError | UsageError | PeerError):
+            if re.match(rf"storage server {self.rank}\b", str(error)):
+                return error  # it names it, too: once is enough
             with contextlib.suppress(TypeError):  # its arguments are not one text
                 return type(error)(f"{self.name}: {error}")
         return error if isinstance(error, Exception) else PeerError(f"{self.name}: {error!r}")

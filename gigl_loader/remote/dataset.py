@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 from torch import Tensor
 
-from gigl_loader.dataset.holders import Share, shares_of
+from gigl_loader.dataset.identity import Share, shares_of
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,
@@ -32,8 +32,8 @@ from gigl_loader.options import DEFAULT_RECONNECT_S, DEFAULT_TIMEOUT_S, check_re
 from gigl_loader.ranks import tell_ranks
 from gigl_loader.remote.client import ask_servers
 from gigl_loader.remote.info import GraphStoreInfo
-from gigl_loader.remote.lookup import StoreLookup
 from gigl_loader.remote.requests import ABLPRequest, NodeIdsRequest
+from gigl_loader.remote.row_requests import StoreLookup
 from gigl_loader.remote.service import DistServer
 from gigl_loader.transport.failures import Failure, describe, rebuild
 
@@ -140,12 +140,12 @@ class RemoteDistDataset:
 
     @property
     def cluster_info(self) -> GraphStoreInfo:
-        """The clusters."""
+        """Addresses and sizes of both clusters."""
         return self._cluster_info
 
     @property
     def local_rank(self) -> int:
-        """This process on its machine."""
+        """Rank of this process on its machine."""
         return self._local_rank
 
     # -- what it is -----------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class RemoteDistDataset:
         return schema.num_classes.get(DEFAULT_HOMOGENEOUS_NODE_TYPE, 0)
 
     def fetch_graph_identity(self) -> str:
-        """Return what tells the servers' graph from another: see `DistDataset.graph_identity`."""
+        """Return the identity of the servers' graph; see `DistDataset.graph_identity`."""
         return cast("str", self._ask(0, "get_graph_identity"))
 
     def fetch_num_nodes(self) -> dict[NodeType, int]:
@@ -202,7 +202,7 @@ class RemoteDistDataset:
         return self._ask(0, "get_node_partition_book", node_type)
 
     def fetch_edge_partition_book(self, edge_type: EdgeType | None = None) -> Any:
-        """Return the owner of each edge of a type; None where there is nothing to look up."""
+        """Return the owner of each edge of a type; None where there is one partition."""
         return self._ask(0, "get_edge_partition_book", edge_type)
 
     # -- input ----------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class RemoteDistDataset:
         split: str | None = None,
         node_type: NodeType | None = None,
     ) -> dict[int, Tensor]:
-        """Return ``{server_rank: ids}``: the ids of the servers that a compute rank is given.
+        """Return ``{server_rank: ids}``: the share of one compute rank.
 
         Whole servers are handed out contiguously, as in GiGL: of 4 servers, rank 0 of 2 has all
         ids of servers 0 and 1, and none of the others. A server is cut only where counts do not

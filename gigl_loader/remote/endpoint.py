@@ -1,73 +1,42 @@
-"""The server's side of the network: who is here, which job is served, and what they ask."""
+"""The server's side of the network: it listens, hands on what is asked, and ends."""
 
 import logging
-import secrets
-import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from gigl_loader.errors import (
-    ConfigError,
-    GiglLoaderError,
-    PeerError,
-    PeerLostError,
-    ServerDiedError,
-)
+from gigl_loader.errors import PeerError, PeerLostError
 from gigl_loader.logs import answering
 from gigl_loader.remote.calls import Call
-from gigl_loader.remote.compact import Addresses, Runs
-from gigl_loader.remote.jobs import Attendance, JobBook, Member, ServerBook
-from gigl_loader.remote.leader import Leader
-from gigl_loader.remote.membership import (
-    Join,
-    News,
-    Role,
-    Watch,
-    check_figures,
-    check_same,
-)
-from gigl_loader.remote.refusals import RefusedJoins
+from gigl_loader.remote.jobs import Member
+from gigl_loader.remote.membership import Leader, News, Role, Watch
+from gigl_loader.remote.presence import Presence
 from gigl_loader.remote.requests import FetchAnswer, FetchRequest, GiveBack, Nothing
-from gigl_loader.remote.sender import BatchSender
-from gigl_loader.remote.server_rendezvous import RendezvousTable, ServerRendezvous
+from gigl_loader.remote.server_rendezvous import ServerRendezvous
 from gigl_loader.remote.service import CALLS, OBSERVER, DistServer, caller
-from gigl_loader.threads import new_thread, nothing_hangs_on_it
-from gigl_loader.transport import Caller, End, Listener, Method, Peer, Security
+from gigl_loader.threads import new_thread
+from gigl_loader.transport import End, Listener, Method, Peer, Security
 
 _log = logging.getLogger(__name__)
 
 # a quarter of the shortest grace that it looks after (`KILLED_GRACE_S`)
 _TICK_S = 0.25
 _HEALTH_EVERY_S = 60.0
-_ANSWERS_S = 5.0
-"""How long a storage server may take to answer a handshake before it counts as gone, where
-another process says that it has its rank."""
-_GRACE_S = 30.0
-"""How long clients may take to leave after a server was lost."""
-_HEAR_S = 1.0
-"""Longest wait for servers to hear that the jobs are over; one that is stopped never does."""
-_STATUS_S_PER_MEMBER = 0.005
-"""Seconds between two messages about who is waited for, for each that waits: with 200 of them every
-second."""
 _MOST_INPUT_BYTES = 16 << 30
 """The largest input of one producer: 2 billion seeds. Memory is taken as its bytes arrive."""
 
 
-class Endpoint:
+class Endpoint(Presence):
     """Listens for clients and, on server 0, for the other servers; knows when to end.
 
     Args:
         server: What is served.
         host: Address of this machine to listen on.
         port: 0: any that is free.
-        security: Who may come in.
-        num_jobs: Jobs to serve; None: until told to stop. Server 0's is what counts.
-        leader: On the other servers: how to reach server 0.
-        patience_s: How long an outage of the network may last before a process is given up.
-        rejoin_s: How long another server may be away before this one ends; 0: it ends at once.
+        security: Authentication and encryption.
+        num_jobs, leader, patience_s, rejoin_s: As of `Presence`.
     """
 
     def __init__(
@@ -81,36 +50,7 @@ class Endpoint:
         patience_s: float = 10.0,
         rejoin_s: float = 0.0,
     ) -> None:
-        self.server, self._rejoin_s = server, rejoin_s
-        # a client that is here connects again as soon as it knows of the end of the server before
-        # this one, which a network that is silent tells it after its patience
-        self._unseen_s = max(rejoin_s, 2 * patience_s)
-        self._num_jobs, self._security = num_jobs, security
-        self.cluster = ""
-        """Which storage cluster this server belongs to; empty: it is not known yet.
-
-        Server 0 takes it from the first that comes and names one, since it may have been started
-        again; with the first job it draws one, if nobody did. The others hear it from server 0.
-        """
-        self.graph = server.dataset.view().identity
-        self._process = secrets.token_hex(16)
-        # Guards who is here, which job runs and why this server ends; of its own methods some call
-        # others. Not held while a producer ends, which takes as long as its workers do.
-        self._lock = threading.RLock()
-        self._asked_again = threading.Condition(self._lock)
-        self._attendance = Attendance()
-        self._book = JobBook()
-        self._refused = RefusedJoins()
-        self._sender = BatchSender(server)
-        self._rendezvous = RendezvousTable(server.num_servers)
-        self._error: ServerDiedError | None = None
-        self._error_time = 0.0
-        self._stopping = False
-        self._status_is_old, self._told_at = False, 0.0
-        self._leader = leader
-        self.jobs_served = 0
-        self.over = threading.Event()
-        """Set when there is nothing left to serve."""
+        super().__init__(server, security, num_jobs, leader, patience_s, rejoin_s)
         server.connections = self.status
         if server.num_servers > 1:
             server.meet = self._meet
@@ -119,10 +59,7 @@ class Endpoint:
             on_end=self._ended, max_ask_bytes=_MOST_INPUT_BYTES,
             silence_s=patience_s,
         )  # fmt: skip
-        self.address, self.incarnation = self._listener.address, self._listener.incarnation
-        self._servers_known = ServerBook(
-            server.num_servers, server.num_partitions, self.address, self.incarnation
-        )
+        self._listens(self._listener.address, self._listener.incarnation)
 
     def start(self) -> None:
         """Serve from now on."""
@@ -131,14 +68,6 @@ class Endpoint:
         # after the listener: clients come as soon as server 0 has told them of this address
         if self._leader is not None:
             self._leader.start(self, self._rejoin_s)
-
-    def join(self) -> Join:
-        """Return what server 0 is to know of this server."""
-        return Join(
-            role=Role.SERVER, rank=self.server.server_rank, num_servers=self.server.num_servers,
-            address=self.address, incarnation=self.incarnation, process=self._process,
-            cluster=self.cluster, graph=self.graph, job=self._book.latest,
-        )  # fmt: skip
 
     def _table(self) -> dict[str, Method]:
         return {
@@ -172,290 +101,7 @@ class Endpoint:
         dial = partial(self._leader.dial, address)
         return ServerRendezvous(name, own, servers, timeout_s, dial=dial)
 
-    # -- who is here ----------------------------------------------------------------------------
-
-    def _watch(self, request: Watch, peer: Peer) -> "Future[News]":
-        self._free_former(request, peer)
-        rival = self._rival(request.join)
-        # without the lock: it takes a question to that one
-        lives = rival is not None and (self._rejoin_s <= 0 or self._lives(rival.join))
-        with self._lock:
-            member = self._attendance.find(peer.session, request.seen)
-            if member is None:
-                if lives and self._rival(request.join) is rival:
-                    rank = request.join.rank
-                    raise ConfigError(f"two processes joined as storage server {rank}: check RANK")
-                member = self._enter(request.join, peer)
-            # before `returned`, which forgets it
-            was_gone = member.gone_at is not None
-            self._attendance.returned(member, peer)
-            if was_gone and not self._book.running:  # it may be all that was missing
-                self._begin_if_complete()
-                self._tell_where()
-            news = member.wait(request.seen)
-            self._asked_again.notify_all()
-            return news
-
-    def _let_servers_hear(self) -> None:
-        """Wait until the other servers know the last news; a goodbye may overtake them."""
-        with self._asked_again:
-            self._asked_again.wait_for(
-                lambda: all(one.has_heard for one in self._servers.values()), _HEAR_S
-            )
-
-    def _rival(self, join: Join) -> Member | None:
-        """Return another process that is here as the storage server that ``join`` names."""
-        one = self._servers.get(join.rank) if join.role is Role.SERVER else None
-        return one if one is not None and one.join.process != join.process else None
-
-    def _lives(self, server: Join) -> bool:
-        """Return whether a storage server answers where it said that it listens.
-
-        A machine that vanished is known by its silence only after a while, and the server that
-        takes its place is not to wait for that.
-        """
-        if server.address is None:
-            return False
-        name = f"storage server {self.server.server_rank}"
-        with Caller(*server.address, self._security, name, incarnation=server.incarnation) as one:
-            try:
-                one.connect(time.monotonic() + _ANSWERS_S)
-            except GiglLoaderError:
-                return False
-            return True
-
-    def _enter(self, join: Join, peer: Peer) -> Member:
-        name = f"{peer.name} at {peer.address}"
-        member = Member(peer.session, join, name, job=join.job)
-        try:
-            self._check(join)
-            self._replace_former(member)
-            if join.role is Role.CLIENT and join.job is None:
-                self._book.join(member)
-            elif join.role is Role.CLIENT and self.server.server_rank == 0:
-                self._book.readmit(member, time.monotonic() + self._unseen_s)
-                self.jobs_served = min(self.jobs_served, self._book.job)  # it was counted too early
-        except Exception as error:
-            self._refused.add(name, error)
-            raise
-        # not before: one that was refused above is not here
-        self._attendance.came(member)
-        self._book.heard_of(join.job)
-        if self.server.server_rank == 0:
-            self.cluster = self.cluster or join.cluster
-        # a job of which some ranks were never seen ends when all of the next one are here, as now
-        # perhaps
-        if self._book.end_if_over():
-            self._begin_next_job()
-        was_away, was_running = False, self._book.running
-        if join.role is Role.SERVER:
-            was_away = self._servers_known.is_away(join.rank)
-            self._servers_known.came(join)
-            _log.info("storage server %d joined from %s", join.rank, join.address)
-        self._begin_if_complete()
-        # where all servers are the others know already: telling all on each arrival grows with the
-        # square
-        is_one_more = join.role is Role.CLIENT and was_running == self._book.running
-        self._tell_where([member] if is_one_more else None)
-        if was_away:
-            self._tell_all()
-        else:
-            self._tell([member])
-            self._status_is_old = True
-        return member
-
-    def _free_former(self, request: Watch, peer: Peer) -> None:
-        """Free what a client of a running job had before it came back with another session.
-
-        Awaited, so that what it asks for next is not released as well; without the lock, as its
-        workers may take a minute to end.
-        """
-        join = request.join
-        if join.role is not Role.CLIENT or join.job is None:
-            return
-        with self._lock:
-            if self._attendance.find(peer.session, request.seen) is not None:
-                return
-            try:
-                self._check(join)
-            except GiglLoaderError:  # `_enter` says so, and the former one stays
-                return
-            here = self._attendance.at(join.role, join.rank)
-            former = [one for one in here if one.job == join.job]
-            for one in former:
-                self._attendance.left(one)
-        for one in former:
-            self._sender.lose(one.session)
-            self.server.client_gone(one.client)
-
-    def _replace_former(self, member: Member) -> None:
-        """Let a server go that a later one replaces; a client's former self is free by now."""
-        join = member.join
-        for one in self._attendance.at(join.role, join.rank):
-            if join.role is Role.SERVER:
-                if one.join.process != join.process:
-                    words = f"a later storage server {join.rank} took its place: check RANK"
-                    one.tell(refused=words)
-                self._attendance.left(one)
-        if join.role is Role.CLIENT and join.job is not None:
-            self.server.client_back(member.client)
-
-    def _check(self, join: Join) -> None:
-        if self._error is not None:
-            raise self._error
-        check_figures(join, self.server.server_rank, self.server.num_servers)
-        check_same(join, self.server.server_rank, self.cluster, self.graph)
-        for one in self._attendance.at(Role.CLIENT, join.rank) if join.role is Role.CLIENT else ():
-            if one.job == join.job is not None and one.join.process != join.process:
-                raise ConfigError(
-                    f"another process is compute rank {join.rank} of job {join.job} here: end it, "
-                    "or check RANK and local_rank"
-                )
-
-    @property
-    def _servers(self) -> dict[int, Member]:
-        """The other storage servers that are here, on server 0."""
-        return self._attendance.servers
-
-    def _begin_if_complete(self) -> None:
-        book, servers = self._book, self._servers
-        # on other servers than 0 the book is empty, and never complete
-        if book.running or not book.complete or not self._servers_known.complete(servers):
-            return
-        book.begin()
-        self.cluster = self.cluster or secrets.token_hex(8)
-        _log.info("job %d begins with %d compute processes", book.job, len(book.present))
-
-    def _tell_where(self, members: Sequence[Member] | None = None) -> None:
-        """Tell clients of the job and servers (None: all of them) where all servers are."""
-        if self.server.server_rank != 0:
-            return
-        servers, book = self._servers, self._book
-        where = self._servers_known.where(servers)
-        # a partition has no server yet: half of the addresses are of no use to anybody
-        if where is None:
-            return
-        about = {
-            "addresses": Addresses.of(where[0]), "incarnations": where[1],
-            "away": tuple(self._servers_known.away), "cluster": self.cluster, "graph": self.graph,
-        }  # fmt: skip
-        for member in members or [*servers.values(), *book.present.values()]:
-            if member.join.role is Role.SERVER:
-                member.tell(**about)
-            elif book.running and member.job == book.job:
-                member.tell(job=book.job, **about)
-
-    def _tell_all(self) -> None:
-        """Tell each member what concerns it, if it is new."""
-        self._status_is_old, self._told_at = False, time.monotonic()
-        self._tell(self._attendance.members.values())
-
-    def _tell_status(self, now: float) -> None:
-        """Tell those who wait for whom, now and then.
-
-        Each that comes or leaves changes that text for all others: told at once, the messages
-        would grow with the square of their number.
-        """
-        waiting_s = (self._book.num_waiting + len(self._servers)) * _STATUS_S_PER_MEMBER
-        if self._status_is_old and now - self._told_at >= waiting_s:
-            self._tell_all()
-
-    def _tell(self, members: Iterable[Member]) -> None:
-        lost = None if self._error is None else str(self._error)
-        never_came = self._missing
-        text = self._book.describe({*never_came, *self._servers_known.away})
-        away = tuple(self._servers_known.away)
-        for member in members:
-            status = text if self._book.is_waiting(member) else ""
-            member.tell(
-                status=status, jobs_served=self.jobs_served, lost=lost, away=away,
-                server=self.server.server_rank, incarnation=self.incarnation,
-                num_partitions=self.server.num_partitions, missing=never_came,
-            )  # fmt: skip
-
-    def _ended(self, peer: Peer, end: End) -> None:
-        with self._lock:
-            left = self._attendance.ended(peer, end, time.monotonic())
-        if left is not None:
-            self._left(left)
-
-    def _left(self, member: Member) -> None:
-        """Free what a member held that has left or is given up."""
-        with self._lock:
-            # a goodbye and the end of its grace may both bring a member here: only the first one
-            # frees
-            if not self._attendance.left(member) or self._stopping:
-                return
-            if member.join.role is Role.SERVER:
-                self._miss(
-                    member.join.rank,
-                    f"storage server {member.join.rank} at {member.join.address} {member.why_gone}",
-                )
-        try:
-            self._sender.lose(member.session)
-            if member.join.role is Role.CLIENT:
-                _log.info("%s of job %s %s", member.name, member.job, member.why_gone)
-                if member.job is not None:
-                    self.server.client_gone(member.client)
-        finally:  # whatever could not be freed: its job, and the ones after it, wait for this
-            is_of_a_job = member.join.job is None or self.server.server_rank == 0
-            if member.join.role is Role.CLIENT and is_of_a_job:
-                self._leave_job(member)
-
-    def _lose_missing(self) -> None:
-        """Tell a job that is done from one that a lost server ended, before that is given up."""
-        for member in self._attendance.members.values():
-            is_gone = member.join.role is Role.SERVER and member.gone_at is not None
-            if is_gone and self._rejoin_s <= 0:
-                self.lose(f"storage server {member.join.rank} {member.why_gone}")
-
-    def _miss(self, rank: int, why: str) -> None:
-        """Another server is away: expect it back, as long as it may take."""
-        if self._rejoin_s <= 0:
-            self.lose(why)
-            return
-        with self._lock:
-            self._servers_known.left(rank, why, time.monotonic() + self._rejoin_s)
-            self._begin_if_complete()
-            self._tell_where()
-            self._tell_all()
-        self._rendezvous.fail_all(why, rank)
-        _log.warning("%s; it is expected back", why)
-
-    def _leave_job(self, member: Member) -> None:
-        with self._lock:
-            if self._book.leave(member):
-                self._begin_next_job()
-            else:
-                self._status_is_old = True
-
-    def _begin_next_job(self) -> None:
-        """Count the job that is over, and let those of the next one in. Locked."""
-        # a server 0 that was started again has counted none, but its clients said which job theirs
-        # is
-        self.jobs_served = max(self.jobs_served + 1, self._book.job)
-        if self._book.lapsed:
-            words = "job %d is given up: its compute processes ended without a goodbye"
-            _log.warning(words, self._book.job - 1)
-        else:
-            _log.info("job %d is over", self._book.job - 1)
-        if self._num_jobs is not None and self.jobs_served >= self._num_jobs:
-            # all hear of it before `over`, after which the listener closes
-            self._lose_missing()
-            self._tell_all()
-            self.over.set()
-            return
-        for queued in self._book.take_queued():
-            try:
-                self._book.join(queued)
-            except ConfigError as error:
-                self._refused.add(queued.name, error)
-                queued.tell(refused=str(error))
-        self._begin_if_complete()
-        self._tell_where()
-        self._tell_all()
-
-    # -- what they ask --------------------------------------------------------------------------
+    # -- what they ask ----------------------------------------------------------------------------
 
     def _client_of(self, peer: Peer) -> Member | None:
         member = self._attendance.find(peer.session, 0)
@@ -492,21 +138,7 @@ class Endpoint:
                 )
             raise
 
-    # -- health ---------------------------------------------------------------------------------
-
-    def lose(self, why: str) -> None:
-        """Another server is gone: nobody may join any more, and this one ends soon."""
-        with self._lock:
-            if self._error is not None or self._stopping:
-                return
-            self._error = ServerDiedError(
-                f"{why}: the graph is incomplete without it; start the storage cluster again"
-            )
-            # from here on `_tick` counts `_GRACE_S`
-            self._error_time = time.monotonic()
-            self._tell_all()
-        self._rendezvous.fail_all(str(self._error))
-        _log.error("%s", self._error)
+    # -- health -----------------------------------------------------------------------------------
 
     def _tick_all(self) -> None:
         report = time.monotonic() + _HEALTH_EVERY_S
@@ -527,29 +159,6 @@ class Endpoint:
         rank = self.server.server_rank
         self.lose(f"storage server {rank} cannot look after its clients: {error!r}")
         self.over.set()
-
-    def _tick(self, now: float) -> None:
-        with self._lock:
-            self._tell_status(now)
-            if self._book.end_if_over(now):
-                self._begin_next_job()
-            overdue = self._attendance.overdue(now)
-            clients = [
-                one for one in self._attendance.members.values() if one.join.role is Role.CLIENT
-            ]
-            given_up = self._servers_known.given_up(self._servers, now)
-            lost = self._error is not None
-            # clients read why on their watch, and then leave; one that is stopped is not waited for
-            # long
-            if lost and (not clients or now - self._error_time > _GRACE_S):
-                self.over.set()
-        if given_up is not None:
-            self.lose(given_up)
-        for member in overdue:  # in threads: their workers may take long to end
-            new_thread(
-                target=self._left, args=(member,), name=f"end of {member.name}",
-                on_death=nothing_hangs_on_it,
-            ).start()  # fmt: skip
 
     def _log_health(self) -> None:
         status = self.server.status()
@@ -579,57 +188,7 @@ class Endpoint:
                 "away": self._away(),
             }
 
-    # -- end ------------------------------------------------------------------------------------
-
-    def hear(self, news: News) -> None:
-        """Take what server 0 says."""
-        self.jobs_served = news.jobs_served
-        if news.cluster and not self.cluster:
-            self._belong(news.cluster)
-        if news.lost is not None or news.refused is not None:
-            self.lose(news.lost or news.refused or "")
-
-    def _away(self) -> dict[int, str]:
-        """Return why each of the servers that are not here is not, as far as this one knows."""
-        if self._leader is None:
-            missing, away = self._missing, self._servers_known.away
-        else:
-            missing = self._leader.news.missing
-            away = dict.fromkeys(self._leader.news.away, "storage server 0 says so")
-            if self._leader.why_away is not None:
-                away[0] = self._leader.why_away
-        return {**dict.fromkeys(missing, "it has not come yet"), **away}
-
-    @property
-    def _missing(self) -> Runs:
-        """The servers that were never here, on server 0."""
-        here = {0, *self._servers, *self._servers_known.away}
-        return Runs.of([rank for rank in range(self.server.num_servers) if rank not in here])
-
-    def _belong(self, cluster: str) -> None:
-        """Take the cluster that server 0 names; clients of another one, come before, leave."""
-        with self._lock:
-            self.cluster, strangers = cluster, []
-            for member in self._attendance.members.values():
-                if member.join.cluster not in ("", cluster):
-                    member.why_gone = "belongs to another storage cluster"
-                    member.tell(refused=f"this is storage cluster {cluster} by now")
-                    strangers.append(member)
-        for member in strangers:
-            self._left(member)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether this server ends, or has ended."""
-        return self._stopping or self.over.is_set()
-
-    @property
-    def can_do_without_0(self) -> bool:
-        """Whether server 0 has twins, and a job goes on with them."""
-        has_twins = self.server.num_servers > self.server.num_partitions
-        with self._lock:
-            members = self._attendance.members.values()
-            return has_twins and any(one.join.role is Role.CLIENT for one in members)
+    # -- end --------------------------------------------------------------------------------------
 
     def close(self, end: End = End.SHUTDOWN, words: str = "it was shut down") -> None:
         """End: say so to all, then end the producers. Idempotent.
@@ -657,8 +216,3 @@ class Endpoint:
         if self._leader is not None:
             # last: server 0 tells others of this end, and until now its workers may have answered
             self._leader.close()
-
-    @property
-    def error(self) -> ServerDiedError | None:
-        """Why serving ended early."""
-        return self._error

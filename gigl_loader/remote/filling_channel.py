@@ -27,18 +27,16 @@ from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
 from gigl_loader.memory.tensors import tensor_in
 from gigl_loader.message import ROWS, Attempt, Field, Received, SampleMessage
 from gigl_loader.options import CacheOptions
-from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.payload import BufferPool, PoolRoom
-from gigl_loader.remote.row_questions import RowQuestions
+from gigl_loader.remote.receiving_channel import RemoteReceivingChannel
+from gigl_loader.remote.row_requests import RowQuestions
 from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.rowcache.cache import RowCache
-from gigl_loader.rowcache.drawn import DrawnBatch, keep_structure
-from gigl_loader.rowcache.look_ahead import DrawnAhead, LookAhead
+from gigl_loader.rowcache.look_ahead import DrawnAhead, DrawnBatch, LookAhead, keep_structure
 from gigl_loader.rowcache.machine import MachineRows, memory_for
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, READY_S, Filling, Pipeline
 from gigl_loader.rowcache.tables import Matrix, Owner, owner_of, tables_of
-from gigl_loader.sampler.later import LaterRows, read_rows_apart
-from gigl_loader.sampler.row_exchange import Split
+from gigl_loader.sampler.row_exchange import LaterRows, Split, read_rows_apart
 from gigl_loader.threads import new_thread
 
 _UNDER_WAY = 3
@@ -79,16 +77,18 @@ class FillingChannel:
         pin_memory: Fill page-locked memory.
         machine_rows: Memory for what is kept, shared with other ranks and loaders; None: this
             object has its own.
+        questions: Asks for the rows of an epoch; None: the storage servers.
     """
 
     def __init__(
         self, cluster: Cluster, options: CacheOptions | None, room: int, timeout_s: float,
         pin_memory: bool, machine_rows: MachineRows | None = None,
+        questions: RowQuestions | None = None,
     ) -> None:  # fmt: skip
         self._machine_rows = machine_rows
         self._options, self._room, self._timeout_s = options, room, timeout_s
         self._pin, self._pool = pin_memory, BufferPool(pin_memory)
-        self._questions = RowQuestions(cluster, timeout_s)
+        self._questions = questions or RowQuestions(cluster, timeout_s)
         # connections of its own, since answers come in the order of the questions: a batch beside
         # the epoch would wait for the rows of several batches of it
         self._at_once = RowQuestions(cluster, timeout_s)

@@ -55,7 +55,7 @@ class GraphStoreInfo:
         compute_addr: str | None = None,
         compute_port: int | None = None,
     ) -> "GraphStoreInfo":
-        """Return what the environment and these arguments say.
+        """Return the clusters that the environment and these arguments describe.
 
         ::
 

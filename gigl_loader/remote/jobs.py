@@ -358,7 +358,7 @@ class _Away:
     why: str
     """It left, for people."""
     until: float
-    """When it is given up, unless a twin of it is here (`time.monotonic`)."""
+    """When it is given up, unless a replica of it is here (`time.monotonic`)."""
 
 
 class ServerBook:
@@ -366,10 +366,11 @@ class ServerBook:
 
     ::
 
-        unknown --came--> here --left--> away --its time is over, and no twin is here--> given up
+        unknown --came--> here --left--> away --its time is over, and no replica is here--> given up
                           here <--came-- away
 
-    Server ``i`` serves partition ``i`` modulo ``num_partitions``; those of one partition are twins.
+    Server ``i`` serves partition ``i`` modulo ``num_partitions``; those of one
+    partition are replicas.
 
     Args:
         num_servers: How many there are.
@@ -412,9 +413,9 @@ class ServerBook:
         return next((one.why for one in left.values() if now >= one.until), None)
 
     def complete(self, here: Iterable[int]) -> bool:
-        """Return whether a job may begin: all servers are here, but for those that have a twin.
+        """Return whether a job may begin: all servers are here, but for those with a replica.
 
-        A server that was never here is waited for, twin or not: it is still loading.
+        A server that was never here is waited for, replica or not: it is still loading.
         """
         here = {0, *here}
         held = self._partitions(here)

@@ -152,7 +152,7 @@ class MetricsListener:
         status: Returns `DistServer.status`.
         host: Address of this machine to listen on.
         port: 0: any that is free.
-        security: Who may come in beyond loopback.
+        security: Authentication beyond loopback.
 
     Raises:
         ConfigError: ``prometheus-client`` is not installed, the address is taken, or strangers
@@ -194,7 +194,7 @@ def _check_installed() -> None:
 
 def _readers(host: str, security: Security) -> Security:
     """Return who may read at ``host``."""
-    # first: it refuses an address beyond loopback where nothing was said of who may come in
+    # first: it refuses an address beyond loopback without authentication
     security.check_listener(host)
     if is_loopback(host):
         return Security(Mode.INSECURE)

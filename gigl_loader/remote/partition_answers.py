@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.adjacency import all_edges
-from gigl_loader.dataset.holders import Share
+from gigl_loader.dataset.identity import Share
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.lookup import check_ids, num_ids_of
 from gigl_loader.dataset.schema import (
@@ -27,9 +27,9 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
 from gigl_loader.remote.calls import FeatureInfos, PartitionBook, served
 from gigl_loader.remote.requests import ABLPRequest, EdgesRequest, NodeIdsRequest, RowBook
-from gigl_loader.sampler.questions import RowsAnswer
+from gigl_loader.sampler.packing import RowsQuestion
+from gigl_loader.sampler.plan import RowsAnswer
 from gigl_loader.sampler.reader import ReaderOfThread, matrix_asked, row_type
-from gigl_loader.workers.wire import RowsQuestion
 
 
 class PartitionAnswers:

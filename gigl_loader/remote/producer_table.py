@@ -1,14 +1,24 @@
-"""The producers of a storage server: by number, by the worker key that ranks share, by request."""
+"""The producers of a storage server: requests that are refused, and those that are up.
+
+These are found by number, by the worker key that ranks share, and by request.
+"""
 
 import hashlib
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from gigl_loader.errors import UsageError
+from gigl_loader._glt import SamplingConfig
+from gigl_loader.dataset.schema import is_label_edge_type
+from gigl_loader.dataset.view import PartitionView
+from gigl_loader.errors import ConfigError, ProtocolError, UsageError
+from gigl_loader.options import CustomSamplerOptions, FeatureStoreOptions
 from gigl_loader.remote.compact import NOBODY, Runs
+from gigl_loader.remote.membership import MOST_RANKS
+from gigl_loader.remote.requests import ProducerRequest
 from gigl_loader.remote.shared import SharedProducer
 
 _MOST_REQUESTS = 4096
@@ -150,3 +160,83 @@ class ProducerTable:
 
 def _number_of(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 2
+
+
+_MOST = 1 << 10, 1 << 10, 1 << 16
+"""Workers of a producer, threads of each, and batches that one client asks for ahead."""
+
+
+def check_leave(options: Any, allowed: Sequence[str], server: int) -> None:
+    """Refuse to import a class that the server was not started with leave for.
+
+    Args:
+        options: Of a sampler or a feature store; others name no class.
+        allowed: Packages, modules or classes that clients may name.
+        server: Its rank, for the error.
+
+    Raises:
+        ConfigError: It has no leave.
+    """
+    if not isinstance(options, CustomSamplerOptions | FeatureStoreOptions):
+        return
+    path = options.class_path
+    what = "sampler" if isinstance(options, CustomSamplerOptions) else "feature store"
+    # with the dot: leave for `mine.samplers` is none for `mine.samplers_of_others`
+    if not any(path == one or path.startswith(f"{one}.") for one in allowed):
+        raise ConfigError(
+            f"storage server {server} has no leave to import the {what} {path!r}: start it with "
+            f"--allow-samplers {path.rpartition('.')[0]}, or "
+            "init_storage_process(allow_samplers=[...]); nothing was started"
+        )
+
+
+def check_request(request: ProducerRequest, num_servers: int, client: Hashable) -> None:
+    """Refuse a producer for others than who asks, or on servers that there are not.
+
+    Raises:
+        ProtocolError: Nothing was started.
+    """
+    request.servers.check(num_servers, "servers that take part")
+    request.client_ranks.check(MOST_RANKS, "compute ranks that share a producer")
+    shard = 0 if request.shard is None else request.shard
+    if not 0 <= shard < request.num_shards <= num_servers:
+        raise ProtocolError(f"shard {shard} of {request.num_shards} on {num_servers} servers")
+    # ranks that share one are told by the first of them, who asks for all
+    own = client[1] if isinstance(client, tuple) else None
+    if own is not None and request.client_ranks and own not in request.client_ranks:
+        raise ProtocolError(f"compute rank {own} asked for a producer of {request.client_ranks}")
+
+
+def check_workers(options: Any) -> None:
+    """Refuse more workers or threads than any machine has.
+
+    Raises:
+        ConfigError: Nothing was started.
+    """
+    counts = options.num_workers, options.worker_concurrency, options.prefetch_size
+    if not all(0 < count <= most for count, most in zip(counts, _MOST, strict=True)):
+        raise ConfigError(
+            f"num_workers, worker_concurrency and prefetch_size must be in [1, {_MOST}], got "
+            f"{counts}"
+        )
+
+
+def check_columns(config: SamplingConfig, view: PartitionView) -> None:
+    """Refuse to sample by weights, or with edge ids, that the graph does not have.
+
+    Raises:
+        ConfigError: Says what it lacks.
+    """
+    # label edges are looked up for the anchors and never drawn, so they need neither
+    walked = {
+        name: adjacency
+        for name, adjacency in view.adjacency.items()
+        if not is_label_edge_type(name)
+    }
+    # one type with weights suffices, others are drawn uniformly; edge ids are a column of the batch
+    # for each type
+    if config.with_weight and all(one.weights is None for one in walked.values()):
+        raise ConfigError(f"edge types {list(walked)} have no weights, which were asked for")
+    missing = [name for name, one in walked.items() if not one.has_edge_ids]
+    if config.with_edge and missing:
+        raise ConfigError(f"edge types {missing} have no edge_ids, which were asked for")

@@ -1,23 +1,35 @@
-"""One loader's producers on the storage servers: asked for on all at once, and released."""
+"""A loader's producers on the storage servers: what its ranks agree on, and who asks for them.
+
+Rank 0 concludes for all, before and after producers are created: see
+`gigl_loader.ranks.decide_with_ranks`.
+"""
 
 import contextlib
 import hashlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.errors import (
+    ConfigError,
     GiglLoaderError,
     PeerError,
     PeerTimeoutError,
+    SamplingError,
     ServerDiedError,
     UsageError,
 )
 from gigl_loader.options import EpochOptions
+from gigl_loader.ranks import check_same_options
 from gigl_loader.remote.client import call_server
 from gigl_loader.remote.compact import NOBODY, ByServer, Runs
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
@@ -25,12 +37,17 @@ from gigl_loader.remote.membership import WaitReport
 from gigl_loader.remote.requests import ProducerRequest
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.storage_cluster import Cluster
+from gigl_loader.rowcache.machine import RowsOffer, firsts_of_machines
+from gigl_loader.seeds import SeedsTold, check_each_once, check_same_seeds
+from gigl_loader.transport.failures import Failure, rebuild
 from gigl_loader.workers.producer import LINGER_S
 
 _log = logging.getLogger(__name__)
 
 # a server that lives answers in milliseconds; one that is busy starting workers still does in this
 _PING_S = 5.0
+_NOTICE_S = 5.0
+"""How long after a worker failed to ask another server it may take to notice that one's end."""
 _RELEASE_S = 60.0
 """How long servers may take to release producers: their workers may linger."""
 _RELEASE_BROKEN_S = 3.0
@@ -61,6 +78,8 @@ class RemoteProducers:
         """Servers that take part."""
         self._renewals: dict[int, int] = {}
         """The cluster's at creation."""
+        self._recoveries: Counter[str] = Counter()
+        """How often producers were made anew, for each state that the servers were in."""
 
     @property
     def replaced(self) -> list[int]:
@@ -69,6 +88,27 @@ class RemoteProducers:
         # both dicts have only servers that were ever lost: 0 times is not written down
         changed = (server for server in now if now[server] != then.get(server, 0))
         return sorted(server for server in changed if server in self._made_on)
+
+    def are_lost(self, error: GiglLoaderError) -> bool:
+        """Return whether ``error`` comes of a server that is gone, or was started again.
+
+        The worker that asked it may be heard of before the end of its connection is.
+        """
+        if isinstance(error, ServerDiedError):
+            return True
+        if not isinstance(error, PeerError | UsageError):
+            return False
+        about_peers = isinstance(error, SamplingError) and error.cause.startswith("Peer")
+        unknown = isinstance(error, UsageError)  # to a server that was started again
+        deadline = time.monotonic() + (_NOTICE_S if about_peers or unknown else 0.0)
+        # polled: a connection that is over tells of it, or one made again, or the news of server 0
+        while not (lost := self._some_lost()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return lost
+
+    def _some_lost(self) -> bool:
+        """Return whether a server that takes part is gone, or was started again."""
+        return bool(self.replaced) or not set(self._made_on).isdisjoint(self._cluster.lost)
 
     def adopt(self, ids: Mapping[int, int]) -> None:
         """Use the producers that another process asked for."""
@@ -196,6 +236,23 @@ class RemoteProducers:
         if answer.exception() is None:
             call_server(server, DistServer.destroy_sampling_producer, answer.result(), linger_s=0.0)
 
+    def fresh_name(self, key: str | None, live: Sequence[int]) -> str:
+        """Return a worker key that this rank has not used, for producers that are made again.
+
+        Servers remember whose producer is over. Ranks that share producers cannot ask each other.
+        They count alike where they see the same servers come and go, as the count begins anew with
+        each that is started again. One that is behind is told that the producer of a name was
+        destroyed, and comes to the next name; one that does not meet the others gets workers of
+        its own, and the same batches.
+
+        Args:
+            key: The worker key of those before.
+            live: Servers that take part.
+        """
+        first = name_of_recovery(key, self._cluster, live, 0)
+        self._recoveries[first] += 1
+        return first
+
     # -- end ------------------------------------------------------------------------------------
 
     def release(self, consumer: int, *, is_broken: bool, waits: bool = True) -> None:
@@ -242,13 +299,11 @@ class RemoteProducers:
             try:
                 what = f"the release of a producer on storage server {server}"
                 result_of(answer, deadline - time.monotonic(), what, limit)
-            except (
-                PeerError,
-                UsageError,
-            ) as error:  # gone, or this process left: it is freed there
+            except (PeerError, UsageError) as error:
+                # gone, or this process left: it is freed there
                 if not self._cluster.closed:
                     level = logging.DEBUG if is_broken else logging.WARNING
-                    _log.log(level, "storage server %d: %s", server, error)
+                    _log.log(level, "%s", error)  # which names the server
 
 
 def name_of_recovery(key: str | None, cluster: Cluster, live: Sequence[int], attempt: int) -> str:
@@ -265,3 +320,187 @@ def name_of_recovery(key: str | None, cluster: Cluster, live: Sequence[int], att
     # with the producer of before
     parts = (key or f"rank {cluster.rank}", cluster.job, live, *cluster.incarnations, attempt)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+# --- what compute ranks tell rank 0, and what it concludes ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a compute process tells the others before producers are created."""
+
+    key: str
+    digest: str
+    options: EpochOptions
+    shared: dict[str, str]
+    """By name: values that must be equal on all ranks, ``shard`` among them."""
+    seeds: SeedsTold
+    rows: RowsOffer | None = None
+    """Memory for rows that this rank keeps, for the ranks of its machine."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """The ranks of one worker key, where they are more than one."""
+
+    key: str
+    ranks: Runs
+    options: EpochOptions
+    """Those that count: the leader's."""
+    differ: list[int]
+    """Ranks with another input or config than the leader."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Rank 0's conclusions from the proposals of all ranks."""
+
+    sharing: list[Sharing]
+    first: EpochOptions
+    """The options of rank 0."""
+    error: str | None = None
+    """Values that differ between ranks and must not."""
+    rows: list[RowsOffer] = field(default_factory=list)
+    """Memory in which ranks of one machine cache rows together."""
+
+    def of(self, rank: int, key: str, own: EpochOptions) -> Sharing:
+        """Return the ranks that share a key: one alone, where rank 0 said nothing of it."""
+        # most ranks share with nobody, and all have one answer: a group of one is not sent but made
+        # here
+        found = next((one for one in self.sharing if one.key == key), None)
+        return found or Sharing(key, Runs.of([rank]), own, [])
+
+    def place(self, rank: int) -> int:
+        """Return which of all leaders a leader is, by rank."""
+        before = (one.ranks.before(rank) for one in self.sharing)
+        return rank - sum(count - 1 for count in before if count)  # each key's first is a leader
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of creating producers, of the process that asked for them."""
+
+    producers: ByServer | None
+    """Their ids by server."""
+    failure: Failure | None
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Rank 0's conclusions from the outcomes of all ranks."""
+
+    producers: dict[int, ByServer]
+    """By leader, of those that others share theirs with."""
+    failed: int | None = None
+    """The first rank that failed."""
+    failure: Failure | None = None
+
+    def failure_on(self, rank: int, own: object) -> Exception | None:
+        """Return the first failure of any rank; that of ``rank`` itself with its own traceback."""
+        if self.failure is None or self.failed is None:
+            return None
+        if self.failed == rank and isinstance(own, Exception):
+            return own
+        return rebuild(self.failure, f"rank {self.failed}")
+
+
+def settle(proposals: list[Proposal]) -> Terms:
+    """Return the terms for all ranks. On rank 0, which must not raise here."""
+    try:
+        # caught and sent: an error that rank 0 alone raised would leave the others waiting for its
+        # answer
+        _check(proposals)
+    except ConfigError as error:
+        return Terms([], proposals[0].options, str(error))
+    by_key: dict[str, list[int]] = {}
+    for rank, proposal in enumerate(proposals):
+        # ranks ascend, so the first of each key is its leader, on all ranks
+        by_key.setdefault(proposal.key, []).append(rank)
+    sharing = [
+        Sharing(
+            key, Runs.of(ranks), proposals[ranks[0]].options,
+            [one for one in ranks if proposals[one].digest != proposals[ranks[0]].digest],
+        )
+        for key, ranks in by_key.items()
+        if len(ranks) > 1
+    ]  # fmt: skip
+    rows = firsts_of_machines([one.rows for one in proposals])
+    return Terms(sharing, proposals[0].options, rows=rows)
+
+
+def _check(proposals: list[Proposal]) -> None:
+    """Raise `ConfigError` where ranks differ in what all share, or seeds would come twice."""
+    check_same_options([one.shared for one in proposals], "a loader")
+    shard = proposals[0].shared.get("shard")
+    if shard == "world":
+        check_same_seeds([one.seeds for one in proposals])
+    elif shard == "machine":
+        # the ranks of one key share its batches
+        check_each_once([one.seeds for one in proposals], [one.key for one in proposals])
+
+
+def sum_up(leaders: set[int], outcomes: list[Outcome]) -> Outcomes:
+    """Return what all ranks are to know. On rank 0."""
+    producers = {
+        rank: one.producers
+        for rank, one in enumerate(outcomes)
+        if rank in leaders and one.producers is not None
+    }
+    # the lowest rank's failure, however many there are: all ranks raise the same one
+    for rank, one in enumerate(outcomes):
+        if one.failure is not None:
+            return Outcomes(producers, rank, one.failure)
+    return Outcomes(producers)
+
+
+# --- the inputs of all servers as one -------------------------------------------------------------
+
+
+def concatenated(inputs: Sequence[NodeSamplerInput]) -> NodeSamplerInput:
+    """Return the inputs of all servers as one, on the CPU; further columns go with the seeds.
+
+    Columns of labels may differ in width: they are padded with -1.
+
+    Raises:
+        ConfigError: There is none, or they are of several types.
+    """
+    if not inputs:
+        raise ConfigError("sampler_input is an empty list: give one input per storage server")
+    # a loader's seeds are of one type: positions in the whole input say nothing of a type
+    types = {one.input_type for one in inputs}
+    if len(types) > 1:
+        raise ConfigError(f"the inputs of the storage servers are of several types: {types}")
+    whole = NodeSamplerInput(torch.cat([one.node.cpu() for one in inputs]), types.pop())
+    # GLT's own class has no such attribute
+    extras = [getattr(one, "extra", None) or {} for one in inputs]
+    # sorted below: all ranks that share a producer have to come to the same digest
+    names = {name for extra in extras for name in extra}
+    whole.extra = {
+        name: _stacked([extra[name].cpu() for extra in extras if name in extra])
+        for name in sorted(names)
+    }
+    for name, column in whole.extra.items():
+        # Counted in rows: a server without seeds of this rank may leave its empty columns out.
+        if column.size(0) != len(whole):
+            raise ConfigError(f"column {name!r} of the input is missing for some servers' seeds")
+    return whole
+
+
+def _stacked(columns: list[Tensor]) -> Tensor:
+    if columns[0].dim() < 2:
+        return torch.cat(columns)
+    width = max(column.size(1) for column in columns)
+    # -1 is no node: what is padded so already within a server's table has the same meaning
+    padded = [torch.nn.functional.pad(c, (0, width - c.size(1)), value=-1) for c in columns]
+    return torch.cat(padded)
+
+
+def digest_of(sampler_input: NodeSamplerInput, config: Any, active: Sequence[int]) -> str:
+    """Return what has to be equal where producers are shared."""
+    # fast, as input may be GBs; nothing secret depends on it
+    digest = hashlib.blake2b(repr((config, list(active), sampler_input.input_type)).encode())
+    # no copy; columns need one, as hashlib takes a matrix as bytes only
+    digest.update(sampler_input.node.contiguous().numpy().data)
+    for name, column in sampler_input.extra.items():
+        digest.update(name.encode() + column.contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset.holders import WHOLE, Share
+from gigl_loader.dataset.identity import WHOLE, Share
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.memory import same_host
 from gigl_loader.message import Attempt, BatchTicket

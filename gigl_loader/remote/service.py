@@ -7,7 +7,6 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -32,24 +31,22 @@ from gigl_loader.errors import (
 from gigl_loader.memory.leases import Packed, ServerMemory
 from gigl_loader.memory.same_host import HostMark, Mark
 from gigl_loader.message import SampleMessage
-from gigl_loader.options import (
-    EpochOptions,
-    SamplerOptions,
-)
+from gigl_loader.options import EpochOptions, SamplerOptions
 from gigl_loader.remote.calls import calls_of, served
 from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.membership import MOST_RANKS
 from gigl_loader.remote.metrics import ServerCounts
 from gigl_loader.remote.partition_answers import PartitionAnswers
-from gigl_loader.remote.producer_table import ProducerEntry, ProducerTable
-from gigl_loader.remote.refusals import (
+from gigl_loader.remote.producer_table import (
+    ProducerEntry,
+    ProducerTable,
     check_columns,
     check_leave,
     check_request,
     check_workers,
 )
 from gigl_loader.remote.requests import EpochRequest, FetchRequest, ProducerRequest
-from gigl_loader.remote.shared import THIS_PROCESS, Clients, Pack, SharedProducer, as_it_is
+from gigl_loader.remote.shared import THIS_PROCESS, Clients, SharedProducer
 from gigl_loader.sizes import parse_size
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security, free_ports
@@ -80,7 +77,7 @@ class DistServer(PartitionAnswers):
     """One storage server: a partition, and the producers that sample it for compute processes.
 
     Methods are thread-safe, and are called by clients through `request_server`: those in
-    `CALLS`.
+    ``CALLS``.
 
     Args:
         dataset: The partition.
@@ -306,7 +303,7 @@ class DistServer(PartitionAnswers):
         self._tell_of_end(entry)
         return entry.shared
 
-    def _producer(self, producer_id: int, consumer: int | None = None) -> SharedProducer:
+    def producer(self, producer_id: int, consumer: int | None = None) -> SharedProducer:
         """Return a producer that is up, for one of its consumers; None: for any of them.
 
         Raises:
@@ -327,7 +324,7 @@ class DistServer(PartitionAnswers):
         Raises:
             UsageError: There is no such producer.
         """
-        self._producer(producer_id)
+        self.producer(producer_id)
         self._end(producer_id, linger_s)
 
     @served
@@ -347,7 +344,7 @@ class DistServer(PartitionAnswers):
         # asked again after a lost connection, or once a client is gone: there is nothing left to do
         if self._entries.is_over(producer_id):
             return
-        if self._producer(producer_id, consumer).release(consumer):
+        if self.producer(producer_id, consumer).release(consumer):
             self._end(producer_id, linger_s)
 
     def _end(self, producer_id: int, linger_s: float = LINGER_S) -> None:
@@ -372,14 +369,14 @@ class DistServer(PartitionAnswers):
             request: Consumer, attempt and batches. None: of consumer 0, all of this server's.
 
         Returns:
-            Whether batches come without rows; see `EpochOptions.asks_for_rows`.
+            Whether batches come without rows; see ``EpochOptions.asks_for_rows``.
 
         Raises:
             UsageError: There is no such producer.
             PeerError: A worker is gone.
         """
         request = request or EpochRequest()
-        return self._producer(producer_id, request.consumer).start_epoch(epoch, request)
+        return self.producer(producer_id, request.consumer).start_epoch(epoch, request)
 
     @served
     def cancel_epoch_sampling(self, producer_id: int, request: EpochRequest) -> None:
@@ -389,25 +386,7 @@ class DistServer(PartitionAnswers):
             UsageError: There never was such a producer.
         """
         if not self._entries.is_over(producer_id):
-            self._producer(producer_id, request.consumer).cancel_epoch(request)
-
-    def fetch(
-        self, request: FetchRequest, connection: int = 0, pack: Pack = as_it_is
-    ) -> "Future[Any]":
-        """Return a batch of a consumer, as soon as there is one. Never waits.
-
-        Args:
-            request: Which batch.
-            connection: Number of the connection that it came on.
-            pack: Makes the answer of it.
-
-        Raises:
-            UsageError: There is no such producer.
-            PeerError: A worker died or raised.
-        """
-        return self._producer(request.producer_id, request.consumer).fetch(
-            request, connection, pack
-        )
+            self.producer(producer_id, request.consumer).cancel_epoch(request)
 
     @served
     def fetch_one_sampled_message(
@@ -419,7 +398,7 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker died, stalled or raised.
         """
-        shared = self._producer(producer_id, consumer)
+        shared = self.producer(producer_id, consumer)
         limit = shared.producer.epoch_options.timeout_s
         try:
             request = FetchRequest(producer_id=producer_id, consumer=consumer)
@@ -446,7 +425,7 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker died, stalled or raised.
         """
-        shared = self._producer(producer_id)
+        shared = self.producer(producer_id)
         # it came over the network, and a negative index would be read from the end of the input
         if index.dtype != torch.int64 or index.dim() != 1 or not shared.has_seeds(index):
             raise ProtocolError(
@@ -465,7 +444,7 @@ class DistServer(PartitionAnswers):
     @served
     def describe_workers(self, producer_id: int) -> str:
         """Say what the workers of a producer are doing, for an error elsewhere."""
-        return self._producer(producer_id).describe_workers()
+        return self.producer(producer_id).describe_workers()
 
     def client_gone(self, client: Hashable) -> None:
         """Release all that a client has: it ended, or can no longer be reached."""
@@ -565,6 +544,6 @@ def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) ->
 CALLS = calls_of(DistServer)
 """Every method of `DistServer` that clients may call over the network.
 
-`DistServer.fetch` is not among them: a batch is lent or packed by `BatchSender`, and received into
+Fetches of loaders are not among them: a batch is lent or packed by `BatchSender`, and received into
 memory of a pool.
 """

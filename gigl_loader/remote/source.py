@@ -5,7 +5,6 @@ import copy
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,23 +33,23 @@ from gigl_loader.message import (
 )
 from gigl_loader.options import EpochOptions, options_of_batches
 from gigl_loader.ranks import decide_with_ranks
-from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.compact import NOBODY, ByServer, Runs, compacted, those_of
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.filling_channel import FillingChannel
-from gigl_loader.remote.producers import RemoteProducers, name_of_recovery
-from gigl_loader.remote.shared import OwnBatches
-from gigl_loader.remote.terms import (
+from gigl_loader.remote.producers import (
     Outcome,
     Outcomes,
     Proposal,
+    RemoteProducers,
     Terms,
     concatenated,
     digest_of,
     settle,
     sum_up,
 )
+from gigl_loader.remote.receiving_channel import RemoteReceivingChannel
+from gigl_loader.remote.shared import OwnBatches
 from gigl_loader.rowcache.machine import MachineRows, RowsClaim
 from gigl_loader.seeds import SeedsTold
 from gigl_loader.transport.failures import describe
@@ -61,8 +60,6 @@ _log = logging.getLogger(__name__)
 
 _AGAIN_S = 0.2
 """Between two attempts to go on after a server was lost."""
-_NOTICE_S = 5.0
-"""How long after a worker failed to ask another server it may take to notice that one's end."""
 
 
 class RemoteSource:
@@ -139,8 +136,6 @@ class RemoteSource:
         """Those of them that have batches."""
         self._ranks = NOBODY
         self._create = create
-        self._attempts: Counter[str] = Counter()
-        """How often producers were made anew, for each state that the servers were in."""
         self._attempt: Attempt | None = None
         self._to_come: dict[int, int] = {}
         """By position in the epoch: the batches that were not handed out, as `start_epoch` got
@@ -238,7 +233,7 @@ class RemoteSource:
                 )
                 return self._producers.ids
             except GiglLoaderError as error:
-                if time.monotonic() >= deadline or not self._servers_are_lost(error):
+                if time.monotonic() >= deadline or not self._producers.are_lost(error):
                     return error
                 _log.warning("%s; the producers are created again", error)
                 options = copy.copy(self._options)
@@ -345,7 +340,7 @@ class RemoteSource:
         """Return who samples a batch, by position among those that sample, and the batch."""
         position, batch = self._share[index]
         server = self._active[position]
-        # a twin that samples has the same rows in its memory. Where there is none, the batch is
+        # a replica that samples has the same rows in its memory. Where there is none, the batch is
         # dealt out by its number, which is the same on each attempt
         if server not in positions:
             twin = self._cluster.twin_of(server, self._sampling)
@@ -385,7 +380,7 @@ class RemoteSource:
         if replaced := self._producers.replaced:
             raise ServerDiedError(f"storage servers {replaced} were started again")
         back = set(self._servers) - set(self._live) - set(self._cluster.lost)
-        # at 0 nothing is made anew: the loader ends with the servers that it began with
+        # at 0 nothing is recreated: the loader ends with the servers that it began with
         if back and self.epoch_options.reconnect_timeout_s > 0:
             _log.warning("storage servers %s are back, and sample again", sorted(back))
             self._choose_servers(time.monotonic())
@@ -398,15 +393,17 @@ class RemoteSource:
         are functions of seed, epoch and index, so the same ones come.
 
         Raises:
-            PeerError: ``error``, where no server was lost, or one that has no twin did not come
-                back in time.
+            PeerError: ``error``, where no server was lost, or one that has no replica did not
+                come back in time.
             ConfigError, JoinRefusedError: It came back and does not take this process in.
         """
         limit = self.epoch_options.reconnect_timeout_s
-        if limit <= 0 or not self._servers_are_lost(error):
+        if limit <= 0 or not self._producers.are_lost(error):
             raise error
         _log.warning(
-            "%s (the epoch goes on with a twin of it, or with itself within %.0f s)", error, limit
+            "%s (the epoch goes on with a replica of it, or with itself within %.0f s)",
+            error,
+            limit,
         )
         # for all attempts together, among which further servers may be lost
         deadline = time.monotonic() + limit
@@ -426,28 +423,6 @@ class RemoteSource:
                 if time.monotonic() > deadline or self._cluster.closed:
                     raise (again if isinstance(again, ConfigError) else error) from again
                 time.sleep(_AGAIN_S)
-
-    def _servers_are_lost(self, error: GiglLoaderError) -> bool:
-        """Return whether ``error`` comes of a server that is gone, or was started again.
-
-        The worker that asked it may be heard of before the end of its connection is.
-        """
-        if isinstance(error, ServerDiedError):
-            return True
-        if not isinstance(error, PeerError | UsageError):
-            return False
-        about_peers = isinstance(error, SamplingError) and error.cause.startswith("Peer")
-        unknown = isinstance(error, UsageError)  # to a server that was started again
-        deadline = time.monotonic() + (_NOTICE_S if about_peers or unknown else 0.0)
-        # polled: a connection that is over tells of it, or one made again, or the news of server 0
-        while not (lost := self._lost()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return lost
-
-    def _lost(self) -> bool:
-        """Return whether a server that takes part is gone, or was started again."""
-        takes_part = set(self._live)
-        return bool(self._producers.replaced) or not takes_part.isdisjoint(self._cluster.lost)
 
     def _choose_servers(self, deadline: float) -> None:
         """Do without the lost servers that have twins; wait for the others.
@@ -471,24 +446,11 @@ class RemoteSource:
         # not waited for: the epoch pauses until the new ones are there
         self._producers.release(self._consumer, is_broken=True, waits=False)
         options = copy.copy(self._options)
-        name = options.worker_key = self._fresh_name()
+        name = options.worker_key = self._producers.fresh_name(options.worker_key, self._live)
         self._producers.create(
             self._create, options, self._ranks, self.epoch_options, name, self._live
         )
         self._open_channel()
-
-    def _fresh_name(self) -> str:
-        """Return a worker key that this rank has not used: servers remember whose producer is over.
-
-        Ranks that share producers cannot ask each other. They count alike where they see the same
-        servers come and go, as the count begins anew with each that is started again. One that is
-        behind is told that the producer of a name was destroyed, and comes to the next name; one
-        that does not meet the others gets workers of its own, and the same batches.
-        """
-        name = partial(name_of_recovery, self._options.worker_key, self._cluster, self._live)
-        first = name(0)
-        self._attempts[first] += 1
-        return name(self._attempts[first])
 
     @contextlib.contextmanager
     def _noting_failures(self) -> Iterator[None]:

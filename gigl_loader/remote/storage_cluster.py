@@ -7,7 +7,7 @@
 
 All but server 0 are met when they are first asked for something: a rank that takes its batches from
 a few of hundreds of servers has no connection with the others, and hears of those from server 0.
-While that one is lost, and the job goes on with a twin of it, a rank meets all.
+While that one is lost, and the job goes on with a replica of it, a rank meets all.
 
 Where more servers than partitions are up, server ``i`` serves partition ``i`` modulo the number of
 partitions. Servers of one partition are twins: one does what was asked of another that is lost.
@@ -29,8 +29,7 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.remote.connection import ServerConnection, result_of
-from gigl_loader.remote.membership import PATIENCE_S, Join, Role, WaitReport
-from gigl_loader.remote.refusals import Refusal
+from gigl_loader.remote.membership import PATIENCE_S, Join, Refusal, Role, WaitReport
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security
 
@@ -223,7 +222,7 @@ class Cluster:
         return same[server // partitions % len(same)] if same else None
 
     def stand_in(self, server: int) -> int:
-        """Return who answers for a server: itself, or a twin of it where it is lost."""
+        """Return who answers for a server: itself, or a replica of it where it is lost."""
         return self._stand_in(server, self.lost)
 
     def _stand_in(self, server: int, lost: Sequence[int]) -> int:
@@ -241,8 +240,8 @@ class Cluster:
     def await_servers(self, deadline: float, wanted: Sequence[int] = ()) -> list[int]:
         """Return the servers to go on with: at least one of each partition, ascending.
 
-        A lost server is looked for in the background. It is waited for where it has no twin, unless
-        it is back and does not take this process in, for a reason that stays.
+        A lost server is looked for in the background. It is waited for where it has no replica,
+        unless it is back and does not take this process in, for a reason that stays.
 
         Args:
             deadline: Until when servers are waited for (`time.monotonic`).
@@ -419,7 +418,8 @@ class Cluster:
             name: A key of `CALLS`.
             requests: The arguments by server.
             timeout_s: How long all of them may take to answer.
-            reconnect_s: How long servers without a twin may be away; 0: a lost one is an error.
+            reconnect_s: How long servers without a replica may be away; 0: a lost one is an
+                error.
 
         Raises:
             ServerDiedError: A server did not come back in time.
@@ -428,35 +428,58 @@ class Cluster:
         """
         found: dict[int, Any] = {}
         away_until = time.monotonic() + reconnect_s
-        while True:
+        error = self._ask_those_up(name, requests, timeout_s, found)
+        while error is not None:
+            self._await_answerer(error, away_until)
             left = {server: args for server, args in requests.items() if server not in found}
             error = self._ask_those_up(name, left, timeout_s, found)
-            if error is None:
-                return found
-            if time.monotonic() >= away_until or self.closed:
-                # asked for as long as servers may be away, and no longer: each question has its own
-                # timeout
-                raise error
-            time.sleep(_PAUSE_S)  # a question may be lost before its server is known to be
-            self.await_servers(away_until)
+        return found
+
+    def _await_answerer(self, error: GiglLoaderError, away_until: float) -> None:
+        """Return when a question that was lost with its server can be asked again.
+
+        Raises:
+            GiglLoaderError: ``error``, or see `await_servers`.
+        """
+        # asked for as long as servers may be away, and no longer: each question has its own timeout
+        if time.monotonic() >= away_until or self.closed:
+            raise error
+        time.sleep(_PAUSE_S)  # a question may be lost before its server is known to be
+        self.await_servers(away_until)
 
     def ask_later(
         self, server: int, name: str, arguments: dict[str, Any], timeout_s: float,
         reconnect_s: float,
     ) -> "Future[Any]":  # fmt: skip
-        """Ask one server as `ask_each` does, in a thread; return a future of what it returns."""
+        """Ask one server as `ask_each` does, and return at once: a future of what it returns."""
         answer: Future[Any] = Future()
+        away_until = time.monotonic() + reconnect_s
+        connection = self.connection(self.stand_in(server))
 
-        def ask() -> None:
+        def again(error: GiglLoaderError) -> None:
             try:
-                found = self.ask_each(name, {server: arguments}, timeout_s, reconnect_s)
-            except BaseException as error:  # somebody waits for it
-                answer.set_exception(error)
+                self._await_answerer(error, away_until)
+                left_s = away_until - time.monotonic()
+                found = self.ask_each(name, {server: arguments}, timeout_s, left_s)
+            except BaseException as last:  # somebody waits for it
+                answer.set_exception(last)
             else:
                 answer.set_result(found[server])
 
-        what = f"{name} of storage server {server}"
-        new_thread(target=ask, name=what, on_death=answer.set_exception).start()
+        def came(first: "Future[Any]") -> None:
+            error = first.exception()
+            if error is None:
+                answer.set_result(first.result())
+            elif isinstance(error, GiglLoaderError) and _is_lost(connection, error):
+                # a thread for the questions that are lost alone: this may be the one of who asked
+                what = f"{name} of storage server {server}"
+                new_thread(
+                    target=again, args=(error,), name=what, on_death=answer.set_exception
+                ).start()
+            else:
+                answer.set_exception(error)
+
+        connection.call(name, timeout_s, **arguments).add_done_callback(came)
         return answer
 
     def holders(self, timeout_s: float, reconnect_s: float = 0.0) -> list[int]:
@@ -473,7 +496,7 @@ class Cluster:
             by_part: dict[int, list[int]] = {}
             for server in servers:
                 by_part.setdefault(told[server], []).append(server)
-            # every partition is there: a lost server's twin answered for it, which has the same one
+            # every partition is there: a lost server's replica answered for it
             parts = [by_part[part] for part in range(len(by_part))]
             self._holders = [same[self.rank % len(same)] for same in parts]
         return self._holders

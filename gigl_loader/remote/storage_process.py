@@ -11,15 +11,14 @@ from types import FrameType
 from typing import Any
 
 from gigl_loader._glt import Dataset, _set_server_context
-from gigl_loader.dataset.holders import check_enough, check_position
+from gigl_loader.dataset.identity import check_enough, check_position
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
 from gigl_loader.logs import know
 from gigl_loader.options import DEFAULT_RECONNECT_S, check_reconnect
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.info import GraphStoreInfo
-from gigl_loader.remote.leader import Leader
-from gigl_loader.remote.membership import PATIENCE_S, WaitReport, check_patience
+from gigl_loader.remote.membership import PATIENCE_S, Leader, WaitReport, check_patience
 from gigl_loader.remote.metrics import MetricsListener
 from gigl_loader.remote.service import DistServer
 from gigl_loader.sampler.compiled import load as load_kernels
@@ -155,13 +154,13 @@ def init_storage_process(
         with init_storage_process(rank, info, DistDataset.load(root, rank)) as server:
             server.wait()
 
-    Who may come in is said by ``tls_dir``, ``token`` or ``insecure``, or by the environment; beyond
+    ``tls_dir``, ``token`` or ``insecure``, or the environment, set the authentication; beyond
     loopback one of them is needed. It holds for this server's sampling workers as well.
 
     Args:
         storage_rank: This server, in ``[0, num_storage_nodes)``.
         cluster_info: The cluster. Server 0 listens on ``rpc_master_port``. How many compute
-            processes there are is not looked at: the first one of a job says it.
+            processes there are is not read: the first process of a job says it.
         dataset: The partition: ``DistDataset``, ours or GLT's. Where there are more servers than
             partitions, that of server ``i`` is ``i`` modulo the number of partitions.
         num_jobs: Compute jobs to serve, one after another; None: until told to stop.
@@ -189,7 +188,7 @@ def init_storage_process(
     Raises:
         ConfigError: A figure is out of range, the address cannot be listened on, the servers are
             fewer than the partitions, or are more and this one has not partition ``storage_rank``
-            modulo their number, or nothing says who may come in.
+            modulo their number, or no authentication is set.
         JoinRefusedError: Server 0 does not let this one in, or is another service.
         PeerTimeoutError: Server 0 did not come up.
     """

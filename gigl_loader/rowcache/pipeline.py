@@ -1,4 +1,4 @@
-"""The way of a batch to its rows: drawn, planned, asked, filled, complete.
+"""How a batch gets its rows: drawn, planned, asked, filled, complete.
 
 ::
 
@@ -24,11 +24,10 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.memory.segments import Array, nbytes_of, storage_dtype
 from gigl_loader.message import Field
 from gigl_loader.rowcache.cache import MISSING, RowCache
-from gigl_loader.rowcache.drawn import DrawnBatch, RemoteIds, RowsOf
+from gigl_loader.rowcache.look_ahead import DrawnBatch, RemoteIds, RowsOf
 from gigl_loader.rowcache.tables import Matrix, Owner
-from gigl_loader.sampler.later import LaterRows
-from gigl_loader.sampler.questions import RowPeers
-from gigl_loader.sampler.row_exchange import AskedRows, Part, gather_rows, part_of
+from gigl_loader.sampler.plan import RowPeers
+from gigl_loader.sampler.row_exchange import AskedRows, LaterRows, Part, gather_rows, part_of
 
 READY_S = 5.0
 """How long a batch waits for rows that another one is fetching before it fetches them itself: the

@@ -18,8 +18,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.message import LABEL_COUNTS, LABEL_LINKS, NEGATIVE, POSITIVE, label_column
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes
-from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan
-from gigl_loader.sampler.questions import Draw, Drawn, Peers
+from gigl_loader.sampler.plan import Draw, Drawn, Field, Peers, SampleRequest, SamplingPlan
 from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import NodeRoots, Placed
 

@@ -26,8 +26,7 @@ from gigl_loader.message import (
 )
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes
-from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan, draw_key
-from gigl_loader.sampler.questions import Draw, Peers
+from gigl_loader.sampler.plan import Draw, Field, Peers, SampleRequest, SamplingPlan, draw_key
 from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import Placed, SeedTimes
 

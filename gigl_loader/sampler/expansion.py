@@ -14,8 +14,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket
 from gigl_loader.sampler import compiled as kernels
 from gigl_loader.sampler.nodes import BatchNodes
-from gigl_loader.sampler.plan import SamplingPlan, draw_key
-from gigl_loader.sampler.questions import Asked, Draw, Drawn
+from gigl_loader.sampler.plan import Asked, Draw, Drawn, SamplingPlan, draw_key
 from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import EdgeFilter, Limits, SeedTimes
 

@@ -24,13 +24,11 @@ from gigl_loader.message import (
     key,
 )
 from gigl_loader.sampler.expansion import Expansion, Sampled
-from gigl_loader.sampler.feature_rows import FeatureRows
 from gigl_loader.sampler.nodes import BatchNodes
-from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan
-from gigl_loader.sampler.questions import Peers
+from gigl_loader.sampler.plan import Field, Peers, SampleRequest, SamplingPlan
 from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import DistinctRoots, MakeRoots, NodeRoots, Roots, SeedTimes
-from gigl_loader.sampler.row_exchange import Split
+from gigl_loader.sampler.row_exchange import FeatureRows, Split
 
 
 class NeighborSampler:

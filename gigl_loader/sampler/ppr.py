@@ -16,9 +16,16 @@ from gigl_loader.sampler.anchors import AnchorRoots
 from gigl_loader.sampler.edges import EdgeRoots
 from gigl_loader.sampler.expansion import EdgeCollector, Sampled
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan, draw_key
+from gigl_loader.sampler.plan import (
+    Draw,
+    Drawn,
+    Field,
+    Peers,
+    SampleRequest,
+    SamplingPlan,
+    draw_key,
+)
 from gigl_loader.sampler.ppr_push import ForwardPush, Neighbourhood, SeedScores
-from gigl_loader.sampler.questions import Draw, Drawn, Peers
 from gigl_loader.sampler.roots import EdgeFilter, MakeRoots
 
 _ROOTS = {"anchor_sampler": AnchorRoots, "edge_sampler": EdgeRoots}

@@ -26,7 +26,7 @@ from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.memory.segments import Array
 from gigl_loader.sampler import ppr_kernels as kernels
 from gigl_loader.sampler.nodes import NodeLabels
-from gigl_loader.sampler.questions import Draw, Drawn
+from gigl_loader.sampler.plan import Draw, Drawn
 from gigl_loader.sampler.reader import GraphReader
 
 _UNKNOWN = -1

@@ -19,8 +19,7 @@ from gigl_loader.memory import read_ahead
 from gigl_loader.memory.segments import Array, array_in, nbytes_of, storage_dtype
 from gigl_loader.sampler import compiled as kernels
 from gigl_loader.sampler import tree_kernels
-from gigl_loader.sampler.later import LaterPeers, LaterRows
-from gigl_loader.sampler.questions import (
+from gigl_loader.sampler.plan import (
     Asked,
     Draw,
     Drawn,
@@ -32,6 +31,8 @@ from gigl_loader.sampler.questions import (
 )
 from gigl_loader.sampler.row_exchange import (
     AskedRows,
+    LaterPeers,
+    LaterRows,
     Part,
     RowsName,
     Split,

@@ -1,7 +1,7 @@
 """What a batch grows from: the first of the three choices that make a sampler.
 
 A sampler is roots x draw x expansion. `Roots` say which nodes a batch starts with and what it tells
-of them; the plan says how neighbours are drawn (`gigl_loader.sampler.questions.Draw`) and how the
+of them; the plan says how neighbours are drawn (`gigl_loader.sampler.plan.Draw`) and how the
 batch grows (`gigl_loader.sampler.expansion`). Where the graph has times, the time of each seed
 limits what its tree may have (`SeedTimes`).
 """
@@ -17,8 +17,7 @@ from gigl_loader.dataset.view import earlier, keys_of
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.message import BATCH, INPUT_ID, IS_HETERO, META, SEED_TIME, Field, key
 from gigl_loader.sampler.nodes import BatchNodes
-from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.sampler.questions import Asked, Drawn
+from gigl_loader.sampler.plan import Asked, Drawn, SampleRequest, SamplingPlan
 from gigl_loader.sampler.reader import GraphReader
 
 EdgeFilter = Callable[[EdgeType, Array, Drawn], tuple[Array, Drawn]]

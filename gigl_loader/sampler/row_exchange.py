@@ -6,21 +6,47 @@
                              --> AskedRows: peers.rows(owner, ids) --> parts() --^
 
 Rows are gathered once where they are, into what is sent, and placed once where they are read.
+
+They may be read later: here, or where the batch is used. A sampler does not notice:
+`gigl_loader.sampler.reader.GraphReader` hands out `LaterRows` where its ``peers`` are `LaterPeers`,
+and `gigl_loader.rowcache.pipeline` reads them. A batch may also travel without its rows, with what
+says which rows these are::
+
+    sampler --> n_id, x, y, edge_index --> rows_apart() --> n_id, edge_index, #ROWS
+                                                            "x: rows n_id of the node features"
+
+Whoever gets such a batch asks the owners for the rows that it does not have already.
+
+Features may be in a PyG ``FeatureStore`` of the user: `FeatureRows` asks it in batches, and keeps
+the last ones.
 """
 
+import importlib
+import json
 import math
-from collections.abc import Iterable, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
-from gigl_loader.dataset.view import Book, Rows
-from gigl_loader.errors import ProtocolError
+from gigl_loader.dataset.view import Book, PartitionView, Rows
+from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.memory import read_ahead
-from gigl_loader.memory.segments import Array
+from gigl_loader.memory.segments import Array, storage_dtype
+from gigl_loader.message import EDGE, NODE, ROWS, ROWS_OF, Field
+from gigl_loader.options import FeatureStoreOptions
 from gigl_loader.sampler import compiled as kernels
-from gigl_loader.sampler.questions import PendingAnswer, RowPeers, RowsAnswer, RowsRequest
+from gigl_loader.sampler.plan import (
+    Drawn,
+    DrawRequest,
+    Peers,
+    PendingAnswer,
+    RowPeers,
+    RowsAnswer,
+    RowsRequest,
+)
 
 _NO_PLACES = np.empty(0, np.int64)
 Part = tuple[Array, Array, Array | None]
@@ -168,3 +194,250 @@ def _check_alike(values: Array, like: Array) -> None:
             f"rows of a {values.dtype} matrix {values.shape} were given for {like.dtype} "
             f"{like.shape}"
         )
+
+
+class LaterPeers:
+    """``peers`` for a sampler whose rows are read later.
+
+    Args:
+        peers: Who answers questions; None: nobody has to be asked.
+    """
+
+    def __init__(self, peers: Peers | None) -> None:
+        # None is allowed although a sampler without peers asks nobody: that it draws ahead shows by
+        # the class of its peers alone.
+        self._to_ask = peers
+
+    @property
+    def _peers(self) -> Peers:
+        assert self._to_ask is not None, "what is not on this machine has peers to ask"
+        return self._to_ask
+
+    def draw(self, partition: int, request: DrawRequest) -> PendingAnswer[Drawn]:
+        """Ask a worker of ``partition`` for neighbours."""
+        return self._peers.draw(partition, request)
+
+    def rows(self, partition: int, request: RowsRequest, out: Array) -> PendingAnswer[RowsAnswer]:
+        """Ask a worker of ``partition`` for rows."""
+        return self._peers.rows(partition, request, out)
+
+
+@dataclass(frozen=True, eq=False)
+class LaterRows:
+    """Rows that a field is to have; stands where its ``write`` does."""
+
+    kind: str
+    name: Any
+    ids: Array
+    """``[n]`` int64, global ids; a copy, that nobody writes to."""
+    split: dict[int, Array] | None
+    """Positions by owner, as `GraphReader.split` returns them."""
+    read: Callable[[Array], None]
+    """Reads them now, for a sampler that draws by what they say, such as times."""
+
+    def __call__(self, out: Array) -> None:
+        """Write the rows to ``out``."""
+        self.read(out)
+
+
+@dataclass(frozen=True)
+class RowsApart:
+    """One tensor of rows that a batch lacks."""
+
+    key: str
+    """Key of the tensor in the message."""
+    kind: str
+    name: Any
+    """Key of a matrix, its type; key of an attribute, type and name."""
+    ids: str
+    """Key of the tensor with the ids of the rows, ``[n]`` int64."""
+    dtype: str
+    shape: tuple[int, ...]
+    """Shape of one row."""
+
+
+def rows_apart(fields: Sequence[Field]) -> list[Field]:
+    """Return the fields without rows that are read later, and one that describes these."""
+    kept = [one for one in fields if not isinstance(one.write, LaterRows)]
+    by_key = {one.key: one for one in kept}
+    known: dict[int, str] = {}
+    described = []
+    for one in fields:
+        if isinstance(later := one.write, LaterRows):
+            # Features, labels and attributes of a type are asked for by one array: its ids travel
+            # once.
+            if id(later.ids) not in known:
+                known[id(later.ids)] = _key_of_ids(one.key, later, by_key, kept)
+            # JSON has no tuples; nested ones become lists by themselves, and `_name` undoes both.
+            name = list(later.name) if isinstance(later.name, tuple) else later.name
+            described.append(
+                [one.key, later.kind, name, known[id(later.ids)], one.dtype, one.shape[1:]]
+            )
+    order = [one.key for one in fields]
+    text = json.dumps({"order": order, "rows": described}, separators=(",", ":"))
+    # The order of all keys goes along: a batch must have them as if the rows had never been apart.
+    return [*kept, Field.of(ROWS, np.frombuffer(text.encode(), np.uint8))]
+
+
+def _key_of_ids(key: str, later: LaterRows, by_key: dict[str, Field], kept: list[Field]) -> str:
+    """Return the key of a tensor that is ``later.ids``; it is added where there is none."""
+    # As a rule the ids are in the batch already, as ``n_id`` or ``e_id`` of the same type. A
+    # sampler of somebody's own may have others under that key, so the values decide.
+    prefix = key.rpartition(".")[0]
+    found = by_key.get(f"{prefix}.{part}" if prefix else part) if (part := _ids_of(later)) else None
+    if found is not None and found.shape == later.ids.shape:
+        ids = np.empty(found.shape, storage_dtype(found.dtype))
+        found.write(ids)
+        if np.array_equal(ids, later.ids):
+            return found.key
+    kept.append(Field.of(ROWS_OF + key, later.ids))
+    return ROWS_OF + key
+
+
+def _ids_of(later: LaterRows) -> str:
+    return NODE if later.kind.startswith("node") else EDGE
+
+
+def read_rows_apart(text: Array) -> tuple[list[str], list[RowsApart]]:
+    """Return (keys of the whole batch in order, the rows it lacks) of what `ROWS` holds.
+
+    Raises:
+        ProtocolError: It is no such description.
+    """
+    try:
+        told = json.loads(text.tobytes())
+        rows = [
+            RowsApart(key, kind, _name(name), ids, dtype, tuple(shape))
+            for key, kind, name, ids, dtype, shape in told["rows"]
+        ]
+        return list(told["order"]), rows
+    # What came from another machine may be any bytes: none of them may end the loader otherwise.
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ProtocolError(f"a batch without rows does not say which: {error}") from error
+
+
+def _name(name: Any) -> Any:
+    """Return a name as it was before it became JSON, where tuples are lists."""
+    return tuple(_name(one) for one in name) if isinstance(name, list) else name
+
+
+class RecentRows:
+    """The rows that were used last, as many as fit; one thread's.
+
+    Args:
+        most: Rows to keep.
+        like: ``[n, ...]``: what rows look like.
+    """
+
+    def __init__(self, most: int, like: Array) -> None:
+        self._most, self._rows = most, np.empty((0, *like.shape[1:]), like.dtype)
+        self._positions: dict[int, int] = {}
+        self._ids = np.empty(0, np.int64)
+        self._used = np.empty(0, np.int64)
+        self._turn = 0
+
+    @property
+    def like(self) -> Array:
+        """Rows of the same shape and type."""
+        return self._rows
+
+    def take(self, ids: Array, ask: Callable[[Array], Array]) -> Array:
+        """Return the rows of ``ids`` (``[n]`` int64); ``ask`` gives those that are not here."""
+        self._turn += 1
+        # Each id once: a database is asked for no row twice, and no row is kept twice.
+        asked, inverse = np.unique(ids, return_inverse=True)
+        positions = np.array([self._positions.get(one, -1) for one in asked.tolist()], np.int64)
+        known, missing = np.flatnonzero(positions >= 0), np.flatnonzero(positions < 0)
+        # Copied out before anything is replaced: with more rows than fit, those that are kept take
+        # the positions of some that were found.
+        found = np.empty((asked.size, *self._rows.shape[1:]), self._rows.dtype)
+        found[known] = self._rows[positions[known]]
+        self._used[positions[known]] = self._turn
+        if missing.size:
+            found[missing] = ask(asked[missing])
+            self._keep(asked[missing], found[missing])
+        rows: Array = found[inverse.reshape(-1)]
+        return rows
+
+    def _keep(self, ids: Array, rows: Array) -> None:
+        """Keep ``rows``, in place of those that were not used for longest."""
+        ids, rows = ids[: self._most], rows[: self._most]
+        self._grow(min(self._most, len(self._positions) + ids.size))
+        # Positions are taken in order and never given back, so the used ones are the first ones.
+        free = np.arange(len(self._positions), self._ids.size)[: ids.size]
+        stale = np.argsort(self._used[: len(self._positions)], kind="stable")
+        positions = np.concatenate([free, stale[: ids.size - free.size]])
+        for position in positions[free.size :].tolist():
+            del self._positions[int(self._ids[position])]
+        self._rows[positions], self._ids[positions], self._used[positions] = rows, ids, self._turn
+        self._positions.update(zip(ids.tolist(), positions.tolist(), strict=True))
+
+    def _grow(self, size: int) -> None:
+        """Make room for ``size`` rows; memory is taken as it is needed."""
+        if size > self._ids.size:
+            # Half as much again: rows are moved a few times in all, not with every batch.
+            size = min(self._most, size + size // 2)
+            self._rows = _longer(self._rows, size)
+            self._ids, self._used = _longer(self._ids, size), _longer(self._used, size)
+
+
+def _longer(array: Array, size: int) -> Array:
+    found = np.zeros((size, *array.shape[1:]), array.dtype)
+    found[: len(array)] = array
+    return found
+
+
+class FeatureRows:
+    """The features of all types that a user's store has; opened by the thread that samples.
+
+    Args:
+        options: Which store, and for which types.
+        view: The partition: its node types, and which have features of their own.
+
+    Raises:
+        ConfigError: The store gives something that is no features.
+    """
+
+    def __init__(self, options: FeatureStoreOptions, view: PartitionView[Array]) -> None:
+        module, _, name = options.class_path.rpartition(".")
+        self._options = options
+        self._reader = getattr(importlib.import_module(module), name)(**options.keywords)
+        self._grouped = view.is_heterogeneous
+        wanted = options.node_types or sorted(set(view.num_nodes) - set(view.node_features))
+        self._rows: dict[NodeType, RecentRows] = {}
+        for node_type in wanted:
+            # One row is asked for at the start: shape and type of an empty batch are known from it.
+            if view.num_nodes.get(node_type, 0):
+                like = self._ask(node_type, np.zeros(1, np.int64), None)  # wrong keywords show here
+                most = max(1, options.cache_bytes // max(1, like.nbytes * len(wanted)))
+                self._rows[node_type] = RecentRows(most, like)
+
+    def __contains__(self, node_type: NodeType) -> bool:
+        return node_type in self._rows
+
+    def fetch(self, node_type: NodeType, ids: Array) -> Array:
+        """Return the rows of ``ids`` (``[n]`` int64, global) as ``[n, ...]``."""
+        rows = self._rows[node_type]
+        return rows.take(ids, lambda missing: self._ask(node_type, missing, rows.like))
+
+    def _ask(self, node_type: NodeType, ids: Array, like: Array | None) -> Array:
+        # Here: workers do without torch unless a store is asked, which speaks in its tensors.
+        import torch
+
+        group = node_type if self._grouped else None
+        name = self._options.attr_name
+        found = self._reader.get_tensor(
+            group_name=group, attr_name=name, index=torch.from_numpy(ids), convert_type=True
+        )
+        shape = None if found is None else tuple(found.shape)
+        what = f"{self._options.class_path} gave, for {ids.size} rows of {name!r} of {node_type},"
+        if found is None or not shape or shape[0] != ids.size:
+            raise ConfigError(f"{what} {'nothing' if shape is None else list(shape)}")
+        # A store may answer with rows of a device, or with parameters of a model.
+        values: Array = found.detach().cpu().numpy()
+        if like is not None and (values.dtype, values.shape[1:]) != (like.dtype, like.shape[1:]):
+            raise ConfigError(
+                f"{what} {values.dtype} {list(values.shape)}, and before that rows of {like.dtype} "
+                f"{list(like.shape[1:])}"
+            )
+        return values

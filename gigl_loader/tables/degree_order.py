@@ -36,15 +36,9 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.tables.node_ids import Numbering
 from gigl_loader.tables.resumable import ResumableJob
 
-_CHUNK = 2**20
-"""Nodes or edges that are read at a time."""
 _COUNT_SHARE, _BUCKET_SHARE, _DEAL_SHARE = 2, 4, 8
 """Of the memory, one in so many bytes is for degrees, for a bucket, and for rows that are dealt: a
 bucket is there twice when it is written, what is dealt when it is sorted."""
-_EDGES_A_NODE = 8
-"""Edges that a step counts for each node: degrees are read and written once in a step."""
-_MOST_BYTES = 2**30
-"""Of a bucket, and of rows that are dealt: with more, a step that is repeated takes long."""
 _UINT32_LIMIT = 2**32
 _CODEC = "lz4"
 """Of buckets: columns that Parquet has in few bytes would take many times the table."""
@@ -77,7 +71,7 @@ class Degrees:
         # A chunk ends where its file does, so a range may begin and end in any of them.
         while first < end:
             file, at = divmod(first, self.span)
-            count = min(_CHUNK, self.span - at, end - first)
+            count = min(ResumableJob.sizes.numbers, self.span - at, end - first)
             yield np.fromfile(self.paths[file], self.dtype, count, offset=at * self.dtype.itemsize)
             first += count
 
@@ -96,8 +90,9 @@ def count_degrees(
     total = sum(file.count for file in edges)
     # No degree is above the number of edges.
     dtype = np.dtype(np.uint32 if total < _UINT32_LIMIT else np.uint64)
-    span = max(_CHUNK, job.usable_bytes // _COUNT_SHARE // dtype.itemsize)
-    firsts, groups = range(0, num_nodes, span), _groups(edges, _EDGES_A_NODE * num_nodes)
+    span = max(job.sizes.numbers, job.usable_bytes // _COUNT_SHARE // dtype.itemsize)
+    firsts = range(0, num_nodes, span)
+    groups = _groups(edges, job.sizes.edges_a_node * num_nodes)
     name = f"degrees/{node_type}/{span}"  # a run that goes on may have another memory
     (job.folder / name).mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
@@ -131,10 +126,11 @@ def _count(
     before: Path | None, path: Path, first: int, count: int, dtype: Any, edges: list[EdgeFile]
 ) -> None:
     """Write the degrees of ``count`` nodes, ``first`` and following: ``before``, and by edges."""
+    chunk = ResumableJob.sizes.numbers
     degrees = np.zeros(count, dtype) if before is None else np.fromfile(before, dtype, count)
     for edge_file in edges:
         with edge_file.path.open("rb") as file:
-            while (neighbors := np.fromfile(file, edge_file.dtype, _CHUNK)).size:
+            while (neighbors := np.fromfile(file, edge_file.dtype, chunk)).size:
                 _add(neighbors, first, degrees)
     # Whole or not there: `before` is removed as soon as this step is noted.
     draft = path.with_name(f"{path.name}.tmp")
@@ -240,11 +236,11 @@ class Buckets:
     """
 
     def __init__(self, positions: Positions, widths: Mapping[str, int]) -> None:
-        memory = positions.job.usable_bytes
+        memory, most = positions.job.usable_bytes, positions.job.sizes.bucket_bytes
         self._positions, self.widths = positions, dict(widths)
-        self.deal_bytes = min(memory // _DEAL_SHARE, _MOST_BYTES)
+        self.deal_bytes = min(memory // _DEAL_SHARE, most)
         record = 4 + sum(widths.values())
-        self.rows = max(1, min(memory // _BUCKET_SHARE, _MOST_BYTES) // record)
+        self.rows = max(1, min(memory // _BUCKET_SHARE, most) // record)
         several = -(-positions.counts // self.rows)  # buckets of each partition, rounded up
         self.ends = np.cumsum(several)
         self.starts = self.ends - several

@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 from gigl_loader.dataset.mapped_writer import allow_files
 from gigl_loader.memory.segments import Array
 from gigl_loader.tables.resumable import ResumableJob
-from gigl_loader.tables.table_files import BATCH_ROWS
 
 NO_NODE = 2**32 - 1
 """The number that a look-up gives for an id of no node."""
@@ -77,7 +76,9 @@ class Index:
         # Empty slots have no check that tells them: their number does, which no node has.
         slots, alike = np.full(self.nbytes // 4, NO_NODE, np.uint32), 0
         for path in sorted(pairs.glob("*.parquet")):
-            for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS, use_threads=False):
+            for batch in pq.ParquetFile(path).iter_batches(
+                ResumableJob.sizes.table_rows, use_threads=False
+            ):
                 checks, homes = self._keys(batch.column("id"))
                 numbers = batch.column("node").to_numpy().astype(np.uint32, copy=False)
                 alike += _insert(checks, homes, numbers, slots)
@@ -220,10 +221,6 @@ def _insert(checks, homes, numbers, slots):  # type: ignore[no-untyped-def]
 
 _BATCH_BYTES = 16 * 1024 * 1024
 """Of edges that are looked up at a time, with what travels with them; several are in memory."""
-_BATCH_ROWS = 2**18
-"""The most, where nothing travels: pieces of it for each thread, and batches of 4 MB."""
-_BUFFER_BYTES = 32 * 1024 * 1024
-"""Edges that wait until they are written, of all partitions together."""
 
 
 def look_up_edges(
@@ -245,7 +242,7 @@ def look_up_edges(
         Edges by partition, and the dangling ones last.
     """
     # 16: the ids of both ends; of texts it is more, and the limit is not sharp.
-    rows = min(_BATCH_ROWS, max(1024, _BATCH_BYTES // (extra_bytes + 16)))
+    rows = min(job.sizes.looked_up_rows, max(1024, _BATCH_BYTES // (extra_bytes + 16)))
     # A set: both ends of an edge may be of one type.
     held = sum(index.nbytes for index in set(indexes))
     with (
@@ -253,7 +250,7 @@ def look_up_edges(
         # written when all batches have come.
         job.engine(beside=held) as engine,
         ThreadPoolExecutor(job.threads) as pool,
-        _PartWriter(draft, len(bounds)) as writer,
+        PartWriter(draft, len(bounds)) as writer,
     ):
         if filesystem is not None:
             engine.register_filesystem(filesystem)
@@ -275,7 +272,7 @@ def _mapped(
     return pa.RecordBatch.from_arrays(columns, names), parts
 
 
-class _PartWriter:
+class PartWriter:
     """Writes Parquet files by partition.
 
     Args:
@@ -289,7 +286,7 @@ class _PartWriter:
         self._files: dict[int, Any] = {}
         self.counts = np.zeros(count + 1, np.int64)
 
-    def __enter__(self) -> "_PartWriter":
+    def __enter__(self) -> "PartWriter":
         allow_files(len(self._waiting))
         self._folder.mkdir(parents=True, exist_ok=True)
         return self
@@ -317,7 +314,7 @@ class _PartWriter:
         # All partitions are written at once when there is enough, so that row groups do not become
         # as small as a batch's share of a partition.
         self._nbytes += ordered.nbytes
-        if self._nbytes > _BUFFER_BYTES:
+        if self._nbytes > ResumableJob.sizes.waiting_bytes:
             self._write()
 
     def _write(self) -> None:

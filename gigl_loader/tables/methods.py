@@ -28,7 +28,6 @@ LDG_PASSES = 3
 LDG_SLACK = 0.05
 """How much larger than the mean a partition may become. With none, the last nodes go where there
 is room, whatever their neighbours are."""
-_CHUNK = 2**20
 
 
 def place_alone(
@@ -50,8 +49,9 @@ def place_alone(
             for owners in _column_owners(table, spec, num_partitions):
                 file.write(owners.astype(np.uint16).data)
             return
-        for start in range(0, table.num_rows, _CHUNK):
-            rows = np.arange(start, min(start + _CHUNK, table.num_rows), dtype=np.uint64)
+        chunk = ResumableJob.sizes.numbers
+        for start in range(0, table.num_rows, chunk):
+            rows = np.arange(start, min(start + chunk, table.num_rows), dtype=np.uint64)
             if method == "contiguous":
                 owners = contiguous_owner(rows, table.num_rows, num_partitions)
             else:

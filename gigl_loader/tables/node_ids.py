@@ -24,7 +24,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.tables.id_index import NO_NODE, Index
 from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.spec import NodeTable
-from gigl_loader.tables.table_files import BATCH_ROWS, Table, TableFile, id_kind, ids_in, to_read
+from gigl_loader.tables.table_files import Table, TableFile, id_kind, ids_in, to_read
 
 _UINT32_LIMIT = 2**32
 
@@ -250,10 +250,10 @@ def make_index(
 
 
 def fits(job: ResumableJob, indexes: set[Index]) -> bool:
-    """Return whether indexes leave as much memory as they take."""
-    # The engine needs the other half, to sort what is looked up meanwhile. A set: both ends of an
-    # edge may be of one type, whose index is there once.
-    return 2 * sum(index.nbytes for index in indexes) <= job.usable_bytes
+    """Return whether indexes leave enough memory to sort what is looked up meanwhile."""
+    # a set: both ends of an edge may be of one type, whose index is there once
+    most = job.sizes.index_share * job.usable_bytes
+    return sum(index.nbytes for index in indexes) <= most
 
 
 def check_unique(
@@ -338,7 +338,9 @@ def _ids_in_order(
             )
             content = stack.enter_context(shared.path(f"{name}.text").open("rb")) if text else None
             while first < end:
-                values = np.fromfile(numbers, np.int64, min(BATCH_ROWS, int(end) - first))
+                values = np.fromfile(
+                    numbers, np.int64, min(ResumableJob.sizes.table_rows, int(end) - first)
+                )
                 ids = pa.array(values)
                 if content is not None:
                     # Ends count from the partition's first byte, offsets from the batch's.

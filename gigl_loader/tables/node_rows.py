@@ -25,7 +25,6 @@ from gigl_loader.tables.node_ids import Numbering, Placer
 from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.spec import NodeTable, TableGraph, columns_of, is_npy
 from gigl_loader.tables.table_files import (
-    BATCH_ROWS,
     Table,
     TableFile,
     feature_type,
@@ -243,8 +242,9 @@ class NodeRows:
         if columns:
             yield from self._table.batches(file, columns)
             return
-        for row in range(0, file.num_rows, BATCH_ROWS):
-            empty = pa.nulls(min(BATCH_ROWS, file.num_rows - row))
+        most = ResumableJob.sizes.table_rows
+        for row in range(0, file.num_rows, most):
+            empty = pa.nulls(min(most, file.num_rows - row))
             # Features beside the table alone: only how many rows there are is needed of it.
             yield row, pa.record_batch([empty], ["none"])
 
@@ -376,10 +376,11 @@ def _write(
     ordered = [_open(other, positions) for other in parts if positions in other.arrays]
     # By degree, all partitions have look-ups, else none has: an owner's is found by its number.
     starts = np.concatenate([[0], ends[:-1]])
+    most = ResumableJob.sizes.table_rows
     neighbors = _open(parts[k], f"{rows_at('edges', edge_type)}/indices")
     with new_file(parts[k].path(f"{where}/values")) as file:
-        for first in range(0, len(neighbors), BATCH_ROWS):
-            asked = neighbors[first : first + BATCH_ROWS].astype(np.int64)
+        for first in range(0, len(neighbors), most):
+            asked = neighbors[first : first + most].astype(np.int64)
             owners = np.searchsorted(ends, asked, "right")
             found = np.empty(len(asked), times[0].dtype)
             for owner in np.unique(owners):  # a mapping is asked once for all that it has

@@ -34,8 +34,7 @@ from gigl_loader.dataset.directory import (
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.sizes import parse_size
-from gigl_loader.tables.report import Report
-from gigl_loader.tables.spec import METHODS, Edges, Nodes, TableGraph, read_graph
+from gigl_loader.tables.spec import METHODS, Edges, Nodes, Report, TableGraph, read_graph
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +100,7 @@ def partition_tables(
             tasks of a Ray cluster, each with ``threads`` and ``memory``, several at a time. Files
             of tables, ``root`` and ``scratch`` must then be on a file system that all nodes share.
         time_attr: An attribute of nodes that loaders are to sample by, as in `partition_graph`:
-            ``"time"`` for the column that `NodeTable.time` names. Edges then keep the times of
+            ``"time"`` for the column that ``NodeTable.time`` names. Edges then keep the times of
             neighbours of other partitions.
         order: How rows of features, labels and attributes of nodes lie in a partition, as in
             `partition_graph`: ``"ids"``, or ``"degree"``: those that most edges lead to first, so

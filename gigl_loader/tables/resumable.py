@@ -7,6 +7,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,32 @@ from gigl_loader.dataset.directory import LOCK
 from gigl_loader.dataset.progress import ProgressLine
 from gigl_loader.errors import ConfigError, UsageError
 
-_ENGINE_SHARE = 0.6
-"""Of the memory, for the engine: it goes over its limit, and Python and Arrow need some, too."""
 _BASE_BYTES = 100_000_000
 """Of the memory, for the interpreter and the libraries, before a row is read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkSizes:
+    """How much is in memory at a time. What is written is the same whatever they are."""
+
+    table_rows: int = 65536
+    """Rows of a table: what bounds memory where rows are wide."""
+    numbers: int = 2**20
+    """Owners, degrees or neighbours that are read or written."""
+    sorted_rows: int = 1_000_000
+    """Of edges in a batch, and of nodes whose ends are written: arrays of 8 MB."""
+    looked_up_rows: int = 2**18
+    """Edges whose ids are looked up, at most: pieces for each thread, and batches of 4 MB."""
+    waiting_bytes: int = 32 * 1024 * 1024
+    """Of edges that wait until they are written, of all partitions together."""
+    bucket_bytes: int = 2**30
+    """Of a bucket, and of rows that are dealt: with more, a step that is repeated takes long."""
+    edges_a_node: int = 8
+    """Edges that a step counts for each node: degrees are read and written once in a step."""
+    engine_share: float = 0.6
+    """Of the memory, for the engine: it goes over its limit, and Python and Arrow need some."""
+    index_share: float = 0.5
+    """Of the memory, for indexes of ids: the engine sorts meanwhile what is looked up."""
 
 
 def _mark_of(settings: Mapping[str, Any]) -> str:
@@ -44,6 +67,8 @@ class ResumableJob:
     Raises:
         ConfigError: ``folder`` holds something else.
     """
+
+    sizes = WorkSizes()
 
     def __init__(
         self, folder: Path, settings: Mapping[str, Any], *, memory: int, threads: int,
@@ -127,7 +152,7 @@ class ResumableJob:
         """
         spill = self.folder / "spill" / uuid.uuid4().hex  # of each engine, wherever it runs
         spill.mkdir(parents=True)
-        limit = int((self.usable_bytes - beside) * _ENGINE_SHARE)
+        limit = int((self.usable_bytes - beside) * self.sizes.engine_share)
         connection = duckdb.connect(
             ":memory:",
             config={

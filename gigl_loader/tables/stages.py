@@ -35,9 +35,8 @@ from gigl_loader.tables.node_ids import (
     write_dictionary,
 )
 from gigl_loader.tables.node_rows import NodeRows, check_time_attr, write_neighbor_times
-from gigl_loader.tables.report import Report, describe_part
 from gigl_loader.tables.resumable import ResumableJob
-from gigl_loader.tables.spec import TableGraph, is_npy
+from gigl_loader.tables.spec import Report, TableGraph, describe_part, is_npy
 from gigl_loader.tables.table_edges import (
     Ends,
     Extras,

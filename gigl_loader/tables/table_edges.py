@@ -48,8 +48,6 @@ _DANGLING = -1
 """The partition of edges without one; in a list of counts by partition, the last."""
 _SORT_BYTES = 64 * 1024 * 1024
 """Bytes of a batch that leaves a sort."""
-_MANY_ROWS = 1_000_000
-"""Of edges in a batch, and of nodes whose ends are written at a time: arrays of 8 MB."""
 
 
 @dataclass(frozen=True)
@@ -419,7 +417,7 @@ def _in_order(job: ResumableJob, files: list[str], extras: Extras) -> Iterator[A
     columns = ["row", "neighbor", *extras.names]
     # Edges that are alike in all that is stored may come in any order: the bytes are the same.
     order = "row, neighbor" + (", pos" if extras.names else "")
-    count = min(_MANY_ROWS, max(1024, _SORT_BYTES // (16 + extras.nbytes)))
+    count = min(job.sizes.sorted_rows, max(1024, _SORT_BYTES // (16 + extras.nbytes)))
     with job.engine() as engine:
         found = engine.sql(
             f"SELECT {', '.join(columns)} FROM read_parquet([{', '.join(map(to_read, files))}], "
@@ -455,7 +453,7 @@ class _IndexPointer:
     def _until(self, last: int, rows: Array) -> None:
         """Write the ends of all nodes before ``last``: that one may go on in the next batch."""
         while self._next < last:
-            stop = min(last, self._next + _MANY_ROWS)
+            stop = min(last, self._next + ResumableJob.sizes.sorted_rows)
             # Rows ascend, so the end of a node is how many edges are at or before it. A million
             # nodes at a time: after the last edge there may be billions without any.
             ends = np.searchsorted(rows, np.arange(self._next, stop), "right") + self._edges

@@ -18,8 +18,6 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.tables.resumable import ResumableJob
 
-BATCH_ROWS = 65536
-"""Rows in memory at a time: what bounds it where rows are wide."""
 _CSV = (".csv", ".csv.gz", ".tsv")
 _log = logging.getLogger(__name__)
 _NAMED = 5
@@ -175,7 +173,9 @@ class Table:
         """Yield (first row in the file, record batch) of some columns of a file."""
         row = 0
         parquet = self._open(file.path, file.name)
-        for batch in parquet.iter_batches(BATCH_ROWS, columns=columns, use_threads=False):
+        for batch in parquet.iter_batches(
+            ResumableJob.sizes.table_rows, columns=columns, use_threads=False
+        ):
             yield row, batch
             row += batch.num_rows
 

@@ -23,7 +23,7 @@ from gigl_loader.testing._graphs import TinyGraph
 
 
 class BatchError(AssertionError):
-    """A batch does not satisfy what it must."""
+    """A batch breaks a rule that holds for all batches."""
 
 
 def _must(holds: bool, what: str, *values: object) -> None:
@@ -283,7 +283,7 @@ def batch_digest(batch: Data | HeteroData) -> str:
     strides do not. Two batches with one digest are the same bit for bit.
 
     Args:
-        batch: From any loader; attributes may be tensors, numbers, texts, None, and lists, tuples
+        batch: From any loader; attributes may be tensors, numbers, strings, None, and lists, tuples
             and dicts of these.
 
     Raises:
@@ -322,5 +322,5 @@ def _add(found: Any, value: object, where: str) -> None:
     else:
         raise ConfigError(
             f"batch_digest cannot hash {where}, a {type(value).__name__}: it takes tensors, "
-            "numbers, texts, and lists, tuples and dicts of these"
+            "numbers, strings, and lists, tuples and dicts of these"
         )

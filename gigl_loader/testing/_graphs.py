@@ -22,8 +22,14 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import SampleMessage
-from gigl_loader.sampler.plan import Sampler, SampleRequest
-from gigl_loader.sampler.questions import Drawn, DrawRequest, RowsAnswer, RowsRequest
+from gigl_loader.sampler.plan import (
+    Drawn,
+    DrawRequest,
+    RowsAnswer,
+    RowsRequest,
+    Sampler,
+    SampleRequest,
+)
 from gigl_loader.sampler.reader import LocalReader
 
 T = TypeVar("T")

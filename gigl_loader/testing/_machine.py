@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gigl_loader.errors import ResourceError
-from gigl_loader.transport import addresses
+from gigl_loader.transport import sockets
 
 _FIRST = 15_000
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -39,7 +39,7 @@ def free_port(host: str = "127.0.0.1") -> int:
     # so many taken ports in a row mean that something else is wrong, such as the address
     for _ in range(99):
         port = draw.randrange(first, below)
-        if _reserve(port) and addresses.is_free(host, port):
+        if _reserve(port) and sockets.is_free(host, port):
             return port
     raise ResourceError(
         f"99 ports of {host} between {first} and {below} are taken: is it an address of this "

@@ -125,7 +125,7 @@ class MemoryNetwork:
         name: str,
         **options: Any,
     ) -> "MemoryListener":
-        """Return what `Listener` with the same arguments would be."""
+        """Return what ``Listener`` with the same arguments would be."""
         # a free one is never given twice; whoever names a port gets that of a process that is gone
         where = (address, port or next(self._ports))
         return MemoryListener(self, where, security, table, name, **options)
@@ -133,7 +133,7 @@ class MemoryNetwork:
     def caller(
         self, address: str, port: int, security: Security, name: str, **options: Any
     ) -> "MemoryCaller":
-        """Return what `Caller` with the same arguments would be."""
+        """Return what ``Caller`` with the same arguments would be."""
         return MemoryCaller(self, (address, port), security, name, **options)
 
 

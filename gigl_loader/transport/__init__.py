@@ -4,7 +4,13 @@ It knows nothing of graphs. `Listener` answers by a table of `Method`; `Caller` 
 says who may connect. `gigl_loader.testing.MemoryNetwork` is the same in one thread.
 """
 
-from gigl_loader.transport.addresses import (
+from gigl_loader.transport.caller import Caller
+from gigl_loader.transport.codec import IncomingArray
+from gigl_loader.transport.failures import End
+from gigl_loader.transport.listener import Listener, Method, Peer
+from gigl_loader.transport.reply import Reply, into_array
+from gigl_loader.transport.security import Mode, Security
+from gigl_loader.transport.sockets import (
     address_towards,
     free_port,
     free_ports,
@@ -12,12 +18,6 @@ from gigl_loader.transport.addresses import (
     own_address,
     refuse_loopback_name,
 )
-from gigl_loader.transport.caller import Caller
-from gigl_loader.transport.codec import IncomingArray
-from gigl_loader.transport.failures import End
-from gigl_loader.transport.listener import Listener, Method, Peer
-from gigl_loader.transport.reply import Reply, into_array
-from gigl_loader.transport.security import Mode, Security
 from gigl_loader.transport.stream import SILENCE_S
 
 __all__ = [

@@ -39,7 +39,7 @@ from gigl_loader.errors import (
     PeerTimeoutError,
     ProtocolError,
 )
-from gigl_loader.transport import addresses
+from gigl_loader.transport import sockets
 from gigl_loader.transport.codec import MAX_HEADER_BYTES, Array, IncomingArray, decode, empty_arrays
 from gigl_loader.transport.failures import End, one_line
 from gigl_loader.transport.handshake import Admitted, Goodbye, farewell, join
@@ -115,7 +115,7 @@ class Caller:
         """The listener's; 0: it is not known yet."""
         self._target, self._security, self._name = (address, port), security, name
         self._patience_s = patience_s
-        self._addresses: list[tuple[int, addresses.Address]] = []
+        self._addresses: list[tuple[int, sockets.Address]] = []
         self.what = f"{what} at {address}:{port}"
         self.session = session or secrets.token_hex(16)
         self._reset()
@@ -409,7 +409,7 @@ class Caller:
             GiglLoaderError: The listener refused, or this side was closed.
         """
         # once: in an outage the name server is out of reach too
-        self._addresses = self._addresses or addresses.resolve(*self._target)
+        self._addresses = self._addresses or sockets.resolve(*self._target)
         failure: Exception = OSError("it has no address")
         for family, address in self._addresses:
             stream = Stream(opened(partial(socket.socket, family, socket.SOCK_STREAM)))
@@ -423,7 +423,7 @@ class Caller:
                 failure = error
         raise failure
 
-    def _join(self, stream: Stream, address: addresses.Address, deadline: float) -> _Connection:
+    def _join(self, stream: Stream, address: sockets.Address, deadline: float) -> _Connection:
         latest = max(deadline, time.monotonic() + _HANDSHAKE_S)
 
         def patience() -> float:

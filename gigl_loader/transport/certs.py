@@ -1,6 +1,7 @@
-"""Certificates made here: a folder for trying, and the throw-away one of the token mode.
+"""Certificates made here: a folder for trying, and the self-signed one of the token mode.
 
-The only module that needs ``cryptography``, and only when a certificate is made.
+OpenSSL's command makes them, so that no package is needed: Python's ``ssl`` reads certificates and
+makes none.
 """
 
 import contextlib
@@ -8,18 +9,48 @@ import datetime
 import functools
 import ipaddress
 import os
+import re
 import secrets
+import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from gigl_loader.errors import ConfigError
 
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
-_END = b"-----END CERTIFICATE-----\n"
+_BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----\n"
+_CURVE = ("-pkeyopt", "ec_paramgen_curve:P-256")  # made and proved in a fraction of RSA's time
+_TIMEOUT = 60.0
+"""Seconds for one call of ``openssl``, which takes some milliseconds."""
+_HOST = re.compile(r"[\w.*-]+", re.ASCII)
+_BACKDATED = datetime.timedelta(days=2)  # clocks of machines differ
+# Clients of Python 3.13 and newer refuse an authority without a key usage.
+_AUTHORITY_USE = "digitalSignature, keyCertSign, cRLSign"
+_SETTINGS = """\
+[req]
+prompt = no
+distinguished_name = name
+[name]
+CN = {name}
+[extensions]
+basicConstraints = critical, CA:{signs}
+subjectKeyIdentifier = hash
+authorityKeyIdentifier = keyid:always
+keyUsage = critical, {use}
+{hosts}
+[ca]
+default_ca = issuer
+[issuer]
+database = issued
+new_certs_dir = .
+rand_serial = yes
+default_md = sha256
+policy = any
+x509_extensions = extensions
+[any]
+commonName = supplied
+"""
+"""OpenSSL's configuration for one certificate."""
 
 
 def token() -> str:
@@ -39,46 +70,50 @@ def make_folder(folder: str | Path, hosts: Sequence[str], days: float = 365) -> 
         days: How long it is valid.
 
     Raises:
-        ConfigError: The folder cannot be written.
+        ConfigError: The folder cannot be written, a host is no name or address, or the command
+            ``openssl`` is missing.
     """
     path = Path(folder)
+    names = [_alternative_name(host) for host in hosts]
     try:
         path.mkdir(parents=True, exist_ok=True)
-        authority = _authority(path, days)
-        certificate, key = _issue("gigl-loader node", days, authority, hosts)
-        # a process that reads between these two finds a pair that does not match, keeps the former
-        # one, and reads again at the next connection (`Security.context`)
-        _write(path / "cert.pem", _pem(certificate), 0o644)
-        _write(path / "key.pem", _pem(key), 0o600)
+        # beside the result: keys pass through this folder, which only this user may read
+        with tempfile.TemporaryDirectory(prefix=".openssl-", dir=path) as scratch:
+            work = Path(scratch)
+            if not (path / "ca-key.pem").exists():
+                authority, key = _issue(work, "gigl-loader authority", max(days, 1) * 10, None)
+                _write(path / "ca-key.pem", key, 0o600)
+                _write(path / "ca.pem", authority, 0o644)
+            certificate, key = _issue(work, "gigl-loader node", days, path, names)
+            # a process that reads between these two finds a pair that does not match, keeps the
+            # former one, and reads again at the next connection (`Security.context`)
+            _write(path / "cert.pem", certificate, 0o644)
+            _write(path / "key.pem", key, 0o600)
     except OSError as error:
         raise ConfigError(f"cannot write certificates to {path}: {error}") from error
     return path
 
 
-def _authority(path: Path, days: float) -> "tuple[x509.Certificate, EllipticCurvePrivateKey]":
-    from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    if (path / "ca-key.pem").exists():
-        key: Any = load_pem_private_key((path / "ca-key.pem").read_bytes(), None)
-        return x509.load_pem_x509_certificate((path / "ca.pem").read_bytes()), key
-    authority = _issue("gigl-loader authority", max(days, 1) * 10, None)
-    _write(path / "ca-key.pem", _pem(authority[1]), 0o600)
-    _write(path / "ca.pem", _pem(authority[0]), 0o644)
-    return authority
-
-
 @functools.cache
 def throwaway() -> bytes:
-    """Return this process's certificate and key for the token mode, in one PEM text."""
-    # ten years: no date is checked, the token's proof is bound to it, and it ends with the process
-    certificate, key = _issue("gigl-loader throw-away", 3650, None)
-    return _pem(certificate) + _pem(key)
+    """Return this process's certificate and key for the token mode, in one PEM text.
+
+    Raises:
+        ConfigError: The command ``openssl`` is missing or fails.
+    """
+    settings = _settings("gigl-loader ephemeral", "digitalSignature", signs=False)
+    # ten years: no date is checked, the token's proof is bound to it, and it ends with the process;
+    # without -keyout the key comes out of the pipe as well, and touches no disk
+    return _openssl(
+        "req", "-x509", "-newkey", "ec", *_CURVE, "-nodes", "-sha256", "-days", "3650",
+        "-extensions", "extensions", "-config", "/dev/stdin", given=settings.encode(),
+    )  # fmt: skip
 
 
 def first_certificate(pem: bytes) -> str:
     """Return the text of the first certificate in ``pem``."""
-    return (pem[: pem.index(_END)] + _END).decode()
+    begin = pem.index(_BEGIN)
+    return (pem[begin : pem.index(_END, begin)] + _END).decode()
 
 
 @contextlib.contextmanager
@@ -93,68 +128,82 @@ def in_memory(pem: bytes) -> Iterator[str]:
 
 
 def _issue(
-    name: str,
-    days: float,
-    issuer: "tuple[x509.Certificate, EllipticCurvePrivateKey] | None",
-    hosts: Sequence[str] = (),
-) -> "tuple[x509.Certificate, EllipticCurvePrivateKey]":
-    """Return a certificate and its key, signed by ``issuer`` or, where that is None, by itself."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
+    work: Path, name: str, days: float, issuer: Path | None, hosts: Sequence[str] = ()
+) -> tuple[bytes, bytes]:
+    """Return a certificate and its key as PEM texts.
 
-    key = ec.generate_private_key(ec.SECP256R1())  # made and proved in a fraction of RSA's time
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    Args:
+        work: Folder for what ``openssl`` reads and writes.
+        name: The certificate's common name.
+        days: How long it is valid.
+        issuer: Folder of the authority that signs it; None: it is an authority and signs itself.
+        hosts: What `_alternative_name` returned.
+    """
+    signs = issuer is None
+    use = _AUTHORITY_USE if signs else "digitalSignature"
+    (work / "settings").write_text(_settings(name, use, signs=signs, hosts=hosts))
+    (work / "issued").write_text("")  # the command's list of what it signed before
+    key = _openssl("genpkey", "-algorithm", "EC", *_CURVE)
+    (work / "key").write_bytes(key)
+    request = _openssl("req", "-new", "-config", "settings", "-key", "key", folder=work)
+    (work / "request").write_bytes(request)
+    if issuer is None:
+        signer = ["-selfsign", "-keyfile", "key"]
+    else:
+        place = issuer.absolute()
+        signer = ["-cert", str(place / "ca.pem"), "-keyfile", str(place / "ca-key.pem")]
     now = datetime.datetime.now(datetime.UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer[0].subject if issuer else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=2))  # clocks of machines differ
-        .not_valid_after(now + datetime.timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
-        .add_extension(_usage(signs_others=issuer is None), critical=True)
-    )
-    if hosts:
-        names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
-        builder = builder.add_extension(names, critical=False)
-    signer = issuer[1] if issuer else key
-    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-    builder = builder.add_extension(identifier, critical=False)
-    return builder.sign(signer, hashes.SHA256()), key
-
-
-def _usage(signs_others: bool) -> "x509.KeyUsage":
-    """Return what the key is for: clients of Python 3.13 and newer refuse an authority without."""
-    from cryptography import x509
-
-    never = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    return x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=signs_others, crl_sign=signs_others,
-        encipher_only=False, decipher_only=False, **dict.fromkeys(never, False),
+    certificate = _openssl(
+        "ca", "-batch", "-notext", "-config", "settings", "-in", "request", *signer,
+        "-startdate", _stamp(now - _BACKDATED),
+        "-enddate", _stamp(now + datetime.timedelta(days=days)),
+        folder=work,
     )  # fmt: skip
+    return certificate, key
 
 
-def _general_name(host: str) -> "x509.GeneralName":
-    from cryptography import x509
+def _settings(name: str, use: str, *, signs: bool, hosts: Sequence[str] = ()) -> str:
+    names = f"subjectAltName = {', '.join(hosts)}" if hosts else ""
+    return _SETTINGS.format(name=name, use=use, signs=str(signs).upper(), hosts=names)
 
+
+def _openssl(*arguments: str, given: bytes = b"", folder: Path | None = None) -> bytes:
+    """Run OpenSSL's command in ``folder`` with ``given`` as its input; return what it prints.
+
+    Raises:
+        ConfigError: It is missing, fails, or takes a minute.
+    """
     try:
-        return x509.IPAddress(ipaddress.ip_address(host))
+        done = subprocess.run(
+            ["openssl", *arguments],
+            input=given, cwd=folder, capture_output=True, timeout=_TIMEOUT, check=False,
+        )  # fmt: skip
+    except (FileNotFoundError, PermissionError) as error:
+        raise ConfigError(
+            "certificates are made by the command openssl, which is not on the PATH: install the "
+            "package openssl of your system (apt-get install openssl, conda install openssl), or "
+            "set GIGL_LOADER_TLS_DIR to a folder with certificates that were made elsewhere"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"openssl {arguments[0]} has not ended after {_TIMEOUT:g} s") from error
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip()
+        raise ConfigError(f"openssl {arguments[0]} failed ({done.returncode}): {reason}")
+    return done.stdout
+
+
+def _alternative_name(host: str) -> str:
+    """Return ``host`` as OpenSSL writes it in a certificate's list of names."""
+    try:
+        return f"IP:{ipaddress.ip_address(host)}"
     except ValueError:
-        return x509.DNSName(host)
+        if not _HOST.fullmatch(host):
+            raise ConfigError(f"{host!r} is neither a host name nor an address") from None
+        return f"DNS:{host}"
 
 
-def _pem(thing: Any) -> bytes:
-    from cryptography.hazmat.primitives import serialization as to
-
-    if hasattr(thing, "private_bytes"):
-        format_ = to.PrivateFormat.PKCS8
-        return bytes(thing.private_bytes(to.Encoding.PEM, format_, to.NoEncryption()))
-    return bytes(thing.public_bytes(to.Encoding.PEM))
+def _stamp(moment: datetime.datetime) -> str:
+    return moment.strftime("%Y%m%d%H%M%SZ")
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:

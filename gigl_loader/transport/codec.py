@@ -1,7 +1,7 @@
 """Objects to bytes and back: a msgpack header for what is small, arrays beside it as they lie.
 
-What travels is a frozen dataclass: its fields are numbers, texts, bytes, enums, None, tuples,
-lists, dicts (also with tuples of texts as keys), further dataclasses, and arrays anywhere among
+What travels is a frozen dataclass: its fields are numbers, strings, bytes, enums, None, tuples,
+lists, dicts (also with tuples of strings as keys), further dataclasses, and arrays anywhere among
 these. An array leaves its number in the header, and its bytes follow the header, so that they are
 never copied into it. The receiver decodes strictly into the type that it expects: a field too many,
 one too few, or one of another type is a `ProtocolError`. Nothing that arrives names code to run.

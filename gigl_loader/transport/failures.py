@@ -60,7 +60,7 @@ class End(StrEnum):
     REFUSED_TOKEN = "refused: token"
     REFUSED_CERTIFICATE = "refused: certificate"
     REFUSED_USER = "refused: user"
-    """A process of another user, where nothing says who may come in but that it is this one."""
+    """A process of another user, where only this user's processes are admitted."""
     REFUSED_VERSION = "refused: version"
     REFUSED_MODE = "refused: encryption"
     """One side is encrypted and the other is not."""

@@ -175,8 +175,8 @@ def _check_user(stream: Stream, security: Security, who: str) -> None:
         return
     whose = "on another machine, or gone" if user is None else f"a process of user {user}"
     raise JoinRefusedError(
-        f"{who} is {whose}, and where nothing says who may come in, those of user {own} on this "
-        f"machine may: give both the same certificates, {TOKEN_VARIABLE} or --insecure",
+        f"{who} is {whose}, and without authentication only processes of user {own} on this "
+        f"machine are admitted: give both the same certificates, {TOKEN_VARIABLE} or --insecure",
         End.REFUSED_USER,
     )
 

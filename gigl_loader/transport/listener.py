@@ -25,7 +25,7 @@ from typing import Any
 
 from gigl_loader.errors import ConfigError, JoinRefusedError, ProtocolError
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
-from gigl_loader.transport import addresses
+from gigl_loader.transport import sockets
 from gigl_loader.transport.codec import decode
 from gigl_loader.transport.failures import End, describe, one_line
 from gigl_loader.transport.handshake import MOST_OF_NAME, Goodbye, Hello, admit, farewell
@@ -102,7 +102,7 @@ class Listener:
     Args:
         address: Address or name of this machine to listen on.
         port: 0 means one that is free.
-        security: Who may come in.
+        security: Authentication and encryption.
         table: Methods by name.
         name: What this side is, for the log.
         on_peer: Called with each `Peer` that was admitted, before its first question.
@@ -156,7 +156,7 @@ class Listener:
         self._spare = Spare()
         self.closed = False  # that, or about to be
         self._sock = (
-            addresses.listen(address, port) if inherits is None else socket.socket(fileno=inherits)
+            sockets.listen(address, port) if inherits is None else socket.socket(fileno=inherits)
         )
         self._sock.setblocking(False)
         close_in_children(self._sock)  # an inherited one, too

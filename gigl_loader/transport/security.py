@@ -1,10 +1,10 @@
-"""Who may come in: client certificates, a token inside TLS, or anybody on a closed network.
+"""Authentication: client certificates, a token inside TLS, or none on a closed network.
 
 =============  ==========================================  =================================
 mode           how both ends know each other               what travels
 =============  ==========================================  =================================
 certificates   each verifies the other's against ca.pem    TLS 1.3
-token          each proves the token to the other          TLS 1.3, throw-away certificate
+token          each proves the token to the other          TLS 1.3, ephemeral certificate
 insecure       not at all                                  plain bytes
 =============  ==========================================  =================================
 
@@ -29,7 +29,7 @@ from pathlib import Path
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.transport import certs
-from gigl_loader.transport.addresses import is_loopback
+from gigl_loader.transport.sockets import is_loopback
 
 TLS_DIR_VARIABLE = "GIGL_LOADER_TLS_DIR"
 TOKEN_VARIABLE = "GIGL_LOADER_CLUSTER_TOKEN"
@@ -98,6 +98,19 @@ class Security:
     def local(cls) -> "Security":
         """Return plain sockets between processes of this user on this machine."""
         return cls(Mode.USER)
+
+    def or_token(self) -> "Security":
+        """Return this, or a fresh token where nothing says who may come in: it needs no files."""
+        return self if self.mode is not Mode.USER else Security(Mode.TOKEN, certs.token())
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which `resolve` finds the same in another process."""
+        named = {
+            TLS_DIR_VARIABLE: self.tls_dir, TOKEN_VARIABLE: self.token,
+            INSECURE_VARIABLE: "1" if self.mode is Mode.INSECURE else "",
+        }  # fmt: skip
+        return {name: value for name, value in named.items() if value}
 
     def for_workers(self) -> "Security":
         """Return what processes started by this one take, so that none makes a certificate."""

@@ -26,7 +26,6 @@ from typing import Any
 import msgspec
 
 from gigl_loader.errors import ProtocolError
-from gigl_loader.transport.addresses import Address
 from gigl_loader.transport.codec import (
     MAX_ARRAYS,
     MAX_HEADER_BYTES,
@@ -37,7 +36,7 @@ from gigl_loader.transport.codec import (
     encode,
     read_header,
 )
-from gigl_loader.transport.sockets import close_in_children
+from gigl_loader.transport.sockets import Address, close_in_children
 
 VERSION = 3
 """Of the protocol. The first six bytes of a frame mean the same in every version."""

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader._glt import get_context
-from gigl_loader.dataset.holders import check_enough, check_held
+from gigl_loader.dataset.identity import check_enough, check_held
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.memory import tensors

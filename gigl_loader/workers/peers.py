@@ -30,7 +30,8 @@ from gigl_loader.errors import (
     PeerTimeoutError,
 )
 from gigl_loader.memory.segments import Array
-from gigl_loader.sampler.questions import Drawn, DrawRequest, RowsAnswer, RowsRequest
+from gigl_loader.sampler.packing import DrawAnswer, DrawQuestion, RowsQuestion
+from gigl_loader.sampler.plan import Drawn, DrawRequest, RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import ReaderOfThread
 from gigl_loader.transport import (
     SILENCE_S,
@@ -43,7 +44,6 @@ from gigl_loader.transport import (
     Security,
     into_array,
 )
-from gigl_loader.workers.wire import DrawAnswer, DrawQuestion, RowsQuestion
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -51,8 +51,8 @@ T = TypeVar("T")
 _MAX_ASK_BYTES = 1 << 32
 """Ids in one question: 512 million; a batch that asks for more does not fit into memory either."""
 _MAX_REASON = 4000
-_RETURN_S = 10.0
-"""How long a caller whose connection was lost may take to come back."""
+RETURN_S = 10.0
+"""Seconds in which a caller whose connection was lost may come back."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,8 @@ class Answering:
         name: This worker, for logs.
         listener: Descriptor of the socket that the worker before it listened on; None: a fresh one.
         awaits_s: How long to expect those who asked the worker before it; None: there was none.
-        patience_s: How long one that was cut off may take to come back, in seconds.
+        patience_s: How long one that was silent may take to come back, in seconds.
+        return_s: How long any other whose connection was lost may take to come back, in seconds.
 
     Raises:
         ConfigError: It cannot listen there, or would be open to strangers.
@@ -151,9 +152,9 @@ class Answering:
 
     def __init__(
         self, access: Access, view: PartitionView[Array], name: str, listener: int | None = None,
-        awaits_s: float | None = None, patience_s: float = SILENCE_S,
+        awaits_s: float | None = None, patience_s: float = SILENCE_S, return_s: float = RETURN_S,
     ) -> None:  # fmt: skip
-        self._awaits_s, self._patience_s = awaits_s, patience_s
+        self._awaits_s, self._patience_s, self.return_s = awaits_s, patience_s, return_s
         self._of_thread = ReaderOfThread(view)
         self._changed = threading.Condition()  # guards the three below
         self._open: Counter[str] = Counter()
@@ -207,7 +208,9 @@ class Answering:
         now = time.monotonic()
         if name in self._lost:
             lost, end = self._lost[name]
-            returns_s = max(_RETURN_S, self._patience_s) if end is End.SILENT else _RETURN_S
+            returns_s = self.return_s
+            if end is End.SILENT:
+                returns_s = max(returns_s, self._patience_s)
             return name in self._done or now - lost > returns_s
         # never seen: at the start, it is still to come. Here after a restart, it may have said
         # goodbye to the worker before, of which nothing is known
@@ -292,7 +295,7 @@ class Traffic:
 
 
 class Answer(Generic[T]):
-    """An answer under way; `gigl_loader.sampler.questions.PendingAnswer`.
+    """An answer under way; `gigl_loader.sampler.plan.PendingAnswer`.
 
     Args:
         reply: Of the transport.
@@ -306,7 +309,7 @@ class Answer(Generic[T]):
         self, reply: Reply[Any], who: str, timeout_s: float, read: Callable[[Any], T],
         waited: Callable[[float], None],
     ) -> None:  # fmt: skip
-        self._reply, self._who, self._timeout_s, self._read = reply, who, timeout_s, read
+        self._reply, self._who, self.timeout_s, self._read = reply, who, timeout_s, read
         self._waited = waited
 
     @property
@@ -325,10 +328,10 @@ class Answer(Generic[T]):
         """
         started = time.perf_counter()
         try:
-            return self._read(self._reply.wait(self._timeout_s))
+            return self._read(self._reply.wait(self.timeout_s))
         except PeerTimeoutError as error:
             raise PeerTimeoutError(
-                f"{self._who} did not answer for {self._timeout_s:g} s: it is stopped, overloaded "
+                f"{self._who} did not answer for {self.timeout_s:g} s: it is stopped, overloaded "
                 "or cut off; look at that process, or raise the timeout"
             ) from error
         except JoinRefusedError:  # a kind of lost peer that says itself what to do
@@ -348,7 +351,7 @@ class Answer(Generic[T]):
 
 
 class Asking:
-    """Asks the workers of other partitions; `gigl_loader.sampler.questions.Peers`.
+    """Asks the workers of other partitions; `gigl_loader.sampler.plan.Peers`.
 
     Args:
         asked: Whom, by partition.
@@ -385,7 +388,7 @@ class Asking:
         self._joined = 0
 
     def draw(self, partition: int, request: DrawRequest) -> Answer[Drawn]:
-        """Ask for neighbours; see `gigl_loader.sampler.questions.Peers`."""
+        """Ask for neighbours; see `gigl_loader.sampler.plan.Peers`."""
         question, traffic = DrawQuestion.of(request), self._of_thread.traffic
         traffic.structure_bytes += question.nodes.words.nbytes
 

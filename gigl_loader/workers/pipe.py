@@ -1,4 +1,6 @@
-"""Messages between a trainer, its supervisor and its workers: tuples that begin with a name.
+"""Messages between a trainer, its supervisor and its workers, and what a worker is set up with.
+
+A message is a tuple that begins with a name.
 
 ::
 
@@ -20,15 +22,28 @@ such a pair, so pickle is safe here.
 """
 
 import array
+import ast
 import contextlib
+import importlib.util
 import pickle
 import select
 import socket
-from collections.abc import Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic
 
-from gigl_loader.errors import ProtocolError
+import numpy as np
+
+from gigl_loader.dataset.view import A, PartitionView
+from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.memory import segments
+from gigl_loader.memory.segments import Array
+from gigl_loader.message import AT_ONCE_STREAM, BatchTicket
+from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
+from gigl_loader.transport import SILENCE_S
+from gigl_loader.workers.peers import Access
 
 FORK, KILL, FORKED, EXITED = "fork", "kill", "forked", "exited"
 PLACE, PEERS, ATTEMPT, TASK, STOP = "place", "peers", "attempt", "task", "stop"
@@ -147,3 +162,149 @@ def receive_object(sock: socket.socket) -> Any:
         return segments.loads(data, fds)
     finally:  # the mappings keep the memory
         segments.close_fds(fds)
+
+
+@dataclass(frozen=True)
+class SeedInput(Generic[A]):
+    """Seeds and what goes with them, in the user's order."""
+
+    seeds: A
+    """``[num_seeds]`` int64, global ids of the input type."""
+    extra: dict[str, A] = field(default_factory=dict)
+    """Further columns, one row per seed."""
+
+    def __len__(self) -> int:
+        seeds: Any = self.seeds
+        return int(seeds.shape[0])
+
+    def request(self, ticket: BatchTicket, order: Array | None, batch_size: int) -> SampleRequest:
+        """Return what to sample for one batch; only where columns are arrays.
+
+        Args:
+            ticket: Which batch.
+            order: Positions of all seeds in the epoch's order; of a batch at once its own. None: as
+                they stand.
+            batch_size: Seeds of a batch. The last one may have fewer: whether it is asked for the
+                loader decides.
+        """
+        start, stop = ticket.batch * batch_size, min((ticket.batch + 1) * batch_size, len(self))
+        if ticket.stream == AT_ONCE_STREAM and order is not None:
+            start, stop = 0, len(order)
+        # a copy: the slice would keep the order of the whole epoch alive with the batch
+        chosen = np.arange(start, stop) if order is None else order[start:stop].copy()
+        columns: Any = self.extra
+        extra = {name: column[chosen] for name, column in columns.items()}
+        seeds: Any = self.seeds
+        return SampleRequest(ticket, seeds[chosen], chosen, extra)
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """Classes and functions of the user that a worker runs."""
+
+    sampler: tuple[str, dict[str, Any]] | None = None
+    """Import path ``package.module.Class`` and keywords; None: the k-hop neighbour sampler."""
+    init_fn: Callable[[int], None] | None = None
+    """Called in each worker with its number, before sampling."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSetup(Generic[A]):
+    """Everything that a worker needs to sample, but for its peers."""
+
+    view: PartitionView[A]
+    plan: SamplingPlan
+    seed_input: SeedInput[A]
+    batch_size: int
+    concurrency: int
+    """Batches under way at once, at most."""
+    cpus: int
+    """This worker's share of the CPUs, at least 1."""
+    access: Access | None
+    """How to answer other partitions and ask them; None: there are none."""
+    rpc_timeout_s: float
+    """Longest wait for the answer of another partition."""
+    replaceable: bool
+    """Whether another worker takes the place of one that dies."""
+    plugins: bytes
+    """`Plugins`, pickled by themselves: they may hold tensors, for which the worker needs torch."""
+    users_code: bool = True
+    """Whether some of these are the user's own."""
+    main_path: str | None = None
+    """The user's script, where something above is defined in it."""
+
+    @property
+    def patience_s(self) -> float:
+        """How long a worker of another partition may be silent, in seconds.
+
+        Where workers are replaced, one that is stopped comes back as another one, and a link that
+        is cut may heal: as long as an answer may take.
+        """
+        return max(SILENCE_S, self.rpc_timeout_s) if self.replaceable else SILENCE_S
+
+
+def pickled(plugins: Plugins) -> bytes:
+    """Return ``plugins`` for workers.
+
+    Raises:
+        ConfigError: They cannot be sent.
+    """
+    # any: besides PicklingError, pickle raises what the objects' own methods do, and AttributeError
+    # or TypeError for functions and handles that it cannot name
+    try:
+        return pickle.dumps(plugins)
+    except Exception as error:
+        raise ConfigError(
+            f"worker_init_fn={plugins.init_fn!r}, or the keywords of the sampler "
+            f"{plugins.sampler}, cannot be sent to workers ({error}): give a function of a module, "
+            "or a functools.partial of one, and keywords that can be pickled"
+        ) from error
+
+
+def is_own(sampler: tuple[str, dict[str, Any]] | None) -> bool:
+    """Return whether the class of a sampler is one of this package."""
+    return sampler is None or sampler[0].startswith("gigl_loader.")
+
+
+def main_path_of(function: Callable[..., Any] | None) -> str | None:
+    """Return the path of the user's script where ``function`` is defined in it.
+
+    Raises:
+        ConfigError: Workers could not import it: this session has no script.
+    """
+    if function is None:
+        return None
+    if getattr(function, "__module__", "") != "__main__":
+        return None
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if path is None or importlib.util.find_spec("gigl_loader") is None:
+        raise ConfigError(
+            "worker_init_fn is defined in an interactive session, where workers cannot import it: "
+            "put it into a module"
+        )
+    _check_script(Path(path))
+    return str(path)
+
+
+def _check_script(path: Path) -> None:
+    """Check that workers can run the user's script to find a function in it.
+
+    Raises:
+        ConfigError: There is no such file, or running it would start the whole job again.
+    """
+    if not path.is_file():
+        raise ConfigError(
+            f"worker_init_fn is defined in {str(path)!r}, which workers cannot import (a script "
+            "from standard input?): put the function into a module, or the script into a file"
+        )
+    # the parsed script, not its text, in which a comment may name it as well
+    if not any(
+        isinstance(node, ast.Name) and node.id == "__name__"
+        for node in ast.walk(ast.parse(path.read_bytes()))
+    ):
+        raise ConfigError(
+            f"worker_init_fn is defined in {path}, which workers have to import, and which has no "
+            '`if __name__ == "__main__":`, so that each of them would run all of it again: put '
+            "what starts the job below that line, or the function into a module"
+        )

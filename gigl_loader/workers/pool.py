@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,8 @@ from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, Work
 from gigl_loader.memory import segments
 from gigl_loader.system import read_stat
 from gigl_loader.workers import pipe
-from gigl_loader.workers.restarts import Restarts, ended_by_itself
-from gigl_loader.workers.setup import WorkerSetup
+from gigl_loader.workers.pipe import WorkerSetup
+from gigl_loader.workers.schedule import Restarts, ended_by_itself
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +80,18 @@ class WorkerPool:
 
         trainer --socket--> supervisor (forks, watches)    trainer gone: supervisor kills workers
            `-----socket per worker------> worker, worker   supervisor gone: the kernel kills them
+
+    Args:
+        num_workers: How many.
+        starts: Starts a supervisor, as `start_supervisor` does, which None stands for.
     """
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        starts: "Callable[[str, Sequence[int]], subprocess.Popen[bytes]] | None" = None,
+    ) -> None:
+        self._starts = starts
         self._workers: list[_Worker] = []
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._control: pipe.Socket | None = None
@@ -173,7 +182,7 @@ class WorkerPool:
         script += "from gigl_loader.workers.supervisor import main\n"
         script += f"main(users_code={self._setup.users_code})"
         with theirs:  # the child has its own: with a copy left here, its end would not show
-            self._supervisor = start_supervisor(script, [theirs.fileno()])
+            self._supervisor = (self._starts or start_supervisor)(script, [theirs.fileno()])
         self._selector.register(self._control, selectors.EVENT_READ, None)
 
     def _fork(self, number: int) -> _Worker:

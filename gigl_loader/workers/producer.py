@@ -42,12 +42,7 @@ from gigl_loader.options import (
 from gigl_loader.system import usable_cpus
 from gigl_loader.transport import Security
 from gigl_loader.workers.agreement import Agreement, StartTurns
-from gigl_loader.workers.pool import WorkerPool
-from gigl_loader.workers.recovery import LOOK_EVERY_S, Recovery, RestartThread
-from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
-from gigl_loader.workers.sampled_input import SeedOrders, make_plan, seed_or_drawn, view_of
-from gigl_loader.workers.schedule import BatchStream
-from gigl_loader.workers.setup import (
+from gigl_loader.workers.pipe import (
     Plugins,
     SeedInput,
     WorkerSetup,
@@ -55,6 +50,11 @@ from gigl_loader.workers.setup import (
     main_path_of,
     pickled,
 )
+from gigl_loader.workers.pool import WorkerPool
+from gigl_loader.workers.recovery import LOOK_EVERY_S, Recovery, RestartThread
+from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
+from gigl_loader.workers.sampled_input import SeedOrders, make_plan, seed_or_drawn, view_of
+from gigl_loader.workers.schedule import BatchStream
 from gigl_loader.workers.tasks import MessageMemory, Tasks
 
 LINGER_S = 30.0
@@ -157,7 +157,7 @@ class DistSamplingProducer:
         self.connect()
 
     def init(self, rendezvous: Rendezvous | None = None, security: Security | None = None) -> None:
-        """Start the workers and connect them with those of the other partitions; see `join`."""
+        """Start the workers and connect them with those of the other partitions; see ``join``."""
         self.join(rendezvous, security)
         self.start()
         self.connect()
@@ -210,7 +210,7 @@ class DistSamplingProducer:
 
     @property
     def rows_apart(self) -> bool:
-        """Whether batches come without rows; see `Agreement.rows_apart`."""
+        """Whether batches come without rows; see ``Agreement.rows_apart``."""
         return self._ranks.rows_apart
 
     @property
@@ -353,7 +353,7 @@ class DistSamplingProducer:
     def start_at_once(self, index: Tensor) -> None:
         """Let a worker sample the batch of the seeds at ``index``; it comes as `sample` says.
 
-        The consumer is `AT_ONCE_STREAM`, which has one such batch at a time.
+        The consumer is ``AT_ONCE_STREAM``, which has one such batch at a time.
         """
         with self._lock:
             self._check_usable()
@@ -417,7 +417,7 @@ class DistSamplingProducer:
         """End workers that made no progress for ``limit_s`` seconds, to be replaced.
 
         Returns:
-            False where that is of no use: `max_restarts` are used up, or it was done before.
+            False where that is of no use: ``max_restarts`` are used up, or it was done before.
         """
         with self._lock:
             return self._recovery.replace_stalled(limit_s)
@@ -479,7 +479,7 @@ class DistSamplingProducer:
         Args:
             linger_s: They go on answering other partitions whose loaders are still at work, until
                 those are done or have asked nothing for this long. 0: they end at once; None:
-                `LINGER_S`.
+                ``LINGER_S``.
         """
         linger_s = LINGER_S if linger_s is None else linger_s
         with self._lock:

@@ -19,7 +19,7 @@ from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, WorkerDiedErro
 from gigl_loader.message import BatchTicket
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.workers.pool import WorkerPool
-from gigl_loader.workers.restarts import Restarts, UnderWay, ended_by_itself
+from gigl_loader.workers.schedule import Restarts, UnderWay, ended_by_itself
 
 logger = logging.getLogger(__name__)
 
@@ -232,11 +232,12 @@ class RestartThread:
     come back to notice that a worker of its own is gone.
 
     Args:
-        replace_lost: Called four times a second; returns at once where there is nothing to do.
+        replace_lost: Called again and again; returns at once where there is nothing to do.
+        every_s: Seconds between two calls.
     """
 
-    def __init__(self, replace_lost: Callable[[], None]) -> None:
-        self._replace_lost = replace_lost
+    def __init__(self, replace_lost: Callable[[], None], every_s: float = LOOK_EVERY_S) -> None:
+        self._replace_lost, self._every_s = replace_lost, every_s
         self._ended = threading.Event()
         self._thread = new_thread(
             target=self._run, name="gigl_loader restarts workers", on_death=nothing_hangs_on_it
@@ -245,7 +246,7 @@ class RestartThread:
 
     def _run(self) -> None:
         said = ""
-        while not self._ended.wait(LOOK_EVERY_S):
+        while not self._ended.wait(self._every_s):
             try:
                 self._replace_lost()
             except GiglLoaderError:  # it stays, for whoever takes batches

@@ -14,8 +14,8 @@ from gigl_loader.memory import tensors
 from gigl_loader.message import AT_ONCE_STREAM, SEED_TIME, BatchTicket
 from gigl_loader.options import EpochOptions
 from gigl_loader.sampler.plan import SamplingPlan
+from gigl_loader.workers.pipe import SeedInput
 from gigl_loader.workers.schedule import num_batches
-from gigl_loader.workers.setup import SeedInput
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ _OF_TASKS = {pipe.BATCH, pipe.ERROR, pipe.STALE, pipe.DRAWN}
 
 
 class MessageMemory(Protocol):
-    """Memory for messages in this process; see `gigl_loader.memory.channel.ShmChannel`."""
+    """Memory for messages in this process; see `gigl_loader.memory.leases.ShmChannel`."""
 
     capacity: int
     size: int

@@ -32,18 +32,30 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.memory.slots import SlotWriter, Written
 from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.rowcache.cache import RowCache
-from gigl_loader.rowcache.drawn import keep_structure
-from gigl_loader.rowcache.look_ahead import STREAM, AheadMemory, AheadTasks, DrawnAhead, Waiting
+from gigl_loader.rowcache.look_ahead import (
+    STREAM,
+    AheadMemory,
+    AheadTasks,
+    DrawnAhead,
+    Waiting,
+    keep_structure,
+)
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, Pipeline
-from gigl_loader.sampler.later import LaterPeers, rows_apart
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, SamplingPlan, scale_fields
-from gigl_loader.sampler.questions import Peers
+from gigl_loader.sampler.plan import (
+    Field,
+    Peers,
+    Sampler,
+    SampleRequest,
+    SamplingPlan,
+    scale_fields,
+)
 from gigl_loader.sampler.reader import Scratch
+from gigl_loader.sampler.row_exchange import LaterPeers, rows_apart
 from gigl_loader.threads import new_thread
 from gigl_loader.workers import pipe
 from gigl_loader.workers.peers import Answering, Asking, Assignment
-from gigl_loader.workers.setup import Plugins, WorkerSetup
+from gigl_loader.workers.pipe import Plugins, WorkerSetup
 
 logger = logging.getLogger(__name__)
 

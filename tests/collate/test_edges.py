@@ -7,7 +7,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import ConfigError
-from gigl_loader.collate.labels import add_edge_labels
+from gigl_loader.collate.pyg import add_edge_labels
 from gigl_loader.message import EDGE_INPUT_ID, EDGE_LABEL, EDGE_LABEL_INDEX, EDGE_TIME
 
 TYPE = ("user", "buys", "item")

@@ -5,7 +5,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import ConfigError
-from gigl_loader.collate.labels import add_labels, by_anchor
+from gigl_loader.collate.pyg import add_labels, by_anchor
 from gigl_loader.message import LABEL_COUNTS, LABEL_LINKS, NEGATIVE, POSITIVE, label_column
 
 BUYS, LIKES = ("user", "buys", "item"), ("user", "likes", "item")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from gigl_loader import ConfigError
-from gigl_loader.collate.sampler_output import transformed
+from gigl_loader.collate.pyg import transformed
 from gigl_loader.message import (
     ATTRIBUTE,
     EDGE,

@@ -26,7 +26,7 @@ from dataset_reference import (
 )
 from torch_geometric.data import Data
 
-from gigl_loader import UsageError, _glt, partition_graph
+from gigl_loader import UsageError, partition_graph
 from gigl_loader.dataset import view_writer
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.mapped import write_manifest
@@ -35,6 +35,8 @@ from gigl_loader.errors import ConfigError
 
 
 def _write_with_glt(graph: Graph, root: Path, edge_dir: EdgeDir, caching: bool = False) -> None:
+    from graphlearn_torch.partition import RandomPartitioner
+
     data, whole = graph.to_pyg(), graph.heterogeneous
 
     def pick(name, types):
@@ -43,7 +45,7 @@ def _write_with_glt(graph: Graph, root: Path, edge_dir: EdgeDir, caching: bool =
 
     used = {edge_type: pairs for edge_type, pairs in graph.edges.items() if pairs}
     index = {t: as_index(pairs) for t, pairs in used.items()}
-    _glt.RandomPartitioner(
+    RandomPartitioner(
         str(root), 2, graph.num_nodes if whole else graph.num_nodes[N],
         index if whole else index[E],
         node_feat=pick("x", graph.num_nodes), edge_feat=pick("edge_attr", used),
@@ -198,10 +200,12 @@ def test_features_are_written_and_read_in_chunks(tmp_path: Path, monkeypatch) ->
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 @pytest.mark.parametrize("graph", [RING, GLT_SHOP], ids=["homogeneous", "heterogeneous"])
 def test_what_glt_loads_can_be_wrapped(tmp_path: Path, graph: Graph, edge_dir: EdgeDir) -> None:
+    from graphlearn_torch.distributed import DistDataset as PlainDataset
+
     written(graph, 2, tmp_path, method="random", edge_dir=edge_dir)
     datasets = []
     for index in range(2):
-        theirs = _glt.DistDataset(edge_dir=edge_dir)
+        theirs = PlainDataset(edge_dir=edge_dir)
         theirs.load(str(tmp_path), index, graph_mode="CPU", feature_with_gpu=False)
         datasets.append(DistDataset.wrap(theirs))
         assert datasets[-1].node_features is theirs.node_features

@@ -3,7 +3,7 @@
 import pytest
 
 from gigl_loader import ConfigError
-from gigl_loader.dataset.holders import check_enough, check_held
+from gigl_loader.dataset.identity import check_enough, check_held
 
 
 def test_all_are_held() -> None:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import random_link_split
 
-from gigl_loader import _glt
 from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.links import (
     link_draws,
@@ -273,9 +272,11 @@ def test_a_directory_has_the_same_splits_as_the_graph(
 
 @pytest.mark.glt
 def test_a_directory_that_glt_wrote_can_be_split(tmp_path: Path) -> None:
+    from graphlearn_torch.partition import RandomPartitioner, load_partition
+
     torch.manual_seed(0)
     data = _shop(100)
-    _glt.RandomPartitioner(
+    RandomPartitioner(
         str(tmp_path / "glt"), 2, {"user": 60, "item": 40},
         {BUYS: data[BUYS].edge_index, REV_BUYS: data[REV_BUYS].edge_index},
         edge_assign_strategy="by_src",
@@ -286,7 +287,7 @@ def test_a_directory_that_glt_wrote_can_be_split(tmp_path: Path) -> None:
     assert datasets[0].edge_dir == "out"
     assert _edges_of(datasets, BUYS, "out") == _pairs(splits.train.links)
     assert _edges_of(datasets, REV_BUYS, "out") == _pairs(splits.train.links.flip(0))
-    assert _glt.load_partition(str(tmp_path / "split"), 0)[0] == 2
+    assert load_partition(str(tmp_path / "split"), 0)[0] == 2
     with pytest.raises(ConfigError, match="holds partitions"):
         split_partitions(tmp_path / "glt", tmp_path / "split", BUYS)
     with pytest.raises(ConfigError, match=r"label edges of .* already"):

@@ -14,7 +14,7 @@ from dataset_reference import RING, E, N, arrays, write
 from gigl_loader import UsageError
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory import tensors as _tensors
+from gigl_loader.memory import tensors
 from gigl_loader.memory.segments import close_fds, loads
 from gigl_loader.testing import open_files
 
@@ -61,7 +61,7 @@ def test_workers_map_the_files_themselves(tmp_path: Path) -> None:
     for path in arrays(tmp_path):
         path.chmod(0o444)
     view = DistDataset.load(tmp_path, 1, mmap=True).view()
-    data, fds = _tensors.dumps(view)
+    data, fds = tensors.dumps(view)
     try:
         inodes = {os.fstat(fd).st_ino for fd in fds}
         read = loads(data, fds)

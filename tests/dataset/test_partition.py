@@ -10,7 +10,6 @@ from dataset_reference import RING, SHOP, E, Graph, N, check_partitions, graphs,
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gigl_loader import _glt
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.partition_graph import partition_graph
 from gigl_loader.dataset.schema import EdgeDir
@@ -18,7 +17,7 @@ from gigl_loader.errors import ConfigError
 
 
 @settings(
-    max_examples=40,
+    max_examples=15,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
@@ -43,13 +42,13 @@ def test_partitions_on_disk_unite_to_the_graph(
 @pytest.mark.parametrize("graph", [RING, SHOP], ids=["homogeneous", "heterogeneous"])
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 def test_glt_reads_what_we_write(tmp_path: Path, graph: Graph, edge_dir: EdgeDir) -> None:
+    from graphlearn_torch.partition import load_partition
+
     written(graph, 2, tmp_path, method="random", edge_dir=edge_dir)
     data = graph.to_pyg()
     edge_rows: dict[Any, list] = {edge_type: [] for edge_type in graph.edges}
     for index in range(2):
-        count, _, edges, nodes, edge_feats, node_pb, edge_pb = _glt.load_partition(
-            str(tmp_path), index
-        )
+        count, _, edges, nodes, edge_feats, node_pb, edge_pb = load_partition(str(tmp_path), index)
         assert count == 2
         for edge_type in graph.edges:
             key = edge_type if graph.heterogeneous else None

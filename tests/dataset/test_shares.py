@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.dataset.holders import Share, shares_of
+from gigl_loader.dataset.identity import Share, shares_of
 from gigl_loader.errors import ConfigError
 
 SERVERS = [torch.arange(4), torch.arange(8, 12), torch.arange(20, 24)]

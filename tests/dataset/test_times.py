@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import ConfigError, DistDataset
-from gigl_loader.dataset.by_attribute import check_time_attr, with_times
+from gigl_loader.dataset.adjacency import check_time_attr, with_times
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as E
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.dataset.view import keys_of

@@ -13,8 +13,13 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.device.engine import TorchBackend
-from gigl_loader.device.pin import PinMemoryError, PinnedRange
-from gigl_loader.device.prefetch import CopyAhead, CopyEngine, DevicePrefetcher
+from gigl_loader.device.prefetch import (
+    CopyAhead,
+    CopyEngine,
+    DevicePrefetcher,
+    PinMemoryError,
+    PinnedRange,
+)
 from gigl_loader.memory.segments import create_memfd, map_fd, unmap
 
 pytestmark = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gigl_loader import errors
-from gigl_loader.device.pin import CudaHostRegistry, PinMemoryError, PinnedRange
+from gigl_loader.device.prefetch import CudaHostRegistry, PinMemoryError, PinnedRange
 
 PAGE = resource.getpagesize()
 
@@ -44,12 +44,16 @@ def test_a_collected_range_is_unpinned() -> None:
     assert registry.calls == [("pin", PAGE), ("unpin", PAGE)]
 
 
-def test_a_forked_child_leaves_the_pinning_to_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_leaves_the_pinning_to_its_owner() -> None:
     registry = FakeRegistry()
     pinned = PinnedRange(PAGE, 10, registry=registry)
-    monkeypatch.setattr(os, "getpid", lambda: -1)
+    child = os.fork()
+    if child == 0:
+        pinned.release()
+        os._exit(registry.calls != [("pin", PAGE)])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     pinned.release()
-    assert registry.calls == [("pin", PAGE)]
+    assert registry.calls == [("pin", PAGE), ("unpin", PAGE)]
 
 
 def test_it_does_nothing_for_a_cpu() -> None:

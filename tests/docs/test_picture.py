@@ -2,6 +2,7 @@
 
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BENCHMARK = ROOT / "examples" / "benchmarks" / "colocated"
 RESULTS = BENCHMARK / "results" / "2026-11-21.json"
+RESULTS_KEYS = ("date", "machine", "case", "work", "seeds_per_s")
 
 
 def test_the_result_file_holds_the_figures_of_the_page() -> None:
@@ -29,6 +31,41 @@ def test_the_picture_can_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert drawn.startswith(b"\x89PNG")
     assert len(drawn) > 10_000
     sys.modules.pop("picture", None)
+
+
+def test_a_run_gives_the_file_that_the_picture_is_drawn_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARK))
+    import _summary
+    import picture
+
+    args = Namespace(
+        case="throughput", nodes=10, edges=20, dim=3, fanout=[2], batch_size=4, rounds=3
+    )
+    figures = {
+        "gigl_loader, 1 worker": {0: 90.0, 1: 100.0, 2: 80.4},
+        "PyG NeighborLoader, pyg-lib, 1 worker": {0: 10.0},
+        "floor: kernel and gather alone": {0: 95.0},  # has no bar
+    }
+    versions = {name: {"pyg_lib": "0.9"} if "pyg-lib" in name else {} for name in figures}
+    summary = _summary.summarize(
+        figures, versions, args=args, machine="a busy machine", others_cpu=0.2
+    )
+    _summary.write(tmp_path / "results" / "one.json", summary)
+    found = json.loads((tmp_path / "results" / "one.json").read_text())
+    assert found == summary
+    assert found["seeds_per_s"] == [
+        {"contestant": "gigl_loader", "versions": "", "median": 90, "least": 80, "most": 100},
+        {
+            "contestant": "PyG NeighborLoader, pyg-lib", "versions": "pyg_lib 0.9",
+            "median": 10, "least": 10, "most": 10,
+        },
+    ]  # fmt: skip
+    assert set(RESULTS_KEYS) <= set(found)
+    picture.draw(tmp_path / "results" / "one.json", tmp_path / "one.png")
+    for name in ("_summary", "picture"):
+        sys.modules.pop(name, None)
 
 
 def test_both_first_pages_compare_alike() -> None:

@@ -1,4 +1,7 @@
-"""A timeout that is over at once where a worker hangs, and never for one that is only slow."""
+"""Processes of a loader, and a timeout that is over at once where a worker hangs.
+
+It is never over for one that is only slow.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +29,19 @@ def pass_the_timeout(loader: DistNeighborLoader, hangs: Callable[[], object]) ->
         return found
 
     producer.pump = pump_and_age
+
+
+def supervisor_pid(loader: DistNeighborLoader) -> int:
+    """Return the process that started the loader's workers, which may be gone already."""
+    producer: Any = loader._mp_producer
+    pid: int = producer._pool._supervisor.pid
+    return pid
+
+
+def worker_pids(loader: DistNeighborLoader) -> list[int]:
+    """Return the workers that have a process now, which may be gone already."""
+    producer: Any = loader._mp_producer
+    return [pid for pid in producer.pids if pid]
 
 
 def is_stopped(pid: int) -> bool:

@@ -21,7 +21,14 @@ import faults
 import psutil
 import pytest
 import torch
-from stalls import ENDED, has_hung, is_stopped, pass_the_timeout
+from stalls import (
+    ENDED,
+    has_hung,
+    is_stopped,
+    pass_the_timeout,
+    supervisor_pid,
+    worker_pids,
+)
 from support.scripts import FinalizedPython
 
 from gigl_loader import (
@@ -163,8 +170,7 @@ def test_a_sampler_that_raises() -> None:
         assert len(list(loader)) == 30
         with _bounded(), pytest.raises(SamplingError, match=r"epoch 1, batch 4") as caught:
             list(loader)
-        producer: Any = loader._mp_producer
-        pids = producer.pids
+        pids = worker_pids(loader)
         assert re.search(rf"worker (0 .pid {pids[0]}|1 .pid {pids[1]})", str(caught.value))
         assert "ArithmeticError: this batch does not add up" in str(caught.value)
         assert "faults.py" in caught.value.remote_traceback
@@ -225,9 +231,7 @@ def test_a_killed_supervisor() -> None:
         iterator = iter(loader)
         next(iterator)
         seen.look(os.getpid())
-        producer: Any = loader._mp_producer
-        pool = producer._pool
-        _kill(pool._supervisor.pid, dead=tuple(pool.pids))
+        _kill(supervisor_pid(loader), dead=tuple(worker_pids(loader)))
         with (
             _bounded(),
             pytest.raises(WorkerDiedError, match=r"worker \d .pid \d+. died: .*supervis"),

@@ -19,7 +19,14 @@ from typing import Any
 import pytest
 import torch
 from faults import end_supervisor
-from stalls import ENDED, has_hung, is_stopped, pass_the_timeout
+from stalls import (
+    ENDED,
+    has_hung,
+    is_stopped,
+    pass_the_timeout,
+    supervisor_pid,
+    worker_pids,
+)
 
 from gigl_loader import (
     CustomSamplerOptions,
@@ -92,11 +99,10 @@ def test_a_worker_killed_at_drawn_batches(undisturbed: str, caplog) -> None:
     killed: list[Any] = []
 
     def disturb(epoch: int, batch: int) -> None:
-        producer: Any = loader._mp_producer
         if (epoch, batch) not in kills and batch != 90:
             return
         seen.look(os.getpid())
-        alive = [pid for pid in producer.pids if pid and process_state(pid) not in ENDED]
+        alive = [pid for pid in worker_pids(loader) if process_state(pid) not in ENDED]
         if (epoch, batch) in kills and not alive:
             kills.add((epoch, batch + 1))  # both are being replaced
         elif (epoch, batch) in kills:
@@ -104,7 +110,7 @@ def test_a_worker_killed_at_drawn_batches(undisturbed: str, caplog) -> None:
             _end(killed[-1])
         if (epoch, batch) == (2, 90):
             killed.extend(alive)
-            _end(producer._pool._supervisor.pid)
+            _end(supervisor_pid(loader))
 
     caplog.set_level(logging.WARNING, "gigl_loader")
     with _make() as loader:
@@ -138,9 +144,8 @@ def test_a_supervisor_killed_while_all_cores_are_busy(undisturbed: str, in_order
     kills: list[int] = []
 
     def disturb(epoch: int, batch: int) -> None:
-        if batch % 24 == 5:
-            producer: Any = loader._mp_producer
-            kills.append(producer._pool._supervisor.pid)
+        if batch % 40 == 5:
+            kills.append(supervisor_pid(loader))
             os.kill(kills[-1], signal.SIGKILL)
 
     with _busy_cores(), _make(in_order=in_order, max_restarts=1000) as loader:

@@ -70,7 +70,7 @@ def _stack(*layers: Any, inputs: str = "x, e") -> torch.nn.Module:
     return pyg.Sequential(inputs, named)
 
 
-def _mlp(width: int, out: int) -> torch.nn.Module:
+def mlp(width: int, out: int) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(width, out), torch.nn.ReLU())
 
 
@@ -113,8 +113,8 @@ WITH_EDGES: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
     "GAT": (lambda: _stack(pyg.GATConv(WIDTH, OUT, edge_dim=EDGE_WIDTH), inputs="x, e, f"), "attr"),
     "GINE": (
         lambda: _stack(
-            pyg.GINEConv(_mlp(WIDTH, OUT), edge_dim=EDGE_WIDTH),
-            pyg.GINEConv(_mlp(OUT, OUT), edge_dim=EDGE_WIDTH), inputs="x, e, f",
+            pyg.GINEConv(mlp(WIDTH, OUT), edge_dim=EDGE_WIDTH),
+            pyg.GINEConv(mlp(OUT, OUT), edge_dim=EDGE_WIDTH), inputs="x, e, f",
         ),
         "attr",
     ),
@@ -176,7 +176,7 @@ TYPED: dict[str, Callable[[], torch.nn.Module]] = {
 }
 
 
-def _close(name: str, found: Tensor, wanted: Tensor) -> None:
+def check_close(name: str, found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(
         found, wanted, rtol=1e-5, atol=1e-5, msg=lambda text: f"{name}: {text}"
     )
@@ -216,7 +216,7 @@ def _compare(
         _loss(out).backward()
     _same_rows(name, mine, out, wanted, None)
     for found, grad in zip(_gradients(model, over_ranks=True), gradients, strict=True):
-        _close(f"gradients of {name}", found, grad)
+        check_close(f"gradients of {name}", found, grad)
     some: Any = torch.tensor([1, 5, 17])
     some = {"user": some} if isinstance(data, HeteroData) else some
     with full_graph(model, dataset, nodes=some) as mine, torch.no_grad():
@@ -239,7 +239,7 @@ def _same_rows(name: str, mine: Any, out: Any, wanted: Any, some: Any) -> None:
             rows, ids = rows[store.out_index], ids[store.out_index]
             named = some.get(node_type, torch.empty(0, dtype=torch.int64))
             assert torch.equal(ids, named[torch.isin(named, store.n_id)]), name
-        _close(f"{name} {node_type}", rows, wanted[node_type].detach()[ids])
+        check_close(f"{name} {node_type}", rows, wanted[node_type].detach()[ids])
 
 
 def _with_edges(name: str, data: Any) -> tuple:
@@ -298,12 +298,12 @@ def bits_do_not_depend_on_ranks(rank: int, world: int) -> None:
             for _ in range(2):
                 out = second(mine.x, mine.edge_index)
             _loss(out).backward()
-        _close(name, out.detach(), wanted.detach()[mine.n_id])
+        check_close(name, out.detach(), wanted.detach()[mine.n_id])
         grads = _gradients(first, over_ranks=False), _gradients(second, over_ranks=True)
         for one, other in zip(*grads, strict=True):
-            _close(f"gradients of {name}", other, one)
+            check_close(f"gradients of {name}", other, one)
         for one, other in zip(first.buffers(), second.buffers(), strict=True):
-            _close(f"buffers of {name}", other, one)
+            check_close(f"buffers of {name}", other, one)
 
 
 def shared_partitions(rank: int, world: int) -> None:
@@ -317,7 +317,7 @@ def shared_partitions(rank: int, world: int) -> None:
     found: list[Any] = [None] * world
     dist.all_gather_object(found, mine.n_id)
     assert torch.equal(torch.cat(found).sort().values, torch.arange(60))
-    _close("shared", out, model(data.x, data.edge_index).detach()[mine.n_id])
+    check_close("shared", out, model(data.x, data.edge_index).detach()[mine.n_id])
 
 
 def a_missing_partition_is_named(rank: int, world: int) -> None:

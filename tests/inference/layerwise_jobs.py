@@ -44,7 +44,7 @@ def same_as_one_process(rank: int, world: int, folder: Path) -> None:
     for name in (*NAMES, "SAGE, batch norm, linear at the end"):
         model = make(name)
         found: Any = full_graph_inference(model, dataset, batch_size=7, edge_weight=False)
-        full_jobs._close(name, found.values, whole(model)[found.ids])
+        full_jobs.check_close(name, found.values, whole(model)[found.ids])
         assert found.path is None
     _same_in_files(rank, world, dataset, folder)
 
@@ -53,7 +53,7 @@ def _same_in_files(rank: int, world: int, dataset: Any, folder: Path) -> None:
     model = make("SAGE")
     found: Any = full_graph_inference(model, dataset, out=folder / "npy", batch_size=7)
     assert found.path == folder / "npy" / f"part-{rank:05d}.npy"
-    full_jobs._close("file", torch.from_numpy(np.load(found.path)), whole(model)[found.ids])
+    full_jobs.check_close("file", torch.from_numpy(np.load(found.path)), whole(model)[found.ids])
     ids = np.load(folder / "npy" / f"part-{rank:05d}.ids.npy")
     assert torch.equal(torch.from_numpy(ids), found.ids)
     assert not list((folder / "npy").glob(f"_part-{rank:05d}.layer*"))
@@ -65,7 +65,7 @@ def _same_in_files(rank: int, world: int, dataset: Any, folder: Path) -> None:
     table = parquet.read_table(found.path)
     assert table.column("id").to_pylist() == found.ids.tolist()
     rows = torch.tensor(table.column("embedding").to_pylist()).reshape(-1, OUT)
-    full_jobs._close("parquet", rows, whole(model)[found.ids])
+    full_jobs.check_close("parquet", rows, whole(model)[found.ids])
 
 
 def a_rank_without_nodes(rank: int, world: int, folder: Path) -> None:
@@ -78,7 +78,7 @@ def a_rank_without_nodes(rank: int, world: int, folder: Path) -> None:
     for _ in range(2):  # the second time all is there
         found: Any = full_graph_inference(model, dataset, out=folder, batch_size=16)
         assert found.values.shape == ((60, OUT) if rank == 0 else (0, OUT))
-        full_jobs._close("one has all", found.values, whole(model)[found.ids])
+        full_jobs.check_close("one has all", found.values, whole(model)[found.ids])
         dist.barrier()
 
 
@@ -109,7 +109,7 @@ def resumed(rank: int, world: int, folder: Path) -> None:
     Results.note = count  # type: ignore[method-assign]
     model = make("SAGE")
     found: Any = full_graph_inference(model, dataset, out=folder, batch_size=3)
-    full_jobs._close("resumed", found.values, whole(model)[found.ids])
+    full_jobs.check_close("resumed", found.values, whole(model)[found.ids])
     assert all(layer == 1 for layer, _ in noted), "layer 0 was finished"
     if rank == 0:
         assert noted == [(1, chunk) for chunk in range(3, -(-len(found.ids) // 3))]

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from gigl_loader.dataset.adjacency import EdgeBlock
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
-from gigl_loader.inference.chunks import Chunk, ChunkReader, Reads
+from gigl_loader.inference.layers import Chunk, ChunkReader, Reads
 from gigl_loader.inference.modules import Norm
-from gigl_loader.inference.rows import OwnedRows
-from gigl_loader.inference.sources import PartitionGraph
+from gigl_loader.inference.sources import OwnedRows, PartitionGraph
 
 BUYS, BOUGHT, KNOWS = typed_layers.BUYS, typed_layers.BOUGHT, typed_layers.KNOWS
 

@@ -77,7 +77,7 @@ MODELS = {
         lambda: [pyg.GraphConv(WIDTH, 8), pyg.TAGConv(8, 8, K=1), pyg.GraphConv(8, OUT)], "weight"
     ),
     "layers with features": (
-        lambda: [pyg.GINEConv(full_jobs._mlp(WIDTH, 8), edge_dim=EDGE_WIDTH),
+        lambda: [pyg.GINEConv(full_jobs.mlp(WIDTH, 8), edge_dim=EDGE_WIDTH),
                  pyg.TransformerConv(8, OUT, edge_dim=EDGE_WIDTH)], "attr"
     ),
 }  # fmt: skip

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from gigl_loader.collate.labels import add_edge_labels
-from gigl_loader.collate.pyg import to_data, to_hetero_data
+from gigl_loader.collate.pyg import add_edge_labels, to_data, to_hetero_data
 from gigl_loader.dataset.schema import reverse_edge_type
 from gigl_loader.message import EDGE_LABEL, EDGE_TARGETS, BatchTicket
 from gigl_loader.sampler.edges import edge_sampler

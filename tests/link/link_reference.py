@@ -15,8 +15,7 @@ import torch
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader.collate.labels import add_labels
-from gigl_loader.collate.pyg import to_data, to_hetero_data
+from gigl_loader.collate.pyg import add_labels, to_data, to_hetero_data
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,

@@ -193,7 +193,7 @@ def _an_answer_fails(rank: int) -> None:
         raise ZeroDivisionError("on purpose")
 
     text = "rows for the ranks.*on purpose" if rank == 1 else "rank 1 could not sample"
-    with in_process_jobs._loader(rank, dist.get_world_size()) as loader:
+    with in_process_jobs.loader_of(rank, dist.get_world_size()) as loader:
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1:
                 patch.setattr(NotedMemory, "on_host", fail)
@@ -205,7 +205,7 @@ def _an_answer_fails(rank: int) -> None:
 
 def a_rank_dies_while_rows_are_exchanged(rank: int, size: int) -> None:
     with pretended_device():
-        loader = in_process_jobs._loader(rank, size)
+        loader = in_process_jobs.loader_of(rank, size)
         meet_in_store("all have built")
         if rank == 1:
             die = partial(os.kill, os.getpid(), signal.SIGKILL)

@@ -107,7 +107,7 @@ def all_break_off(rank: int, size: int) -> None:
             next(iter(loader))
 
 
-def _loader(rank: int, size: int, **how: Any) -> DistNeighborLoader:
+def loader_of(rank: int, size: int, **how: Any) -> DistNeighborLoader:
     return DistNeighborLoader(
         GRAPH.partitions(size)[rank], [3, 3], torch.arange(60), batch_size=2, seed=1,
         exchange="collective", **how,
@@ -115,7 +115,7 @@ def _loader(rank: int, size: int, **how: Any) -> DistNeighborLoader:
 
 
 def a_rank_dies(rank: int, size: int) -> None:
-    loader = _loader(rank, size)
+    loader = loader_of(rank, size)
     batches = iter(loader)
     next(batches)
     meet_in_store("before rank 1 dies")
@@ -144,7 +144,7 @@ def a_rank_stops(rank: int, size: int) -> None:
 
 def _stops_between_layers(rank: int, size: int, model: GraphSAGE, pid: int) -> None:
     group = dist.new_group(timeout=timedelta(seconds=10))
-    batches = iter(_loader(rank, size, timeout=10))
+    batches = iter(loader_of(rank, size, timeout=10))
     found: list[BaseException] = []
     sampling = threading.Thread(target=lambda: found.append(_error_of(lambda: list(batches))))
     with full_graph(model, GRAPH.partitions(size)[rank], group=group) as data, torch.no_grad():
@@ -190,7 +190,7 @@ class Raising(NeighborSampler):
 def a_sampler_raises(rank: int, size: int) -> None:
     options = CustomSamplerOptions("in_process_jobs.Raising", {})
     kind, text = (SamplingError, "batch 2.*on purpose") if rank == 1 else (PeerError, "rank 1")
-    with _loader(rank, size, sampler_options=options) as loader, pytest.raises(kind, match=text):
+    with loader_of(rank, size, sampler_options=options) as loader, pytest.raises(kind, match=text):
         list(loader)
     for asked in ("answer_draw", "rows_asked"):
         _an_answer_fails(rank, size, asked)
@@ -205,7 +205,7 @@ def _an_answer_fails(rank: int, size: int, asked: str) -> None:
     kind, text = (SamplingError, "to another rank.*on purpose") if rank == 1 else (
         PeerError, "rank 1 could not sample"
     )  # fmt: skip
-    with _loader(rank, size) as loader:
+    with loader_of(rank, size) as loader:
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1:
                 patch.setattr(LocalReader, asked, fail)
@@ -216,7 +216,7 @@ def _an_answer_fails(rank: int, size: int, asked: str) -> None:
 
 
 def different_epochs(rank: int, size: int) -> None:
-    with _loader(rank, size) as loader:
+    with loader_of(rank, size) as loader:
         loader.set_epoch(rank)
         with pytest.raises(ConfigError, match=r"they start \[0, 1\]"):
             list(loader)
@@ -224,7 +224,7 @@ def different_epochs(rank: int, size: int) -> None:
 
 def beside_other_collectives(rank: int, size: int) -> None:
     """The trainer's collectives and the sampler's do not meet, whoever is first."""
-    with _loader(rank, size) as loader:
+    with loader_of(rank, size) as loader:
         for batch in loader:
             total = torch.tensor([batch.batch_size])
             dist.all_reduce(total)

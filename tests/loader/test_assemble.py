@@ -12,12 +12,12 @@ from torch_geometric.data import Data
 
 from gigl_loader import ConfigError, DistDataset, PeerError
 from gigl_loader._glt import NodeSamplerInput
-from gigl_loader.loader import shared_input
+from gigl_loader.loader import seed_input
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import check_edge_ids, check_weights, is_remote, remote_arguments
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, from_addresses
-from gigl_loader.loader.shared_input import (
+from gigl_loader.loader.seed_input import (
     RankInput,
     digest,
     share_input,
@@ -41,7 +41,7 @@ def _rank(number: int, machines: int, per_machine: int) -> DistributedRuntimeInf
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the ranks tell, in place of a process group; a test fills it in before each call."""
     everyone: list[Any] = []
-    monkeypatch.setattr(shared_input, "gather_from_ranks", lambda own, *_: everyone or [own])
+    monkeypatch.setattr(seed_input, "gather_from_ranks", lambda own, *_: everyone or [own])
     return everyone
 
 
@@ -60,7 +60,9 @@ def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
 
     Where two machines are given the same input, all ranks raise alike.
     """
-    given = [NodeSamplerInput(torch.arange(size) + 100 * kind, "user") for kind in (0, 1)]
+    given: list[Any] = [
+        SimpleNamespace(node=torch.arange(size) + 100 * kind, input_type="user") for kind in (0, 1)
+    ]
     for kind, one in enumerate(given):
         one.extra = {"t": one.node * (kind + 2)}
     by_rank = [given[kind] for kind in inputs]
@@ -73,10 +75,10 @@ def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
 
     with pytest.MonkeyPatch.context() as patch:
         # Each rank tells first, and then each goes on with what all told.
-        patch.setattr(shared_input, "gather_from_ranks", tell)
+        patch.setattr(seed_input, "gather_from_ranks", tell)
         for one in by_rank:
             share_input(one, _rank(0, machines, 4 // machines), RankInput())
-        patch.setattr(shared_input, "gather_from_ranks", lambda own, *_: everyone)
+        patch.setattr(seed_input, "gather_from_ranks", lambda own, *_: everyone)
         for rank, one in enumerate(by_rank):
             try:
                 shares.append(share_input(one, _rank(rank, machines, 4 // machines), RankInput()))
@@ -98,7 +100,7 @@ def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
 
 @pytest.mark.parametrize("shard", ["world", "none"])
 def test_with_another_shard_each_rank_keeps_all(shard: str, told: list) -> None:
-    seeds = NodeSamplerInput(torch.arange(7), "user")
+    seeds: Any = SimpleNamespace(node=torch.arange(7), input_type="user")
     mine = RankInput(options={"shard": shard})
     same = SeedsTold(digest=digest([seeds.node])) if shard == "world" else SeedsTold()
     told += [replace(mine, seeds=same)] * 2

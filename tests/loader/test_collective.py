@@ -24,7 +24,7 @@ from gigl_loader.loader.collective import (
     RankFailedError,
     host_backend,
 )
-from gigl_loader.sampler.questions import Draw, DrawRequest, RowsRequest
+from gigl_loader.sampler.plan import Draw, DrawRequest, RowsRequest
 from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.testing import TinyGraph, as_worker_gets, one_rank
 

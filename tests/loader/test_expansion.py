@@ -18,8 +18,7 @@ from gigl_loader import (
     SamplingError,
     partition_graph,
 )
-from gigl_loader.collate.labels import add_edge_labels
-from gigl_loader.collate.pyg import to_data
+from gigl_loader.collate.pyg import add_edge_labels, to_data
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.message import AT_ONCE_EPOCH, EDGE_TARGETS, SEED_TIME, BatchTicket
 from gigl_loader.options import SAME_MEMORY_VARIABLE, ExpansionOptions

@@ -110,11 +110,11 @@ def test_batches_out_of_order_are_positions_ahead_of_the_run() -> None:
     assert (owner.progress.yielded, owner.progress.ahead) == (1, {2})
 
 
-def test_a_batch_whose_collating_raised_is_not_in_the_state(monkeypatch) -> None:
-    owner = Owner(Source(0, 1))
+def test_a_batch_whose_collating_raised_is_not_in_the_state() -> None:
+    owner: Any = Owner(Source(0, 1))
     iterator = _iterate(owner, [0, 1])
     next(iterator)
-    monkeypatch.setattr(owner, "collate", lambda _: 1 // 0)
+    owner.collate = lambda _: 1 // 0
     with pytest.raises(ZeroDivisionError):
         next(iterator)
     assert (owner.progress.yielded, owner.stats.batches) == (1, 1)
@@ -167,7 +167,7 @@ def test_a_stop_iteration_of_something_else_is_not_the_end(ahead: bool) -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_nor_is_one_of_what_makes_the_batch(ahead: bool, monkeypatch) -> None:
+def test_nor_is_one_of_what_makes_the_batch(ahead: bool) -> None:
     def fail(*given: Any) -> None:
         raise StopIteration
 
@@ -176,9 +176,9 @@ def test_nor_is_one_of_what_makes_the_batch(ahead: bool, monkeypatch) -> None:
         if name == "recorders":
             owner.handed_out.recorders = [fail]
         elif name == "collate":
-            monkeypatch.setattr(owner, name, fail)
+            setattr(owner, name, fail)
         else:
-            monkeypatch.setattr(owner.source, name, fail)
+            setattr(owner.source, name, fail)
         with pytest.raises(SamplingError, match="StopIteration was raised"):
             list(_iterate(owner, [0, 1]))
 

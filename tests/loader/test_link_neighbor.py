@@ -157,7 +157,7 @@ def test_other_ranks_are_told_of_bad_edges_before_they_are_an_error(monkeypatch)
     """They wait in the exchange that `colocated_arguments` begins with; see `told_to_others`."""
     told: list[str] = []
     monkeypatch.setattr(
-        "gigl_loader.loader.shared_input.tell_ranks_of_input",
+        "gigl_loader.loader.seed_input.tell_ranks_of_input",
         lambda runtime, one: told.append(one.why),
     )
     with pytest.raises(ConfigError, match="= 99 is no node id"):

@@ -1,6 +1,7 @@
 """Loaders that nobody shut down: at the end of the interpreter, and in a forked child."""
 
 import gc
+import os
 import weakref
 
 import pytest
@@ -14,6 +15,11 @@ class Loader:
     def __init__(self, error: Exception | None = None) -> None:
         self._shutdowned, self._is_forked = False, False
         self.lingered, self._error = list[float | None](), error
+
+    @property
+    def state(self) -> tuple[bool, bool]:
+        """Whether it was shut down, and whether it is a forked process's copy."""
+        return self._shutdowned, self._is_forked
 
     def shutdown(self, idle_timeout: float | None = None) -> None:
         self._shutdowned = True
@@ -43,10 +49,11 @@ def test_open_loaders_are_shut_down_at_exit_whatever_one_of_them_raises() -> Non
 def test_a_forked_child_owns_none_and_ends_none() -> None:
     loader = Loader()
     deployment.opened(loader)
-    deployment._disown()
-    assert loader._shutdowned
-    assert loader._is_forked
-    assert loader.lingered == [], "its workers are the parent's"
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if (loader.state, loader.lingered) == ((True, True), []) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert loader.state == (False, False), "its workers are the parent's"
 
 
 def test_a_loader_that_is_dropped_is_forgotten() -> None:
@@ -54,4 +61,4 @@ def test_a_loader_that_is_dropped_is_forgotten() -> None:
     deployment.opened(loader)
     del loader
     gc.collect()
-    assert len(deployment._loaders) == 0
+    assert list(deployment.open_inputs()) == []

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,9 @@ from gigl_loader.testing import (
     check_same_batches,
     open_files,
     wait_until,
+    worker_pid,
 )
+from gigl_loader.workers.pool import process_state
 from gigl_loader.workers.sampled_input import epoch_order
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
@@ -267,7 +268,8 @@ def test_workers_in_a_new_interpreter_get_by_without_torch(
         _loader(*SETUPS[setup]) as made,
     ):
         assert len(_run(made, 0)) == len(made.loader)
-        for pid in made.loader._mp_producer.pids:
+        for number in range(made.loader.worker_options.num_workers):
+            pid = worker_pid(made.loader, number)
             assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
 
 
@@ -360,8 +362,7 @@ def test_more_workers_than_batches_and_all_nodes_by_default(caplog) -> None:
 
 def test_a_loader_that_is_dropped_says_so_and_ends_its_workers() -> None:
     made = DistNeighborLoader(PLAIN.dataset(), [2], batch_size=50)
-    producer: Any = made._mp_producer
-    pool = producer._pool
+    pid = worker_pid(made)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         del made
@@ -369,7 +370,7 @@ def test_a_loader_that_is_dropped_says_so_and_ends_its_workers() -> None:
     assert [w.category for w in caught if "without shutdown()" in str(w.message)] == [
         ResourceWarning
     ]
-    assert pool._stopped
+    assert process_state(pid) in ("gone", "dead"), "its workers end with it"
 
 
 @pytest.mark.parametrize("weighted", [("user", "buys", "item"), ("item", "rev_buys", "user")])

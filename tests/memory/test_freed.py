@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gigl_loader.memory.kernel_pages import give_back_freed
+from gigl_loader.memory.tensors import give_back_freed
 
 
 def _resident_bytes() -> int:

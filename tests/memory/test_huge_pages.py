@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gigl_loader.memory import kernel_pages, segments, tensors
+from gigl_loader.memory import segments, tensors
 from gigl_loader.system import number_in
 
 ROWS, WIDTH = 300_001, 32
@@ -40,11 +40,13 @@ def page_bytes(mapped: np.ndarray) -> int:
     return int(mapping[mapping.index("KernelPageSize:") :].split()[1]) * 1024
 
 
-def numbers(free: int):
-    """Return what `number_in` says on a machine with ``free`` pages set aside."""
-    return lambda path: {"free": free, "resv": 0, "hpage": 1 << 21}[
-        Path(path).name.partition("_")[0]
-    ]
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """A machine with huge pages of 2 MiB, none of them set aside; a test says how many are free."""
+    found = {"free": 0, "resv": 0, "hpage": 1 << 21}
+    monkeypatch.setattr(tensors, "meminfo", lambda field: found["hpage"])
+    monkeypatch.setattr(tensors, "number_in", lambda path: found[Path(path).name.partition("_")[0]])
+    return found
 
 
 def test_pages_that_are_set_aside_are_taken() -> None:
@@ -59,10 +61,9 @@ def test_pages_that_are_set_aside_are_taken() -> None:
 
 
 def test_a_file_of_whole_huge_pages_is_larger_than_its_tensor(
-    monkeypatch: pytest.MonkeyPatch,
+    pages: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_pages, "meminfo", lambda field: 1 << 21)
-    monkeypatch.setattr(kernel_pages, "number_in", numbers(free=10_000))
+    pages["free"] = 10_000
     monkeypatch.setattr(os, "MFD_HUGETLB", 0)  # ordinary pages, but all the rest as with huge ones
     shared, mapped = share()
     assert shared.untyped_storage().nbytes() % (1 << 21) == 0
@@ -71,7 +72,7 @@ def test_a_file_of_whole_huge_pages_is_larger_than_its_tensor(
 
 @pytest.mark.parametrize("free", [0, 10_000])
 def test_nothing_fails_where_the_kernel_gives_none(
-    free: int, monkeypatch: pytest.MonkeyPatch
+    free: int, pages: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(fd: int, offset: int, nbytes: int) -> None:
         if nbytes % (1 << 21) == 0:
@@ -80,20 +81,16 @@ def test_nothing_fails_where_the_kernel_gives_none(
 
     allocate = os.posix_fallocate
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    monkeypatch.setattr(kernel_pages, "meminfo", lambda field: 1 << 21)
-    monkeypatch.setattr(kernel_pages, "number_in", numbers(free))
-    monkeypatch.setattr(kernel_pages, "_is_off", lambda: False)  # it makes some, if it can
+    pages["free"] = free
+    monkeypatch.setattr(tensors, "_is_off", lambda: False)  # it makes some, if it can
     before = len(os.listdir("/proc/self/fd"))
     shared, mapped = share()
     check(shared, mapped)
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # torch keeps the memory's
 
 
-def test_small_tensors_and_those_that_do_not_fit_are_as_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(kernel_pages, "meminfo", lambda field: 1 << 21)
-    monkeypatch.setattr(kernel_pages, "number_in", numbers(free=10))
+def test_small_tensors_and_those_that_do_not_fit_are_as_before(pages: dict[str, int]) -> None:
+    pages["free"] = 10
     small = tensors.share_tensor(torch.ones(5))
     assert small.untyped_storage().nbytes() == 20
     shared, mapped = share()  # 18 pages of ten

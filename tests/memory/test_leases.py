@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from gigl_loader.memory import segments
-from gigl_loader.memory.channel import field_of
 from gigl_loader.memory.leases import (
     Lease,
     LeaseTable,
     Packed,
     ServerMemory,
+    field_of,
     payload_bytes,
     tensors_over,
 )

@@ -4,7 +4,7 @@ import ctypes
 import errno
 import mmap
 import os
-import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gigl_loader.dataset.view import Rows
 from gigl_loader.memory import read_ahead
-from gigl_loader.memory.segments import mapped_file_at
+from gigl_loader.memory.segments import MappedFile, mapped_file_at
 from gigl_loader.memory.tensors import map_file
 from gigl_loader.sampler.row_exchange import gather_rows, located
 from gigl_loader.testing import wait_until
@@ -34,6 +34,25 @@ def values(tmp_path: Path) -> np.ndarray:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return map_file(path, "int32", (ROWS, WIDTH)).numpy()
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_as_before() -> Iterator[None]:
+    """Whether files fit is known for the whole process."""
+    was_set = read_ahead.do_not_fit.is_set()
+    read_ahead.do_not_fit.clear()
+    yield
+    if was_set:
+        read_ahead.do_not_fit.set()
+    else:
+        read_ahead.do_not_fit.clear()
+
+
+def _mapped(values: np.ndarray) -> MappedFile:
+    """Return what is known of the file under an array."""
+    found = mapped_file_at(values.ctypes.data)
+    assert found is not None
+    return found
 
 
 def resident(values: np.ndarray) -> np.ndarray:
@@ -76,17 +95,15 @@ def test_the_kernel_reads_on_only_where_files_fit_into_memory(
 ) -> None:
     (tmp_path / "other.bin").write_bytes(bytes(64 * PAGE))
     other = map_file(tmp_path / "other.bin", "int32", (64, WIDTH)).numpy()
-    told = threading.Event()
-    monkeypatch.setattr(read_ahead, "do_not_fit", told)
     monkeypatch.setattr(read_ahead, "available_memory", lambda: values.nbytes * 10 * fits)
-    monkeypatch.setattr(read_ahead, "_is_resident", lambda addresses: False)
+    _mapped(values).tells_residency = False
     read_ahead.want(values, np.arange(0, ROWS, 40))
     shown = Path("/proc/self/smaps").read_text()
     for mapped in (values, other):  # what is read on in any of them takes the memory of all
         mapping = shown[shown.index(f"{mapped.ctypes.data:x}-") :]
         flags = mapping[mapping.index("VmFlags:") :].split("\n")[0].split()
         assert ("rr" in flags) == (not fits), "rr: read at random"
-    assert told.is_set() == (not fits)
+    assert read_ahead.do_not_fit.is_set() == (not fits)
 
 
 def test_more_pages_are_looked_at_where_files_do_not_fit(
@@ -101,9 +118,7 @@ def test_more_pages_are_looked_at_where_files_do_not_fit(
     monkeypatch.setattr(read_ahead, "_is_resident", look)
     rows = np.arange(ROWS)
     for at_random in (False, True):
-        mapped = mapped_file_at(values.ctypes.data)
-        assert mapped is not None
-        mapped.at_random = at_random
+        _mapped(values).at_random = at_random
         assert read_ahead.want(values, rows) == 0
     assert looked == [32, 256]
 
@@ -138,7 +153,7 @@ def test_a_kernel_that_refuses_is_asked_once(
             return -1
 
     monkeypatch.setattr(read_ahead, "_refused", False)
-    monkeypatch.setattr(read_ahead, "_is_resident", lambda addresses: False)
+    _mapped(values).tells_residency = False
     monkeypatch.setattr(read_ahead, "_libc", Refusing())
     for _ in range(3):
         assert read_ahead.want(values, np.arange(0, ROWS, 9)) == 0

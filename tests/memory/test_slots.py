@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.memory import segments
-from gigl_loader.memory.channel import field_of
+from gigl_loader.memory.leases import field_of
 from gigl_loader.memory.segments import SharedMemoryError
 from gigl_loader.memory.slots import SlotWriter, Written, layout_of, write_fields
 from gigl_loader.message import Field

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.ray import start_graph_store
-from gigl_loader.ray.store import _environment, _wait_until_all_serve
+from gigl_loader.ray.watchdog import Watchdog
 from gigl_loader.testing import batch_digest, wait_until
 from gigl_loader.transport import Mode, Security
 from gigl_loader.transport.security import (
@@ -86,29 +85,30 @@ def test_a_token_is_drawn_where_nothing_says_who_may_come_in(
 ) -> None:
     for name in (TOKEN_VARIABLE, INSECURE_VARIABLE, TLS_DIR_VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    first, second = _environment(None, None, None), _environment(None, None, None)
+
+    def environment(token: str | None = None, insecure: bool | None = None) -> dict[str, str]:
+        return Security.resolve(None, token, insecure).or_token().environment
+
+    first, second = environment(), environment()
     assert list(first) == list(second) == [TOKEN_VARIABLE]
     assert first != second
     assert Security.resolve("", first[TOKEN_VARIABLE], False).mode is Mode.TOKEN
-    assert _environment(None, "a token", None) == {TOKEN_VARIABLE: "a token"}
-    assert _environment(None, None, True) == {INSECURE_VARIABLE: "1"}
+    assert environment("a token") == {TOKEN_VARIABLE: "a token"}
+    assert environment(insecure=True) == {INSECURE_VARIABLE: "1"}
     monkeypatch.setenv(TOKEN_VARIABLE, "of the environment")
-    assert _environment(None, None, None) == {TOKEN_VARIABLE: "of the environment"}
-    assert _environment(None, "given", None) == {TOKEN_VARIABLE: "given"}
+    assert environment() == {TOKEN_VARIABLE: "of the environment"}
+    assert environment("given") == {TOKEN_VARIABLE: "given"}
 
 
-class _Watchdog:
+class _Watchdog(Watchdog):
     """Tells what each server says, once; `wait_for` decides by that."""
 
-    def __init__(self, *servers: dict[str, Any], error: Exception | None = None) -> None:
-        self._servers, self.error = list(servers), error
+    def __init__(self, *servers: dict[str, Any], error: ServerDiedError | None = None) -> None:
+        super().__init__([], interval_s=1.0, timeout_s=1.0, lost_after_s=1.0)
+        self.said, self.error = list(servers), error
 
     def health(self) -> list[dict[str, Any]]:
-        return self._servers
-
-    def wait_for(self, done: Callable[[list[dict[str, Any]]], bool], timeout_s: float) -> bool:
-        assert timeout_s >= 0
-        return self.error is not None or done(self._servers)
+        return self.said
 
 
 SERVING, LOADING = {"state": "serving", "why": ""}, {"state": "loading", "why": ""}
@@ -138,10 +138,10 @@ def test_a_start_ends_when_all_serve_one_fails_or_the_time_is_over(
     watchdog: Any, error: type[Exception] | None, words: str
 ) -> None:
     if error is None:
-        _wait_until_all_serve(watchdog, 0.0, 7.0)
+        watchdog.wait_until_all_serve(0.0, 7.0)
         return
     with pytest.raises(error, match=words):
-        _wait_until_all_serve(watchdog, 0.0, 7.0)
+        watchdog.wait_until_all_serve(0.0, 7.0)
 
 
 def _undisturbed(epochs: int) -> dict[tuple[int, int], str]:

@@ -1,7 +1,6 @@
 """Round costs and a small job, whose plans are worked out by hand."""
 
-from gigl_loader.plan.costs import Costs
-from gigl_loader.plan.job import Job
+from gigl_loader.plan.needs import Costs, Job
 
 COSTS = Costs(
     machine="test", date="2026-01-01", batch_s=1e-3, edge_s=1e-7, node_s=0.0, row_byte_s=0.0,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.plan.costs import SHIPPED, Costs
+from gigl_loader.plan.needs import SHIPPED, Costs
 
 
 def test_the_costs_that_come_with_the_package_are_read(tmp_path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from gigl_loader.commands.planning import main
 from gigl_loader.errors import JoinRefusedError
 from gigl_loader.plan import measure
-from gigl_loader.plan.costs import SHIPPED, Costs
 from gigl_loader.plan.measure import Answerer, Other, Timed, costs_of
+from gigl_loader.plan.needs import SHIPPED, Costs
 from gigl_loader.transport import Mode, Security
 
 TOKEN = "kq3Jv0aWZbX7mT9rLs2UdQ"

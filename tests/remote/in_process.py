@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 from store_cluster import HOST, SAMPLERS, tiny_partition
+from support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 
-from gigl_loader._glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 from gigl_loader.graph_store import DistServer, RemoteReceivingChannel
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote.endpoint import Endpoint
-from gigl_loader.remote.leader import Leader
+from gigl_loader.remote.membership import Leader
 from gigl_loader.remote.requests import ProducerRequest
 from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.transport import Security
@@ -24,16 +24,26 @@ SECURITY = Security.local()
 @contextmanager
 def storage(
     num_servers: int = 1, security: Security = SECURITY, patience_s: float = 10.0,
-    partition: Callable[[int, int], Any] = tiny_partition, **how: Any,
+    partition: Callable[[int, int], Any] = tiny_partition, kind: type[DistServer] = DistServer,
+    **how: Any,
 ) -> Iterator[list[Endpoint]]:  # fmt: skip
-    """Give the endpoints of a storage cluster; ``partition(rank, servers)`` is what each holds."""
+    """Give the endpoints of a storage cluster.
+
+    Args:
+        num_servers: How many.
+        security: Theirs.
+        patience_s: As of `Endpoint`.
+        partition: Called with rank and number of servers; returns what each holds.
+        kind: What serves it.
+        how: Further arguments of `Endpoint`.
+    """
     with ExitStack() as stack:
         endpoints: list[Endpoint] = []
         for rank in range(num_servers):
             leader = None
             if rank > 0:
                 leader = Leader(*endpoints[0].address, security, f"server {rank}", patience_s)
-            server = DistServer(
+            server = kind(
                 partition(rank, num_servers), rank, num_servers,
                 security=security, allow_samplers=SAMPLERS,
             )  # fmt: skip
@@ -109,9 +119,8 @@ def channel_of(cluster: Cluster, **how: Any) -> Iterator[RemoteReceivingChannel]
         channel.close()
 
 
-def start(channel: RemoteReceivingChannel, epoch: int) -> None:
+def start(channel: RemoteReceivingChannel, epoch: int, servers: int = 1) -> None:
     """Begin an epoch of 30 batches, the servers in turn."""
-    servers = len(channel._producer_ids)
     channel.start_epoch(
         Attempt(epoch, epoch + 1), [(batch % servers, batch) for batch in range(30)]
     )

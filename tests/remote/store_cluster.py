@@ -10,11 +10,22 @@ from torch import Tensor
 from gigl_loader import DistDataset, GraphStoreInfo, RemoteDistDataset, testing
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import TinyGraph, free_port
-from gigl_loader.testing._cluster import compute, store_info
+from gigl_loader.testing._cluster import MakePartition, compute, store_info
 from gigl_loader.testing._cluster import serve as serve_partition
-from gigl_loader.testing._processes import running_processes
+from gigl_loader.testing._processes import Processes, running_processes
 
-__all__ = ["HOST", "compute", "free_port", "info_of", "processes", "run_cluster", "serve"]
+__all__ = [
+    "HOST",
+    "MakePartition",
+    "Processes",
+    "compute",
+    "free_port",
+    "info_of",
+    "processes",
+    "run_cluster",
+    "serve",
+    "serve_partition",
+]
 
 HOST = "127.0.0.1"
 info_of = store_info

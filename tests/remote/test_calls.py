@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.glt import RangePartitionBook
 from torch import Tensor
 
-from gigl_loader._glt import RangePartitionBook
 from gigl_loader.dataset.schema import FeatureInfo
 from gigl_loader.errors import ProtocolError
 from gigl_loader.remote.requests import RowBook

@@ -26,9 +26,9 @@ from gigl_loader.memory.same_host import HostMark, region_of
 from gigl_loader.memory.slots import Layout
 from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.options import SAME_MEMORY_VARIABLE
-from gigl_loader.remote import fetcher
-from gigl_loader.remote.channel import RemoteReceivingChannel
+from gigl_loader.remote import batch_transfer
 from gigl_loader.remote.payload import pack_batch
+from gigl_loader.remote.receiving_channel import RemoteReceivingChannel
 from gigl_loader.remote.requests import BatchMessage, FetchAnswer, Nothing
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import End
@@ -59,10 +59,15 @@ class _Caller:
 
 
 class _Server:
-    """A storage server and the link to it."""
+    """A storage server and the link to it.
 
-    def __init__(self, rank: int) -> None:
-        self.rank, self.name = rank, f"storage server {rank}"
+    Args:
+        rank: Its rank.
+        renewals: How often each server of the cluster was started again.
+    """
+
+    def __init__(self, rank: int, renewals: dict[int, int]) -> None:
+        self.rank, self.name, self.renewals = rank, f"storage server {rank}", renewals
         self.error: Exception | None = None
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.asked: dict[str, queue.SimpleQueue[Any]] = {
@@ -116,9 +121,10 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     channels = []
 
     def make_one(num_servers: int = 2, **how: Any) -> Any:
-        servers = [_Server(rank) for rank in range(num_servers)]
+        renewals: dict[int, int] = {}
+        servers = [_Server(rank, renewals) for rank in range(num_servers)]
         cluster: Any = SimpleNamespace(
-            renewals={}, connections=dict(enumerate(servers)),
+            renewals=renewals, connections=dict(enumerate(servers)),
             connection=servers.__getitem__,
         )  # fmt: skip
         ranks = range(num_servers)
@@ -183,7 +189,8 @@ def test_what_arrived_before_an_error_comes_before_it(make: Make) -> None:
     server.send(0)
     _, answer = server.next_fetch()
     answer.set_exception(SamplingError("worker 0", "ValueError: no luck", ""))
-    wait_until(lambda: channel._error is not None, "the error is known")
+    server.send(2)  # filed behind the error, by the same thread
+    wait_until(lambda: channel.queue_depth == 2, "the error is known")
     assert channel.ready()
     assert _taken(channel, 1) == [0]
     for _ in range(2):
@@ -232,7 +239,7 @@ def test_what_no_server_says_is_refused(answer: FetchAnswer, words: str, make: M
     channel.start_epoch(Attempt(0, 1), [(0, 0), (0, 1)])
     _, question = server.next_fetch()
     question.set_result(answer)
-    wait_until(lambda: channel._error is not None, "it is refused")
+    wait_until(channel.ready, "it is refused")
     with pytest.raises(ProtocolError, match=words):
         [channel.next(60.0) for _ in range(3)]
 
@@ -249,7 +256,7 @@ def test_the_loss_of_a_server_that_is_watched_is_an_error(watched: Any, make: Ma
     channel, (zero, one) = make(2, watched=watched)
     channel.start_epoch(Attempt(0, 1), [(0, 0)])
     one.error = ServerDiedError("storage server 1 is gone")
-    channel._cluster.renewals[1] = 1
+    one.renewals[1] = 1
     if watched == [0]:
         zero.send(0, finished=True)
         assert _taken(channel, 1) == [0]
@@ -286,7 +293,7 @@ def test_batches_of_this_machine_are_read_where_they_lie_and_given_back(
 ) -> None:
     """Also those that are dropped while the server is too slow to take others back."""
     monkeypatch.setenv(SAME_MEMORY_VARIABLE, "1")
-    monkeypatch.setattr(fetcher, "_GIVE_BACK_S", 0.01)
+    monkeypatch.setattr(batch_transfer, "_GIVE_BACK_S", 0.01)
     mark, fd = HostMark(), segments.create_memfd(8)
     try:
         os.pwrite(fd, np.array([7, 7], np.float32).tobytes(), 0)

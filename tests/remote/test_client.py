@@ -1,7 +1,7 @@
 """A compute process's way in: who it is, and what it may ask for."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from gigl_loader import BaseDistLoader, GraphStoreInfo
-from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError, UsageError
+from gigl_loader.errors import ConfigError, ServerDiedError, UsageError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.remote import client
-from gigl_loader.remote.client import _no_meeting, compute_rank
+from gigl_loader.remote.client import compute_rank
 
 HOST = "127.0.0.1"
 
@@ -39,9 +39,9 @@ class _Cluster:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> _Cluster:
+def cluster(take_part: Callable[[Any], None]) -> _Cluster:
     made = _Cluster()
-    monkeypatch.setattr(client, "_cluster", made)
+    take_part(made)
     return made
 
 
@@ -79,7 +79,7 @@ class _Other:
 
 
 def test_what_servers_do_not_call_is_refused_before_anybody_is_asked(cluster: _Cluster) -> None:
-    for function in (DistServer.close, DistServer.fetch, _Other.status, print):
+    for function in (DistServer.close, DistServer.producer, _Other.status, print):
         with pytest.raises(ConfigError, match="may ask for these methods of DistServer: cancel_"):
             client.call_server(0, function)
     with pytest.raises(ConfigError, match=r"DistServer\.get_free_ports: .*num_ports"):
@@ -112,18 +112,6 @@ def test_who_has_not_joined_is_told_how() -> None:
     with pytest.raises(UsageError, match=r"call gigl_loader\.graph_store\.init_compute"):
         client.current_cluster()
     client.shutdown_compute_process()
-
-
-def test_compute_processes_that_do_not_meet_are_told_why() -> None:
-    waited, busy = timedelta(seconds=5), RuntimeError("... (EADDRINUSE), address in use\nmore")
-    found = _no_meeting(0, HOST, 1234, waited, busy)
-    assert isinstance(found, ConfigError)
-    assert f"cannot listen on {HOST}:1234" in str(found)
-    for rank, error in ((1, busy), (0, RuntimeError("timed out\nmore"))):
-        found = _no_meeting(rank, HOST, 1234, waited, error)
-        assert isinstance(found, PeerTimeoutError)
-        assert f"compute process {rank} did not meet the others at {HOST}:1234" in str(found)
-        assert "more" not in str(found).split("(")[-1], "the first line of torch's error"
 
 
 def test_prefetching_is_not_limited_by_a_buffer_that_is_not_used(cluster: _Cluster) -> None:

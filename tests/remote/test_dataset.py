@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,13 @@ import torch
 from store_cluster import info_of
 
 from gigl_loader import GraphStoreInfo, RemoteDistDataset
-from gigl_loader.dataset.holders import Share
+from gigl_loader.dataset.identity import Share
 from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError, UsageError
-from gigl_loader.graph_store import DistServer
 from gigl_loader.ranks import gather_from_ranks
-from gigl_loader.remote import dataset as dataset_module
 from gigl_loader.remote.dataset import ABLPInputNodes
 from gigl_loader.testing import run_ranks
 
@@ -114,7 +113,7 @@ def test_machines_of_both_clusters_agree_as_in_gigl(tmp_path: Path) -> None:
     run_ranks(_find_each_other, world_size=3, tmp_path=tmp_path)
 
 
-def test_labels_are_cut_with_their_anchors_and_named_by_either_edge_type(monkeypatch) -> None:
+def test_labels_are_cut_with_their_anchors_and_named_by_either_edge_type(fetches) -> None:
     anchors = torch.arange(5)
     positives, negatives = anchors.view(5, 1) * 10, anchors.view(5, 1) * 100
     whole = ABLPInputNodes(
@@ -135,7 +134,7 @@ def test_labels_are_cut_with_their_anchors_and_named_by_either_edge_type(monkeyp
     none = ABLPInputNodes(anchors, "user", {LIKES: (positives, None)})
     assert none.negative_labels is None
     both = ("user", anchors, whole.positive_labels, whole.negative_labels)
-    _fetches(monkeypatch, both, ("user", anchors, none.positive_labels, None))
+    fetches(both, ("user", anchors, none.positive_labels, None))
     dataset = RemoteDistDataset(info_of(1, 1), 0)
     again = dataset.fetch_ablp_input(None)[0]
     assert again.labels.keys() == whole.labels.keys()
@@ -151,19 +150,36 @@ def test_what_is_shared_is_shared_whole() -> None:
         RemoteDistDataset(info_of(1, 1), 0, mp_barrier=threading.Barrier(1))
 
 
-def _fetches(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> list[Any]:
-    """Let the servers answer, or raise, one after the other; return the questions."""
-    asked: list[Any] = []
+class _Servers:
+    """Servers that answer, or raise, one after the other, and keep the questions."""
 
-    def ask(function: Any, requests: dict[int, Any], *limits: float) -> dict[int, Any]:
-        asked.append((function, requests))
-        answer = answers[len(asked) - 1]
+    def __init__(self, answers: Sequence[Any]) -> None:
+        self._answers, self.asked = answers, list[Any]()
+
+    def ask_each(self, name: str, requests: dict[int, Any], *limits: float) -> dict[int, Any]:
+        self.asked.append((name, requests))
+        answer = self._answers[len(self.asked) - 1]
         if isinstance(answer, Exception):
             raise answer
         return dict.fromkeys(requests, answer)
 
-    monkeypatch.setattr(dataset_module, "ask_servers", ask)
-    return asked
+
+@pytest.fixture
+def fetches(take_part: Callable[[Any], None]) -> Callable[..., list[Any]]:
+    """Let servers give these answers; returns the questions."""
+
+    def let(*answers: Any) -> list[Any]:
+        servers = _Servers(answers)
+        take_part(servers)
+        return servers.asked
+
+    return let
+
+
+class _Impatient(threading.Barrier):
+    def wait(self, timeout: float | None = None) -> int:
+        assert timeout is not None, "whoever does not come is given up"
+        return super().wait(0.01)
 
 
 def _together(size: int, times: int = 1) -> list[list[Any]]:
@@ -184,41 +200,40 @@ def _together(size: int, times: int = 1) -> list[list[Any]]:
         return list(pool.map(fetch, range(size)))
 
 
-def test_local_rank_0_fetches_for_all_and_tells_of_its_failure(monkeypatch) -> None:
-    asked = _fetches(monkeypatch, torch.arange(3))
+def test_local_rank_0_fetches_for_all_and_tells_of_its_failure(fetches) -> None:
+    asked = fetches(torch.arange(3))
     fetched = [ids for (ids,) in _together(3)]
     assert len(asked) == 1
     assert all(ids.tolist() == [0, 1, 2] and ids.is_shared() for ids in fetched)
     assert len({ids.data_ptr() for ids in fetched}) == 1
-    _fetches(monkeypatch, ServerDiedError("storage server 0 is gone"))
+    fetches(ServerDiedError("storage server 0 is gone"))
     assert _together(2) == [["storage server 0 is gone"]] * 2
 
 
-def test_a_fetch_that_failed_may_be_made_again(monkeypatch) -> None:
+def test_a_fetch_that_failed_may_be_made_again(fetches) -> None:
     """The error is not kept for good, and each process gets that of the same attempt."""
     once, twice = ServerDiedError("once"), ServerDiedError("twice")
-    asked = _fetches(monkeypatch, once, twice, torch.arange(3))
+    asked = fetches(once, twice, torch.arange(3))
     for found in _together(3, times=4):
         assert found[:2] == ["once", "twice"]
         assert [ids.tolist() for ids in found[2:]] == [[0, 1, 2]] * 2
     assert len(asked) == 3
 
 
-def test_who_fetches_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = _fetches(monkeypatch)
+def test_who_fetches_something_else_is_named(fetches) -> None:
+    asked = fetches()
     other = RemoteDistDataset(info_of(1, 1), 1, {}, threading.Barrier(1))
     with pytest.raises(ConfigError, match=r"local rank 0 did not fetch \('get_node_ids', 'train'"):
         other.fetch_node_ids(split="train")
-    monkeypatch.setattr(dataset_module, "_SHARING_TIMEOUT_S", 0.01)
-    alone = RemoteDistDataset(info_of(1, 1), 1, {}, threading.Barrier(2))
+    alone = RemoteDistDataset(info_of(1, 1), 1, {}, _Impatient(2))
     words = r"local rank 1: .* did not all fetch \('get_ablp_input', 'val'"
     with pytest.raises(PeerTimeoutError, match=words):
         alone.fetch_ablp_input("val")
     assert asked == []
 
 
-def test_the_schema_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = _fetches(monkeypatch, "a schema")
+def test_the_schema_is_asked_for_once(fetches) -> None:
+    asked = fetches("a schema")
     dataset: Any = RemoteDistDataset(info_of(2, 1), 0)
     assert [dataset.fetch_schema(), dataset.fetch_schema()] == ["a schema"] * 2
-    assert asked == [(DistServer.get_schema, {0: ()})]
+    assert asked == [("get_schema", {0: {}})]

@@ -17,8 +17,7 @@ from gigl_loader.errors import PeerError, ServerDiedError
 from gigl_loader.graph_store import DistServer, init_storage_process, run_storage_server
 from gigl_loader.remote.connection import ServerConnection
 from gigl_loader.remote.endpoint import Endpoint
-from gigl_loader.remote.leader import Leader
-from gigl_loader.remote.membership import News
+from gigl_loader.remote.membership import Join, Leader, News, Role, WaitReport
 from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import End, Security, listener
@@ -204,27 +203,39 @@ def test_a_server_stays_unless_it_was_told_how_many_jobs_there_are():
         assert (jobs(2), served.result(60)) == ([0, 1], 2)
 
 
-def test_a_server_tells_its_status_while_a_client_that_came_back_is_freed(monkeypatch):
+class _SlowToFree(DistServer):
+    """Frees what a client had when it may."""
+
+    def __init__(self, *args, **how):
+        super().__init__(*args, **how)
+        self.freeing, self.may_end = threading.Event(), threading.Event()
+
+    def client_gone(self, client):
+        self.freeing.set()
+        assert self.may_end.wait(60)
+        super().client_gone(client)
+
+
+def test_a_server_tells_its_status_while_a_client_that_came_back_is_freed():
     """The workers of its former producers may take a minute to end."""
-    freeing, may_end = threading.Event(), threading.Event()
-    with storage() as (endpoint,), joined(endpoint.address) as cluster:
-        gone = endpoint.server.client_gone
+    with storage(kind=_SlowToFree) as (endpoint,), ExitStack() as stack:
+        join = Join(role=Role.CLIENT, rank=0, num_servers=1, world_size=1, process="the same")
 
-        def free(client):
-            freeing.set()
-            assert may_end.wait(60)
-            gone(client)
+        def connection(session, join):
+            made = ServerConnection(0, endpoint.address, SECURITY, "rank 0", session, 10.0, join)
+            stack.callback(made.close)
+            return made
 
-        monkeypatch.setattr(endpoint.server, "client_gone", free)
-        (member,) = endpoint._attendance.members.values()
-        same_process = replace(member.join, job=cluster.job)
-        again = ServerConnection(
-            0, endpoint.address, SECURITY, "the same rank", "another session", 10.0,
-            same_process,
-        )  # fmt: skip
+        deadline = time.monotonic() + 60.0
+        first = connection("a session", join)
+        first.meet(60.0)
+        waits = WaitReport("rank 0", deadline)
+        news = first.wait_until_in(lambda news: news.job is not None, deadline, 60.0, waits)
+        again = connection("another session", replace(join, job=news.job))
+        may_end = endpoint.server.may_end
         with ThreadPoolExecutor(2) as pool:
             came = pool.submit(again.meet, 60.0)
-            assert freeing.wait(60)
+            assert endpoint.server.freeing.wait(60)
             status = pool.submit(endpoint.status)
             try:
                 assert status.result(20)["clients"] == []
@@ -233,7 +244,6 @@ def test_a_server_tells_its_status_while_a_client_that_came_back_is_freed(monkey
                 may_end.set()
             came.result(60)
             assert endpoint.status()["clients"] == [0]
-        again.close()
 
 
 def test_a_server_0_that_was_started_again_gives_no_job_the_number_of_another() -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from store_cluster import compute, info_of, processes, serve, share_of_each_server, tiny_graph
+from support.glt import NodeSamplerInput
 
 from gigl_loader import CustomSamplerOptions, DistNeighborLoader, RemoteDistDataset
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import META

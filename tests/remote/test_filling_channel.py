@@ -1,6 +1,7 @@
 """A graph store whose compute processes keep rows: the same bits as without, of packed rows too."""
 
 import gc
+import multiprocessing
 import os
 import signal
 import threading
@@ -25,7 +26,7 @@ from gigl_loader import (
     replay,
     testing,
 )
-from gigl_loader.dataset.quantised import quantise, widened
+from gigl_loader.dataset.lookup import quantise, widened
 from gigl_loader.errors import PeerError
 from gigl_loader.message import NODE, Attempt, BatchTicket, Field, Received
 from gigl_loader.options import SAME_MACHINE_VARIABLE, SAME_MEMORY_VARIABLE, CacheOptions
@@ -35,7 +36,7 @@ from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.kernels import USED
 from gigl_loader.rowcache.machine import MachineRows
 from gigl_loader.rowcache.tables import Owner
-from gigl_loader.sampler.later import LaterRows, rows_apart
+from gigl_loader.sampler.row_exchange import LaterRows, rows_apart
 from gigl_loader.testing import TinyGraph, batch_digest, open_files, wait_until
 
 HOW: dict[str, Any] = {"batch_size": 4, "seed": 7, "shuffle": True, "timeout": 60.0}
@@ -216,10 +217,8 @@ def _traces(draw: st.DrawFn) -> tuple[int, list[np.ndarray]]:
 
 def _channel(servers: _Servers, options: CacheOptions | None, memory: MachineRows | None = None):
     cluster: Any = SimpleNamespace(num_servers=0)
-    channel: Any = FillingChannel(cluster, options, 3, 20.0, False, memory)
-    channel._questions.close()
-    channel._questions = servers
-    channel._pipeline = channel._pipeline_of(servers)
+    asked: Any = servers
+    channel: Any = FillingChannel(cluster, options, 3, 20.0, False, memory, asked)
     return channel
 
 
@@ -262,16 +261,20 @@ def test_rows_are_those_of_the_ids(
                     _check(orders[rank], _taken(channel))
                 except PeerError:
                     assert (rank, epoch) == (0, 1)
-                    if ranks == 1 and channel._cache is not None:
-                        _check_that_nothing_is_awaited(channel._cache)
+                    if ranks == 1 and (cache := channel._cache) is not None:
+                        _check_that_nothing_is_awaited(cache)
     finally:
         for channel in channels:
             channel.close()
     if share == 1.0 and breaks == 1 << 60:
         used = np.unique(np.concatenate(batches)).size
         assert sum(one.num_asked for one in servers) == used * len(ROWS), "each row once"
-    more = set(threading.enumerate()) - threads
-    assert not [one for one in more if one.name == "rows of batches"]
+    assert not _fill() - threads
+
+
+def _fill() -> set[threading.Thread]:
+    """Return the threads that fill batches."""
+    return {one for one in threading.enumerate() if one.name == "rows of batches"}
 
 
 class _Broken(_Batches):
@@ -287,11 +290,11 @@ class _Broken(_Batches):
 
 
 def test_batches_that_were_filled_before_a_failure_are_handed_out_before_it() -> None:
-    batches = [np.arange(5), np.arange(3, 9)]
+    batches, threads = [np.arange(5), np.arange(3, 9)], _fill()
     channel = _channel(_Servers(9), None)
     try:
         channel.begin(_Broken(batches), Attempt(0, 1), 3)
-        wait_until(lambda: channel._error, "the epoch has failed")
+        wait_until(lambda: not _fill() - threads, "the epoch has failed")
         assert channel.queue_depth == 2, "and nobody has taken a batch so far"
         found = [channel.next(20.0) for _ in batches]
         _check(batches, [received.message for received in found if received is not None])
@@ -353,18 +356,20 @@ def test_what_a_killed_rank_has_stored_stays_and_what_it_was_to_fetch_is_fetched
     batches = [np.arange(10 * start, 10 * start + 20) for start in range(12)]
     memory, options = MachineRows.new(), CacheOptions(size=1.0, lookahead=3)
     servers = _Servers(130)
-    killed = os.fork()
-    if killed == 0:
-        try:
-            deadly = _Deadly(130)
-            deadly.left = 4 * 3 * len(ROWS)  # of three servers each
-            opened = MachineRows.of(memory.offer("rows"))
-            channel = _channel(deadly, options, opened)
-            channel.begin(_Batches(batches), Attempt(0, 1), len(batches))
-            _taken(channel)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == -signal.SIGKILL
+
+    def take_all(memory: MachineRows) -> None:
+        deadly = _Deadly(130)
+        deadly.left = 4 * 3 * len(ROWS)  # of three servers each
+        opened = MachineRows.of(memory.offer("rows"))
+        channel = _channel(deadly, options, opened)
+        channel.begin(_Batches(batches), Attempt(0, 1), len(batches))
+        _taken(channel)
+
+    killed = multiprocessing.get_context("fork").Process(target=take_all, args=(memory,))
+    killed.start()
+    killed.join(120)
+    assert killed.exitcode == -signal.SIGKILL
+    killed.close()
     channel = _channel(servers, options, memory)
     try:
         for epoch in range(2):

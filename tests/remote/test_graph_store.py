@@ -18,10 +18,10 @@ from store_cluster import (
     share_of_each_server,
     tiny_graph,
 )
+from support.glt import NodeSamplerInput
 
 from gigl_loader import CustomSamplerOptions, DistNeighborLoader, RemoteDistDataset
-from gigl_loader._glt import NodeSamplerInput
-from gigl_loader.dataset.holders import Share
+from gigl_loader.dataset.identity import Share
 from gigl_loader.errors import (
     ConfigError,
     JoinRefusedError,

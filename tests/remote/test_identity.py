@@ -17,6 +17,7 @@ from in_process import SECURITY, channel_of, create, joined, start, storage, tak
 from relay import Relay
 from store_cluster import (
     HOST,
+    MakePartition,
     compute,
     free_port,
     info_of,
@@ -42,8 +43,7 @@ from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.endpoint import Endpoint
-from gigl_loader.remote.leader import Leader
-from gigl_loader.remote.membership import Join, News, Role, Watch, check_same
+from gigl_loader.remote.membership import Join, Leader, News, Role, Watch, check_same
 from gigl_loader.remote.requests import (
     EpochRequest,
     FetchAnswer,
@@ -55,7 +55,6 @@ from gigl_loader.remote.server_rendezvous import Gather, Gathered
 from gigl_loader.remote.service import CALLS
 from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.testing import TinyGraph, batch_tensors, wait_until
-from gigl_loader.testing._cluster import MakePartition
 from gigl_loader.transport import Caller, Security
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
@@ -152,9 +151,8 @@ def test_a_fetch_is_asked_again_of_the_server_that_it_was_meant_for() -> None:
         start(channel, 0)
         caller.connect(time.monotonic() + 60.0)
         relay.cut.set()
-        fetch = FetchRequest(
-            producer_id=channel._producer_ids[0], attempt=Attempt(0, 1), position=0
-        )
+        (producer,) = second.server.status()["producers"]
+        fetch = FetchRequest(producer_id=producer, attempt=Attempt(0, 1), position=0)
         reply = caller.ask("fetch", fetch, FetchAnswer)
         relay.target = second.address
         relay.reset()

@@ -1,7 +1,6 @@
 """When a storage server follows server 0, waits for it, and ends with it."""
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +14,7 @@ from gigl_loader.errors import (
     PeerTimeoutError,
     ServerDiedError,
 )
-from gigl_loader.remote import leader as module
-from gigl_loader.remote.leader import Leader
-from gigl_loader.remote.membership import Join, News, Role
+from gigl_loader.remote.membership import Join, Leader, News, Role, Watch
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import End, Security
 
@@ -82,20 +79,34 @@ def _lost(end: End) -> PeerLostError:
     return PeerLostError("server 0 is gone", end)
 
 
+class _Caller:
+    """Is told something new once, and then that server 0 has ended; so each time anew."""
+
+    def __init__(self, leader: Leader, heard: list[GiglLoaderError]) -> None:
+        self._leader, self._heard = leader, heard
+
+    def ask(self, method: str, request: Watch, answer: type[News]) -> "_Caller":
+        assert (method, request.join.role) == ("watch", Role.SERVER)
+        self._seen = request.seen
+        return self
+
+    def wait(self) -> News:
+        if self._seen == 0:
+            return News(number=1)
+        assert self._leader.why_away is None, "it is here"
+        raise self._heard.pop(0)
+
+
 def _follow(
-    monkeypatch: pytest.MonkeyPatch, heard: list[GiglLoaderError], found: list[Any],
+    heard: list[GiglLoaderError], found: list[Any],
     rejoin_s: float = 60.0, can_go_on: bool = False,
 ) -> list[str]:  # fmt: skip
     """Return what a server does that hears of these ends, one after another."""
     server = _Server(can_go_on)
     leader = _Leader(server.done, *found)
 
-    def hear(caller: object, join: Join, on_news: Callable[[News], None]) -> GiglLoaderError:
-        on_news(News(number=1))
-        assert leader.why_away is None, "it is here"
-        return heard.pop(0)
-
-    monkeypatch.setattr(module, "hear", hear)
+    caller: Any = _Caller(leader, heard)
+    leader.caller = caller
     leader.follow(server, rejoin_s)
     assert not heard, "it followed to the last end"
     return [*server.done, "over"] if server.over.is_set() else server.done
@@ -118,32 +129,29 @@ LATE = PeerTimeoutError("not yet")
 )
 def test_what_the_end_of_server_0_means(
     heard: list[End], found: list[Any], rejoin_s: float, does: list[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    assert _follow(monkeypatch, [_lost(end) for end in heard], found, rejoin_s) == does
+    assert _follow([_lost(end) for end in heard], found, rejoin_s) == does
 
 
-def test_a_server_0_that_was_told_to_end_and_does_not_come_back_ends_the_others_in_good_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert _follow(monkeypatch, [_lost(End.SHUTDOWN)], [], rejoin_s=1e-9) == [
+def test_a_server_0_that_was_told_to_end_and_does_not_come_back_ends_the_others_in_good_order() -> (
+    None
+):
+    assert _follow([_lost(End.SHUTDOWN)], [], rejoin_s=1e-9) == [
         "joins", "away", "over",
     ]  # fmt: skip
-    assert _follow(monkeypatch, [_lost(End.GONE)], [], rejoin_s=1e-9) == [
+    assert _follow([_lost(End.GONE)], [], rejoin_s=1e-9) == [
         "joins", "away", LOST,
     ]  # fmt: skip
-    does = _follow(
-        monkeypatch, [_lost(End.GONE), _lost(End.JOB_OVER)], [LATE, LATE, None], 1e-9, True
-    )
+    does = _follow([_lost(End.GONE), _lost(End.JOB_OVER)], [LATE, LATE, None], 1e-9, True)
     assert does == ["joins", "away", "joins", "over"], (
         "while a job goes on without it, it is waited for"
     )
 
 
 @pytest.mark.parametrize("error", [ConfigError("two servers"), JoinRefusedError("who", End.CLOSED)])
-def test_a_refusal_is_final(error: GiglLoaderError, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_final(error: GiglLoaderError) -> None:
     """Without an attempt to come back: it would be refused again."""
-    does = _follow(monkeypatch, [error], [])
+    does = _follow([error], [])
     assert does == ["joins", f"storage server 0 is gone: {error}"]
-    does = _follow(monkeypatch, [_lost(End.GONE)], [error])
+    does = _follow([_lost(End.GONE)], [error])
     assert does == ["joins", "away", f"storage server 0 is gone: {error}"]

@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -22,16 +22,18 @@ from gigl_loader import (
     ServerDiedError,
 )
 from gigl_loader.graph_store import DistServer
-from gigl_loader.remote import client, lookup
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.endpoint import Endpoint
-from gigl_loader.remote.leader import Leader
-from gigl_loader.remote.lookup import merged_edges
+from gigl_loader.remote.membership import Leader
+from gigl_loader.remote.row_requests import merged_edges
 from gigl_loader.testing import TinyGraph, wait_until
 
 PLAIN = TinyGraph.random(60, 400, seed=5)
 TYPED = TinyGraph.random(40, 200, heterogeneous=True)
 BUYS = ("user", "buys", "item")
+NUM_IDS = (1 << 16) + 50
+"""More than one question has: they are asked in several pieces."""
+TakePart = Callable[[Any], None]
 
 
 def plain(rank: int, servers: int) -> DistDataset:
@@ -43,12 +45,12 @@ def typed(rank: int, servers: int) -> DistDataset:
 
 
 @contextmanager
-def remote(partition: Any, servers: int, patch: pytest.MonkeyPatch) -> Iterator[RemoteDistDataset]:
+def remote(partition: Any, servers: int, take_part: TakePart) -> Iterator[RemoteDistDataset]:
     """Give the graph of servers in this process."""
     with storage(servers, partition=partition) as endpoints:
         address = (HOST, endpoints[0].address[1])
         with joined(address, servers) as cluster:
-            patch.setattr(client, "_cluster", cluster)
+            take_part(cluster)
             yield RemoteDistDataset(info_of(servers, 1), 0, timeout=60.0)
 
 
@@ -109,7 +111,9 @@ def test_edges_of_several_servers_are_put_in_the_order_of_the_nodes(data: st.Dat
 
 
 @pytest.mark.parametrize("how", ["twin", "back", "never"])
-def test_a_question_under_way_outlives_its_server(how: str, monkeypatch) -> None:
+def test_a_question_under_way_outlives_its_server(
+    how: str, take_part: TakePart, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids, (node_type,) = torch.arange(60), PLAIN.num_nodes
     (edge_type,) = PLAIN.edges
     features, _ = PLAIN.node_rows(node_type, ids.tolist())
@@ -119,7 +123,7 @@ def test_a_question_under_way_outlives_its_server(how: str, monkeypatch) -> None
         joined(zero.address, 2) as cluster,
         ThreadPoolExecutor(2) as pool,
     ):
-        monkeypatch.setattr(client, "_cluster", cluster)
+        take_part(cluster)
         dataset = RemoteDistDataset(
             info_of(2, 1), 0, timeout=60.0, reconnect_timeout=0.0 if how == "never" else 60.0
         )
@@ -153,46 +157,45 @@ def _started_again(zero: Endpoint) -> Endpoint:
 
 
 @pytest.mark.parametrize("servers", [1, 3])
-def test_rows_are_those_of_the_graph(servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "_MOST_IDS", 7)  # questions of several pieces
-    ids = torch.randint(40, (50,), generator=torch.Generator().manual_seed(1))
-    with remote(plain, servers, monkeypatch) as dataset:
-        features, labels = PLAIN.node_rows(next(iter(PLAIN.num_nodes)), ids.tolist())
-        assert dataset.get_features(ids).tolist() == features
-        assert dataset.get_labels(ids).tolist() == labels
+def test_rows_are_those_of_the_graph(servers: int, take_part: TakePart) -> None:
+    ids = torch.randint(40, (NUM_IDS,), generator=torch.Generator().manual_seed(1))
+    nodes = list(range(40))
+    with remote(plain, servers, take_part) as dataset:
+        features, labels = map(torch.tensor, PLAIN.node_rows(next(iter(PLAIN.num_nodes)), nodes))
+        assert torch.equal(dataset.get_features(ids), features[ids])
+        assert torch.equal(dataset.get_labels(ids), labels[ids])
         none = dataset.get_features(ids[:0])
         assert (none.shape, none.dtype) == ((0, 2), torch.float32)
-    with remote(typed, servers, monkeypatch) as dataset:
+    with remote(typed, servers, take_part) as dataset:
         for name in ("user", "item"):
-            features, labels = TYPED.node_rows(name, ids.tolist())
-            assert dataset.get_features(ids, name).tolist() == features
-            assert dataset.get_labels(ids, name).tolist() == labels
+            features, labels = map(torch.tensor, TYPED.node_rows(name, nodes))
+            assert torch.equal(dataset.get_features(ids, name), features[ids])
+            assert torch.equal(dataset.get_labels(ids, name), labels[ids])
         edges = DistFeature(dataset, "edge_features")
-        wanted = TYPED.edge_rows(BUYS, ids.tolist())
-        assert edges[BUYS, ids].tolist() == wanted
-        assert edges.async_get(ids, BUYS).wait().tolist() == wanted
+        wanted = torch.tensor(TYPED.edge_rows(BUYS, nodes))[ids]
+        assert torch.equal(edges[BUYS, ids], wanted)
+        assert torch.equal(edges.async_get(ids, BUYS).wait(), wanted)
 
 
 @pytest.mark.parametrize("servers", [1, 3])
-def test_edges_are_those_of_the_graph(servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "_MOST_IDS", 7)
+def test_edges_are_those_of_the_graph(servers: int, take_part: TakePart) -> None:
     whole = TYPED.dataset().view().adjacency[BUYS]
-    ids = torch.randint(40, (30,), generator=torch.Generator().manual_seed(1))
-    with remote(typed, servers, monkeypatch) as dataset:
+    ids = torch.randint(40, (NUM_IDS,), generator=torch.Generator().manual_seed(1))
+    with remote(typed, servers, take_part) as dataset:
         found = dataset.lookup.edges(BUYS, ids, edge_ids=True)
-    at = 0
-    for node, count in zip(ids.tolist(), found.counts.tolist(), strict=True):
-        row = slice(int(whole.indptr[node]), int(whole.indptr[node + 1]))
-        assert found.sources[at : at + count].tolist() == whole.indices[row].tolist()
-        assert found.edge_ids is not None
-        positions = torch.arange(row.start, row.stop)
-        assert found.edge_ids[at : at + count].tolist() == whole.edge_ids_at(positions).tolist()
-        at += count
+    starts = whole.indptr[ids].long()
+    counts = whole.indptr[ids + 1].long() - starts
+    assert torch.equal(found.counts, counts)
+    first = torch.repeat_interleave(starts - (counts.cumsum(0) - counts), counts)
+    positions = first + torch.arange(first.numel())
+    assert torch.equal(found.sources, whole.indices[positions].long())
+    assert found.edge_ids is not None
+    assert torch.equal(found.edge_ids, whole.edge_ids_at(positions))
     assert found.weights is None
 
 
-def test_what_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    with remote(typed, 2, monkeypatch) as dataset:
+def test_what_cannot_be_found(take_part: TakePart) -> None:
+    with remote(typed, 2, take_part) as dataset:
         for ids, name, text in (
             (torch.tensor([40]), "user", r"\[0, 40\), got 40 to 40"),
             (torch.tensor([-1]), "user", "got -1"),

@@ -5,13 +5,13 @@ from dataclasses import fields
 
 import pytest
 import torch
-
-from gigl_loader import CustomSamplerOptions, DatasetSchema, FeatureInfo
-from gigl_loader._glt import (
+from support.glt import (
     NodeSamplerInput,
     RangePartitionBook,
     RemoteDistSamplingWorkerOptions,
 )
+
+from gigl_loader import CustomSamplerOptions, DatasetSchema, FeatureInfo
 from gigl_loader.errors import ProtocolError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader

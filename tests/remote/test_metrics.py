@@ -32,16 +32,20 @@ ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "examples" / "graph_store" / "dashboard.json"
 PAGES = [ROOT / "docs" / "guide" / f"{name}.md" for name in ("training_loop", "graph_store")]
 
+ANYWHERE = "0.0.0.0"
+"""All addresses of this machine: beyond loopback, too."""
 EMPTY: dict[str, Any] = {
     "server_rank": 3, "producers": {}, "totals": ServerCounts().totals(), "health": "serving",
 }  # fmt: skip
 
 
 @contextmanager
-def _listening(status: Any = EMPTY, security: Security = SECURITY) -> Iterator[str]:
+def _listening(
+    status: Any = EMPTY, security: Security = SECURITY, host: str = HOST
+) -> Iterator[str]:
     """Give the address of a listener's metrics."""
     found = status if callable(status) else lambda: status
-    listener = MetricsListener(found, HOST, 0, security)
+    listener = MetricsListener(found, host, 0, security)
     try:
         yield f"{HOST}:{listener.port}/metrics"
     finally:
@@ -143,13 +147,11 @@ def test_sums_of_producers_that_ended_are_kept() -> None:
     assert all(producer in (1, "past") for producer, _ in counts._counts.busy_s)
 
 
-def test_who_may_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_who_may_read(tmp_path: Path) -> None:
     """Beyond loopback, only with a certificate: a plain reader and one without get nothing."""
     folder = make_folder(tmp_path / "tls", [HOST])
-    for module in ("remote.metrics", "transport.security"):
-        monkeypatch.setattr(f"gigl_loader.{module}.is_loopback", lambda host: False)
     security = Security.resolve(tls_dir=str(folder), token="", insecure=False)
-    with _listening(security=security) as url:
+    with _listening(security=security, host=ANYWHERE) as url:
         reader = ssl.create_default_context(cafile=f"{folder}/ca.pem")
         reader.verify_flags |= ssl.VERIFY_X509_STRICT  # the default from Python 3.13 on
         with pytest.raises((OSError, ssl.SSLError)):
@@ -163,8 +165,9 @@ def test_who_may_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (Security.resolve(tls_dir="", token="0123456789abcdef" * 4, insecure=False), "a token"),
     ):
         with pytest.raises(ConfigError, match=match):
-            MetricsListener(lambda: EMPTY, HOST, 0, security)
-    with _listening(security=Security.resolve(tls_dir="", token="", insecure=True)) as url:
+            MetricsListener(lambda: EMPTY, ANYWHERE, 0, security)
+    insecure = Security.resolve(tls_dir="", token="", insecure=True)
+    with _listening(security=insecure, host=ANYWHERE) as url:
         assert _read(f"http://{url}")
 
 
@@ -222,11 +225,7 @@ def test_other_requests_are_answered_at_once(request_: bytes, status: bytes) -> 
             assert sock.recv(12) == b"HTTP/1.1 " + status
 
 
-def test_renewed_certificates_are_read_and_a_former_authority_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for module in ("remote.metrics", "transport.security"):
-        monkeypatch.setattr(f"gigl_loader.{module}.is_loopback", lambda host: False)
+def test_renewed_certificates_are_read_and_a_former_authority_is_refused(tmp_path: Path) -> None:
     folders = [make_folder(tmp_path / name, [HOST]) for name in ("former", "renewed")]
     readers = []
     for folder in folders:
@@ -234,7 +233,8 @@ def test_renewed_certificates_are_read_and_a_former_authority_is_refused(
         reader.load_cert_chain(f"{folder}/cert.pem", f"{folder}/key.pem")
         readers.append(reader)
     used = shutil.copytree(folders[0], tmp_path / "used")
-    with _listening(security=Security.resolve(str(used), "", False)) as url:
+    security = Security.resolve(str(used), "", False)
+    with _listening(security=security, host=ANYWHERE) as url:
         assert _read(f"https://{url}", readers[0])
         shutil.copytree(folders[1], used, dirs_exist_ok=True)
         assert _read(f"https://{url}", readers[1])

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch_geometric.data import HeteroData
 
 from gigl_loader import DistDataset
-from gigl_loader.dataset.holders import Share
+from gigl_loader.dataset.identity import Share
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote.partition_answers import PartitionAnswers, padded_rows
 from gigl_loader.remote.requests import ABLPRequest, EdgesRequest, NodeIdsRequest
-from gigl_loader.sampler.questions import RowsRequest
+from gigl_loader.sampler.packing import RowsQuestion
+from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.testing import TinyGraph
-from gigl_loader.workers.wire import RowsQuestion
 
 PLAIN = TinyGraph.random(60, 400, seed=5)
 TYPED = TinyGraph.random(40, 200, heterogeneous=True)

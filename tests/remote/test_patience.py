@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote import membership
 from gigl_loader.remote.membership import PATIENCE_S, WaitReport, check_patience
 
 
@@ -28,17 +27,7 @@ def test_the_default_is_one() -> None:
     check_patience(PATIENCE_S)
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-def test_a_wait_is_told_after_a_while_and_then_now_and_then(monkeypatch, caplog) -> None:
-    clock = _Clock()
-    monkeypatch.setattr(membership, "time", clock)
+def test_a_wait_is_told_after_a_while_and_then_now_and_then(clock, caplog) -> None:
     progress = WaitReport("rank 3", deadline=clock.now + 60.0)
     told: list[Any] = []
     for second in range(40):
@@ -55,9 +44,7 @@ def test_a_wait_is_told_after_a_while_and_then_now_and_then(monkeypatch, caplog)
     assert {record.levelname for record in caplog.records} == {"WARNING"}
 
 
-def test_who_looks_seldom_is_told_once_and_not_for_each_missed_turn(monkeypatch, caplog) -> None:
-    clock = _Clock()
-    monkeypatch.setattr(membership, "time", clock)
+def test_who_looks_seldom_is_told_once_and_not_for_each_missed_turn(clock, caplog) -> None:
     progress = WaitReport("rank 0", deadline=clock.now + 600.0)
     clock.now += 100.0
     progress.say("all")

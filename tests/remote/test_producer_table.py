@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import UsageError
-from gigl_loader.remote import producer_table as module
 from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.remote.producer_table import ProducerEntry, ProducerTable
 
@@ -61,11 +60,10 @@ def test_a_number_is_the_same_on_all_servers_and_never_of_two_producers() -> Non
     assert again.id not in ids[0], "a request of another job is another one"
 
 
-def test_requests_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_REQUESTS", 3)
-    entries = ProducerTable(0)
-    found = [entries.take(1, None, str(number), NOBODY)[0] for number in range(5)]
-    for number in (2, 3, 4):
+def test_requests_are_remembered_up_to_a_number() -> None:
+    entries, most = ProducerTable(0), 4096
+    found = [entries.take(1, None, str(number), NOBODY)[0] for number in range(most + 2)]
+    for number in range(2, most + 2):
         assert entries.take(1, None, str(number), NOBODY) == (found[number], False)
     assert entries.take(1, None, "0", NOBODY)[1], "the oldest one is a request like any other"
 

@@ -9,7 +9,8 @@ import torch
 from gigl_loader.dataset.view import Adjacency
 from gigl_loader.errors import ConfigError
 from gigl_loader.options import CustomSamplerOptions
-from gigl_loader.remote.refusals import RefusedJoins, check_columns, check_leave
+from gigl_loader.remote.membership import RefusedJoins
+from gigl_loader.remote.producer_table import check_columns, check_leave
 
 EDGE = ("a", "to", "b")
 
@@ -45,15 +46,14 @@ def test_only_what_was_allowed_is_imported() -> None:
 
 
 def test_who_asks_again_and_again_is_said_once_a_minute(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, clock: SimpleNamespace
 ) -> None:
-    refused, clock = RefusedJoins(), [1000.0]
-    monkeypatch.setattr("gigl_loader.remote.refusals.time.monotonic", lambda: clock[0])
+    refused = RefusedJoins()
     for _ in range(50):
         refused.add("rank 0", ConfigError("another graph"))
         refused.add("rank 1", ConfigError("another graph"))
     assert caplog.messages == [f"rank {rank} cannot join: another graph" for rank in (0, 1)]
-    clock[0] += 60.0
+    clock.now += 60.0
     refused.add("rank 1", ConfigError("another graph"))
     assert caplog.messages[2:] == [
         "rank 1 cannot join: another graph (49 more times since it was said last)"
@@ -63,6 +63,6 @@ def test_who_asks_again_and_again_is_said_once_a_minute(
         refused.add("bad", ConfigError(f"reason {number}"))
     assert len(caplog.messages) < 1000
     assert refused.count == 5101
-    clock[0] += 60.0
+    clock.now += 60.0
     refused.add("rank 2", ConfigError("another cluster"))
     assert caplog.messages[-1] == "rank 2 cannot join: another cluster"

@@ -11,9 +11,9 @@ from gigl_loader.dataset.lookup import num_ids_of
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote.partition_answers import PartitionAnswers
-from gigl_loader.sampler.questions import RowsRequest
+from gigl_loader.sampler.packing import RowsQuestion
+from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.testing import TinyGraph
-from gigl_loader.workers.wire import RowsQuestion
 
 GRAPH = TinyGraph.random(40, 200, heterogeneous=True)
 BUYS = ("user", "buys", "item")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, ProtocolError, ServerDiedError
 from gigl_loader.remote.requests import RowBook
-from gigl_loader.remote.row_questions import RowQuestions
-from gigl_loader.sampler.questions import RowsRequest
+from gigl_loader.remote.row_requests import RowQuestions
+from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.transport.codec import IncomingArray
 
 TABLE = np.array([2, 0, 1, 1, 2, 0, 2, 2, 1, 0], np.int64)

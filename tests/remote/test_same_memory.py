@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from store_cluster import compute, info_of, processes, serve
+from support.glt import NodeSamplerInput
 
 from gigl_loader import RemoteDistDataset
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.testing import batch_tensors, wait_until

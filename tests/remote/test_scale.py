@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from store_cluster import info_of, processes, run_cluster, serve
+from support.glt import NodeSamplerInput
 from support.zygote import fork_zygote, uses_zygote
 
 from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.errors import ConfigError, ServerDiedError
 from gigl_loader.graph_store import (
     DistServer,

@@ -41,7 +41,7 @@ def test_batches_and_workers_speak_tls(security, monkeypatch):
     monkeypatch.setenv(SAME_MEMORY_VARIABLE, "0")
     with storage(2, security) as endpoints:
         with joined(endpoints[0].address, 2, security) as cluster, channel_of(cluster) as channel:
-            start(channel, 0)
+            start(channel, 0, servers=2)
             encrypted = take(channel)
         for stranger in (Security.local(), SECURITY, Security.resolve("", certs.token(), False)):
             with pytest.raises(JoinRefusedError), joined(endpoints[0].address, 2, stranger):
@@ -51,7 +51,7 @@ def test_batches_and_workers_speak_tls(security, monkeypatch):
         joined(endpoints[0].address, 2) as cluster,
         channel_of(cluster) as channel,
     ):
-        start(channel, 0)
+        start(channel, 0, servers=2)
         plain = take(channel)
     assert len(encrypted) == len(plain) == 30
     for one, other in zip(encrypted, plain, strict=True):
@@ -69,10 +69,9 @@ def test_a_token_given_as_an_argument_protects_the_workers_too(monkeypatch):
         assert (security.mode, security.token) == (Mode.TOKEN, token)
     guarded = Security.resolve("", token, False)
     with storage(2, guarded) as endpoints, joined(endpoints[0].address, 2, guarded) as cluster:
-        create(cluster, "with workers that listen")
-        for endpoint in endpoints:
-            (shared,) = endpoint.server._entries.started().values()
-            (address,) = shared.producer._pool.addresses
+        ids = create(cluster, "with workers that listen")
+        for endpoint, number in zip(endpoints, ids, strict=True):
+            (address,) = endpoint.server.producer(number).producer._pool.addresses
             assert address is not None, "they listen: two servers"
             # on one machine they take this user's processes alone, and of these the job's own
             guess = Security.resolve("", "guess", False)

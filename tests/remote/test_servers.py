@@ -2,7 +2,7 @@
 
 import pytest
 
-from gigl_loader.dataset.holders import check_position
+from gigl_loader.dataset.identity import check_position
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote.jobs import ServerBook
 from gigl_loader.remote.membership import Join, Role

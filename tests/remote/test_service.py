@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 from store_cluster import tiny_graph
+from support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 
-from gigl_loader._glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 from gigl_loader.errors import ProtocolError, UsageError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
@@ -153,7 +153,8 @@ def test_consumers_share_an_epoch_and_do_not_hold_each_other_up(server):
         producer, 1, request=EpochRequest(consumer=0, attempt=Attempt(1, 2))
     )
     server.cancel_epoch_sampling(producer, EpochRequest(consumer=0, attempt=Attempt(1, 2)))
-    stale = server.fetch(FetchRequest(producer_id=producer, consumer=0, attempt=Attempt(1, 2)))
+    fetch = FetchRequest(producer_id=producer, consumer=0, attempt=Attempt(1, 2))
+    stale = server.producer(producer).fetch(fetch)
     assert stale.result(60) == (None, False)
     server.start_new_epoch_sampling(
         producer, 2, request=EpochRequest(consumer=0, attempt=Attempt(2, 3))

@@ -17,7 +17,6 @@ from gigl_loader.graph_store import DistServer
 from gigl_loader.memory.leases import ServerMemory
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, Attempt, Received
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote import service
 from gigl_loader.remote.requests import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.remote.shared import SharedProducer
 from gigl_loader.testing import wait_until
@@ -221,14 +220,14 @@ def test_a_failure_of_a_broken_off_epoch_does_not_reach_the_next(shared, produce
     assert future.result(60)[0].ticket.batch == 0
 
 
-def test_a_batch_at_once_is_waited_for_beside_the_epochs(shared, producer, monkeypatch):
+def test_a_batch_at_once_is_waited_for_beside_the_epochs(shared, producer):
     index = torch.arange(3)
     producer.events.put(lambda: None)
     wait_until(producer.events.empty, "the pump runs")
-    monkeypatch.setattr(producer, "epoch_options", EpochOptions(seed=0, timeout_s=0.01))
+    producer.epoch_options = EpochOptions(seed=0, timeout_s=0.01)
     with pytest.raises(PeerTimeoutError, match=r"no batch of 3 seeds.*worker 0 draws"):
         shared.sample(index)
-    monkeypatch.setattr(producer, "epoch_options", EpochOptions(seed=0, timeout_s=60.0))
+    producer.epoch_options = EpochOptions(seed=0, timeout_s=60.0)
     for come, error in ((producer.bring, None), (producer.fail, "no luck")):
         thread = threading.Timer(0.1, producer.events.put, (partial(come, AT_ONCE_STREAM),))
         thread.start()
@@ -283,6 +282,14 @@ class _Instant(DistServer):
 
     leaves_meanwhile = None
 
+    def __init__(self, dataset):
+        super().__init__(dataset)
+        self.told_gone = []
+
+    def client_gone(self, client):
+        self.told_gone.append(client)
+        super().client_gone(client)
+
     def _start(self, *_):
         if self.leaves_meanwhile is not None:
             self.client_gone(self.leaves_meanwhile)
@@ -316,14 +323,14 @@ def test_a_client_that_leaves_while_its_producer_starts_has_released_it(instant)
     assert instant.create() in instant.status()["producers"]
 
 
-def test_a_start_takes_no_longer_for_clients_of_other_jobs_that_left(instant, monkeypatch):
+def test_a_start_takes_no_longer_for_clients_of_other_jobs_that_left(instant):
     """A server may serve thousands of ranks, job after job."""
-    monkeypatch.setattr(service, "_MOST_GONE", 50)
-    for number in range(100):
+    instant.client_gone((7, 0))
+    for number in range(1 << 16):
         instant.client_gone((number % 7, number))
-    assert len(instant._gone) == 50, "the latest ones"
-    assert (99 % 7, 99) in instant._gone
-    asked: list[Any] = []
-    monkeypatch.setattr(instant, "client_gone", asked.append)
-    instant.create()
-    assert asked == []
+    instant.client_gone((7, 1))
+    instant.told_gone.clear()
+    producer = instant.create()
+    assert instant.told_gone == [(7, 1)], "those alone that the producer is for"
+    consumers = instant.status()["producers"][producer]["consumers"]
+    assert consumers == ["(7, 0)"], "the oldest was forgotten, the latest is remembered"

@@ -3,12 +3,12 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
+from support.glt import NodeSamplerInput
 
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
@@ -20,8 +20,8 @@ from gigl_loader.errors import (
 from gigl_loader.message import Attempt, BatchTicket, Received
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote import source as module
+from gigl_loader.remote.producers import Outcome, RemoteProducers
 from gigl_loader.remote.source import RemoteSource
-from gigl_loader.remote.terms import Outcome
 from gigl_loader.workers.agreement import StartTurns
 
 BATCH_SIZE, NUM_SERVERS = 2, 4
@@ -38,6 +38,10 @@ class _Cluster:
         self.renewals: dict[int, Any] = {}
         self.lost: list[int] = []
         self.closed = False
+        self.made: list[_Producers] = []
+        self.opened: list[_Channel] = []
+        self.events: deque[Callable[[], None]] = deque()
+        """What happens before the next batch is handed out."""
 
     def await_servers(self, deadline: float, wanted: Sequence[int] = ()) -> list[int]:
         live = [rank for rank in range(NUM_SERVERS) if rank not in self.lost]
@@ -49,42 +53,45 @@ class _Cluster:
         return next((one for one in servers if one % 2 == server % 2), None)
 
 
-class _Producers:
-    """Stands in for `RemoteProducers`."""
+class _Producers(RemoteProducers):
+    """Notes what the servers are asked for, and asks nobody."""
 
-    def __init__(self, cluster: _Cluster, *_: Any) -> None:
-        self._cluster = cluster
-        self.ids: dict[int, int] = {}
-        self.replaced: list[int] = []
+    replaced: Any = ()
+
+    def __init__(self, cluster: Any, *args: Any) -> None:
+        super().__init__(cluster, *args)
         self.created: list[tuple[str | None, list[int]]] = []
+        self.ranks: list[int] = []
         self.released: list[dict[str, Any]] = []
         self.errors: deque[Exception] = deque()
+        cluster.made.append(self)
 
     def create(
         self, create: Any, options: Any, ranks: Any, epoch_options: Any, name: str, servers: Any
     ) -> None:
-        assert list(ranks) in ([0], [0, 1])
+        self.ranks = list(ranks)
+        self.adopt(dict.fromkeys(servers, 0))
         if self.errors:
             raise self.errors.popleft()
         self.created.append((options.worker_key, list(servers)))
         self.ids = {server: 10 * len(self.created) + server for server in servers}
-        self.replaced = []
+        self.replaced = ()
 
     def release(self, consumer: int, **how: Any) -> None:
         self.released.append(how)
 
 
 class _Channel:
-    """Hands batches out in order; before the next one it does what ``events`` has."""
+    """Hands batches out in order; before the next one it does what the cluster's events are."""
 
-    events: ClassVar[deque[Callable[[], None]]]
-    opened: ClassVar[list["_Channel"]]
-
-    def __init__(self, servers: Sequence[int], ids: dict[int, int], *_: Any, **__: Any) -> None:
+    def __init__(
+        self, servers: Sequence[int], ids: dict[int, int], *_: Any, cluster: _Cluster, **__: Any
+    ) -> None:
         self.servers, self.ids, self.rows_apart = list(servers), dict(ids), False
         self.left: deque[tuple[int, tuple[int, int]]] = deque()
         self.cancelled = self.closed = False
-        _Channel.opened.append(self)
+        self.events = cluster.events
+        cluster.opened.append(self)
 
     def start_epoch(self, attempt: Attempt, batches: list[tuple[int, int]]) -> None:
         self.attempt, self.left = attempt, deque(enumerate(batches))
@@ -113,15 +120,11 @@ class _Channel:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> _Cluster:
+def cluster(take_part: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> _Cluster:
     one = _Cluster()
-    monkeypatch.setattr(module, "current_cluster", lambda: one)
-    monkeypatch.setattr(module, "RemoteProducers", _Producers)
-    monkeypatch.setattr(module, "RemoteReceivingChannel", _Channel)
-    monkeypatch.setattr(module, "_AGAIN_S", 0.01)
-    monkeypatch.setattr(module, "_NOTICE_S", 0.05)
-    monkeypatch.setattr(_Channel, "events", deque(), raising=False)
-    monkeypatch.setattr(_Channel, "opened", [], raising=False)
+    take_part(one)
+    for stands_in, name in ((_Producers, "RemoteProducers"), (_Channel, "RemoteReceivingChannel")):
+        monkeypatch.setattr(module, name, stands_in)
     return one
 
 
@@ -140,11 +143,10 @@ def _source(
     return RemoteSource(lambda: 0, None, _inputs(*counts), config, options, None, **how)
 
 
-def _created(**how: Any) -> tuple[RemoteSource, _Producers]:
+def _created(cluster: _Cluster, **how: Any) -> tuple[RemoteSource, _Producers]:
     source = _source(**how)
     source.open(StartTurns())
-    producers: Any = source._producers
-    return source, producers
+    return source, cluster.made[-1]
 
 
 def _epoch(source: RemoteSource, batches: list[int] | None = None) -> list[tuple[int, int]]:
@@ -171,15 +173,16 @@ def test_each_server_has_to_have_an_input(cluster) -> None:
         _source(servers=(0, 1, 2, 2))
 
 
-def test_a_leader_waits_for_its_turn_before_it_asks(cluster, monkeypatch) -> None:
+def test_a_leader_waits_for_its_turn_before_it_asks(cluster) -> None:
     source = _source()
-    producers: Any = source._producers
+    (producers,) = cluster.made
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(
-        StartTurns, "wait_as_leader",
-        lambda turns, position: asked.append((position, len(producers.created))),
-    )  # fmt: skip
-    source.open(StartTurns(gap_s=1.0, max_concurrent=1))
+
+    class Turns(StartTurns):
+        def wait_as_leader(self, position: int) -> None:
+            asked.append((position, len(producers.created)))
+
+    source.open(Turns(gap_s=1.0, max_concurrent=1))
     assert asked == [(0, 0)]
     assert len(producers.created) == 1
 
@@ -188,9 +191,11 @@ def test_the_callers_options_are_left_as_they_are(cluster) -> None:
     config = SimpleNamespace(batch_size=BATCH_SIZE, drop_last=False, seed=None)
     options = SimpleNamespace(server_rank=[0, 1, 2, 3], worker_key="mine", prefetch_size=2)
     source = RemoteSource(lambda: 0, None, _inputs(8, 8, 8, 8), config, options, None, OPTIONS)
-    assert source._options is not options
-    assert (options.server_rank, options.worker_key) == ([0, 1, 2, 3], "mine")
     assert source.input_len == 32
+    source.open(StartTurns())
+    _loses(cluster, 1)
+    assert len(_epoch(source)) == 16, "with producers of another name, after the loss"
+    assert (options.server_rank, options.worker_key) == ([0, 1, 2, 3], "mine")
 
 
 def test_before_producers_are_created_there_is_nothing_to_take(cluster) -> None:
@@ -206,7 +211,7 @@ def test_before_producers_are_created_there_is_nothing_to_take(cluster) -> None:
 
 
 def test_batches_are_dealt_to_servers_in_turn(cluster) -> None:
-    source, producers = _created()
+    source, producers = _created(cluster)
     assert producers.created == [(None, [0, 1, 2, 3])]
     assert source.num_batches == 16
     assert _epoch(source) == [(batch, batch % 4) for batch in range(16)]
@@ -214,12 +219,12 @@ def test_batches_are_dealt_to_servers_in_turn(cluster) -> None:
 
 
 def test_servers_without_input_sample_nothing(cluster) -> None:
-    source, _ = _created(counts=(8, 0, 8, 0))
+    source, _ = _created(cluster, counts=(8, 0, 8, 0))
     assert _epoch(source) == [(batch, 2 * (batch % 2)) for batch in range(8)]
 
 
 def test_batches_that_repeat_are_each_handed_out(cluster) -> None:
-    source, _ = _created()
+    source, _ = _created(cluster)
     assert _epoch(source, [2, 2, 1]) == [(2, 2), (2, 2), (1, 1)]
 
 
@@ -233,16 +238,16 @@ def _loses(cluster: _Cluster, *servers: int, error: GiglLoaderError | None = Non
         cluster.lost = list(servers)
         raise error or ServerDiedError(f"storage servers {servers} are gone")
 
-    _Channel.events.append(lose)
+    cluster.events.append(lose)
 
 
-def _skip(count: int) -> None:
-    _Channel.events.extend([lambda: None] * count)
+def _skip(cluster: _Cluster, count: int) -> None:
+    cluster.events.extend([lambda: None] * count)
 
 
 def test_a_twin_samples_what_is_left_of_the_epoch(cluster) -> None:
-    source, producers = _created()
-    _skip(5)
+    source, producers = _created(cluster)
+    _skip(cluster, 5)
     _loses(cluster, 1)
     found = _epoch(source)
     assert [batch for batch, _ in found] == list(range(16)), "each once, in the order of the epoch"
@@ -252,17 +257,17 @@ def test_a_twin_samples_what_is_left_of_the_epoch(cluster) -> None:
     assert (first, second) == ([0, 1, 2, 3], [0, 2, 3])
     assert name is not None, "the key of before has a producer that is ending"
     assert producers.released == [{"is_broken": True, "waits": False}]
-    former, channel = _Channel.opened
+    former, channel = cluster.opened
     assert former.cancelled
     assert former.closed
     assert channel.ids == {0: 20, 2: 22, 3: 23}
 
 
 def test_a_server_that_is_back_takes_part_in_the_next_epoch(cluster) -> None:
-    source, producers = _created()
+    source, producers = _created(cluster)
     _loses(cluster, 1)
     assert len(_epoch(source)) == 16
-    assert list(source._live) == [0, 2, 3]
+    assert producers.created[-1][1] == [0, 2, 3]
     cluster.lost = []
     assert _epoch(source) == [(batch, batch % 4) for batch in range(16)]
     names = [name for name, _ in producers.created]
@@ -272,7 +277,7 @@ def test_a_server_that_is_back_takes_part_in_the_next_epoch(cluster) -> None:
 
 def test_no_two_recoveries_of_one_rank_have_one_name(cluster) -> None:
     """Though the same servers are there: those would answer with the producer of before."""
-    source, producers = _created()
+    source, producers = _created(cluster)
     for _ in range(2):
         _loses(cluster, 1)
     assert len(_epoch(source)) == 16
@@ -296,10 +301,10 @@ def test_a_second_outage_of_ranks_that_share_a_key_is_survived(two_ranks) -> Non
     """The same servers are there as after the first: those remember that producer as destroyed."""
 
     def names() -> list[str | None]:
-        source, producers = _created(key="shared")
-        assert len(source._ranks) == 2
+        source, producers = _created(two_ranks, key="shared")
+        assert producers.ranks == [0, 1]
         for _ in range(3):
-            _skip(2)
+            _skip(two_ranks, 2)
             _loses(two_ranks, 1)
         assert len(_epoch(source)) == 8, "each of the two ranks has half of 16"
         two_ranks.lost = []
@@ -311,7 +316,7 @@ def test_a_second_outage_of_ranks_that_share_a_key_is_survived(two_ranks) -> Non
 
 
 def test_a_server_that_was_started_again_gets_a_producer_anew(cluster) -> None:
-    source, producers = _created()
+    source, producers = _created(cluster)
     assert len(_epoch(source)) == 16
     producers.replaced = [2]
     assert _epoch(source) == [(batch, batch % 4) for batch in range(16)]
@@ -320,7 +325,7 @@ def test_a_server_that_was_started_again_gets_a_producer_anew(cluster) -> None:
 
 def test_batches_of_a_server_whose_twin_does_not_sample_are_dealt_out(cluster) -> None:
     """To all that do; each has the whole input."""
-    source, _ = _created(counts=(8, 8, 0, 8))
+    source, _ = _created(cluster, counts=(8, 8, 0, 8))
     _loses(cluster, 0)
     found = _epoch(source)
     assert [batch for batch, _ in found] == list(range(12))
@@ -328,7 +333,7 @@ def test_batches_of_a_server_whose_twin_does_not_sample_are_dealt_out(cluster) -
 
 
 def test_a_partition_that_is_lost_is_the_first_error(cluster) -> None:
-    source, producers = _created()
+    source, producers = _created(cluster)
     _loses(cluster, 1, 3)
     with pytest.raises(ServerDiedError, match=r"storage servers \(1, 3\) are gone") as caught:
         _epoch(source)
@@ -339,7 +344,7 @@ def test_a_partition_that_is_lost_is_the_first_error(cluster) -> None:
 
 def test_without_time_to_reconnect_a_lost_server_is_an_error(cluster) -> None:
     options = EpochOptions(seed=1, timeout_s=5.0, reconnect_timeout_s=0.0)
-    source, producers = _created(epoch_options=options)
+    source, producers = _created(cluster, epoch_options=options)
     _loses(cluster, 1)
     with pytest.raises(ServerDiedError):
         _epoch(source)
@@ -350,7 +355,7 @@ def test_without_time_to_reconnect_a_lost_server_is_an_error(cluster) -> None:
     "error", [PeerError("no memory"), SamplingError("worker 0", "ValueError: no")]
 )
 def test_a_failure_of_a_server_that_is_there_is_raised(cluster, error: GiglLoaderError) -> None:
-    source, producers = _created()
+    source, producers = _created(cluster)
     _loses(cluster, error=error)
     with pytest.raises(type(error)) as caught:
         _epoch(source)
@@ -369,7 +374,7 @@ def test_a_failure_of_a_server_that_is_there_is_raised(cluster, error: GiglLoade
 )
 def test_what_comes_of_a_lost_server_is_recovered_from(cluster, error: GiglLoaderError) -> None:
     """A worker that asked it, or a server that was started again, may be heard of first."""
-    source, producers = _created()
+    source, producers = _created(cluster)
     _loses(cluster, 1, error=error)
     assert len(_epoch(source)) == 16
     assert len(producers.created) == 2
@@ -377,7 +382,7 @@ def test_what_comes_of_a_lost_server_is_recovered_from(cluster, error: GiglLoade
 
 def test_producers_that_could_not_be_created_for_a_lost_server_are_created_again(cluster) -> None:
     source = _source()
-    producers: Any = source._producers
+    (producers,) = cluster.made
     cluster.lost = [1]
     producers.errors.append(ServerDiedError("storage server 1 is gone"))
     source.open(StartTurns())
@@ -385,7 +390,7 @@ def test_producers_that_could_not_be_created_for_a_lost_server_are_created_again
     assert servers == [0, 2, 3]
     assert name is not None
     failed = _source()
-    producers = failed._producers
+    producers = cluster.made[-1]
     producers.errors.append(PeerError("no memory"))
     with pytest.raises(PeerError, match="no memory"):
         failed.open(StartTurns())
@@ -397,10 +402,10 @@ def test_producers_that_could_not_be_created_for_a_lost_server_are_created_again
 
 @pytest.mark.parametrize(("linger", "is_broken"), [(None, False), (30.0, False), (0.0, True)])
 def test_a_shutdown_releases_the_producers(cluster, linger: float | None, is_broken: bool) -> None:
-    source, producers = _created()
+    source, producers = _created(cluster)
     _epoch(source)
     source.shutdown(linger)
-    (channel,) = _Channel.opened
+    (channel,) = cluster.opened
     assert channel.cancelled
     assert channel.closed
     assert producers.released == [{"is_broken": is_broken}]

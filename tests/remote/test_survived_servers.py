@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from store_cluster import compute, info_of, processes, tiny_graph
+from store_cluster import Processes, compute, info_of, processes, tiny_graph
+from store_cluster import serve_partition as serve
 
 from gigl_loader import DistDataset, DistNeighborLoader, RemoteDistDataset
 from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.processes import ForkedProcess
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.testing import batch_tensors, wait_until
-from gigl_loader.testing._cluster import serve
-from gigl_loader.testing._processes import Processes
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
 

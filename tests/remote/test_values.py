@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.glt import NodeSamplerInput, RangePartitionBook, RemoteDistSamplingWorkerOptions
 
 from gigl_loader import CustomSamplerOptions, FeatureInfo
-from gigl_loader._glt import NodeSamplerInput, RangePartitionBook, RemoteDistSamplingWorkerOptions
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.options import KHopNeighborSamplerOptions
 from gigl_loader.remote import calls

@@ -29,7 +29,6 @@ from gigl_loader.rowcache.machine import (
 )
 from gigl_loader.rowcache.tables import Owner, RowTable
 from gigl_loader.testing import TinyGraph, open_files
-from gigl_loader.workers.agreement import _first_like, _Member
 
 OWNER: Owner = ("node", NODE)
 MATRIX = ("node_features", NODE)
@@ -150,6 +149,7 @@ def _shared(tables: dict, name: str) -> MachineRows:
 
 
 def test_loaders_over_the_same_rows_have_one_memory() -> None:
+    before = _num_held()
     first = _shared(_tables(10), "a")
     assert _shared(_tables(10), "a") is first
     assert _shared(_tables(10), "b") is not first
@@ -160,7 +160,7 @@ def test_loaders_over_the_same_rows_have_one_memory() -> None:
     inode = first.region.inode
     del first
     gc.collect()
-    assert inode not in [one.region.inode for one in machine._kept.values()]
+    assert _num_held() == before, "nobody keeps it"
     assert _shared(_tables(10), "a").region.inode != inode
 
 
@@ -183,14 +183,6 @@ def test_rows_are_the_same_where_the_tensors_are() -> None:
     one, other = graph.partitions(2)[0], graph.partitions(2)[0]
     names = [name_of_rows(view) for view in (one.view(), one.view(), other.view())]
     assert names[0] == names[1] != names[2]
-
-
-def test_the_first_rank_of_a_machine_offers_to_those_that_keep_as_much() -> None:
-    offer: Any = object()
-    kept = [("a", None, "20%"), ("b", offer, "20%"), ("a", offer, "20%"), ("a", offer, "1"),
-            ("a", offer, "20%")]  # fmt: skip
-    members = [_Member(0, host, (), there, cache) for host, there, cache in kept]
-    assert [_first_like(one, members) for one in members] == [None, 1, 2, 3, 2]
 
 
 def test_ranks_need_not_name_their_types_in_one_order() -> None:

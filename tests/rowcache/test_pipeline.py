@@ -16,14 +16,13 @@ from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import PeerError
 from gigl_loader.message import BatchTicket, Field
 from gigl_loader.rowcache.cache import RowCache
-from gigl_loader.rowcache.drawn import keep_structure
+from gigl_loader.rowcache.look_ahead import DrawnBatch, keep_structure
 from gigl_loader.rowcache.pipeline import Patience, Pipeline
 from gigl_loader.rowcache.tables import make_tables
-from gigl_loader.sampler.later import LaterPeers
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.plan import SampleRequest
-from gigl_loader.sampler.questions import RowsRequest
+from gigl_loader.sampler.plan import RowsRequest, SampleRequest
 from gigl_loader.sampler.reader import GraphReader, Scratch
+from gigl_loader.sampler.row_exchange import LaterPeers
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
 
 
@@ -311,6 +310,47 @@ def test_rows_of_a_batch_that_fails_are_awaited_by_nobody(how: str) -> None:
     found = second.complete(filling, read_fields)
     assert filling.num_cached == 0
     assert found["x"][:, 0].tolist() == found["n_id"].tolist()
+
+
+def test_rows_whose_slots_go_to_others_while_a_batch_is_written_are_fetched_again() -> None:
+    """Features are written, then another loader takes the slots, then labels are written."""
+    views, view, cache = _two_partitions("node_labels")
+    book, peers = view.node_books[NODE], InProcessPeers(views)
+    remote = np.flatnonzero(book.owner(np.arange(40)) == 1)
+    mine, others = remote[: remote.size // 2], remote[remote.size // 2 :]
+
+    def fields_of(ids: np.ndarray, reader: GraphReader) -> list[Field]:
+        split = reader.split(book, ids)
+        return [
+            Field(kind, *reader.fetch(kind, NODE, ids, split))
+            for kind in ("node_features", "node_labels")
+        ]
+
+    def drawn(ids: np.ndarray) -> DrawnBatch:
+        return keep_structure(fields_of(ids, GraphReader(view, LaterPeers(peers))), {0: view})
+
+    pipeline = Pipeline(peers, Scratch(), cache, cache.join(), view=view, is_only=True)
+    batch, other = drawn(mine), drawn(others)
+    numbers = [pipeline.add(batch) for _ in range(2)]
+    pipeline.complete(pipeline.ask(batch, numbers[0]), read_fields)
+    filling = pipeline.ask(batch, numbers[1])
+    assert filling.num_cached == 2 * mine.size, "all that it needs is here"
+
+    def write(fields: list[Field]) -> dict[str, np.ndarray]:
+        found = read_fields(fields[:1])
+        assert filling.num_cached == 2 * mine.size
+        taking = Pipeline(peers, Scratch(), cache, user := cache.join(), view=view)
+        known = [cache.add(user, other.wanted()) for _ in range(2)]  # it comes again: rows are kept
+        taking.complete(taking.ask(other, known[0]), read_fields)
+        found |= read_fields(fields[1:])
+        assert filling.num_cached < 2 * mine.size, "slots went to others"
+        return found
+
+    found = pipeline.complete(filling, write)
+    expected = read_fields(fields_of(mine, GraphReader(view, InProcessPeers(views))))
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        assert np.array_equal(found[key], values), key
 
 
 def test_without_a_cache_all_rows_are_fetched_and_nothing_is_told() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGES
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODES
+from gigl_loader.sampler.plan import Draw
 from gigl_loader.sampler.ppr_push import ForwardPush, Neighbourhood, SeedScores
-from gigl_loader.sampler.questions import Draw
 from gigl_loader.sampler.reader import GraphReader
 
 

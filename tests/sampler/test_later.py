@@ -12,9 +12,15 @@ from gigl_loader.errors import ProtocolError
 from gigl_loader.message import EDGE as EDGE_IDS
 from gigl_loader.message import NODE as NODE_IDS
 from gigl_loader.message import ROWS, ROWS_OF, Field
-from gigl_loader.sampler.later import LaterPeers, LaterRows, RowsApart, read_rows_apart, rows_apart
-from gigl_loader.sampler.questions import Draw, DrawRequest, RowsRequest
+from gigl_loader.sampler.plan import Draw, DrawRequest, RowsRequest
 from gigl_loader.sampler.reader import GraphReader
+from gigl_loader.sampler.row_exchange import (
+    LaterPeers,
+    LaterRows,
+    RowsApart,
+    read_rows_apart,
+    rows_apart,
+)
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
 
 

@@ -78,7 +78,7 @@ def cases(draw):
     return graph, draw(st.sampled_from(["in", "out"])), fanouts, seeds, how
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(case=cases(), with_edge=st.booleans())
 def test_any_batch_satisfies_the_reference(case, with_edge: bool) -> None:
     graph, edge_dir, fanouts, seeds, how = case
@@ -98,7 +98,7 @@ def test_any_batch_satisfies_the_reference(case, with_edge: bool) -> None:
         check_same_batches([batch], [fresh])
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     case=cases(), count=st.sampled_from([2, 3]), cut=st.integers(0, 10**6),
     same_host=st.sets(st.integers(0, 2)),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from push_cases import push, vector
 
-from gigl_loader.sampler.questions import DrawRequest
+from gigl_loader.sampler.plan import DrawRequest
 from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
 

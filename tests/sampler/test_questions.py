@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gigl_loader.sampler.questions import Asked
+from gigl_loader.sampler.plan import Asked
 
 
 def test_a_part_of_the_nodes_takes_what_is_told_of_them() -> None:

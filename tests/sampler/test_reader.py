@@ -17,8 +17,7 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
 from gigl_loader.errors import ProtocolError
 from gigl_loader.message import BatchTicket
-from gigl_loader.sampler.plan import SamplingPlan, draw_key
-from gigl_loader.sampler.questions import Draw, Drawn, DrawRequest, RowsRequest
+from gigl_loader.sampler.plan import Draw, Drawn, DrawRequest, RowsRequest, SamplingPlan, draw_key
 from gigl_loader.sampler.reader import GraphReader, LocalReader
 from gigl_loader.sampler.row_exchange import gather_rows
 from gigl_loader.testing import InProcessPeers

@@ -10,8 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gigl_loader import ConfigError, DistDataset
-from gigl_loader.collate.labels import add_edge_labels
-from gigl_loader.collate.pyg import to_data, to_hetero_data
+from gigl_loader.collate.pyg import add_edge_labels, to_data, to_hetero_data
 from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeDir, reverse_edge_type
 from gigl_loader.dataset.view import earlier, keys_of
 from gigl_loader.errors import ProtocolError
@@ -19,8 +18,8 @@ from gigl_loader.message import EDGE_TARGETS, SEED_TIME, BatchTicket
 from gigl_loader.options import ExpansionOptions
 from gigl_loader.sampler.edges import edge_sampler
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.sampler.questions import Asked, Draw, DrawRequest
+from gigl_loader.sampler.packing import DrawQuestion
+from gigl_loader.sampler.plan import Asked, Draw, DrawRequest, SampleRequest, SamplingPlan
 from gigl_loader.sampler.reader import GraphReader, LocalReader
 from gigl_loader.sampler.roots import SeedTimes
 from gigl_loader.testing import (
@@ -31,7 +30,6 @@ from gigl_loader.testing import (
     sample_message,
 )
 from gigl_loader.transport import codec
-from gigl_loader.workers.wire import DrawQuestion
 
 TIME = "when"
 

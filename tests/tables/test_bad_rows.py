@@ -10,7 +10,6 @@ import pytest
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.tables import resumable
 
 NODES = {"id": ["a", "b", "c", "d", "e"], "x": [[0.0, 0.5]] * 5, "y": [0, 1, 0, 1, 2]}
 EDGES = {"src": ["a", "b", "c", "d"], "dst": ["b", "c", "d", "e"], "w": [1.0, 2.0, 0.0, 1.0]}
@@ -165,13 +164,13 @@ def test_features_beside_the_table_and_a_column_of_owners(tmp_path: Path) -> Non
         dataset.to_original(np.array([5]))
 
 
-def test_too_little_memory_is_said_and_the_run_can_go_on(tmp_path: Path, monkeypatch) -> None:
+def test_too_little_memory_is_said_and_the_run_can_go_on(tmp_path: Path, work_sizes) -> None:
     arguments = _write(tmp_path)
-    monkeypatch.setattr(resumable, "_ENGINE_SHARE", 1e-5)
+    work_sizes(engine_share=1e-5)
     with pytest.raises(UsageError, match=r"too few.*more memory"):
         partition_tables(**arguments, memory="1GB")
     assert (tmp_path / ".parts.scratch" / "job.json").exists()
-    monkeypatch.undo()
+    work_sizes(engine_share=0.6)
     partition_tables(**arguments, memory="2GB")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["edges", "nodes", "parts"]
 

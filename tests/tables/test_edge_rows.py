@@ -14,7 +14,6 @@ from gigl_loader import DistDataset, DistNeighborLoader, EdgeTable, NodeTable, p
 from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.schema import EdgeDir, EdgeType
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
-from gigl_loader.tables import node_ids
 
 BUYS, LIKES = ("user", "buys", "item"), ("user", "likes", "item")
 
@@ -35,10 +34,10 @@ def _edges(folder: Path, name: str, count: int, weight: bool) -> tuple[str, list
 @pytest.mark.parametrize("method", ["random", "ldg"])
 @pytest.mark.parametrize("join", [False, True], ids=["look-up", "join"])
 def test_each_edge_leads_back_to_its_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edge_dir: EdgeDir, method: str, join: bool
+    tmp_path: Path, work_sizes, edge_dir: EdgeDir, method: str, join: bool
 ) -> None:
     if join:  # as where the ids of nodes do not fit into memory
-        monkeypatch.setattr(node_ids, "fits", lambda *args: False)
+        work_sizes(index_share=0.0)
     # user u5 is not there, so some edges are dropped: rows count them all the same
     nodes = {
         "user": NodeTable(pa.table({"id": [f"u{i}" for i in range(5)]})),

@@ -9,7 +9,6 @@ import pytest
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
 from gigl_loader.errors import ConfigError
-from gigl_loader.tables import node_ids, table_edges
 from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.table_edges import read_extras
 from gigl_loader.tables.table_files import Table
@@ -28,15 +27,13 @@ def _partition(folder: Path, edges: dict[str, Any], columns: dict[str, Any], **m
 
 
 @pytest.mark.parametrize("rows", [1, 3, 7])
-def test_edges_are_written_in_batches_of_any_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
-) -> None:
+def test_edges_are_written_in_batches_of_any_size(tmp_path: Path, work_sizes, rows: int) -> None:
     random, count = np.random.default_rng(2), 60
     nodes = NodeTable(pa.table({"id": list(range(12))}))
     # nodes 0, 5, 6 and 11 have no edge, others several that are alike but for their weight
     ends = random.choice([1, 2, 3, 4, 7, 8, 9, 10], (2, count))
     edges = pa.table({"src": ends[0], "dst": ends[1], "w": np.arange(count) / 2})
-    monkeypatch.setattr(table_edges, "_MANY_ROWS", rows)
+    work_sizes(sorted_rows=rows)
     partition_tables(
         nodes, EdgeTable(edges, weight="w"), 2, tmp_path / "parts", progress=False, threads=2
     )
@@ -84,10 +81,9 @@ def test_columns_that_cannot_be_stored(tmp_path: Path, column: str, values, text
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_an_id_beyond_int64_is_no_node(tmp_path: Path, monkeypatch, fits: bool) -> None:
+def test_an_id_beyond_int64_is_no_node(tmp_path: Path, work_sizes, fits: bool) -> None:
     if not fits:  # joined
-        monkeypatch.setattr(node_ids, "fits", lambda job, indexes: False)
-        monkeypatch.setattr(table_edges, "fits", lambda job, indexes: False)
+        work_sizes(index_share=0.0)
     edges = {"dst": pa.array([1, 2**63 + 5, 3], pa.uint64())}
     with pytest.raises(ConfigError, match=r"'dst' .* are no nodes .*: row 1: 9223372036854775813"):
         _partition(tmp_path, edges, {})

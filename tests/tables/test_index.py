@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.tables import id_index, node_ids
+from gigl_loader.tables import id_index
 from gigl_loader.tables.id_index import NO_NODE, Index
 from gigl_loader.tables.partition_tables import partition_tables
 from gigl_loader.tables.spec import EdgeTable, NodeTable
@@ -73,13 +73,13 @@ def _bytes(root: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("method", ["random", "ldg"])
 def test_a_join_gives_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work_sizes, method: str
 ) -> None:
     nodes, edges = _tables()
     reports = []
     for name in ("index", "join"):
         if name == "join":  # memory is too small for an index
-            monkeypatch.setattr(node_ids, "fits", lambda job, indexes: False)
+            work_sizes(index_share=0.0)
             monkeypatch.setattr(id_index, "_find", None)
         reports.append(
             partition_tables(
@@ -105,11 +105,9 @@ def test_ids_that_are_not_told_apart_are_joined(
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_nulls_and_duplicates_are_errors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: bool
-) -> None:
+def test_nulls_and_duplicates_are_errors(tmp_path: Path, work_sizes, fits: bool) -> None:
     if not fits:
-        monkeypatch.setattr(node_ids, "fits", lambda job, indexes: False)
+        work_sizes(index_share=0.0)
     nodes, edges = _tables(nulls=True)
     with pytest.raises(ConfigError, match="has nulls"):
         partition_tables(nodes, edges, 2, tmp_path / "a", drop_dangling=True, progress=False)

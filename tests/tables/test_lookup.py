@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gigl_loader.tables import id_index
-from gigl_loader.tables.id_index import Index, _PartWriter, look_up_edges
+from gigl_loader.tables.id_index import Index, PartWriter, look_up_edges
 from gigl_loader.tables.resumable import ResumableJob
 
 
@@ -23,11 +22,8 @@ def _index(folder: Path, name: str, ids: list[Any]) -> Index:
 
 
 @pytest.mark.parametrize("buffer_bytes", [0, 2**25])
-def test_edges_are_where_a_dict_puts_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int
-) -> None:
-    monkeypatch.setattr(id_index, "_BUFFER_BYTES", buffer_bytes)
-    monkeypatch.setattr(id_index, "_BATCH_ROWS", 64)
+def test_edges_are_where_a_dict_puts_them(tmp_path: Path, work_sizes, buffer_bytes: int) -> None:
+    work_sizes(waiting_bytes=buffer_bytes, looked_up_rows=64)
     random = np.random.default_rng(1)
     users, items = [f"u{i}" for i in range(30)], list(range(-5, 15))
     edges = [
@@ -59,7 +55,7 @@ def test_edges_are_where_a_dict_puts_them(
 
 def test_what_waits_is_written_but_not_after_an_error(tmp_path: Path) -> None:
     batch = pa.record_batch({"x": [1, 2, 3]})
-    with _PartWriter(tmp_path / "good", 2) as writer:
+    with PartWriter(tmp_path / "good", 2) as writer:
         writer.add(batch, [1, 2, 1])
         assert not list((tmp_path / "good").iterdir()), "it waits"
     assert pq.ParquetFile(tmp_path / "good/part=1/0.parquet").read().to_pydict() == {"x": [1, 3]}
@@ -70,6 +66,6 @@ def test_what_waits_is_written_but_not_after_an_error(tmp_path: Path) -> None:
 
 
 def _fail(folder: Path, batch: Any) -> None:
-    with _PartWriter(folder, 2) as writer:
+    with PartWriter(folder, 2) as writer:
         writer.add(batch, [0, 0, 0])
         raise KeyError

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.tables import methods
 from gigl_loader.tables.methods import (
     Union,
     check_metis,
@@ -62,8 +61,8 @@ def test_random_owners_stay_those_that_files_have_and_are_even() -> None:
 
 
 @pytest.mark.parametrize("method", ["contiguous", "random"])
-def test_owners_are_written_in_chunks(tmp_path: Path, monkeypatch: Any, method: str) -> None:
-    monkeypatch.setattr(methods, "_CHUNK", 7)
+def test_owners_are_written_in_chunks(tmp_path: Path, work_sizes, method: str) -> None:
+    work_sizes(numbers=7)
     table = Table(_job(tmp_path), "t", pa.table({"id": list(range(40))}), "nodes")
     place_alone(method, table, NodeTable("t"), 3, 5, tmp_path / "a/owners.bin")
     rows = np.arange(40)

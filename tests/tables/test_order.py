@@ -1,6 +1,8 @@
 """Rows by degree where memory holds a few of them only: passes, steps and buckets."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +40,13 @@ def _edge_files(folder: Path, neighbors: list[np.ndarray]) -> list[EdgeFile]:
     return files
 
 
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a chunk be 64 numbers instead of a million."""
-    monkeypatch.setattr(degree_order, "_CHUNK", 64)
-
-
-@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize(
     ("usable_bytes", "passes", "edges_a_node"), [(10**9, 1, 8), (2 * 4 * 300, 4, 8), (1, 16, 0)]
 )
 def test_degrees_and_places(
-    tmp_path: Path, usable_bytes: int, passes: int, edges_a_node: int, monkeypatch
+    tmp_path: Path, usable_bytes: int, passes: int, edges_a_node: int, work_sizes
 ) -> None:
-    monkeypatch.setattr(degree_order, "_EDGES_A_NODE", edges_a_node)
+    work_sizes(numbers=64, edges_a_node=edges_a_node)
     random = np.random.default_rng(3)
     neighbors = [(NODES * random.random(count) ** 3).astype(dtype)
                  for count, dtype in ((700, np.int32), (0, np.int32), (900, np.int64))]  # fmt: skip
@@ -107,26 +102,24 @@ def _tables(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", ["contiguous", "random"])
 def test_the_size_of_buckets_does_not_change_a_byte(
-    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch, work_sizes
 ) -> None:
     given = _tables(tmp_path / "tables") | {
         "num_partitions": 3, "order": "degree", "progress": False, "method": method, "threads": 1,
         "time_attr": "time",
     }  # fmt: skip
     partition_tables(**given, root=tmp_path / "large")
-    written: list[Any] = []
-    place = degree_order._place
-
-    def noted(*args: Any) -> Any:
-        written.append(args[1])
-        return place(*args)
-
-    monkeypatch.setattr(degree_order, "_place", noted)
-    monkeypatch.setattr(degree_order, "_MOST_BYTES", 4000)  # 74 rows of 54 bytes
-    partition_tables(**given, root=tmp_path / "small")
-    assert len(written) >= NODES // 74
+    work_sizes(bucket_bytes=4000)  # 74 rows of 54 bytes
+    with _placing(monkeypatch) as buckets:
+        partition_tables(**given, root=tmp_path / "small")
+    assert len(buckets) >= NODES // 74
     assert _files(tmp_path / "large") == _files(tmp_path / "small")
-    _goes_on_with_more_memory(given | {"root": tmp_path / "more"}, monkeypatch)
+    # stopped when some buckets are written, and on with larger ones
+    given["root"] = tmp_path / "more"
+    with _placing(monkeypatch, stop_at=4), pytest.raises(OSError, match="on purpose"):
+        partition_tables(**given)
+    work_sizes(bucket_bytes=9000)
+    partition_tables(**given)
     assert _files(tmp_path / "large") == _files(tmp_path / "more")
 
     rows = {id: i for i, id in enumerate(_ids(given["nodes"]))}
@@ -151,22 +144,20 @@ def test_the_size_of_buckets_does_not_change_a_byte(
         assert times.values.tolist() == [rows[name] - 3 for name in neighbors.tolist()]
 
 
-def _goes_on_with_more_memory(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stop a run when some buckets are written, and go on with larger ones."""
-    place, calls = degree_order._place, []
+@contextmanager
+def _placing(monkeypatch: pytest.MonkeyPatch, stop_at: int | None = None) -> Iterator[list[int]]:
+    """Yield a list of the buckets whose rows are put in place; one of them may fail."""
+    place, buckets = degree_order._place, list[int]()
 
-    def stop(*args: Any) -> None:
-        calls.append(args)
-        if len(calls) == 4:
+    def noted(*args: Any) -> Any:
+        buckets.append(args[1])
+        if len(buckets) == stop_at:
             raise OSError("on purpose")
-        place(*args)
+        return place(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(degree_order, "_place", stop)
-        with pytest.raises(OSError, match="on purpose"):
-            partition_tables(**given)
-    monkeypatch.setattr(degree_order, "_MOST_BYTES", 9000)
-    partition_tables(**given)
+        patch.setattr(degree_order, "_place", noted)
+        yield buckets
 
 
 def _ids(nodes: NodeTable) -> list[int]:

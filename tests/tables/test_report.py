@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 import pyarrow as pa
 
 from gigl_loader.tables.partition_tables import partition_tables
-from gigl_loader.tables.report import PartReport, Report
-from gigl_loader.tables.spec import EdgeTable, NodeTable
+from gigl_loader.tables.spec import EdgeTable, NodeTable, PartReport, Report
 
 SVG = "{http://www.w3.org/2000/svg}"
 

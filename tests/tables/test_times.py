@@ -10,7 +10,6 @@ import pytest
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
 from gigl_loader.dataset.schema import NEIGHBOR_TIME
 from gigl_loader.errors import ConfigError
-from gigl_loader.tables import node_rows
 
 BUYS = ("user", "buys", "item")
 USERS, ITEMS, EDGES = 10, 5, 40
@@ -39,10 +38,8 @@ def _tables(**columns: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("order", ["ids", "degree"])
-def test_each_edge_has_the_time_of_its_neighbour(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
-) -> None:
-    monkeypatch.setattr(node_rows, "BATCH_ROWS", 7)
+def test_each_edge_has_the_time_of_its_neighbour(tmp_path: Path, work_sizes, order: str) -> None:
+    work_sizes(table_rows=7)
     given = _tables()
     partition_tables(**given, root=tmp_path, time_attr="joined", order=order)
     times = given["nodes"]["user"].source.column("joined").to_pylist()

@@ -7,7 +7,7 @@ import pytest
 from gigl_loader import ResourceError
 from gigl_loader.processes import ForkedProcess
 from gigl_loader.testing import _machine, free_port
-from gigl_loader.transport import addresses
+from gigl_loader.transport import sockets
 
 
 def test_a_free_port_can_be_bound_and_is_not_one_that_the_system_hands_out() -> None:
@@ -22,8 +22,8 @@ def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch) -> N
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        assert not addresses.is_free("127.0.0.1", port)
-    monkeypatch.setattr(addresses, "is_free", lambda host, port: False)
+        assert not sockets.is_free("127.0.0.1", port)
+    monkeypatch.setattr(sockets, "is_free", lambda host, port: False)
     with pytest.raises(ResourceError, match="are taken"):
         free_port()
 

@@ -3,33 +3,33 @@ import socket
 import pytest
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.transport import addresses
+from gigl_loader.transport import sockets
 
 
 def test_loopback_is_told_from_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert addresses.is_loopback("127.0.1.1")
-    assert addresses.is_loopback("::1")
-    assert addresses.is_loopback("localhost")
-    assert not addresses.is_loopback("10.0.0.1")
-    assert not addresses.is_loopback("0.0.0.0")
-    addresses.refuse_loopback_name("10.0.0.1")
+    assert sockets.is_loopback("127.0.1.1")
+    assert sockets.is_loopback("::1")
+    assert sockets.is_loopback("localhost")
+    assert not sockets.is_loopback("10.0.0.1")
+    assert not sockets.is_loopback("0.0.0.0")
+    sockets.refuse_loopback_name("10.0.0.1")
 
 
 def test_a_name_that_means_this_machine_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: found)
     with pytest.raises(ConfigError, match=r"'node0' resolves to 127\.0\.1\.1 .*/etc/hosts"):
-        addresses.refuse_loopback_name("node0")
+        sockets.refuse_loopback_name("node0")
 
 
 def test_a_name_without_an_address_is_named() -> None:
     with pytest.raises(ConfigError, match=r"host 'no-such-host\.invalid' has no address"):
-        addresses.resolve("no-such-host.invalid", 1)
+        sockets.resolve("no-such-host.invalid", 1)
 
 
 def test_the_way_to_a_host() -> None:
-    assert addresses.address_towards("127.0.0.1") == "127.0.0.1"
-    assert addresses.address_towards("::1") == "::1"
+    assert sockets.address_towards("127.0.0.1") == "127.0.0.1"
+    assert sockets.address_towards("::1") == "::1"
 
 
 def test_no_way_to_a_host_names_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,12 +38,12 @@ def test_no_way_to_a_host_names_the_host(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(socket.socket, "connect", fail)
     with pytest.raises(ConfigError, match=r"cannot reach '10\.9\.9\.9' from this machine"):
-        addresses.address_towards("10.9.9.9")
+        sockets.address_towards("10.9.9.9")
 
 
 def test_free_ports_are_free() -> None:
-    port = addresses.free_port("127.0.0.1")
-    with addresses.listen("127.0.0.1", port) as sock:
+    port = sockets.free_port("127.0.0.1")
+    with sockets.listen("127.0.0.1", port) as sock:
         assert sock.getsockname()[1] == port
         with pytest.raises(ConfigError, match="cannot listen"):
-            addresses.listen("127.0.0.1", port)
+            sockets.listen("127.0.0.1", port)

@@ -10,7 +10,7 @@ import pytest
 from network import Network
 from service import Answer, question
 
-from gigl_loader.transport import Caller, addresses
+from gigl_loader.transport import Caller, sockets
 
 
 def _holds(sock: socket.socket) -> Callable[[], bool]:
@@ -76,7 +76,7 @@ def test_a_fork_keeps_no_connection_that_is_being_accepted(
 
 @pytest.mark.parametrize("opens", [
     lambda network: network.caller(network.service().listener.address).connect(1e9),
-    lambda network: addresses.listen("127.0.0.1", 0).close(),
+    lambda network: sockets.listen("127.0.0.1", 0).close(),
 ], ids=["connect", "listen"])  # fmt: skip
 def test_a_fork_keeps_no_socket_that_is_being_opened(
     plain: Network, monkeypatch: pytest.MonkeyPatch, opens: Callable[[Network], object]

@@ -6,31 +6,41 @@ import random
 import signal
 import time
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.memory import segments
-from gigl_loader.memory.channel import ShmChannel
-from gigl_loader.memory.slots import SlotWriter
+from gigl_loader.memory.leases import ShmChannel
+from gigl_loader.memory.slots import Slot, SlotWriter
 from gigl_loader.options import EpochOptions
 from gigl_loader.testing import as_worker_gets
 from gigl_loader.workers import pipe
+from gigl_loader.workers.pipe import WorkerSetup
 from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.producer import DistSamplingProducer
-from gigl_loader.workers.setup import WorkerSetup
+from gigl_loader.workers.schedule import UnderWay
 from gigl_loader.workers.worker import Worker
+
+
+class _Slots(SlotWriter):
+    """Slots that can be counted, and unmapped as those of a process that ends."""
+
+    def held(self) -> list[Slot]:
+        """Return those that were made and not given up."""
+        return [*self._free.values(), *self._leased.values()]
 
 
 class FakeWorker(Worker):
     """A worker without a socket and without threads; sampling and slots are the real ones."""
 
     def __init__(self, number: int, setup: WorkerSetup) -> None:
-        self._number, self._setup = number, as_worker_gets(setup)
+        self.number = self._number = number
+        self._setup = as_worker_gets(setup)
         self._plugins = pickle.loads(setup.plugins)
-        self._slots = SlotWriter()
+        self._slots = self.slots = _Slots()
         self._attempts = {}
         self._num_asked, self._asking, self._rows_apart = 0, None, False
         self.tasks: deque[Any] = deque()
@@ -71,12 +81,12 @@ class FakeWorker(Worker):
     @property
     def num_slots(self) -> int:
         """Slots that this worker has made and not given up."""
-        return len(self._slots._free) + len(self._slots._leased)
+        return len(self.slots.held())
 
     def vanish(self) -> None:
         """End as a killed process does: what it had mapped is unmapped."""
         self.tasks.clear()
-        for slot in (*self._slots._free.values(), *self._slots._leased.values()):
+        for slot in self.slots.held():
             segments.unmap(slot.address, slot.nbytes)
 
     def _send(self, message: Any, fds: list[int] | None = None) -> None:
@@ -95,11 +105,12 @@ class FakePool:
         self.kills_of: Any = None
         """Given a ticket, whether the worker dies of it."""
         self.deaths = 0
+        self.under_way: UnderWay
         self._dead: set[int] = set()
         self._news: list[WorkerEvent] = []
 
     def start(self, setup: WorkerSetup, timeout_s: float, max_restarts: int) -> None:
-        self._setup = setup
+        self.setup = setup
         self.workers = [FakeWorker(number, setup) for number in range(self.num_workers)]
         self.stopped = 0
 
@@ -123,7 +134,7 @@ class FakePool:
     def replace(self, number: int) -> None:
         assert number in self._dead
         self._dead.remove(number)
-        self.workers[number] = FakeWorker(number, self._setup)
+        self.workers[number] = FakeWorker(number, self.setup)
         self._news.append(WorkerEvent(number, (pipe.READY, None), ()))
 
     def take_listener(self, number: int) -> None: ...
@@ -139,14 +150,14 @@ class FakePool:
                 worker = self._random.choice(busy)
                 index = self._random.randrange(min(len(worker.tasks), self._concurrency))
                 if self.kills_of is not None and self.kills_of(worker.tasks[index]):
-                    self.kill(worker._number, -signal.SIGSEGV)
+                    self.kill(worker.number, -signal.SIGSEGV)
                     events, self._news = events + self._news, []
                     continue
                 worker.work(index, self.fails)
             for worker in self.workers:
                 while worker.sent:
                     message, fds = worker.sent.popleft()
-                    events.append(WorkerEvent(worker._number, message, tuple(fds)))
+                    events.append(WorkerEvent(worker.number, message, tuple(fds)))
             if not busy and not events and self._dead:
                 time.sleep(timeout_s)
                 return []
@@ -182,15 +193,18 @@ def make_producer(
     config = BaseDistLoader.create_sampling_config(
         list(num_neighbors), dataset.schema, batch_size, shuffle, drop_last, seed=seed
     )
+    sampler_input: Any = SimpleNamespace(node=seeds, input_type=None)
     producer = DistSamplingProducer(
-        dataset, NodeSamplerInput(seeds), config, options,
+        dataset, sampler_input, config, options,
         ShmChannel(options.channel_capacity, channel_size, register),
         epoch_options=EpochOptions(
             seed=seed, in_order=in_order, timeout_s=timeout, max_restarts=max_restarts
         ),
     )  # fmt: skip
     pool = FakePool(workers, concurrency, pool_seed)
-    producer._pool = producer._recovery.pool = pool  # type: ignore[assignment]
+    recovery: Any = producer._recovery
+    producer._pool = recovery.pool = pool  # type: ignore[assignment]
+    pool.under_way = recovery.under_way
     producer.join()
     producer.start()
     return producer, pool

@@ -16,17 +16,18 @@ from torch._C._distributed_c10d import HashStore
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.options import CacheOptions, EpochOptions
+from gigl_loader.rowcache.machine import name_of_rows
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Mode, Security
 from gigl_loader.workers import agreement, pipe
-from gigl_loader.workers.agreement import Agreement, StartTurns, _by_partition
+from gigl_loader.workers.agreement import Agreement, StartTurns
 from gigl_loader.workers.rendezvous import StoreRendezvous
 from gigl_loader.workers.sampled_input import make_plan
 
 GOOD_TOKEN = "k9Jr4nQ2-sTgV7wXzB5cYd"
 GRAPH = TinyGraph.random(40, 200)
 PARTS = [part.view() for part in GRAPH.partitions(2)]
-ADDRESSES = [[("127.0.0.1", 1000 + 10 * rank + worker) for worker in (0, 1)] for rank in (0, 1)]
+ADDRESSES = [[("127.0.0.1", 1000 + 10 * rank + worker) for worker in (0, 1)] for rank in range(3)]
 ON_RANK: list[list[tuple[str, int] | None]] = [[*addresses] for addresses in ADDRESSES]
 
 
@@ -40,44 +41,49 @@ def _ranks(view: Any, cache: CacheOptions | None = None, takes: Any = None) -> A
 
 
 def _together(
-    monkeypatch: pytest.MonkeyPatch, caches: list[CacheOptions | None],
-    then: Callable[[Agreement], None] = lambda _: None,
+    caches: list[CacheOptions | None],
+    then: Callable[[Agreement], None] = lambda _: None, parts: list[Any] = PARTS,
+    on: Any = ON_RANK,
 ) -> list[Agreement]:  # fmt: skip
-    """Let two ranks of this process join and connect, and do ``then``; return them."""
-    monkeypatch.setattr(agreement, "address_towards", lambda host: "10.0.0.1")
+    """Let ranks of this process join and connect, and do ``then``; return them."""
     store = HashStore()
 
     def start(rank: int) -> Agreement:
-        found = _ranks(PARTS[rank], caches[rank])
-        found.join(StoreRendezvous(store, rank, 2, 30.0), Security(), "towards")
-        found.connect(ON_RANK[rank])
+        found = _ranks(parts[rank], caches[rank])
+        found.join(StoreRendezvous(store, rank, len(parts), 30.0), Security(), "towards")
+        found.connect(on[rank])
         then(found)
         found.settle()
         return found
 
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(start, (0, 1)))
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return list(pool.map(start, range(len(parts))))
 
 
 @pytest.fixture(autouse=True)
-def process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not a storage server, whatever tests before this one made of this process.
+def here(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """This process and its machine, as a test likes them.
 
-    Partitions of one machine are asked for, as those of another are.
+    Not a storage server, whatever tests before this one made of this process. Partitions of one
+    machine are asked for, as those of another are.
     """
+    here = SimpleNamespace(address="10.0.0.1", same_memory=False, name_of_rows=name_of_rows)
     monkeypatch.setattr(agreement, "get_context", lambda: None)
-    monkeypatch.setattr(agreement, "reads_same_memory", lambda: False)
+    monkeypatch.setattr(agreement, "reads_same_memory", lambda: here.same_memory)
+    monkeypatch.setattr(agreement, "address_towards", lambda host: here.address)
+    monkeypatch.setattr(agreement, "name_of_rows", lambda view: here.name_of_rows(view))
+    return here
 
 
 # --- access ---------------------------------------------------------------------------------------
 
 
-def _access(own: str, other: str, security: Security, monkeypatch: pytest.MonkeyPatch) -> Any:
+def _access(here: SimpleNamespace, own: str, other: str, security: Security) -> Any:
     """Return the access of rank 0, which lives at ``own`` beside a rank at ``other``.
 
     ``other`` is an address, and after a space which graph the rank there has.
     """
-    monkeypatch.setattr(agreement, "address_towards", lambda host: own)
+    here.address = own
     store, (host, _, graph) = HashStore(), other.partition(" ")
     told = (host, graph, b"")
     found = _ranks(PARTS[0])
@@ -94,39 +100,39 @@ def _access(own: str, other: str, security: Security, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("own", "listens"), [("10.0.0.1", "127.0.0.1"), ("fd00::1", "::1")])
-def test_one_machine_is_not_open_to_others(own, listens, monkeypatch) -> None:
+def test_one_machine_is_not_open_to_others(own, listens, here) -> None:
     """Whatever the address that it has: nothing is asked of the user, nobody else gets in."""
     for security in (Security(), Security.resolve("", GOOD_TOKEN, False)):
-        access = _access(own, own, security, monkeypatch)
+        access = _access(here, own, own, security)
         assert access.host == listens
         assert access.security == Security(Mode.USER)
 
 
-def test_partitions_of_two_runs_do_not_meet(monkeypatch) -> None:
+def test_partitions_of_two_runs_do_not_meet(here) -> None:
     """Seen: 25,293 wrong rows, in silence."""
     with pytest.raises(
         ConfigError, match=r"two runs: (process|storage server) 0 has .*, 1 one of other x"
     ):
-        _access("10.0.0.1", "10.0.0.2 other x", Security.resolve("", "", True), monkeypatch)
+        _access(here, "10.0.0.1", "10.0.0.2 other x", Security.resolve("", "", True))
     assert PARTS[0].identity is not None
     run = PARTS[0].identity.run
     assert PARTS[1].identity == PARTS[0].identity
     with pytest.raises(ConfigError, match="partitions of two graphs"):
-        _access("10.0.0.1", f"10.0.0.2 {run} x", Security.resolve("", "", True), monkeypatch)
+        _access(here, "10.0.0.1", f"10.0.0.2 {run} x", Security.resolve("", "", True))
 
 
-def test_several_machines_need_one_of_three_ways(monkeypatch) -> None:
+def test_several_machines_need_one_of_three_ways(here) -> None:
     with pytest.raises(ConfigError, match=r"10\.0\.0\.1.*certs.*token.*INSECURE"):
-        _access("10.0.0.1", "10.0.0.2", Security(), monkeypatch)
+        _access(here, "10.0.0.1", "10.0.0.2", Security())
     with pytest.raises(ConfigError, match="can be guessed"):
-        _access("10.0.0.1", "10.0.0.2", Security.resolve("", "aaaa", False), monkeypatch)
+        _access(here, "10.0.0.1", "10.0.0.2", Security.resolve("", "aaaa", False))
     tokens = set()
     for security in (
         Security.resolve("", GOOD_TOKEN, False),
         Security.resolve("", GOOD_TOKEN, False),
         Security.resolve("", "", True),
     ):
-        access = _access("10.0.0.1", "10.0.0.2", security, monkeypatch)
+        access = _access(here, "10.0.0.1", "10.0.0.2", security)
         assert access.host == "10.0.0.1"
         assert access.security.mode is security.mode
         assert GOOD_TOKEN not in access.security.token
@@ -135,9 +141,9 @@ def test_several_machines_need_one_of_three_ways(monkeypatch) -> None:
     assert len(tokens) == 3, "no two jobs have the same, and a plain one has none"
 
 
-def test_the_secret_depends_on_nonce_and_token(monkeypatch) -> None:
+def test_the_secret_depends_on_nonce_and_token(here, monkeypatch) -> None:
     monkeypatch.setattr(secrets, "token_bytes", lambda count: b"n" * count)
-    access = _access("10.0.0.1", "10.0.0.2", Security.resolve("", GOOD_TOKEN, False), monkeypatch)
+    access = _access(here, "10.0.0.1", "10.0.0.2", Security.resolve("", GOOD_TOKEN, False))
     expected = hashlib.sha256(GOOD_TOKEN.encode() + b"n" * 32).hexdigest()
     assert access.security.token == expected
     assert access.job not in expected
@@ -178,8 +184,8 @@ def test_alone_a_worker_is_told_that_it_may_begin() -> None:
     ranks.close()
 
 
-def test_workers_of_two_ranks_ask_each_other(monkeypatch) -> None:
-    ranks = _together(monkeypatch, [None, None])
+def test_workers_of_two_ranks_ask_each_other() -> None:
+    ranks = _together([None, None])
     for rank, found in enumerate(ranks):
         assert found.has_peers
         other = 1 - rank
@@ -202,9 +208,9 @@ def test_workers_of_two_ranks_ask_each_other(monkeypatch) -> None:
         found.close()
 
 
-def test_who_keeps_rows_has_a_cache_and_looks_ahead_and_who_does_not_has_not(monkeypatch) -> None:
+def test_who_keeps_rows_has_a_cache_and_looks_ahead_and_who_does_not_has_not() -> None:
     """The others wait for the word of each: also of one that keeps nothing."""
-    one, other = _together(monkeypatch, [CacheOptions(size=0.5), None])
+    one, other = _together([CacheOptions(size=0.5), None])
     assert other.cache is None
     assert other.look_ahead is None
     assert one.cache is not None
@@ -241,10 +247,10 @@ def test_when_rows_are_asked_for_by_who_takes_the_batches(
     assert ranks.rows_apart == apart
 
 
-def _name_of_cache(monkeypatch: pytest.MonkeyPatch, rows: list[str], size: float = 0.5) -> str:
+def _name_of_cache(here: SimpleNamespace, rows: list[str], size: float = 0.5) -> str:
     """Return what two ranks call the machine's cache, who have ``rows``."""
-    monkeypatch.setattr(agreement, "name_of_rows", lambda view: rows[view.partition_idx])
-    ranks = _together(monkeypatch, [CacheOptions(size=size)] * 2)
+    here.name_of_rows = lambda view: rows[view.partition_idx]
+    ranks = _together([CacheOptions(size=size)] * 2)
     first, second = (one.name_of_cache for one in ranks)
     assert first == second != "", "one for the machine"
     for one in ranks:
@@ -253,21 +259,23 @@ def _name_of_cache(monkeypatch: pytest.MonkeyPatch, rows: list[str], size: float
     return first
 
 
-def test_a_cache_is_found_again_for_the_same_rows_of_all_ranks_alone(monkeypatch) -> None:
+def test_a_cache_is_found_again_for_the_same_rows_of_all_ranks_alone(here) -> None:
     """Else a later loader over another dataset would be served the rows of this one."""
-    first = _name_of_cache(monkeypatch, ["a", "b"])
-    assert _name_of_cache(monkeypatch, ["a", "b"]) == first
+    first = _name_of_cache(here, ["a", "b"])
+    assert _name_of_cache(here, ["a", "b"]) == first
     for other in (["a", "c"], ["c", "b"], ["b", "a"], ["", ""]):
-        assert first != _name_of_cache(monkeypatch, other), "whichever rank's rows are others"
-    assert first != _name_of_cache(monkeypatch, ["a", "b"], size=0.25)
+        assert first != _name_of_cache(here, other), "whichever rank's rows are others"
+    assert first != _name_of_cache(here, ["a", "b"], size=0.25)
 
 
 def test_the_first_rank_of_a_machine_offers_its_cache_to_those_that_keep_as_much(
-    monkeypatch: pytest.MonkeyPatch,
+    here: SimpleNamespace,
 ) -> None:
-    monkeypatch.setattr(agreement, "reads_same_memory", lambda: True)
-    offered: list[bytes | None] = [None, None]
+    here.same_memory = True
+    offered: list[bytes | None] = [None] * 4
     made: list[int] = []
+    elsewhere = [[("10.0.0.2", 1)], *ON_RANK]
+    half, quarter = CacheOptions(size=0.5), CacheOptions(size=0.25)
 
     def share(one: Agreement) -> None:
         def make() -> bytes:
@@ -276,28 +284,50 @@ def test_the_first_rank_of_a_machine_offers_its_cache_to_those_that_keep_as_much
 
         offered[one.rank] = one.share_cache(make)
 
-    for caches, makes, gets in (
-        ([CacheOptions(size=0.5)] * 2, [0], [None, True]),
-        ([CacheOptions(size=0.5), CacheOptions(size=0.25)], [0, 1], [None, None]),
-        ([None, None], [], [None, None]),
+    for caches, on, makes, gets in (
+        ([half, half], ON_RANK, [0], [None, True]),
+        ([half, quarter], ON_RANK, [0, 1], [None, None]),
+        ([None, None], ON_RANK, [], [None, None]),
+        ([half, half, quarter, half], elsewhere, [0, 1, 2], [None, None, None, True]),
     ):
         made.clear()
-        for one in _together(monkeypatch, [*caches], share):
+        parts = [PARTS[0], PARTS[1], PARTS[0], PARTS[1]][: len(caches)]
+        for one in _together([*caches], share, parts, on):
             one.release_cache()
             one.close()
         assert sorted(made) == makes
-        assert [None if one is None else True for one in offered] == gets
+        assert [None if one is None else True for one in offered[: len(caches)]] == gets
 
 
-def test_workers_by_partition() -> None:
-    member = (0, "a", (1, 2))
-    found = _by_partition([member, (1, *member[1:]), member], 2)
-    assert [worker.name for worker in found[0]] == [
-        "rank 0 worker 0", "rank 0 worker 1", "rank 2 worker 0", "rank 2 worker 1",
+def test_two_ranks_of_one_partition_are_asked_and_ask_beside_each_other() -> None:
+    ranks = _together([None] * 3, parts=[PARTS[0], PARTS[1], PARTS[0]])
+    asked = [
+        {name: [(p, whom.name, whom.port) for p, whom in one.asked.items()]
+         for name, one in ranks[rank].assignments().items()}
+        for rank in (0, 1)
     ]  # fmt: skip
-    assert [(worker.host, worker.port) for worker in found[1]] == [("a", 1), ("a", 2)]
+    ports = ADDRESSES[1]
+    assert asked[0] == {
+        "rank 0 worker 0": [(1, "rank 1 worker 0", ports[0][1])],
+        "rank 0 worker 1": [(1, "rank 1 worker 1", ports[1][1])],
+        "rank 2 worker 0": [(1, "rank 1 worker 0", ports[0][1])],
+        "rank 2 worker 1": [(1, "rank 1 worker 1", ports[1][1])],
+    }
+    assert [whom for one in asked[1].values() for _, whom, _ in one] == [
+        "rank 0 worker 0", "rank 0 worker 1",
+    ]  # fmt: skip
+    assert ranks[1].assignments()["rank 1 worker 0"].askers == (
+        "rank 0 worker 0",
+        "rank 2 worker 0",
+    )
+    for one in ranks:
+        one.close()
+
+
+def test_partitions_that_no_rank_has_are_named() -> None:
+    parts = [part.view() for part in GRAPH.partitions(3)]
     with pytest.raises(ConfigError, match=r"no process loaded partitions \[1, 2\] of 3"):
-        _by_partition([member], 3)
+        _together([None] * 3, parts=[parts[0]] * 3)
 
 
 # --- turns ----------------------------------------------------------------------------------------

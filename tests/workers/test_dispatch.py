@@ -67,14 +67,19 @@ class _LookAhead:
         return self._limit
 
 
+class _Tasks(Tasks):
+    recovery: Recovery
+
+
 def _make(
     *, workers: int = 2, size: int = 2**40, limit: int = 8, concurrency: int = 2, streams: int = 1
-) -> tuple[Tasks, _Pool, _Channel]:
+) -> tuple[_Tasks, _Pool, _Channel]:
     pool, channel = _Pool(workers), _Channel(size)
     orders = SimpleNamespace(of=lambda stream, epoch: ("order", stream, epoch) if epoch else None)
     recovery = Recovery(pool, concurrency, 3, lambda task: [])  # type: ignore[arg-type]
     parts: Any = (recovery, channel, orders, concurrency, None, threading.RLock())
-    found = Tasks(*parts)
+    found = _Tasks(*parts)
+    found.recovery = recovery
     for number in range(streams):
         found.add(BatchStream(number, limit))
     return found, pool, channel
@@ -84,10 +89,10 @@ def _batches(tasks: list[tuple[int, Any]]) -> list[tuple[int, int]]:
     return [(worker, rest[0].batch) for worker, rest in tasks]
 
 
-def _arrive(found: Tasks, batch: int, worker: int) -> None:
+def _arrive(found: _Tasks, batch: int, worker: int) -> None:
     """Let the answer for a batch be filed."""
-    under_way = found._recovery.under_way
-    ticket = next(one for one in under_way._of[worker] if one.batch == batch)
+    under_way = found.recovery.under_way
+    ticket = next(one for one in under_way.tickets[worker] if one.batch == batch)
     under_way.done(worker, ticket)
     found.streams[ticket.stream].arrived(ticket, ticket)  # type: ignore[arg-type]
 
@@ -186,7 +191,7 @@ def test_what_a_lost_worker_had_comes_first_and_nothing_new_beside_it() -> None:
     found.begin(0, 0, range(9))
     found.dispatch()
     assert _batches(pool.take(pipe.TASK)) == [(0, 0), (1, 1), (0, 2), (1, 3)]
-    found._recovery.died(0, 70, -9)
+    found.recovery.died(0, 70, -9)
     _arrive(found, 1, 1)
     found.dispatch()
     assert pool.take(pipe.TASK) == [], "batch 0, suspected, waits for an idle worker"

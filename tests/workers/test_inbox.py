@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gigl_loader.errors import ProtocolError, SamplingError, WorkerDiedError
-from gigl_loader.memory.channel import ShmChannel, field_of
+from gigl_loader.memory.leases import ShmChannel, field_of
 from gigl_loader.memory.slots import SlotWriter
 from gigl_loader.message import BatchTicket
 from gigl_loader.testing import open_files
@@ -86,7 +86,7 @@ class _Producer:
         self.tasks.dispatch()
 
     def tickets(self, worker: int) -> list[Any]:
-        return list(self.recovery.under_way._of[worker])
+        return list(self.recovery.under_way.tickets[worker])
 
     def batch(self, worker: int, task: Any, value: float = 1.0) -> WorkerEvent:
         """Return what a worker sends that has sampled ``task``."""
@@ -115,10 +115,14 @@ def test_a_batch_goes_to_its_consumer_with_what_was_measured(producer: _Producer
     task = producer.tickets(1)[0]
     gc.collect()
     before = open_files()
-    producer.pool.polls.append([producer.batch(1, task, 7.0)])
+    before_it = producer.tickets(0)[0]
+    producer.pool.polls.append([producer.batch(1, task, 7.0), producer.batch(0, before_it)])
     assert producer.tasks.pump(5.0)
     assert open_files() == before, "its descriptor is closed"
-    received = producer.tasks.streams[0]._arrived[task.position]
+    first, received = (producer.tasks.streams[0].take() for _ in range(2))
+    assert first is not None
+    assert received is not None
+    assert first.ticket == before_it
     assert received.message["x"].tolist() == [7.0] * 3
     assert received.ticket == task
     assert received.stats == {"seeds": 4, "worker": 1, "nbytes": 65536, "restarts": 0}
@@ -324,7 +328,7 @@ def test_what_comes_of_a_worker_that_is_lost_is_dropped(producer: _Producer) -> 
 
 @pytest.mark.parametrize("error", [StopIteration, OSError(24, "Too many open files"), KeyError(7)])
 def test_a_message_that_cannot_be_filed_ends_the_epochs(
-    error: Exception, producer: _Producer, monkeypatch
+    error: Exception, producer: _Producer
 ) -> None:
     """Not only for who files it, a look for losses perhaps: the batch would be missing for ever."""
 
@@ -334,7 +338,8 @@ def test_a_message_that_cannot_be_filed_ends_the_epochs(
     one, other = producer.tickets(0)[0], producer.tickets(1)[0]
     producer.pool.is_news = True
     producer.pool.polls.append([producer.batch(0, one), producer.batch(1, other)])
-    monkeypatch.setattr(producer.channel, "open", fail)
+    channel: Any = producer.channel
+    channel.open = fail
     with pytest.raises(SamplingError, match="taking 'batch' of sampling worker 0"):
         producer.tasks.pump_if_lost()
     with pytest.raises(SamplingError, match="taking 'batch' of sampling worker 0"):

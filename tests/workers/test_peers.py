@@ -22,11 +22,10 @@ from gigl_loader.errors import (
     WorkerDiedError,
 )
 from gigl_loader.sampler import reader
-from gigl_loader.sampler.questions import Draw, DrawRequest, RowsRequest
+from gigl_loader.sampler.plan import Draw, DrawRequest, RowsRequest
 from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.testing import TinyGraph, as_worker_gets, wait_until
-from gigl_loader.transport import SILENCE_S, Security, addresses
-from gigl_loader.workers import peers
+from gigl_loader.transport import SILENCE_S, Security, sockets
 from gigl_loader.workers.peers import (
     Access,
     Answering,
@@ -35,7 +34,7 @@ from gigl_loader.workers.peers import (
     WorkerAddress,
     assignments,
 )
-from gigl_loader.workers.setup import WorkerSetup
+from gigl_loader.workers.pipe import WorkerSetup
 
 GRAPH = TinyGraph.random(60, 500)
 VIEW = as_worker_gets(GRAPH.partitions(2)[1].view())
@@ -146,9 +145,9 @@ def test_other_jobs_are_not_answered(answering: Answering) -> None:
     same_user.close()
 
 
-def test_a_worker_ends_when_all_that_ask_it_are_done(answering: Answering, monkeypatch) -> None:
+def test_a_worker_ends_when_all_that_ask_it_are_done(answering: Answering) -> None:
     """Those that say goodbye at once; those that were cut off after the time to come back."""
-    monkeypatch.setattr(peers, "_RETURN_S", 1000.0)
+    answering.return_s = 1000.0
     names = {"first", "second", "cut off"}
     asking = {name: _asking(answering, name) for name in names}
     assert answering.wait_for_askers(names, 0.0) == names, "none has come so far"
@@ -160,9 +159,9 @@ def test_a_worker_ends_when_all_that_ask_it_are_done(answering: Answering, monke
     _cut_off(asking["cut off"])
     asking["second"].close()
     wait_until(lambda: answering.wait_for_askers(names, 0.1) == {"cut off"}, "it is waited for")
-    monkeypatch.setattr(peers, "_RETURN_S", 0.0)
+    answering.return_s = 0.0
     wait_until(lambda: not answering.wait_for_askers(names, 0.1), "it had its time")
-    monkeypatch.setattr(peers, "_RETURN_S", 1000.0)
+    answering.return_s = 1000.0
     asking["cut off"].draw(1, DrawRequest(Draw(EDGE, 1, 1), OWN)).wait()
     assert answering.wait_for_askers(names, 0.0) == {"cut off"}, "it came back"
     asking["cut off"].close()
@@ -207,7 +206,7 @@ def test_a_link_that_is_cut(answering: Answering) -> None:
 
 def test_who_asks_a_worker_that_is_lost_for_good_hears_why() -> None:
     """Its rank lives, and knows: a refused connection would be taken for the end of that rank."""
-    listening = addresses.listen("127.0.0.1", 0)  # as the trainer keeps it for a successor
+    listening = sockets.listen("127.0.0.1", 0)  # as the trainer keeps it for a successor
     host, port = listening.getsockname()[:2]
     whom = {1: WorkerAddress(host, port, "rank 1 worker 0")}
     asking = Asking(whom, ACCESS, "rank 0 worker 0", 60.0, 1)
@@ -274,11 +273,11 @@ def test_a_worker_that_is_gone_and_one_that_is_busy(answering: Answering, monkey
     draw = LocalReader.answer_draw
     monkeypatch.setattr(LocalReader, "answer_draw", lambda *a: (busy.wait(60), draw(*a))[1])
     late = asking.draw(1, request)
-    late._timeout_s = 0.3
+    late.timeout_s = 0.3
     with pytest.raises(PeerTimeoutError, match=r"rank 1 worker 0 \(partition 1\).*is stopped"):
         late.wait()
     busy.set()
-    late._timeout_s = 60.0
+    late.timeout_s = 60.0
     late.wait()
     start = time.monotonic()
     answering.close()

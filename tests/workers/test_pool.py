@@ -1,11 +1,12 @@
 """What `WorkerPool` makes of its sockets; the other ends are held by the test."""
 
+import contextlib
 import os
-import selectors
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,25 +16,68 @@ import pytest
 from gigl_loader.errors import UsageError, WorkerDiedError
 from gigl_loader.workers import pipe
 from gigl_loader.workers import pool as pool_module
-from gigl_loader.workers.pool import WorkerEvent, WorkerPool, _Worker, process_state
+from gigl_loader.workers.pool import WorkerEvent, WorkerPool, process_state
+
+SETUP: Any = SimpleNamespace(main_path=None, users_code=False)
+
+
+class _Quiet:
+    """A supervisor that starts two workers, with the test's own ends, and leaves all else to it."""
+
+    def __init__(self, control: pipe.Socket, pids: Sequence[int] = (100, 101)) -> None:
+        self.control, self._pids, self.workers = control, pids, list[pipe.Socket]()
+        self.told = list[str]()
+        self._begins = threading.Thread(target=self._begin)
+        self._begins.start()
+
+    def _begin(self) -> None:
+        for _ in self._pids:
+            got = pipe.receive(self.control)
+            assert got is not None
+            self.workers.append(pipe.Socket(fileno=got[1][0]))
+        for number, (sock, pid) in enumerate(zip(self.workers, self._pids, strict=True)):
+            pipe.receive_object(sock)
+            pipe.receive(sock)
+            pipe.send(self.control, (pipe.FORKED, number, pid))
+            pipe.send(sock, (pipe.READY, None))
+
+    def poll(self) -> None: ...
+
+    def wait(self, timeout_s: float) -> None:
+        self.told.append("wait")
+
+    def kill(self) -> None:
+        self.told.append("kill")
+
+    def close(self) -> None:
+        self._begins.join(60.0)
+        for sock in (self.control, *self.workers):
+            sock.close()
+
+
+@contextlib.contextmanager
+def _of_quiet(
+    kind: Callable[[pipe.Socket], _Quiet] = _Quiet,
+) -> Iterator[tuple[WorkerPool, _Quiet]]:
+    """Start a pool of two workers; both are up, and nothing of theirs is unread."""
+    started: list[_Quiet] = []
+
+    def starts(script: str, fds: Sequence[int]) -> Any:
+        started.append(kind(pipe.Socket(fileno=os.dup(fds[0]))))
+        return started[-1]
+
+    pool, setup = WorkerPool(2, starts), SETUP
+    pool.start(setup, 60.0)
+    yield pool, started[0]
+    pool.stop(0.0)
+    started[0].close()
 
 
 @pytest.fixture
 def ends():
     """A pool of two workers, with the other ends: (pool, control, worker 0, worker 1)."""
-    pool = WorkerPool(2)
-    (control, supervisor), *pairs = (pipe.pair() for _ in range(3))
-    pool._control, pool._num_supervisors = control, 1
-    pool._workers = [
-        _Worker(number, ours, pid=100 + number) for number, (ours, _) in enumerate(pairs)
-    ]
-    for sock, worker in [(control, None), *((w.sock, w) for w in pool._workers)]:
-        pool._selector.register(sock, selectors.EVENT_READ, worker)
-    others = [supervisor, *(theirs for _, theirs in pairs)]
-    yield pool, *others
-    pool.stop(0.0)
-    for sock in others:
-        sock.close()
+    with _of_quiet() as (pool, supervisor):
+        yield pool, supervisor.control, *supervisor.workers
 
 
 def _died(events: list[WorkerEvent]) -> list[tuple]:
@@ -127,31 +171,28 @@ def test_a_stopped_pool(ends) -> None:
         pool.poll(0.0)
 
 
-def test_a_supervisor_that_does_not_end_is_killed_and_stopping_never_raises(ends) -> None:
+class _Slow(_Quiet):
+    """One that does not end."""
+
+    def wait(self, timeout_s: float) -> None:
+        super().wait(timeout_s)
+        raise subprocess.TimeoutExpired("it", timeout_s)
+
+
+def test_a_supervisor_that_does_not_end_is_killed_and_stopping_never_raises() -> None:
     """Killed, it is gone when the kernel gets to it: on a machine that stands still, later."""
-    told = []
-
-    class Slow:
-        def wait(self, timeout_s: float) -> None:
-            told.append("wait")
-            raise subprocess.TimeoutExpired("it", timeout_s)
-
-        def kill(self) -> None:
-            told.append("kill")
-
-    pool, *_ = ends
-    pool._supervisor = Slow()
-    pool.stop(0.0)
-    assert told == ["wait", "kill", "wait"]
+    with _of_quiet(_Slow) as (pool, supervisor):
+        pool.stop(0.0)
+        assert supervisor.told == ["wait", "kill", "wait"]
 
 
-def test_a_worker_that_was_not_heard_of_is_not_called_gone(ends) -> None:
-    pool, *_ = ends
-    pool._workers[0].pid, pool._workers[1].pid = _Worker(0, pool._control).pid, os.getpid()
-    assert pool.pids == [None, os.getpid()], "no number that a signal could be sent to"
-    assert pool.describe([0, 1]) == (
-        f"worker 0 (not started yet), worker 1 (pid {os.getpid()}, running)"
-    )
+def test_a_worker_that_was_not_heard_of_is_not_called_gone() -> None:
+    with _of_quiet(partial(_Quiet, pids=(100, os.getpid()))) as (pool, _):
+        pool.replace(0)  # nobody says that it was started
+        assert pool.pids == [None, os.getpid()], "no number that a signal could be sent to"
+        assert pool.describe([0, 1]) == (
+            f"worker 0 (not started yet), worker 1 (pid {os.getpid()}, running)"
+        )
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError, ProcessLookupError])
@@ -204,20 +245,18 @@ class _Supervisor:
 
 
 def _started(
-    monkeypatch: pytest.MonkeyPatch, *plays: Callable[[_Supervisor, int], None], max_restarts: int
+    *plays: Callable[[_Supervisor, int], None], max_restarts: int
 ) -> tuple[WorkerPool, list[_Supervisor]]:
     """Start a pool of two workers whose supervisors do, one after another, what ``plays`` say."""
     supervisors: list[_Supervisor] = []
 
-    def start(script: str, fds: list[int]) -> _Supervisor:
+    def starts(script: str, fds: Sequence[int]) -> Any:
         control = pipe.Socket(fileno=os.dup(fds[0]))
         supervisors.append(_Supervisor(control, plays[len(supervisors)]))
         return supervisors[-1]
 
-    monkeypatch.setattr(pool_module, "start_supervisor", start)
-    pool = WorkerPool(2)
-    setup: Any = SimpleNamespace(main_path=None, users_code=False)
-    pool.start(setup, 60.0, max_restarts)
+    pool = WorkerPool(2, starts)
+    pool.start(SETUP, 60.0, max_restarts)
     return pool, supervisors
 
 
@@ -232,7 +271,7 @@ def _is_killed(supervisor: _Supervisor, number: int) -> None:
         supervisor.end()
 
 
-def test_what_is_killed_while_the_pool_starts_is_started_again(monkeypatch, caplog) -> None:
+def test_what_is_killed_while_the_pool_starts_is_started_again(caplog) -> None:
     deaths = {0: [-signal.SIGKILL]}
 
     def one_is_killed(supervisor: _Supervisor, number: int) -> None:
@@ -243,16 +282,16 @@ def test_what_is_killed_while_the_pool_starts_is_started_again(monkeypatch, capl
         pipe.end(supervisor.workers[number])
         pipe.send(supervisor.control, (pipe.EXITED, number, 99, deaths[number].pop()))
 
-    pool, supervisors = _started(monkeypatch, one_is_killed, max_restarts=1)
+    pool, supervisors = _started(one_is_killed, max_restarts=1)
     assert (len(supervisors), pool.pids) == (1, [200, 201])
     assert "worker 0 (pid 99) died: SIGKILL" in caplog.text
     pool.stop(0.0)
-    pool, supervisors = _started(monkeypatch, _is_killed, _lets_begin, max_restarts=1)
+    pool, supervisors = _started(_is_killed, _lets_begin, max_restarts=1)
     assert (len(supervisors), pool.pids) == (2, [200, 201])
     pool.stop(0.0)
     with pytest.raises(WorkerDiedError, match=r"\((pid 200|not started yet)\)"):
         # a supervisor found dead while a worker is asked for is renewed before its end is counted
-        _started(monkeypatch, *[_is_killed] * 6, max_restarts=1)
+        _started(*[_is_killed] * 6, max_restarts=1)
     deaths[0] = [1]  # it would do so again
     with pytest.raises(WorkerDiedError, match=r"worker 0 .pid 99. died: exit code 1"):
-        _started(monkeypatch, one_is_killed, max_restarts=9)
+        _started(one_is_killed, max_restarts=9)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
 from gigl_loader.rowcache.look_ahead import LookAhead
 from gigl_loader.testing import TinyGraph
-from gigl_loader.workers import restarts
+from gigl_loader.workers import schedule
 from gigl_loader.workers.sampled_input import epoch_order
 
 GRAPH = TinyGraph.random(50, 300)
@@ -45,7 +45,7 @@ def _expected(seeds: torch.Tensor, how: dict, epoch: int, seed: int = 3) -> list
     return batches[:-1] if how["drop_last"] and batches and len(batches[-1]) < size else batches
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(setup=setups(), in_order=st.booleans())
 def test_every_epoch_has_every_seed_once(setup, in_order: bool) -> None:
     seeds, how = setup
@@ -89,7 +89,7 @@ def test_slots_come_back_where_no_task_is_left_to_carry_them() -> None:
     producer.shutdown()
 
 
-@settings(max_examples=75)
+@settings(max_examples=30)
 @given(setup=setups(), breaks=st.lists(st.integers(0, 6), max_size=4), in_order=st.booleans())
 def test_a_broken_off_epoch_leaves_no_trace(setup, breaks: list[int], in_order: bool) -> None:
     seeds, how = setup
@@ -108,7 +108,7 @@ def test_a_broken_off_epoch_leaves_no_trace(setup, breaks: list[int], in_order: 
     assert stale == 0, "what is left of a broken-off epoch is never sampled"
     while any(worker.tasks for worker in pool.workers):
         producer.pump(0.0)
-    assert sum(producer._recovery.under_way.loads) == 0, "every task is accounted for"
+    assert sum(pool.under_way.loads) == 0, "every task is accounted for"
     producer.shutdown()
 
 
@@ -166,7 +166,7 @@ def test_slots_of_dropped_batches_are_used_again() -> None:
         producer.start_epoch(epoch)
         while producer.next() is not None:
             pass
-    assert pool.workers[0]._slots._next <= 6, "a slot for each batch under way, not for each batch"
+    assert pool.workers[0].num_slots <= 6, "a slot for each batch under way, not for each batch"
     producer.shutdown()
 
 
@@ -200,7 +200,7 @@ def test_an_error_ends_the_epoch_and_the_next_one_is_whole(together: bool) -> No
             assert "Traceback" in at.value.remote_traceback
         else:
             assert len(drain(producer)) == 20
-    assert producer._recovery.under_way.loads == [0, 0, 0], "every task is accounted for"
+    assert pool.under_way.loads == [0, 0, 0], "every task is accounted for"
     producer.shutdown()
 
 
@@ -269,11 +269,11 @@ class _Slot:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace workers without a pause."""
-    monkeypatch.setattr(restarts, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(schedule, "_LONGEST_PAUSE_S", 0.0)
 
 
 @pytest.mark.usefixtures("hasty")
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(setup=setups(), in_order=st.booleans(), lot=st.integers(0, 10_000).map(random.Random))
 def test_lost_workers_cost_no_batch(setup, in_order: bool, lot) -> None:
     """Same batches, same bits, in the same order, whichever workers die when, but not of a batch.
@@ -291,7 +291,7 @@ def test_lost_workers_cost_no_batch(setup, in_order: bool, lot) -> None:
 
     def dies(ticket) -> bool:
         content = (ticket.epoch, ticket.batch)
-        suspected = producer._recovery.under_way._deaths[content]  # twice in a row is an error
+        suspected = pool.under_way.losses([ticket])  # twice in a row is an error
         if suspected or content in killers or lot.random() > 0.25:
             return False
         killers.add(content)
@@ -302,7 +302,7 @@ def test_lost_workers_cost_no_batch(setup, in_order: bool, lot) -> None:
         for one in (quiet, producer):
             one.start_epoch(epoch)
         _check_same(drain(quiet), drain(producer), in_order)
-    assert sum(producer._recovery.under_way.loads) == 0, "every task is accounted for"
+    assert sum(pool.under_way.loads) == 0, "every task is accounted for"
     assert producer.num_restarts == pool.deaths
     for one in (quiet, producer):
         one.shutdown()

@@ -271,8 +271,7 @@ def test_one_that_does_not_read_is_ended_or_it_is_an_error(clock) -> None:
     assert pool.sent == [(2, ("stop",))]
 
 
-def test_a_thread_goes_on_after_an_error_and_ends_when_told(monkeypatch) -> None:
-    monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.001)
+def test_a_thread_goes_on_after_an_error_and_ends_when_told() -> None:
     calls: list[threading.Thread] = []
     enough = threading.Event()
 
@@ -282,7 +281,7 @@ def test_a_thread_goes_on_after_an_error_and_ends_when_told(monkeypatch) -> None
             enough.set()
         raise (OSError("of no class of ours") if len(calls) == 1 else PeerError("for the taker"))
 
-    thread = RestartThread(attend)
+    thread = RestartThread(attend, every_s=0.001)
     assert enough.wait(60.0)
     thread.close()
     thread.close()
@@ -290,8 +289,7 @@ def test_a_thread_goes_on_after_an_error_and_ends_when_told(monkeypatch) -> None
     assert set(calls) == {thread._thread}
 
 
-def test_a_thread_may_be_closed_from_its_own_thread(monkeypatch) -> None:
-    monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.001)
+def test_a_thread_may_be_closed_from_its_own_thread() -> None:
     may_close, closed = threading.Event(), threading.Event()
 
     def attend() -> None:
@@ -299,7 +297,7 @@ def test_a_thread_may_be_closed_from_its_own_thread(monkeypatch) -> None:
         thread.close()
         closed.set()
 
-    thread = RestartThread(attend)
+    thread = RestartThread(attend, every_s=0.001)
     may_close.set()
     assert closed.wait(60.0)
     thread._thread.join()

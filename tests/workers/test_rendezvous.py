@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from relay import Relay
 from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
-from gigl_loader.workers.rendezvous import StoreRendezvous, _Calls, meet_ranks
+from gigl_loader.workers.rendezvous import StoreRendezvous, meet_ranks
 
 
 @pytest.fixture(params=["file", "tcp"])
@@ -250,18 +249,22 @@ def test_a_link_that_is_cut_while_ranks_meet_costs_its_length(monkeypatch) -> No
         assert found == [b"there"]
 
 
-def test_calls_are_made_one_after_another() -> None:
-    calls = _Calls("test")
-    seen: list[int] = []
+def test_calls_of_the_store_are_made_one_after_another() -> None:
+    seen: list[str] = []
 
-    def see(number: int) -> int:
-        seen.append(number)
-        return number
+    class Noting:
+        def set(self, key: str, value: bytes) -> None:
+            seen.append(key)
 
-    assert [calls.do(partial(see, i), 10.0) for i in range(5)] == seen == [*range(5)]
-    with pytest.raises(ZeroDivisionError):
-        calls.do(lambda: 1 / 0, 10.0)
-    calls.close()
+        def add(self, key: str, count: int) -> int:
+            return 1
+
+    meeting = StoreRendezvous(Noting(), 1, 2, 30.0)  # type: ignore[arg-type]
+    for number in range(5):
+        meeting.publish(f"key {number}", b"")
+    assert [key for key in seen if "key" in key] == [*seen[:5]]
+    assert [f"key {number}" in key for number, key in enumerate(seen)] == [True] * 5
+    meeting.close()
 
 
 def test_one_process_has_nothing_to_agree_on() -> None:

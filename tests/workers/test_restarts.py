@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gigl_loader.errors import ProtocolError
 from gigl_loader.message import BatchTicket
-from gigl_loader.workers.restarts import Restarts, UnderWay, ended_by_itself
+from gigl_loader.workers.schedule import Restarts, UnderWay, ended_by_itself
 
 
 def _task(batch: int, *, serial: int = 1) -> BatchTicket:

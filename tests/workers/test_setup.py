@@ -14,7 +14,7 @@ import pytest
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.transport import SILENCE_S
-from gigl_loader.workers.setup import (
+from gigl_loader.workers.pipe import (
     Plugins,
     SeedInput,
     WorkerSetup,

@@ -6,11 +6,12 @@ import sys
 _LOADS = """
 import sys
 from gigl_loader.workers import supervisor
-with supervisor._without_blas():
+without_blas = supervisor._without_blas
+with without_blas():
     supervisor._load_kernels()
 assert "scipy.linalg" not in sys.modules, "it cost its time"
 import scipy.linalg  # who needs it has it
-with supervisor._without_blas():
+with without_blas():
     assert sys.modules["scipy.linalg"] is scipy.linalg
 assert sys.modules["scipy.linalg"] is scipy.linalg
 """

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ProtocolError
-from gigl_loader.sampler.questions import Asked, Draw, Drawn, DrawRequest, RowsRequest
-from gigl_loader.workers.wire import AskedQuestion, DrawAnswer, DrawQuestion, RowsQuestion
+from gigl_loader.sampler.packing import AskedQuestion, DrawAnswer, DrawQuestion, RowsQuestion
+from gigl_loader.sampler.plan import Asked, Draw, Drawn, DrawRequest, RowsRequest
 
 DRAW = Draw(("user", "likes", "item"), 5, 2**64 - 1, with_edge=True, timed=True)
 _ints = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20).map(

@@ -1,8 +1,11 @@
 """One worker in this process, on one end of a socket; the test is its trainer."""
 
+import contextlib
+import dataclasses
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,14 +16,16 @@ import torch
 from fake_workers import make_producer
 
 from gigl_loader.memory import segments
-from gigl_loader.memory.channel import ShmChannel
+from gigl_loader.memory.leases import ShmChannel
 from gigl_loader.memory.slots import Written
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, BATCH, INPUT_ID, Attempt, BatchTicket
 from gigl_loader.sampler.plan import Field
 from gigl_loader.testing import TinyGraph
+from gigl_loader.transport import Security, sockets
 from gigl_loader.workers import pipe
 from gigl_loader.workers import worker as module
-from gigl_loader.workers.setup import Plugins, WorkerSetup
+from gigl_loader.workers.peers import Access
+from gigl_loader.workers.pipe import Plugins, WorkerSetup, pickled
 from gigl_loader.workers.worker import Worker, keep_freed_memory, load_sampler
 
 SEEDS = torch.arange(30, 40)
@@ -40,37 +45,39 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerSetup]:
     """What a trainer tells a worker, which leaves this process as it is."""
     monkeypatch.setattr(module, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(module, "os", SimpleNamespace(_exit=_exit, close=os.close))
-    producer, _ = make_producer(TinyGraph.random(50, 300).dataset(), SEEDS, batch_size=4)
-    yield producer._worker_setup()
+    producer, pool = make_producer(TinyGraph.random(50, 300).dataset(), SEEDS, batch_size=4)
+    yield pool.setup
     producer.shutdown()
 
 
 class _Trainer:
-    """The other end."""
+    """The other end; the worker's main thread is one of this process."""
 
-    def __init__(self, setup: WorkerSetup) -> None:
+    def __init__(self, setup: WorkerSetup, listener: int | None = None) -> None:
         self.sock, self._theirs = pipe.pair()
         self.sock.settimeout(60.0)
         pipe.send_object(self.sock, setup)
-        pipe.send(self.sock, (pipe.PLACE, False))
+        pipe.send(self.sock, (pipe.PLACE, listener is not None), [listener] if listener else [])
         self.worker = Worker(self._theirs, 3)
         self.channel = ShmChannel(8, 2**30)
-        self._threads = 0
+        self._threads = setup.concurrency
+        self._main = threading.Thread(target=self._run)
 
-    def start(self, message: tuple[Any, ...] = ALONE) -> None:
+    def _run(self) -> None:
+        with contextlib.suppress(_Exited):
+            self.worker.run()
+
+    def start(self) -> None:
         """Let it sample."""
         self.worker.prepare()
         assert self.hear() == (pipe.READY, None)
-        self.worker._connect(*message[1:])
-        self._threads = self.worker._setup.concurrency
+        self.tell(ALONE)
+        self._main.start()
 
     def tell(self, message: tuple[Any, ...], order: torch.Tensor | None = None) -> None:
-        """Let the worker's main thread do what it does with a message."""
+        pipe.send(self.sock, message)
         if order is not None:
             pipe.send_object(self.sock, order)
-        kind, *rest = message
-        known = {pipe.ATTEMPT: "_start_attempt", pipe.TASK: "_take_task"}
-        getattr(self.worker, known[kind])(*rest)
 
     def ask(self, ticket: BatchTicket, free: tuple[int, ...] = ()) -> Any:
         """Return what it answers to one task; a batch comes as (message, slot)."""
@@ -94,6 +101,9 @@ class _Trainer:
         return message
 
     def close(self) -> None:
+        pipe.end(self.sock)
+        if self._main.ident is not None:
+            self._main.join(60.0)
         for _ in range(self._threads):
             self.worker._tasks.put(None)
         self.sock.close()
@@ -168,6 +178,8 @@ class _Failing:
             raise ArithmeticError("not this one")
         if request.ticket.batch == self._bad + 1:
             raise OSError(28, "No space left on device")
+        if request.ticket.batch == self._bad + 2:
+            raise ValueError("x" * 10**6)
         return [Field.of("x", request.seeds), ("twice", 2 * request.seeds)]
 
 
@@ -186,11 +198,16 @@ def test_a_users_sampler_is_built_of_its_path_and_keywords(setup, plugins: Plugi
     assert (found.view, found.plan, found.peers) == (setup.view, setup.plan, peers)
 
 
-def test_what_a_sampler_raises_is_told_and_the_next_batch_sampled(
-    trainer: _Trainer, plugins: Plugins
-) -> None:
+@pytest.fixture
+def with_plugins(setup: WorkerSetup, plugins: Plugins) -> Iterator[_Trainer]:
+    found = _Trainer(dataclasses.replace(setup, plugins=pickled(plugins)))
+    yield found
+    found.close()
+
+
+def test_what_a_sampler_raises_is_told_and_the_next_batch_sampled(with_plugins: _Trainer) -> None:
+    trainer = with_plugins
     trainer.start()
-    trainer.worker._plugins = plugins
     trainer.tell((pipe.ATTEMPT, 0, Attempt(6, 1), False))
     message, _ = trainer.ask(_ticket(0))
     assert message["twice"].tolist() == [60, 62, 64, 66]
@@ -203,43 +220,48 @@ def test_what_a_sampler_raises_is_told_and_the_next_batch_sampled(
     assert message["x"].tolist() == [30, 31, 32, 33]
 
 
-def test_the_longest_error_fits_into_a_message(trainer: _Trainer) -> None:
-    told: list[bool] = []
-    try:
-        raise ValueError("x" * 10**6)
-    except ValueError as error:  # as where a sampler raises: the traceback is there to be told
-        told.append(trainer.worker._report(_ticket(0), error))
-    assert told == [True]
-    kind, ticket, cause, text = trainer.hear()
-    assert (kind, ticket) == (pipe.ERROR, _ticket(0))
+def test_the_longest_error_fits_into_a_message(with_plugins: _Trainer) -> None:
+    with_plugins.start()
+    with_plugins.tell((pipe.ATTEMPT, 0, Attempt(6, 1), False))
+    kind, ticket, cause, text = with_plugins.ask(_ticket(3))
+    assert (kind, ticket) == (pipe.ERROR, _ticket(3))
     assert cause.startswith("ValueError: xxx")
     assert text.endswith("x\n")
 
 
 def test_a_worker_ends_when_it_is_told_or_its_trainer_is_gone(trainer: _Trainer) -> None:
-    trainer.start()
-    pipe.send(trainer.sock, (pipe.ATTEMPT, 0, Attempt(6, 1), False))
-    pipe.send(trainer.sock, (pipe.STOP, 0.0))
+    trainer.worker.prepare()
+    assert trainer.hear() == (pipe.READY, None)
+    trainer.tell((pipe.ATTEMPT, 0, Attempt(6, 1), False))
+    trainer.tell((pipe.TASK, _ticket(0), [], []))
+    trainer.tell((pipe.STOP, 0.0))
     trainer.worker.run()
-    assert trainer.worker._attempts == {}, "what is queued is stale"
+    trainer.tell(ALONE)  # the threads that would sample begin only now
+    trainer.tell((pipe.STOP, 0.0))
+    trainer.worker.run()
+    assert trainer.answer() == (pipe.STALE, _ticket(0)), "what is queued is stale"
     trainer.sock.close()
     with pytest.raises(_Exited, match="0"):
         trainer.worker.run()
 
 
-def test_where_a_worker_takes_anothers_position_it_has_that_ones_door() -> None:
+def test_where_a_worker_takes_anothers_position_it_has_that_ones_door(setup: WorkerSetup) -> None:
+    setup = dataclasses.replace(setup, access=Access("127.0.0.1", Security.local(), "a job"))
+    with contextlib.closing(sockets.listen("127.0.0.1", 0)) as listening:
+        trainer = _Trainer(setup, listening.fileno())
+        trainer.worker.prepare()
+        kind, address = trainer.hear()
+        assert kind == pipe.READY
+        assert address == listening.getsockname()[:2]
+        answering: Any = trainer.worker._answering
+        answering.close()
+        trainer.close()
     ours, theirs = pipe.pair()
     with ours, theirs:
-        pipe.send(ours, (pipe.PLACE, True), [ours.fileno()])
-        replaces, listener = module._receive_position(theirs)
-        assert replaces
-        assert listener is not None
-        os.close(listener)
-        pipe.send(ours, (pipe.PLACE, False))
-        assert module._receive_position(theirs) == (False, None)
+        pipe.send_object(ours, setup)
         ours.close()
         with pytest.raises(ConnectionError, match="gone"):
-            module._receive_position(theirs)
+            Worker(theirs, 0)
 
 
 def test_a_worker_that_cannot_start_says_why(setup: WorkerSetup, monkeypatch) -> None:
@@ -265,9 +287,8 @@ def test_a_worker_that_cannot_start_says_why(setup: WorkerSetup, monkeypatch) ->
 
 def test_freed_memory_is_kept_where_malloc_can_be_told(monkeypatch) -> None:
     told: list[tuple[int, int]] = []
-    libc = SimpleNamespace(mallopt=lambda *given: told.append(given))
-    monkeypatch.setattr(module, "ctypes", SimpleNamespace(CDLL=lambda name: libc))
+    libcs: Any = [SimpleNamespace(mallopt=lambda *given: told.append(given)), object()]
+    monkeypatch.setattr(module, "ctypes", SimpleNamespace(CDLL=lambda name: libcs.pop(0)))
     keep_freed_memory()
     assert told == [(-3, 32 * 2**20), (-1, 2**30), (-8, 1)]
-    monkeypatch.setattr(module, "ctypes", SimpleNamespace(CDLL=lambda name: object()))
     keep_freed_memory()

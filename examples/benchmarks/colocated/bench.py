@@ -24,6 +24,8 @@ from typing import Any
 
 import _graph
 import _runner
+import _summary
+import picture
 from _job import Job
 from _runner import Contestant, Outcome
 from _table import Bar, markdown, ratios, spread, verdict
@@ -33,7 +35,6 @@ _WIDE_BYTES = 1_000_000_000
 _NARROW_DIM = 8
 _SMALL_BATCH = 128
 _SCALE = 10
-_QUIET = 0.05
 _ENDS = 4  # of a seed edge and its negative
 _LONGER = 4  # times the batches for the fast ones, so that all are on the clock for seconds
 
@@ -45,6 +46,7 @@ class Bench:
         self.args, self._cache, self._out = args, cache, out
         self.problems: dict[str, str] = {}
         self.versions: dict[str, dict[str, str]] = {}
+        self.seeds_per_s: dict[str, dict[int, float]] = defaultdict(dict)
         self.disturbed = 0.0
 
     def job(self, **changes: Any) -> Job:
@@ -69,7 +71,7 @@ class Bench:
     def _least_disturbed(self, contestant: Contestant, job: Job) -> Outcome:
         best = _runner.run(contestant, job, self.args.timeout)
         for _ in range(self.args.retries):
-            if best.result is None or best.result.get("others_cpu", 0.0) <= _QUIET:
+            if best.result is None or best.result.get("others_cpu", 0.0) <= picture.QUIET:
                 break
             again = _runner.run(contestant, job, self.args.timeout)
             if again.result and again.result["others_cpu"] < best.result["others_cpu"]:
@@ -93,8 +95,17 @@ class Bench:
         self.versions[name] = outcome.result.get("versions", {})
         self.disturbed = max(self.disturbed, outcome.result.get("others_cpu", 0.0))
         figure = outcome.result.get("seeds_per_s")
+        if figure is not None:
+            self.seeds_per_s[name][round_number] = figure
         text = f"{outcome.result.get('seconds', 0):.2f} s" if figure is None else f"{figure:,.0f}/s"
         print(f"  round {round_number}: {name}: {text}", file=sys.stderr)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the medians of all contestants that the picture shows."""
+        return _summary.summarize(
+            self.seeds_per_s, self.versions, args=self.args, machine=machine(),
+            others_cpu=self.disturbed,
+        )  # fmt: skip
 
     def alternate(self, contestants: Sequence[Contestant], job: Job, figure: str) -> Any:
         """Run all contestants in turn, ``rounds`` times.
@@ -138,6 +149,7 @@ def _contestants(args: argparse.Namespace) -> list[tuple[Contestant, Bar | None]
         (one("GLT seeded, 1 worker", "run_glt.py", glt, seed=1), Bar(3)),
         (one("DGL GraphBolt, 1 worker", "run_graphbolt.py", args.python_graphbolt), Bar(3)),
         (one("PyG NeighborLoader, 1 worker", "run_pyg.py", args.python_pyg), Bar(5)),
+        (one("PyG NeighborLoader, pyg-lib, 1 worker", "run_pyg.py", args.python_pyg_lib), None),
         (one("floor: kernel and gather alone", "run_floor.py", here, batches=longer), Bar(0.75)),
     ]
 
@@ -342,8 +354,16 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, help="file that JSON lines are appended to")
     add("--python-glt", help="interpreter that has graphlearn-torch")
     add("--python-graphbolt", help="interpreter that has DGL")
-    add("--python-pyg", help="interpreter that has PyG with pyg-lib or torch-sparse")
-    return parser.parse_args(argv)
+    add("--python-pyg", help="interpreter that has PyG with torch-sparse, or with pyg-lib alone")
+    add("--python-pyg-lib", help="interpreter that has PyG with pyg-lib, beside the other one")
+    add("--summary", type=Path, help="JSON file for the medians of --case throughput")
+    add("--picture", type=Path, help="PNG file for their chart")
+    args = parser.parse_args(argv)
+    if args.summary and args.case != "throughput":
+        parser.error("--summary and --picture are of --case throughput")
+    if args.picture and not args.summary:
+        parser.error("--picture is drawn from --summary: give that as well")
+    return args
 
 
 def machine() -> str:
@@ -364,8 +384,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         out = stack.enter_context(args.out.open("a")) if args.out else None
         bench = Bench(args, cache, out)
         table = CASES[args.case](bench)
+        if args.summary:
+            _summary.write(args.summary, bench.summary())
+            if args.picture:
+                picture.draw(args.summary, args.picture)
     print(f"{args.case}: {machine()}; load {os.getloadavg()[0]:.1f}\n\n{table}\n")
-    if bench.disturbed > _QUIET:
+    if bench.disturbed > picture.QUIET:
         print(
             f"Other processes took up to {bench.disturbed:.0%} of the CPUs in a run: not quiet.\n"
         )

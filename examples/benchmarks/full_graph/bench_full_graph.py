@@ -26,7 +26,7 @@ from gigl_loader import (
 )
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.exchange import RankExchange
-from gigl_loader.inference.chunks import ChunkReader, Reads
+from gigl_loader.inference.layers import ChunkReader, Reads
 from gigl_loader.inference.sources import PartitionGraph
 
 RANKS = 2

@@ -23,7 +23,6 @@ from typing import Any, Protocol
 
 import torch
 
-from gigl_loader._glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions, SamplingConfig
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import GiglLoaderError
@@ -35,18 +34,17 @@ from gigl_loader.loader.world import WorldShare, check_same_start
 from gigl_loader.message import BATCH, Attempt
 from gigl_loader.options import CacheOptions, EpochOptions
 from gigl_loader.remote import (
-    channel,
+    batch_transfer,
     client,
     connection,
     endpoint,
-    fetcher,
     filling_channel,
-    leader,
     membership,
+    presence,
     producer_table,
     producers,
-    row_questions,
-    sender,
+    receiving_channel,
+    row_requests,
     server_rendezvous,
     service,
     shared,
@@ -54,7 +52,7 @@ from gigl_loader.remote import (
     storage_cluster,
 )  # fmt: skip
 from gigl_loader.remote.endpoint import Endpoint
-from gigl_loader.remote.leader import Leader
+from gigl_loader.remote.membership import Leader
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.source import RemoteSource
 from gigl_loader.remote.storage_cluster import Cluster
@@ -63,6 +61,7 @@ from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, producer, recovery, sampled_input, tasks
 from gigl_loader.workers.agreement import StartTurns
+from support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions, SamplingConfig
 from support.simulation.group import SimulatedGroup
 from support.simulation.memory import held_by, own_bytes
 from support.simulation.network import SimulatedNetwork
@@ -72,9 +71,10 @@ from support.simulation.workers import SimulatedMemory, SimulatedPool
 from support.simulation.world import Process, World
 
 _MODULES = (
-    agreement, channel, client, storage_cluster, endpoint, fetcher, iterator, leader, connection,
-    loader_world, membership, producer, producers, recovery, server_rendezvous, row_questions,
-    filling_channel, sampled_input, sender, service, shared, producer_table, source, tables, tasks,
+    agreement, batch_transfer, client, storage_cluster, endpoint, iterator, connection,
+    loader_world, membership, presence, producer, producers, receiving_channel, recovery,
+    server_rendezvous, row_requests, filling_channel, sampled_input, service, shared,
+    producer_table, source, tables, tasks,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 # of simulated time: longer than the longest outage that faults draw, so that joining is never what

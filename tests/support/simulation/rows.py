@@ -25,11 +25,11 @@ from gigl_loader.memory.segments import Array, align
 from gigl_loader.memory.slots import Layout
 from gigl_loader.message import BATCH, NODE, ROWS
 from gigl_loader.remote.requests import RowBook
-from gigl_loader.remote.row_questions import ComingRows, RowQuestions
+from gigl_loader.remote.row_requests import ComingRows, RowQuestions
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import DrawnAhead
 from gigl_loader.rowcache.tables import CacheMemory, segment_bytes
-from gigl_loader.sampler.questions import RowsRequest
+from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.transport import End
 from support.simulation.world import SimFuture
 

@@ -12,8 +12,8 @@ from gigl_loader.memory.leases import Packed, ServerMemory
 from gigl_loader.memory.slots import Layout, Written
 from gigl_loader.message import BATCH, Attempt, BatchTicket, SampleMessage
 from gigl_loader.workers import pipe
+from gigl_loader.workers.pipe import WorkerSetup
 from gigl_loader.workers.pool import WorkerEvent
-from gigl_loader.workers.setup import WorkerSetup
 from support.simulation.rows import RowLaw, packed
 from support.simulation.world import SimulatedEvent, World
 

@@ -18,7 +18,7 @@ from typing import Any
 import greenlet
 
 from gigl_loader.errors import GiglLoaderError
-from gigl_loader.testing._memory_network import Clock
+from gigl_loader.testing import Clock
 
 # a day of 2023: code that compares with the wall clock gets a plausible one, always the same
 _BORN_NS = 1_700_000_000_000_000_000

@@ -22,10 +22,10 @@ from gigl_loader.errors import (
 from gigl_loader.memory.same_host import Mappings, sees
 from gigl_loader.message import Attempt, Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
+from gigl_loader.remote.batch_transfer import BatchFetcher
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.connection import result_of
-from gigl_loader.remote.fetcher import BatchFetcher
 from gigl_loader.remote.payload import BufferPool
 from gigl_loader.remote.requests import EpochRequest, FetchAnswer
 from gigl_loader.remote.storage_cluster import Cluster, raise_if_broken
@@ -99,7 +99,7 @@ class RemoteReceivingChannel(ChannelBase):
         self._last_arrival = 0.0
         self._closed = False
         self.rows_apart = False
-        """Whether batches of the epoch come without rows; see `gigl_loader.sampler.later`."""
+        """Whether batches of the epoch come without rows: see `sampler.row_exchange.rows_apart`."""
 
     # -- epochs ---------------------------------------------------------------------------------
 

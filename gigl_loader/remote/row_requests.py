@@ -1,8 +1,10 @@
-"""Rows and edges of a storage cluster by global id, asked from the servers that own them."""
+"""Rows and edges of a storage cluster by global id: asked from the servers that own them."""
 
+import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,8 +13,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.adjacency import EdgeBlock, block_of
-from gigl_loader.dataset.lookup import Kind, check_ids
-from gigl_loader.dataset.quantised import widened
+from gigl_loader.dataset.lookup import Kind, check_ids, widened
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -20,17 +21,21 @@ from gigl_loader.dataset.schema import (
     NodeType,
 )
 from gigl_loader.dataset.view import Book
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, GiglLoaderError, PeerTimeoutError, ProtocolError
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
 from gigl_loader.remote.calls import TensorMessage
 from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.connection import result_of
-from gigl_loader.remote.requests import EdgesRequest
-from gigl_loader.sampler.questions import RowsAnswer, RowsRequest
+from gigl_loader.remote.connection import ServerConnection, result_of
+from gigl_loader.remote.requests import EdgesRequest, RowBook
+from gigl_loader.remote.service import CALLS
+from gigl_loader.remote.storage_cluster import Cluster
+from gigl_loader.rowcache.tables import Owner
+from gigl_loader.sampler.packing import RowsQuestion
+from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import row_type
-from gigl_loader.sampler.row_exchange import gather_rows, split_by_owner
-from gigl_loader.workers.wire import RowsQuestion
+from gigl_loader.sampler.row_exchange import Split, gather_rows, split_by_owner
+from gigl_loader.transport import Caller, into_array
 
 if TYPE_CHECKING:  # it imports this module
     from gigl_loader.remote.dataset import RemoteDistDataset
@@ -46,8 +51,8 @@ class StoreLookup:
     Args:
         dataset: The graph.
         timeout_s: How long an answer may take, in seconds.
-        reconnect_s: How long a server without a twin may be away before that is an error. What was
-            under way when a server was lost is asked again: of a twin at once.
+        reconnect_s: How long a server without a replica may be away before that is an error. What
+            was under way when a server was lost is asked again: of a replica at once.
     """
 
     def __init__(
@@ -244,3 +249,142 @@ def _positions(ends: Tensor, counts: Tensor) -> Tensor:
     # this server answered: their difference, repeated, plus a count of all.
     starts = torch.repeat_interleave(ends - counts - before, counts)
     return starts + torch.arange(starts.numel())
+
+
+# --- rows of batches under way --------------------------------------------------------------------
+
+
+class ComingRows:
+    """Rows that one server was asked for.
+
+    Args:
+        rows: ``[n, ...]``, where they come to lie.
+        future: Ends when they are there.
+        timeout_s: How long `wait` waits.
+    """
+
+    def __init__(self, rows: Array, future: "Future[None]", timeout_s: float) -> None:
+        self._rows, self._future, self._timeout_s = rows, future, timeout_s
+
+    @property
+    def has_come(self) -> bool:
+        """Whether `wait` would not wait."""
+        return self._future.done()
+
+    def wait(self) -> RowsAnswer:
+        """Return the rows.
+
+        Raises:
+            PeerTimeoutError: They did not come in time.
+            ServerDiedError: A storage server is gone.
+        """
+        try:
+            self._future.result(self._timeout_s)
+        except FutureTimeoutError as error:
+            raise PeerTimeoutError(
+                "rows that were asked for did not come in time: a storage server is stopped, or "
+                "the network is slow; look at the servers' logs, or raise `timeout`"
+            ) from error
+        return RowsAnswer(self._rows)
+
+
+class RowQuestions:
+    """Asks the servers for rows, each over a connection of its own.
+
+    Who asks does not wait: a thread for each server receives what comes.
+
+    Args:
+        cluster: The storage servers.
+        timeout_s: Longest wait for an answer, and for what servers say of themselves.
+    """
+
+    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
+        self._cluster, self._timeout_s = cluster, timeout_s
+        self._callers: dict[int, tuple[ServerConnection, Caller]] = {}
+        # one for each server, started when it is first asked; more would read the same connection
+        # in turn
+        self._threads = ThreadPoolExecutor(max(1, cluster.num_servers), "rows")
+        self._server_of: list[int] = []
+        """By partition."""
+        self._books: dict[Owner, RowBook] = {}
+
+    def meet(self) -> None:
+        """Ask, once, which rows there are and who has them.
+
+        Raises:
+            PeerError: A server is gone, or did not answer in time.
+        """
+        # they say who owns what, which a restarted server does not change: it has the same
+        # partition
+        if self._books:
+            return
+        self._server_of = self._cluster.holders(self._timeout_s)
+        books = self._cluster.ask_each("get_row_books", {0: {}}, self._timeout_s, 0.0)[0]
+        self._books = {(book.group, book.name): book for book in books}
+
+    def num_ids(self, owner: Owner) -> int:
+        """Return how many rows there are over all servers."""
+        return self._book(owner).num_ids
+
+    def _book(self, owner: Owner) -> RowBook:
+        if owner not in self._books:
+            raise ProtocolError(f"rows of {owner[1]!r} were announced, and no server has any")
+        return self._books[owner]
+
+    def by_owner(self, owner: Owner, ids: Array) -> Split:
+        """Return by server the positions in ``ids`` that it has, ascending."""
+        book = self._book(owner)
+        # nobody owns rows that are whole everywhere: one server has as good ones as any
+        if book.table is None and book.bounds is None:
+            return {self._server_of[0]: np.arange(ids.size)} if ids.size else {}
+        split = split_by_owner(Book(book.table, book.bounds), ids, len(self._server_of))
+        return {self._server_of[partition]: positions for partition, positions in split.items()}
+
+    def rows(self, server: int, request: RowsRequest, out: Array) -> ComingRows:
+        """Ask a server for rows, which come to lie in ``out``."""
+        # by its replica, if it is lost: a row is the same on both
+        connection = self._cluster.connection(self._cluster.stand_in(server))
+        try:
+            call = CALLS["get_rows"]
+            # asked in this thread and in order, so that all servers work while the answers are
+            # waited for
+            reply = self._caller(connection).ask(
+                call.name, call.ask({"request": RowsQuestion.of(request)}), call.response,
+                into=into_array(out), timeout_s=self._timeout_s,
+            )  # fmt: skip
+        except GiglLoaderError as error:
+            raise connection.named(error) from error
+
+        def receive() -> None:
+            try:
+                reply.wait(self._timeout_s)
+            except GiglLoaderError as error:
+                raise connection.named(error) from error
+
+        return ComingRows(out, self._threads.submit(receive), self._timeout_s)
+
+    def _caller(self, connection: ServerConnection) -> Caller:
+        # by rank, and compared: after a restart there is another connection, and the callers of the
+        # former one were closed with it
+        known = self._callers.get(connection.rank)
+        if known is not None and known[0] is connection:
+            return known[1]
+        self._callers[connection.rank] = (
+            connection,
+            connection.dial(),
+        )  # the first one, or the server is a new one
+        return self._callers[connection.rank][1]
+
+    def hang_up(self) -> None:
+        """End what is under way; the next question connects again."""
+        # first, so that no question that comes meanwhile gets one that is being closed
+        callers, self._callers = self._callers, {}
+        for connection, caller in callers.values():
+            with contextlib.suppress(GiglLoaderError):
+                connection.hang_up(caller)
+
+    def close(self) -> None:
+        """End the threads. Idempotent."""
+        self.hang_up()
+        # not waited for: each ends as its connection does
+        self._threads.shutdown(wait=False, cancel_futures=True)

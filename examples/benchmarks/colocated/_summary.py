@@ -1,0 +1,76 @@
+"""The medians of a throughput run in one file, of which the picture is drawn."""
+
+import json
+import shlex
+import statistics
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LABELS = {
+    "gigl_loader, 1 worker": "gigl_loader",
+    "DGL GraphBolt, 1 worker": "DGL GraphBolt",
+    "GLT seeded, 1 worker": "GLT, seeded",
+    "GLT as installed, 1 worker": "GLT, as installed",
+    "PyG NeighborLoader, 1 worker": "PyG NeighborLoader",
+    "PyG NeighborLoader, pyg-lib, 1 worker": "PyG NeighborLoader",
+}
+"""Contestants with a bar in the picture, and its label; PyG's names its library of kernels."""
+_KERNELS = {"pyg_lib": "pyg-lib", "torch_sparse": "torch-sparse"}
+
+
+def summarize(
+    seeds_per_s: Mapping[str, Mapping[int, float]],
+    versions: Mapping[str, Mapping[str, str]],
+    *,
+    args: Namespace,
+    machine: str,
+    others_cpu: float,
+) -> dict[str, Any]:
+    """Return median, least and most of each contestant, and of what they are.
+
+    Args:
+        seeds_per_s: By contestant and round.
+        versions: By contestant, of its packages.
+        args: The command line of the benchmark.
+        machine: What it ran on.
+        others_cpu: Most of the CPUs that other processes took in a run, a share.
+    """
+    rows = [
+        {
+            "contestant": _label(name, versions.get(name, {})),
+            "versions": ", ".join(f"{key} {value}" for key, value in versions[name].items()),
+            "median": round(statistics.median(rounds.values())),
+            "least": round(min(rounds.values())),
+            "most": round(max(rounds.values())),
+        }
+        for name, rounds in seeds_per_s.items()
+        if name in LABELS
+    ]
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine,
+        "case": args.case,
+        "work": f"{args.nodes:,} nodes, {args.edges:,} edges, {args.dim} float32 features, "
+        f"fanout {args.fanout}, batches of {args.batch_size}, {args.rounds} rounds",
+        "others_cpu": round(others_cpu, 3),
+        "command": shlex.join(["python", *sys.argv]),
+        "seeds_per_s": sorted(rows, key=lambda row: -row["median"]),
+    }
+
+
+def _label(name: str, versions: Mapping[str, str]) -> str:
+    kernels = [text for package, text in _KERNELS.items() if package in versions]
+    return ", ".join([LABELS[name], *kernels])
+
+
+def write(target: Path, summary: Mapping[str, Any]) -> None:
+    """Write ``summary`` with a line for each contestant."""
+    rows = ",\n    ".join(json.dumps(row) for row in summary["seeds_per_s"])
+    rest = {name: value for name, value in summary.items() if name != "seeds_per_s"}
+    head = json.dumps(rest, indent=2).removesuffix("\n}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(f'{head},\n  "seeds_per_s": [\n    {rows}\n  ]\n}}\n')
