@@ -99,7 +99,7 @@ class RemoteReceivingChannel(ChannelBase):
         self._last_arrival = 0.0
         self._closed = False
         self.rows_apart = False
-        """Whether batches of the epoch come without rows: see `sampler.row_exchange.rows_apart`."""
+        """Whether batches come without rows: see ``sampler.row_exchange.rows_apart``."""
 
     # -- epochs ---------------------------------------------------------------------------------
 
