@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.glt import NodeSamplerInput
 
 from gigl_loader import (
     BaseDistLoader,
@@ -28,7 +29,6 @@ from gigl_loader import (
     ranks,
     replay,
 )
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.loader import runtime
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SAME_MEMORY_VARIABLE, EpochOptions

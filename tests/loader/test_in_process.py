@@ -10,6 +10,7 @@ import in_process_jobs
 import pytest
 import torch
 from in_process_jobs import CASES, COMMON, GRAPH, linked
+from support.glt import CollocatedDistSamplingWorkerOptions
 
 from gigl_loader import (
     ConfigError,
@@ -20,7 +21,6 @@ from gigl_loader import (
     SamplingError,
     UsageError,
 )
-from gigl_loader._glt import CollocatedDistSamplingWorkerOptions
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import check_same_batches, run_ranks
 
