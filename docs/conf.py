@@ -10,6 +10,8 @@ from sphinx.environment import BuildEnvironment
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.nodes import make_refnode
 
+from gigl_loader.loader.keywords import GROUPS
+
 project = "gigl_loader"
 author = "The gigl_loader authors"
 copyright = "the gigl_loader authors, Apache-2.0"
@@ -34,7 +36,10 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-napoleon_custom_sections = [("Source", "notes_style")]
+napoleon_custom_sections = [
+    ("Source", "notes_style"),
+    *((title, "params_style") for title in GROUPS),  # the loaders' keywords
+]
 autosummary_generate = False  # the tables alone: each name is explained on the same page
 copybutton_exclude = ".linenos, .gp, .go"  # of a console: the command, not prompt and output
 html_static_path = ["_static"]

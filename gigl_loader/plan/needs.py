@@ -271,7 +271,7 @@ class Job:
         return replace(found, remote=min(1.0, self.remote * found.remote_share / drawn))
 
     def degrees(self) -> DegreeDistribution:
-        """Return the graph by the law of its degrees."""
+        """Return the graph by the distribution of its degrees."""
         make = DegreeDistribution.uniform if self.law == "uniform" else DegreeDistribution.power_law
         return make(self.nodes, self.edges)
 
