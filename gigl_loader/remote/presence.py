@@ -481,7 +481,7 @@ class Presence:
 
     @property
     def can_do_without_0(self) -> bool:
-        """Whether server 0 has twins, and a job goes on with them."""
+        """Whether server 0 has replicas, and a job goes on with them."""
         has_twins = self.server.num_servers > self.server.num_partitions
         with self._lock:
             members = self._attendance.members.values()

@@ -10,7 +10,7 @@ a few of hundreds of servers has no connection with the others, and hears of tho
 While that one is lost, and the job goes on with a replica of it, a rank meets all.
 
 Where more servers than partitions are up, server ``i`` serves partition ``i`` modulo the number of
-partitions. Servers of one partition are twins: one does what was asked of another that is lost.
+partitions. Servers of one partition are replicas: one does what was asked of another that is lost.
 """
 
 import logging
@@ -216,8 +216,8 @@ class Cluster:
     def twin_of(self, server: int, servers: Sequence[int]) -> int | None:
         """Return one of ``servers`` that serves the same partition; None: there is none."""
         partitions = self.num_partitions
-        # Twins differ by multiples of the number of partitions; `server // partitions` numbers the
-        # twins, so that the work of several lost ones goes to different twins.
+        # Replicas differ by multiples of the number of partitions; `server // partitions` numbers
+        # them, so that the work of several lost ones goes to different replicas.
         same = [one for one in servers if (one - server) % partitions == 0]
         return same[server // partitions % len(same)] if same else None
 
@@ -410,7 +410,7 @@ class Cluster:
         self, name: str, requests: Mapping[int, dict[str, Any]], timeout_s: float,
         reconnect_s: float,
     ) -> dict[int, Any]:  # fmt: skip
-        """Ask several servers at once for a method of `DistServer`; twins answer for lost ones.
+        """Ask several servers at once for a method of `DistServer`; replicas answer for lost ones.
 
         A question is asked again where its server is lost, so the method must be one that may be.
 
