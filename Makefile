@@ -1,4 +1,5 @@
-# Every target makes the environment that it needs. A machine needs Python 3.11 to 3.14, make and git.
+# Every target makes the environment that it needs. A machine needs Python 3.11 to 3.14, make and git;
+# tests make certificates with the command openssl.
 #
 #   make demo              train on a partitioned graph with two processes
 #   make demo-graph-store  the same with a storage and a compute cluster, all on this machine
