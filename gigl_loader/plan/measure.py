@@ -53,11 +53,14 @@ class Child:
         args: More for ``function``; picklable.
         kind: Class of the process: forked from one that has imported what it needs, so that nothing
             that is counted depends on imports.
+        wait_s: How long to wait for a word of it, in seconds.
     """
 
     def __init__(
-        self, function: Callable[..., None], *args: Any, kind: type[BaseProcess] = ForkedProcess
-    ) -> None:
+        self, function: Callable[..., None], *args: Any, kind: type[BaseProcess] = ForkedProcess,
+        wait_s: float = WAIT_S,
+    ) -> None:  # fmt: skip
+        self._wait_s = wait_s
         self._pipe, theirs = multiprocessing.Pipe()
         self._process = kind(target=function, args=(theirs, *args))
         self._process.start()
@@ -75,8 +78,9 @@ class Child:
             PeerError: It ended, or says nothing.
         """
         try:
-            if not self._pipe.poll(WAIT_S):
-                raise PeerError(f"a process of the measurement said nothing for {WAIT_S:.0f} s")
+            if not self._pipe.poll(self._wait_s):
+                limit = f"{self._wait_s:.0f} s"
+                raise PeerError(f"a process of the measurement said nothing for {limit}")
             return self._pipe.recv()
         except (EOFError, OSError) as error:
             raise PeerError("a process of the measurement ended early: see above") from error
@@ -93,15 +97,15 @@ class Child:
         self._pipe.close()
         # After an error nobody is waited for: a process may wait for one that is gone.
         if error is None:
-            self._process.join(WAIT_S)
+            self._process.join(self._wait_s)
         self._process.kill()
         self._process.join()
 
 
-def say(pipe: Connection, word: Any) -> None:
+def say(pipe: Connection, word: Any, wait_s: float = WAIT_S) -> None:
     """Say something to the process that measures, and wait until it lets this one go on."""
     pipe.send(word)
-    if not pipe.poll(WAIT_S):
+    if not pipe.poll(wait_s):
         raise PeerError("the process that measures is gone")
     pipe.recv()
 

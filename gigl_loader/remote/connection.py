@@ -47,7 +47,7 @@ _MOST_FREE = 2
 """Connections for calls that are kept when nothing is under way."""
 _WHY = {
     End.SHUTDOWN: "it was shut down",
-    End.JOB_OVER: "it has served as many jobs as it was to (--jobs, num_jobs) and ended",
+    End.JOB_OVER: "it has served as many jobs as it was to (num_jobs) and ended",
     End.LOST_PEER: "it lost another storage server",
     End.GONE: "its process ended or was killed; see its log",
     End.SILENT: "nothing was heard from it: its machine or the network is gone, or it is stopped",

@@ -79,7 +79,7 @@ class RemoteProducers:
         self._renewals: dict[int, int] = {}
         """The cluster's at creation."""
         self._recoveries: Counter[str] = Counter()
-        """How often producers were made anew, for each state that the servers were in."""
+        """How often producers were recreated, for each state that the servers were in."""
 
     @property
     def replaced(self) -> list[int]:

@@ -284,7 +284,7 @@ class UnderWay:
     def __init__(self, num_workers: int, concurrency: int) -> None:
         self._concurrency = concurrency
         self.tickets: list[list[BatchTicket]] = [[] for _ in range(num_workers)]
-        """Of each worker, in the order in which it got them."""
+        """Each worker's batches, in the order in which it got them."""
         self._lost: list[BatchTicket] = []
         self._alone: set[int] = set()
         self._suspected: set[tuple[int, int]] = set()

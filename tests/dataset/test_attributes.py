@@ -19,8 +19,8 @@ from dataset_reference import (
     rows_of,
     write,
 )
+from support import glt
 
-from gigl_loader import _glt
 from gigl_loader.dataset.glt_attributes import Later, MadeWhenAsked
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
@@ -34,7 +34,7 @@ from gigl_loader.errors import ConfigError, WrongTypeError
 def test_what_glt_users_read_is_the_same_memory() -> None:
     dataset = DistDataset.from_pyg(SMALL.to_pyg(), supervision=SMALL.supervision())
     view, graph = dataset.view(), dataset.get_graph(BUYS)
-    assert isinstance(dataset, _glt.DistDataset)
+    assert isinstance(dataset, glt.DistDataset)
     assert graph.topo.indices.data_ptr() == view.adjacency[BUYS].indices.data_ptr()
     edge_ids = view.adjacency[BUYS].edge_ids
     assert edge_ids is not None
@@ -63,7 +63,7 @@ def test_glt_attributes_of_a_partition() -> None:
 
 def _glt_dataset(graph: Graph, edge_dir: EdgeDir):
     data = graph.to_pyg()
-    dataset = _glt.DistDataset(1, 0, edge_dir=edge_dir)
+    dataset = glt.DistDataset(1, 0, edge_dir=edge_dir)
 
     def pick(name, types):
         found = {t: getattr(data[t] if graph.heterogeneous else data, name) for t in types}
@@ -103,12 +103,12 @@ def test_a_plain_glt_dataset_is_wrapped_not_copied(edge_dir: EdgeDir, heterogene
 
 
 def test_wrap_sorts_what_is_out_of_order(caplog: pytest.LogCaptureFixture) -> None:
-    theirs = _glt.DistDataset(1, 0, edge_dir="out")
-    topology = _glt.Topology(
+    theirs = glt.DistDataset(1, 0, edge_dir="out")
+    topology = glt.Topology(
         (torch.tensor([0, 3, 3, 4]), torch.tensor([2, 0, 0, 1])), torch.tensor([0, 3, 1, 2]),
         input_layout="CSR", layout="CSR",
     )  # fmt: skip
-    theirs.graph = _glt.Graph(topology, "CPU")
+    theirs.graph = glt.Graph(topology, "CPU")
     theirs.node_pb = torch.zeros(3, dtype=torch.int64)
     with caplog.at_level("INFO", logger="gigl_loader"):
         ours = DistDataset.wrap(theirs)
@@ -121,19 +121,19 @@ def test_wrap_sorts_what_is_out_of_order(caplog: pytest.LogCaptureFixture) -> No
 
 def test_wrap_refuses() -> None:
     with pytest.raises(ConfigError, match="has no graph"):
-        DistDataset.wrap(_glt.DistDataset(1, 0))
+        DistDataset.wrap(glt.DistDataset(1, 0))
     with pytest.raises(WrongTypeError, match="got dict"):
         DistDataset.wrap({})
 
 
 def test_features_that_glt_finds_by_offset_can_be_wrapped(tmp_path: Path) -> None:
-    book = _glt.RangePartitionBook([(0, 3), (3, 5)], 1)
-    theirs = _glt.DistDataset(2, 1, edge_dir="out", node_pb=book)
-    topology = _glt.Topology(
+    book = glt.RangePartitionBook([(0, 3), (3, 5)], 1)
+    theirs = glt.DistDataset(2, 1, edge_dir="out", node_pb=book)
+    topology = glt.Topology(
         (torch.tensor([0, 0, 0, 0, 1, 2]), torch.tensor([0, 4])), torch.tensor([0, 1]),
         input_layout="CSR", layout="CSR",
     )  # fmt: skip
-    theirs.graph = _glt.Graph(topology, "CPU")
+    theirs.graph = glt.Graph(topology, "CPU")
     theirs.init_node_features(torch.tensor([[3.0], [4.0]]), id2idx=book.id2index, with_gpu=False)
     ours: Any = DistDataset.wrap(theirs)
     rows = ours.view().node_features[N]
@@ -141,15 +141,15 @@ def test_features_that_glt_finds_by_offset_can_be_wrapped(tmp_path: Path) -> Non
     assert ours.node_ids.tolist() == [3, 4]
 
 
-@pytest.mark.parametrize("memory", ["resident", "mapped"])
+@pytest.mark.parametrize("mmap", [False, True])
 @pytest.mark.parametrize("graph", [RING, SHOP], ids=["homogeneous", "heterogeneous"])
 def test_what_glt_code_reads_is_there_by_global_id(
-    tmp_path: Path, graph: Graph, memory: Any
+    tmp_path: Path, graph: Graph, mmap: bool
 ) -> None:
     write(graph, tmp_path)
     data = graph.to_pyg()
     for index in range(2):
-        dataset: Any = DistDataset.load(tmp_path, index, memory=memory)
+        dataset: Any = DistDataset.load(tmp_path, index, mmap=mmap)
         topology = dataset.graph[BUYS].topo if graph.heterogeneous else dataset.graph.topo
         pairs = graph.edges[BUYS if graph.heterogeneous else E]
         store = data[BUYS] if graph.heterogeneous else data

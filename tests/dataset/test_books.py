@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 from dataset_reference import E, Graph, N
+from support import glt
 
-from gigl_loader import _glt
 from gigl_loader.dataset.build import book_table, read_book, read_node_books
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.view import Book
@@ -15,10 +15,10 @@ from gigl_loader.errors import ConfigError
 
 def test_owners_in_order_become_ranges() -> None:
     data = Graph({N: 5}, {E: [(0, 1)]}, {}, False).to_pyg()
-    for book in (torch.tensor([0, 0, 1, 1, 1]), _glt.RangePartitionBook([(0, 2), (2, 5)], 1)):
+    for book in (torch.tensor([0, 0, 1, 1, 1]), glt.RangePartitionBook([(0, 2), (2, 5)], 1)):
         dataset: Any = DistDataset.from_pyg(data, partition_book=book, partition_idx=1)
         assert dataset.view().node_books[N].bounds.tolist() == [2, 5]
-        assert isinstance(dataset.node_pb, _glt.RangePartitionBook)
+        assert isinstance(dataset.node_pb, glt.RangePartitionBook)
         assert dataset.node_ids.tolist() == [2, 3, 4]
         assert dataset.id_filter(dataset.node_pb, 0).tolist() == [0, 1]
 
@@ -27,7 +27,7 @@ def test_a_book_may_be_of_each_kind() -> None:
     table = torch.tensor([0, 1, 0])
     for value in (table, table.to(torch.int32), Book(table=table)):
         assert book_table(read_book(value, 2, "pb")).tolist() == [0, 1, 0]
-    ranges = _glt.RangePartitionBook([(0, 2), (2, 5)], 1)
+    ranges = glt.RangePartitionBook([(0, 2), (2, 5)], 1)
     for value in (ranges, Book(bounds=torch.tensor([2, 5], dtype=torch.int32))):
         found = read_book(value, 2, "pb")
         assert found.bounds is not None

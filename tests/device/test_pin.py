@@ -1,11 +1,14 @@
 import os
 import pickle
 import resource
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gigl_loader import errors
+from gigl_loader.device import prefetch
 from gigl_loader.device.prefetch import CudaHostRegistry, PinMemoryError, PinnedRange
 
 PAGE = resource.getpagesize()
@@ -115,10 +118,10 @@ def test_a_failure_does_not_stay_behind_as_the_last_error(
         launched.append(device)
         raise RuntimeError("CUDA error: out of memory")  # torch finds the old error here
 
-    monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: FakeRuntime(code))
-    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
-    monkeypatch.setattr(torch, "zeros", zeros)
+    cuda = SimpleNamespace(
+        init=lambda: None, cudart=lambda: FakeRuntime(code), device=lambda device: nullcontext()
+    )
+    monkeypatch.setattr(prefetch, "torch", SimpleNamespace(cuda=cuda, zeros=zeros))
     registry = CudaHostRegistry(torch.device("cuda", 1))
     assert registry.register(PAGE, 10) == code
     assert registry.unregister(PAGE) == code

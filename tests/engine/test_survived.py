@@ -144,7 +144,7 @@ def test_a_supervisor_killed_while_all_cores_are_busy(undisturbed: str, in_order
     kills: list[int] = []
 
     def disturb(epoch: int, batch: int) -> None:
-        if batch % 24 == 5:
+        if batch % 40 == 5:
             kills.append(supervisor_pid(loader))
             os.kill(kills[-1], signal.SIGKILL)
 

@@ -42,14 +42,13 @@ def test_a_full_disk_keeps_less(
 ) -> None:
     kept = KeptTensors(tmp_path)
     _same(kept.get("first", lambda: PARTS[0]), PARTS[0])
-    write = os.pwrite
 
     def full(*args: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", full)
-    _same(kept.get("second", lambda: PARTS[1][:1] + PARTS[0]), PARTS[1][:1] + PARTS[0])
-    monkeypatch.setattr(os, "pwrite", write)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        _same(kept.get("second", lambda: PARTS[1][:1] + PARTS[0]), PARTS[1][:1] + PARTS[0])
     assert "No space left" in caplog.text
     fetched = []
     _same(kept.get("second", lambda: fetched.append(1) or PARTS[1]), PARTS[1])  # type: ignore[func-returns-value]

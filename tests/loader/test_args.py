@@ -78,7 +78,6 @@ def test_scores_decide_how_far_a_push_goes() -> None:
         ({"remote_cache": "lots"}, r"remote_cache must be .* such as \"20%\""),
         ({"num_cpu_threads": 0}, "num_cpu_threads must be an integer > 0"),
         ({"num_workers": 0, "remote_cache": "1GB"}, "is filled by sampling workers"),
-        ({"lookahead": 3}, "none are kept"),
         ({"pin_memory_device": "gpu"}, "pin_memory_device='gpu' is no torch device"),
         ({"prefetch_size": 0}, "prefetch_size must be an integer > 0"),
         ({"sampler_options": KHopNeighborSamplerOptions([3])}, r"=\[2\] and .*=\[3\] differ"),
@@ -89,14 +88,20 @@ def test_values_that_cannot_work_together(how: dict[str, Any], words: str) -> No
         _args(**how)
 
 
-def test_where_batches_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """The GPUs of a machine that has none so far."""
+    found: list[None] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(found))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(found))
+    return found
+
+
+def test_where_batches_go(gpus: list[None]) -> None:
     assert _args().device(3) == torch.device("cpu")
     with pytest.raises(ConfigError, match="torch finds 0 CUDA devices here"):
         check_device("cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    gpus += [None, None]
     assert [_args().device(rank).index for rank in range(4)] == [0, 1, 0, 1]
     assert _args(pin_memory_device=torch.device("cpu")).device(1) == torch.device("cpu")
     assert _args(pin_memory_device="cuda:1").device(0) == torch.device("cuda", 1)

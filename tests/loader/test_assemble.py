@@ -15,6 +15,7 @@ from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.loader import seed_input
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import check_edge_ids, check_weights, is_remote, remote_arguments
+from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, from_addresses
 from gigl_loader.loader.seed_input import (
     RankInput,
@@ -59,7 +60,9 @@ def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
 
     Where two machines are given the same input, all ranks raise alike.
     """
-    given = [NodeSamplerInput(torch.arange(size) + 100 * kind, "user") for kind in (0, 1)]
+    given: list[Any] = [
+        SimpleNamespace(node=torch.arange(size) + 100 * kind, input_type="user") for kind in (0, 1)
+    ]
     for kind, one in enumerate(given):
         one.extra = {"t": one.node * (kind + 2)}
     by_rank = [given[kind] for kind in inputs]
@@ -97,7 +100,7 @@ def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
 
 @pytest.mark.parametrize("shard", ["world", "none"])
 def test_with_another_shard_each_rank_keeps_all(shard: str, told: list) -> None:
-    seeds = NodeSamplerInput(torch.arange(7), "user")
+    seeds: Any = SimpleNamespace(node=torch.arange(7), input_type="user")
     mine = RankInput(options={"shard": shard})
     same = SeedsTold(digest=digest([seeds.node])) if shard == "world" else SeedsTold()
     told += [replace(mine, seeds=same)] * 2
@@ -196,3 +199,22 @@ def test_a_graph_store_refuses_what_is_colocated(how: dict, words: str) -> None:
     """Before it is asked for anything: `object()` has nothing to ask."""
     with pytest.raises(ConfigError, match=words):
         remote_arguments(object(), LoaderOptions(num_neighbors=[2], **how), ALONE, [], "one")
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [({}, 4), ({"worker_concurrency": 1}, 4), ({"worker_concurrency": 9}, 9),
+     ({"worker_concurrency": 9, "prefetch_size": 2}, 2)],
+)  # fmt: skip
+def test_as_many_batches_are_requested_ahead_as_a_worker_has(
+    how: dict, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(
+        BaseDistLoader, "create_graph_store_worker_options", lambda **given: asked.update(given)
+    )
+    schema = DistDataset.from_pyg(Data(edge_index=torch.tensor([[0], [1]]))).schema
+    store = SimpleNamespace(fetch_schema=lambda: schema, fetch_num_nodes=dict)
+    inputs = [NodeSamplerInput(torch.arange(2))]
+    remote_arguments(store, LoaderOptions(num_neighbors=[2], **how), ALONE, inputs, "one")
+    assert asked["prefetch_size"] == expected

@@ -3,7 +3,7 @@
 With one rank every exchange takes its whole way: what is sent is packed, and read where it arrived.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -162,8 +162,10 @@ def test_fewer_bytes_than_were_said() -> None:
         PieceReader(np.zeros(8, np.uint8)).array(np.int64, (2,))
 
 
-def test_questions_need_a_backend_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "get_backend_config", lambda group=None: "cuda:nccl")
+def test_questions_need_a_backend_for_the_cpu(
+    backends: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backends("cuda:nccl")
     monkeypatch.setattr(dist, "is_gloo_available", lambda: False)
     with pytest.raises(ConfigError, match=r"\(cuda:nccl\) has no backend .* without gloo"):
         host_backend()

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-
-from gigl_loader import BaseDistLoader, ConfigError, UsageError, WrongTypeError
-from gigl_loader._glt import (
+from support.glt import (
     CollocatedDistSamplingWorkerOptions,
     NodeSamplerInput,
     RemoteDistSamplingWorkerOptions,
 )
+
+from gigl_loader import BaseDistLoader, ConfigError, UsageError, WrongTypeError
 from gigl_loader.loader import deployment
 from gigl_loader.loader.deployment import (
     check_context,

@@ -1,11 +1,11 @@
 """Rows from device to device in ``exchange="collective"``; a stand-in where there is no GPU."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import device_rows_jobs
 import pytest
 import torch
-import torch.distributed as dist
 
 from gigl_loader import ConfigError
 from gigl_loader.loader.collective import host_backend
@@ -28,7 +28,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None:
     run_ranks(
         getattr(device_rows_jobs, job), world_size=world, tmp_path=tmp_path, may_die=may_die,
-        timeout_s=300,
+        timeout=300,
     )  # fmt: skip
 
 
@@ -45,9 +45,9 @@ def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None
 )
 def test_which_backend_carries_what(
     config: str, on_host: str, on_gpu: str | None, cpu_tensors_on: str,
-    monkeypatch: pytest.MonkeyPatch,
+    backends: Callable[[str], None], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(dist, "get_backend_config", lambda group=None: config)
+    backends(config)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert host_backend() == on_host
     assert backend_for(CUDA) == on_gpu
@@ -56,7 +56,7 @@ def test_which_backend_carries_what(
     assert exchanged_on(CUDA) == (CUDA if "cuda" in backends_of() else exchanged_on(CPU))
 
 
-def test_a_group_that_takes_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "get_backend_config", lambda group=None: "cuda:gloo")
+def test_a_group_that_takes_nothing_is_refused(backends: Callable[[str], None]) -> None:
+    backends("cuda:gloo")
     with pytest.raises(ConfigError, match=r"\(cuda:gloo\) has no backend for tensors of cuda:0"):
         exchanged_on(CUDA)

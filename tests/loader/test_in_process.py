@@ -10,6 +10,7 @@ import in_process_jobs
 import pytest
 import torch
 from in_process_jobs import CASES, COMMON, GRAPH, linked
+from support.glt import CollocatedDistSamplingWorkerOptions
 
 from gigl_loader import (
     ConfigError,
@@ -20,7 +21,6 @@ from gigl_loader import (
     SamplingError,
     UsageError,
 )
-from gigl_loader._glt import CollocatedDistSamplingWorkerOptions
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import check_same_batches, run_ranks
 
@@ -42,7 +42,7 @@ from gigl_loader.testing import check_same_batches, run_ranks
 def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None:
     run_ranks(
         getattr(in_process_jobs, job), world_size=world, tmp_path=tmp_path, may_die=may_die,
-        timeout_s=300,
+        timeout=300,
     )  # fmt: skip
 
 

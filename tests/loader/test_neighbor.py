@@ -268,7 +268,7 @@ def test_workers_in_a_new_interpreter_get_by_without_torch(
         _loader(*SETUPS[setup]) as made,
     ):
         assert len(_run(made, 0)) == len(made.loader)
-        for number in range(made.loader.num_workers):
+        for number in range(made.loader.worker_options.num_workers):
             pid = worker_pid(made.loader, number)
             assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
 
@@ -398,7 +398,7 @@ def test_batches_that_wait_are_counted() -> None:
         batches = iter(loader)
         next(batches)
         source = loader._source
-        wait_until(lambda: source.count_waiting() == 5, "all others wait", timeout_s=60)
+        wait_until(lambda: source.count_waiting() == 5, "all others wait", timeout=60)
         loader.stats(reset=True)
         assert len(list(batches)) == 5
         assert loader.stats()["queue_depth"] == (4 + 3 + 2 + 1 + 0) / 5

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.glt import get_context, init_worker_group
 
 from gigl_loader import BaseDistLoader, ConfigError, DistNeighborLoader
-from gigl_loader._glt import get_context, init_worker_group
 from gigl_loader.device.prefetch import PinMemoryError
 from gigl_loader.loader import config
 from gigl_loader.testing import TinyGraph

@@ -1,5 +1,6 @@
 """Times of seeds as users give them: types that hold them, one column for all servers, refusals."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,6 @@ import pytest
 import torch
 
 from gigl_loader import ConfigError
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.loader.seed_input import (
     add_times,
     add_times_by_server,
@@ -21,11 +21,11 @@ NOW_NS = 1_700_000_000_123_456_789
 """A time in nanoseconds; the next float64 is 256 of them away."""
 
 
-def _inputs(*sizes: int) -> list[NodeSamplerInput]:
-    return [NodeSamplerInput(torch.arange(size), "user") for size in sizes]
+def _inputs(*sizes: int) -> list[Any]:
+    return [SimpleNamespace(node=torch.arange(size), input_type="user") for size in sizes]
 
 
-def _columns(inputs: list[NodeSamplerInput]) -> list[list[Any]]:
+def _columns(inputs: list[Any]) -> list[list[Any]]:
     return [one.extra[SEED_TIME].tolist() for one in inputs]
 
 

@@ -95,14 +95,13 @@ def test_a_batch_has_its_share_of_what_was_spent(monkeypatch: pytest.MonkeyPatch
         assert [end.recv(), end.recv()] == ["go on", "go on"]
 
 
-def test_a_process_that_ends_or_is_silent_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "WAIT_S", 0.01)
+def test_a_process_that_ends_or_is_silent_is_an_error() -> None:
     kind: Any = _Here
-    with Child(_tell, kind=kind) as one:
+    with Child(_tell, kind=kind, wait_s=0.01) as one:
         with pytest.raises(PeerError, match="said nothing for 0 s"):
             one.hear()
         with pytest.raises(PeerError, match="the process that measures is gone"):
-            say(_ENDS[-1], "at work")
+            say(_ENDS[-1], "at work", wait_s=0.01)
         assert one.hear() == "at work"
         _ENDS.pop().close()
         with pytest.raises(PeerError, match="ended early"):

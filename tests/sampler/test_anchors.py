@@ -22,8 +22,8 @@ from link_reference import (
     sample,
     shop,
 )
+from support import glt
 
-from gigl_loader import _glt
 from gigl_loader.dataset.links import split_links
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import is_label_edge_type
@@ -280,7 +280,7 @@ def test_a_sampler_without_positives_says_so() -> None:
 @pytest.mark.parametrize("graph", [_shop(), _ring()], ids=["shop", "ring"])
 def test_a_plain_glt_dataset_gives_the_same(graph, edge_dir) -> None:
     ours, supervision = graph.partitions(edge_dir=edge_dir)[0], list(graph.labels)
-    theirs = _glt.DistDataset(1, 0, edge_dir=edge_dir)
+    theirs = glt.DistDataset(1, 0, edge_dir=edge_dir)
     for name in ("graph", "node_features", "edge_features", "node_labels", "node_pb", "edge_pb"):
         setattr(theirs, name, getattr(ours, name))
     messages = [

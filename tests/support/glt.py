@@ -4,15 +4,27 @@ Whether they are GLT's own or ours is the package's choice; tests of a feature h
 """
 
 from gigl_loader._glt import (
+    CollocatedDistSamplingWorkerOptions,
+    DistDataset,
+    Graph,
     NodeSamplerInput,
     RangePartitionBook,
     RemoteDistSamplingWorkerOptions,
     SamplingConfig,
+    Topology,
+    get_context,
+    init_worker_group,
 )
 
 __all__ = [
+    "CollocatedDistSamplingWorkerOptions",
+    "DistDataset",
+    "Graph",
     "NodeSamplerInput",
     "RangePartitionBook",
     "RemoteDistSamplingWorkerOptions",
     "SamplingConfig",
+    "Topology",
+    "get_context",
+    "init_worker_group",
 ]

@@ -45,7 +45,7 @@ def _expected(seeds: torch.Tensor, how: dict, epoch: int, seed: int = 3) -> list
     return batches[:-1] if how["drop_last"] and batches and len(batches[-1]) < size else batches
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(setup=setups(), in_order=st.booleans())
 def test_every_epoch_has_every_seed_once(setup, in_order: bool) -> None:
     seeds, how = setup
@@ -89,7 +89,7 @@ def test_slots_come_back_where_no_task_is_left_to_carry_them() -> None:
     producer.shutdown()
 
 
-@settings(max_examples=75)
+@settings(max_examples=30)
 @given(setup=setups(), breaks=st.lists(st.integers(0, 6), max_size=4), in_order=st.booleans())
 def test_a_broken_off_epoch_leaves_no_trace(setup, breaks: list[int], in_order: bool) -> None:
     seeds, how = setup
@@ -273,7 +273,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(setup=setups(), in_order=st.booleans(), lot=st.integers(0, 10_000).map(random.Random))
 def test_lost_workers_cost_no_batch(setup, in_order: bool, lot) -> None:
     """Same batches, same bits, in the same order, whichever workers die when, but not of a batch.
