@@ -216,8 +216,8 @@ class Cluster:
     def replica_of(self, server: int, servers: Sequence[int]) -> int | None:
         """Return one of ``servers`` that serves the same partition; None: there is none."""
         partitions = self.num_partitions
-        # Twins differ by multiples of the number of partitions; `server // partitions` numbers the
-        # replicas, so that the work of several lost ones goes to different replicas.
+        # Replicas differ by multiples of the number of partitions; `server // partitions` numbers
+        # them, so that the work of several lost ones goes to different replicas.
         same = [one for one in servers if (one - server) % partitions == 0]
         return same[server // partitions % len(same)] if same else None
 
