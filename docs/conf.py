@@ -1,11 +1,16 @@
+import ast
 from importlib.metadata import version as installed_version
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.nodes import make_refnode
+
+from gigl_loader.loader.keywords import GROUPS
 
 project = "gigl_loader"
 author = "The gigl_loader authors"
@@ -31,7 +36,10 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-napoleon_custom_sections = [("Source", "notes_style")]
+napoleon_custom_sections = [
+    ("Source", "notes_style"),
+    *((title, "params_style") for title in GROUPS),  # the loaders' keywords
+]
 autosummary_generate = False  # the tables alone: each name is explained on the same page
 copybutton_exclude = ".linenos, .gp, .go"  # of a console: the command, not prompt and output
 html_static_path = ["_static"]
@@ -48,6 +56,7 @@ _ELSEWHERE = {
     "torch": "https://docs.pytorch.org/docs/stable/",
     "pyg": "https://pytorch-geometric.readthedocs.io/en/stable/",
     "numpy": "https://numpy.org/doc/stable/",
+    "arrow": "https://arrow.apache.org/docs/",
 }
 intersphinx_mapping = {
     name: (address, f"inventories/{name}.txt") for name, address in _ELSEWHERE.items()
@@ -56,6 +65,8 @@ intersphinx_disabled_reftypes = ["std:*"]  # names of Python objects alone
 nitpick_ignore_regex = [
     # base classes, and types that GLT's own loaders take: it publishes no list of its names
     ("py:.*", r"graphlearn_torch\..*"),
+    # names that annotations use for a str, a tuple of three of them, and a path
+    ("py:class", "NodeType|EdgeType|FilePath"),
     # type variables
     ("py:.*", r"gigl_loader\..*\.[A-Z]"),
     # Arguments and values of methods that loaders and servers call, not users: they are explained
@@ -68,9 +79,9 @@ nitpick_ignore_regex = [
     ),
 ]
 
+_PUBLIC = ("gigl_loader", "gigl_loader.graph_store", "gigl_loader.ray", "gigl_loader.testing")
 _PACKAGES = (
-    "gigl_loader", "gigl_loader.graph_store", "gigl_loader.ray", "gigl_loader.testing",
-    "gigl_loader.dataset.identity", "gigl_loader.tables.report", "gigl_loader.transport",
+    *_PUBLIC, "gigl_loader.dataset.identity", "gigl_loader.tables.spec", "gigl_loader.transport",
 )  # fmt: skip
 _SHORT = {
     "Data": "torch_geometric.data.Data",
@@ -97,7 +108,9 @@ def _find_name(
         return None
     known = env.domains.python_domain.objects
     parts = node["reftarget"].split(".")
-    for first in range(len(parts)):
+    # of "module.Class.method" the last two may be looked up, of "Class.method" both, never "method"
+    of_class = next((at for at, part in enumerate(parts) if part[:1].isupper()), len(parts) - 1)
+    for first in range(of_class + 1):
         for package in _PACKAGES:
             name = ".".join([package, *parts[first:]])
             if (found := known.get(name)) is not None:
@@ -112,11 +125,31 @@ def _keep_colon(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
     """Keep napoleon from reading "Position: of a seed" as an attribute of the type "Position"."""
-    if what in ("attribute", "data", "property"):
+    if what in ("attribute", "data", "property") and lines and ":" in lines[0]:
         lines[:0] = ["..", ""]  # a comment, which has no colon
 
 
+def _read_fields() -> None:
+    """Let autodoc find the docstrings of fields, and the order of members, of public classes.
+
+    A public class says that its module is the package, so Sphinx would look for them in the
+    package's ``__init__``. The package's stub names the modules that they are in.
+    """
+    for package in _PUBLIC:
+        known = ModuleAnalyzer.for_module(package)
+        known.analyze()
+        stub = Path(known.srcname).with_suffix(".pyi")
+        for statement in ast.parse(stub.read_text()).body:
+            if isinstance(statement, ast.ImportFrom) and statement.module:
+                found = ModuleAnalyzer.for_module(statement.module)
+                found.analyze()
+                known.attr_docs.update(found.attr_docs)
+                known.annotations.update(found.annotations)
+                known.tagorder.update(found.tagorder)
+
+
 def setup(app: Sphinx) -> None:
-    """Connect the two above before Sphinx's own, whose priority is 500."""
+    """Connect the hooks before Sphinx's own, whose priority is 500."""
+    _read_fields()
     app.connect("missing-reference", _find_name, priority=400)
     app.connect("autodoc-process-docstring", _keep_colon, priority=400)

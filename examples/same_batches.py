@@ -154,18 +154,18 @@ def of_a_client(info: Any, rank: int, folder: Path) -> None:
 
 
 def ranks(folder: Path, size: int, **how: Any) -> None:
-    run_ranks(of_a_rank, folder, how, world_size=size, tmp_path=sub(folder), timeout_s=300)
+    run_ranks(of_a_rank, folder, how, world_size=size, tmp_path=sub(folder), timeout=300)
 
 
 def changing(folder: Path) -> None:
     for size, steps in ((4, 2), (2, None)):
-        run_ranks(of_a_run, folder, steps, world_size=size, tmp_path=sub(folder), timeout_s=300)
+        run_ranks(of_a_run, folder, steps, world_size=size, tmp_path=sub(folder), timeout=300)
 
 
 def store(folder: Path, servers: int, clients: int) -> None:
     run_cluster(
         of_a_client, folder, dataset=partition, tmp_path=sub(folder), servers=servers,
-        clients=clients, timeout_s=300,
+        clients=clients, timeout=300,
     )  # fmt: skip
 
 

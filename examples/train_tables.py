@@ -74,7 +74,7 @@ def load_partition(args: argparse.Namespace, folder: Path) -> DistDataset:
         )  # fmt: skip
         print(report, flush=True)
     dist.barrier()
-    return DistDataset.load(folder / "parts", dist.get_rank(), memory="mapped")
+    return DistDataset.load(folder / "parts", dist.get_rank(), mmap=True)
 
 
 def train(args: argparse.Namespace, dataset: DistDataset) -> torch.nn.Module:

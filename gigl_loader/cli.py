@@ -16,7 +16,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "certs": ("gigl_loader.commands.secrets:certs", "make a folder of certificates, for trying"),
     "token": ("gigl_loader.commands.secrets:token", "print a fresh cluster token"),
     "diagnose": ("gigl_loader.diagnose:main", "say what this machine can do"),
-    "partition": ("gigl_loader.commands.partitioning:main", "partition tables of nodes and edges"),
+    "partition": (
+        "gigl_loader.commands.partitioning:main",
+        "partition tables, or a saved PyG graph",
+    ),
     "plan": ("gigl_loader.commands.planning:main", "say how many machines a graph needs"),
     "infer": ("gigl_loader.commands.infer:main", "run a model on the whole graph"),
 }

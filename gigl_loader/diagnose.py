@@ -326,14 +326,16 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="length of the trial")
-    parser.add_argument("--workers", type=int, default=2, help="sampling processes of the trial")
+    parser.add_argument(
+        "--num-workers", type=int, default=2, help="sampling processes of the trial"
+    )
     args = parser.parse_args(arguments)
     sections = {
         "versions": versions,
         "graphlearn-torch": glt_door,
         "memory": memory,
         "network": network,
-        f"self-test ({args.seconds:g} s)": lambda: self_test(args.seconds, args.workers),
+        f"self-test ({args.seconds:g} s)": lambda: self_test(args.seconds, args.num_workers),
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own

@@ -23,13 +23,36 @@ Texts go: what, where (worker, server, epoch, batch), why, what to do next.
 
 import errno
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_DEFAULT_TYPES = (
+    (r"\('default_homogeneous_node_type', 'to', 'default_homogeneous_node_type'\)",
+     "(the only type)"),
+    (r"\('default_homogeneous_node_type', ('\w+'), 'default_homogeneous_node_type'\)", r"\1"),
+    (r"'default_homogeneous_node_type'", "(the only type)"),
+)  # fmt: skip
+"""The types of a homogeneous graph, which no user wrote, and what messages say instead."""
+
+
+def without_default_types(text: str) -> str:
+    """Return a message without the names that the types of a homogeneous graph have inside."""
+    for pattern, words in _DEFAULT_TYPES:
+        text = re.sub(pattern, words, text)
+    return text
+
 
 class GiglLoaderError(Exception):
     """Base class: ``except GiglLoaderError`` catches all of them."""
+
+    def __str__(self) -> str:
+        return without_default_types(self._text())
+
+    def _text(self) -> str:
+        """Return the message, with types as they are called inside."""
+        return super().__str__()
 
 
 class ConfigError(GiglLoaderError, ValueError):
@@ -64,7 +87,7 @@ class WorkerDiedError(PeerError):
         self.worker, self.pid, self.exitcode, self.note = worker, pid, exitcode, note
         self.where = where
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         how, hint = f"exit code {self.exitcode}", "its traceback is in the worker's stderr"
         if self.exitcode is None:
             how = "exit code unknown"
@@ -94,7 +117,7 @@ class SamplingError(PeerError):
         super().__init__(where, cause, remote_traceback)
         self.where, self.cause, self.remote_traceback = where, cause, remote_traceback
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         tail = f"\n--- traceback of {self.where} ---\n{self.remote_traceback}"
         return f"{self.where} failed: {self.cause}" + (tail if self.remote_traceback else "")
 
@@ -115,7 +138,7 @@ class PeerLostError(PeerError):
         # args are all fields, for pickling; the text alone is what str() shows
         self.end = end
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return str(self.args[0])
 
 
@@ -126,7 +149,7 @@ class RemoteError(PeerError):
         super().__init__(where, cause, remote_traceback)
         self.where, self.cause, self.remote_traceback = where, cause, remote_traceback
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         tail = f"\n--- traceback of {self.where} ---\n{self.remote_traceback}"
         return f"{self.where} failed: {self.cause}" + (tail if self.remote_traceback else "")
 

@@ -69,16 +69,16 @@ class Footprint:
         found += [f"System V segment of process {pid}" for pid in _sysv_creators() & set(self.pids)]
         return found
 
-    def check_gone(self, timeout_s: float = 120.0) -> None:
+    def check_gone(self, timeout: float = 120.0) -> None:
         """Wait until nothing is left.
 
         Raises:
-            AssertionError: Something still is after ``timeout_s`` seconds; names it.
+            AssertionError: Something still is after ``timeout`` seconds; names it.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout
         while left := self.leftovers():
             if time.monotonic() >= deadline:
-                raise AssertionError(f"left after {timeout_s:g} s: {left}")
+                raise AssertionError(f"left after {timeout:g} s: {left}")
             time.sleep(_POLL_S)  # processes that end, and sockets, tell nobody
 
 

@@ -233,7 +233,7 @@ SamplerOptions = KHopNeighborSamplerOptions | CustomSamplerOptions | PPRSamplerO
 
 SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 TEMPORAL_STRATEGIES = ("uniform", "last")
-SAMPLERS = ("uniform", "labor")
+SAMPLING_METHODS = ("uniform", "labor")
 BY_TIME = "by_time"
 
 
@@ -258,14 +258,15 @@ class ExpansionOptions:
     """``"last"``: the latest neighbours instead of any."""
     time_window: float | None = None
     """Nothing is older than this before its seed, in units of the attribute; None: any age."""
-    sampler: str = "uniform"
-    """``"labor"``: seeds of a batch share neighbours; each still has a uniform draw."""
+    sampling_method: str = "uniform"
+    """How neighbours are drawn. ``"labor"``: seeds of a batch share neighbours (layer-neighbour
+    sampling); each still has a uniform draw."""
 
     def __post_init__(self) -> None:
         for name, known in (
             ("subgraph_type", SUBGRAPH_TYPES),
             ("temporal_strategy", TEMPORAL_STRATEGIES),
-            ("sampler", SAMPLERS),
+            ("sampling_method", SAMPLING_METHODS),
         ):
             value = getattr(self, name)
             value = getattr(value, "value", value)  # PyG's SubgraphType is an enum
@@ -282,10 +283,10 @@ class ExpansionOptions:
                 'subgraph_type="induced" needs one graph of all seeds, and disjoint or timed '
                 'sampling makes a tree of each: use "directional" or "bidirectional"'
             )
-        if self.in_trees and self.sampler == "labor":
+        if self.in_trees and self.sampling_method == "labor":
             raise ConfigError(
-                'sampler="labor" lets seeds share neighbours, which disjoint or timed trees do '
-                "not: leave one of them out"
+                'sampling_method="labor" lets seeds share neighbours, which disjoint or timed '
+                "trees do not: leave one of them out"
             )
 
     def _check_time(self) -> None:
@@ -397,8 +398,10 @@ class EpochOptions:
             raise ConfigError(
                 f"timeout must be > 0 seconds, and there always is one; got {self.timeout_s!r}"
             )
-        if self.replace and self.expansion.sampler == "labor":
-            raise ConfigError('sampler="labor" draws without replacement: use replace=False')
+        if self.replace and self.expansion.sampling_method == "labor":
+            raise ConfigError(
+                'sampling_method="labor" draws without replacement: use replace=False'
+            )
         check_reconnect(self.reconnect_timeout_s)
         most = self.max_restarts
         if isinstance(most, bool) or not isinstance(most, int) or most < 0:
@@ -416,28 +419,19 @@ class CacheOptions:
     many as decide what to keep."""
 
     @classmethod
-    def of(cls, remote_cache: int | str | None, lookahead: int | None) -> "CacheOptions | None":
+    def of(cls, remote_cache: int | str | None) -> "CacheOptions | None":
         """Return the options for what a user gave: ``"2GB"``, ``"20%"``, bytes; None: no cache.
 
         Raises:
-            ConfigError: Neither a size nor a share, or a look-ahead without a cache.
+            ConfigError: Neither a size nor a share.
         """
-        if lookahead is not None and (
-            not isinstance(lookahead, int) or isinstance(lookahead, bool) or lookahead < 0
-        ):
-            raise ConfigError(f"lookahead must be a number of batches >= 0, got {lookahead!r}")
         if remote_cache is None:
-            if lookahead is not None:
-                raise ConfigError(
-                    f"lookahead={lookahead} decides which rows to keep, and none are kept: give "
-                    'remote_cache, for example "20%"'
-                )
             return None
         # 0.2 could be a share or a number of bytes: the share is written "20%", and floats refused
         if isinstance(remote_cache, str) and remote_cache.strip().endswith("%"):
-            return cls(size=_share(remote_cache), lookahead=lookahead)
+            return cls(size=_share(remote_cache))
         size = parse_size(remote_cache, "remote_cache", also=', or a share such as "20%"')
-        return cls(size=size, lookahead=lookahead)
+        return cls(size=size)
 
 
 def _share(text: str) -> float:

@@ -61,11 +61,11 @@ def test_a_partition_that_exists_names_the_option_of_the_shell(
     (tmp_path / "nodes.csv").write_text("id,x\n0,1.0\n1,2.0\n")
     words = [
         "partition", f"--nodes={tmp_path}/nodes.csv", f"--edges={tmp_path}/edges.csv",
-        f"--out={tmp_path}/parts", "--partitions=1", "--quiet",
+        f"--root={tmp_path}/parts", "--num-partitions=1", "--quiet",
     ]  # fmt: skip
     assert cli.main(words) == 0, capsys.readouterr().err
     assert cli.main(words) != 0
-    assert "--overwrite in the shell" in capsys.readouterr().err
+    assert "or give --overwrite" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("has_handler", [False, True])

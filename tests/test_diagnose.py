@@ -12,7 +12,7 @@ from gigl_loader import diagnose
 
 @pytest.mark.multiprocess
 def test_the_command_reports_and_tries() -> None:
-    done = run_python("-m", "gigl_loader.diagnose", "--seconds", "0.5", "--workers", "1")
+    done = run_python("-m", "gigl_loader.diagnose", "--seconds", "0.5", "--num-workers", "1")
     printed = done.stdout
     for section in ("versions", "graphlearn-torch", "memory", "network", "self-test (0.5 s)"):
         assert f"\n{section}\n" in printed
@@ -31,7 +31,7 @@ def test_the_trial_takes_ten_seconds_unless_told(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(diagnose, "self_test", trial)
     diagnose.main([])  # which may find something, on a small machine
-    diagnose.main(["--seconds", "3", "--workers", "5"])
+    diagnose.main(["--seconds", "3", "--num-workers", "5"])
     assert trials == [(10.0, 2), (3.0, 5)]
 
 

@@ -39,6 +39,7 @@ ONLY_IMPORTERS = {
         "workers/pipe.py",  # a Unix pair that passes descriptors; multiprocessing has none whole
     },
     "pickle": {  # none of them reads what came over a network
+        "commands/saved_graph.py",  # names an error of torch.load; reads nothing
         "dataset/disk.py",  # directories in GLT's format, by a reader that knows tensors alone
         "dataset/view_writer.py",  # the same, written
         "memory/segments.py",  # between a process and the workers that it started

@@ -30,30 +30,26 @@ BUYS, KNOWS = ("user", "buys", "item"), ("user", "knows", "user")
     ("given", "size"), [("20%", 0.2), (" 100 % ", 1.0), ("2GB", 2 * 10**9), ("2GiB", 2**31), (5, 5)]
 )
 def test_a_cache_is_a_size_or_a_share(given: Any, size: float) -> None:
-    found = CacheOptions.of(given, 3)
+    found = CacheOptions.of(given)
     assert found is not None
-    assert (found.size, found.lookahead) == (size, 3)
+    assert (found.size, found.lookahead) == (size, None)
     assert isinstance(found.size, float) is isinstance(size, float), "by it the two are told apart"
 
 
-def test_no_cache_has_no_look_ahead() -> None:
-    assert CacheOptions.of(None, None) is None
-    with pytest.raises(ConfigError, match="lookahead=2 decides which rows to keep"):
-        CacheOptions.of(None, 2)
+def test_none_is_no_cache() -> None:
+    assert CacheOptions.of(None) is None
 
 
 @pytest.mark.parametrize(
-    ("given", "lookahead", "text"),
+    ("given", "text"),
     [
-        (0.2, None, "a share such as"), (True, None, "a share such as"), ("0%", None, "above 0%"),
-        ("101%", None, "above 0%"), ("nan%", None, "above 0%"), ("x%", None, "above 0%"),
-        ("1GB", -1, "lookahead must be"), ("1GB", True, "lookahead must be"),
-        ("1GB", 0.5, "lookahead must be"),
+        (0.2, "a share such as"), (True, "a share such as"), ("0%", "above 0%"),
+        ("101%", "above 0%"), ("nan%", "above 0%"), ("x%", "above 0%"),
     ],
 )  # fmt: skip
-def test_what_is_no_cache_is_refused(given: Any, lookahead: Any, text: str) -> None:
+def test_what_is_no_cache_is_refused(given: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        CacheOptions.of(given, lookahead)
+        CacheOptions.of(given)
 
 
 # --- samplers, growth, epochs ---------------------------------------------------------------------
@@ -82,7 +78,7 @@ def test_what_is_no_cache_is_refused(given: Any, lookahead: Any, text: str) -> N
         (PPRSamplerOptions, {"typed_channel_ratios": {BUYS: True}}, r"in \(0, 1\]"),
         (PPRSamplerOptions, {"typed_channel_ratios": {BUYS: 0.5, KNOWS: 0.4}}, "sum to 1"),
         (ExpansionOptions, {"subgraph_type": "both"}, "subgraph_type must be one of"),
-        (ExpansionOptions, {"sampler": "ladies"}, "sampler must be one of"),
+        (ExpansionOptions, {"sampling_method": "ladies"}, "sampling_method must be one of"),
         (ExpansionOptions, {"disjoint": "by_user"}, "disjoint must be"),
         (ExpansionOptions, {"disjoint": "by_time"}, "need time_attr"),
         (ExpansionOptions, {"time_window": 3.0}, "need time_attr"),
@@ -91,7 +87,7 @@ def test_what_is_no_cache_is_refused(given: Any, lookahead: Any, text: str) -> N
         (ExpansionOptions, {"time_attr": "t", "time_window": -1}, "time_window must be"),
         (ExpansionOptions, {"time_attr": "t", "time_window": math.nan}, "time_window must be"),
         (ExpansionOptions, {"disjoint": True, "subgraph_type": "induced"}, "one graph of all"),
-        (ExpansionOptions, {"time_attr": "t", "sampler": "labor"}, "trees do not"),
+        (ExpansionOptions, {"time_attr": "t", "sampling_method": "labor"}, "trees do not"),
         (EpochOptions, {"seed": -1}, "seed must be"), (EpochOptions, {"seed": 2**63}, "seed must"),
         (EpochOptions, {"seed": True}, "seed must"),
         (EpochOptions, {"seed": 0, "timeout_s": 0}, "timeout must"),
@@ -99,7 +95,8 @@ def test_what_is_no_cache_is_refused(given: Any, lookahead: Any, text: str) -> N
         (EpochOptions, {"seed": 0, "timeout_s": None}, "timeout must"),
         (EpochOptions, {"seed": 0, "max_restarts": -1}, "max_restarts must"),
         (EpochOptions, {"seed": 0, "reconnect_timeout_s": math.inf}, "reconnect_timeout must"),
-        (EpochOptions, {"seed": 0, "replace": True, "expansion": ExpansionOptions(sampler="labor")},
+        (EpochOptions,
+         {"seed": 0, "replace": True, "expansion": ExpansionOptions(sampling_method="labor")},
          "without replacement"),
     ],
 )  # fmt: skip

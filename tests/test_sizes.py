@@ -41,7 +41,7 @@ def test_what_is_no_size_is_refused_with_keyword_value_and_forms(given: Any) -> 
 
 @pytest.mark.parametrize(("given", "nbytes"), [("2GB", 2 * 10**9), ("2GiB", 2**31)])
 def test_all_keywords_and_commands_mean_the_same(given: str, nbytes: int) -> None:
-    cache = CacheOptions.of(given, None)
+    cache = CacheOptions.of(given)
     assert cache is not None
     assert cache.size == nbytes
     assert cache_size(given) == nbytes

@@ -38,8 +38,8 @@ def start_server(rank: int, root: str, port: int) -> subprocess.Popen[bytes]:
     return start(
         [
             "-m", "gigl_loader", "serve", f"--root={root}", f"--rank={rank}",
-            f"--num-servers={SERVERS}", f"--master-addr={HOST}", f"--port={port}",
-            "--jobs=1",  # it ends when the training does
+            f"--num-servers={SERVERS}", f"--master-addr={HOST}", f"--master-port={port}",
+            "--num-jobs=1",  # it ends when the training does
         ]
     )  # fmt: skip
 

@@ -1,6 +1,7 @@
-"""``gigl-loader partition``: tables of nodes and edges to partitions, from the shell.
+"""``gigl-loader partition``: tables, or a saved PyG graph, to partitions, from the shell.
 
-The tables are described in a YAML file, or for a graph of one type by flags::
+A graph is a `Data` or `HeteroData` that ``torch.save`` wrote. Tables are described in a YAML file,
+or for a graph of one type by flags::
 
     nodes:
       user: {source: users/*.parquet, id: name, features: x, label: y, split: split}
@@ -15,8 +16,10 @@ The tables are described in a YAML file, or for a graph of one type by flags::
 
 import argparse
 import dataclasses
+import re
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,11 @@ from gigl_loader.tables.spec import FEATURE_DTYPES, METHODS, EdgeTable, NodeTabl
 
 _OPTIONS = ("time_attr", "order", "edge_rows")
 """What the YAML file may say beside the tables; a flag of the same name comes before it."""
+_OF_GRAPHS = (
+    "pyg", "root", "num_partitions", "method", "edge_dir", "seed", "overwrite", "format", "quiet",
+    "time_attr", "order", "feature_dtype",
+)  # fmt: skip
+"""Options that a saved graph has, too."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,21 +42,64 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     try:
+        if args.pyg is not None:
+            _check_for_graph(parser, args)
+            return _partition_graph(args)
         nodes, edges, options = _tables(args)
         # A flag that was not given is None, and leaves what the file says.
         options |= {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
         report = partition_tables(
-            nodes, edges, args.partitions, args.out, method=args.method, edge_dir=args.edge_dir,
-            seed=args.seed, memory=args.memory, scratch=args.scratch, threads=args.threads,
-            drop_dangling=args.drop_dangling, overwrite=args.overwrite, progress=not args.quiet,
-            format=args.format, engine=args.engine, **options,
+            nodes, edges, args.num_partitions, args.root, method=args.method,
+            edge_dir=args.edge_dir, seed=args.seed, memory=args.memory, scratch=args.scratch,
+            threads=args.threads, drop_dangling=args.drop_dangling, overwrite=args.overwrite,
+            progress=not args.quiet, format=args.format, engine=args.engine, **options,
         )  # fmt: skip
     # One line for what the user can mend. Others keep their traceback: they are ours to mend.
     except GiglLoaderError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        print(f"{parser.prog}: error: {in_shell_words(str(error), vars(args))}", file=sys.stderr)
         return exit_code(error)
     print(report)
-    print(f"{args.out}: run {report.run}, {report.seconds:.1f} s")
+    print(f"{args.root}: run {report.run}, {report.seconds:.1f} s")
+    return 0
+
+
+def in_shell_words(message: str, names: Iterable[str]) -> str:
+    """Return a message with options in place of keywords, those of ``names``."""
+    for name in names:
+        option = f"--{name.replace('_', '-')}"
+        # A switch is given alone, others with their value.
+        message = re.sub(rf"\b{name}=True\b", option, message)
+        message = re.sub(rf"\b{name}=(?=[\w\"'])", f"{option} ", message)
+        message = re.sub(rf"\b{name}=(?= |$)", option, message)
+    return message
+
+
+def _check_for_graph(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse options that mean nothing for a saved graph."""
+    if args.tables is not None:
+        raise ConfigError("give a YAML file that describes tables, or --pyg FILE, not both")
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name, value in vars(args).items()
+        if name not in _OF_GRAPHS and value != parser.get_default(name)
+    ]
+    if given:
+        raise ConfigError(f"--pyg takes no options of tables: leave out {', '.join(given)}")
+
+
+def _partition_graph(args: argparse.Namespace) -> int:
+    # With torch, which tables do without.
+    from gigl_loader.commands.saved_graph import read_saved_graph
+    from gigl_loader.dataset.partition_graph import partition_graph
+
+    started = time.monotonic()
+    partition_graph(
+        read_saved_graph(Path(args.pyg)), args.num_partitions, args.root, method=args.method,
+        edge_dir=args.edge_dir, seed=args.seed, progress=not args.quiet, format=args.format,
+        overwrite=args.overwrite, time_attr=args.time_attr, feature_dtype=args.feature_dtype,
+        order=args.order or "ids",
+    )  # fmt: skip
+    print(f"{args.root}: {args.num_partitions} partitions, {time.monotonic() - started:.1f} s")
     return 0
 
 
@@ -56,22 +107,27 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gigl-loader partition",
         description=(__doc__ or "").partition("\n")[0],
-        epilog="example:\n  gigl-loader partition tables.yaml --out /data/graph --partitions 4 "
-        "--memory 4GB",
+        epilog="example:\n  gigl-loader partition tables.yaml --root /data/graph "
+        "--num-partitions 4 --memory 4GB",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("tables", nargs="?", help="YAML file that describes the tables")
-    parser.add_argument("--out", required=True, help="directory to write")
-    parser.add_argument("--partitions", type=int, required=True, help="how many")
-    parser.add_argument("--method", choices=METHODS, default="contiguous")
+    parser.add_argument("--pyg", metavar="FILE", help="a Data or HeteroData that torch.save wrote, "
+                        "in place of tables")  # fmt: skip
+    parser.add_argument("--root", required=True, help="directory to write")
+    parser.add_argument("--num-partitions", type=int, required=True, help="how many")
+    parser.add_argument("--method", choices=METHODS, default="contiguous",
+                        help="column and ldg: for tables")  # fmt: skip
     parser.add_argument("--edge-dir", choices=("in", "out"), default="in")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--memory", default="2GB", help="what the process may use (default 2GB)")
-    parser.add_argument("--scratch", help="directory for what does not fit (default: beside --out)")
+    parser.add_argument(
+        "--scratch", help="directory for what does not fit (default: beside --root)"
+    )
     parser.add_argument("--threads", type=int, help="default: one for each CPU")
     parser.add_argument("--drop-dangling", action="store_true",
                         help="leave out edges of which an end is no node")  # fmt: skip
-    parser.add_argument("--overwrite", action="store_true", help="replace partitions at --out")
+    parser.add_argument("--overwrite", action="store_true", help="replace partitions at --root")
     parser.add_argument("--format", choices=FORMATS, default="mapped",
                         help="glt: what graphlearn-torch's own classes read")  # fmt: skip
     parser.add_argument("--engine", choices=ENGINES, default="duckdb",
@@ -87,12 +143,17 @@ def _parser() -> argparse.ArgumentParser:
     one = parser.add_argument_group("a graph of one type, without a YAML file")
     one.add_argument("--nodes", help="files of nodes: a path, a pattern, a directory or a URL")
     one.add_argument("--edges", help="files of edges")
-    # Not "--partition", which would differ from "--partitions" by a letter.
+    # Not "--partition", which would mean something else than "--num-partitions".
     for name in ("id", "split", "time", "partition-column"):
         one.add_argument(f"--{name}", help=f"column of nodes: {name.replace('-column', '')}")
     one.add_argument("--features", nargs="+", help="columns of nodes, or a .npy file")
     one.add_argument("--label", nargs="+", help="columns of nodes")
-    one.add_argument("--feature-dtype", choices=FEATURE_DTYPES, help="of the features of nodes")
+    one.add_argument(
+        "--feature-dtype",
+        metavar="DTYPE",
+        help="of the features of nodes: "
+        f"{', '.join(FEATURE_DTYPES)}; with --pyg int8, uint8, float16, bfloat16",
+    )
     for name in ("src", "dst", "weight"):
         one.add_argument(f"--{name}", help=f"column of edges: {name}")
     one.add_argument("--edge-time", help="column of edges: time")

@@ -23,9 +23,9 @@ from gigl_loader.sizes import NUMBER, parse_size, read_number
 _LINK_GBIT = 10.0
 _OF_A_PLAN = ("root", "nodes", "edges", "dim", "dtype", "costs", "picture", "json")
 _EXAMPLE = """example:
-  gigl-loader plan --nodes 111M --edges 1.6B --dim 128 --dtype float16 --fanouts 15,10 \\
-    --batch-size 1024 --machines 16 --ranks-per-machine 8 --workers 2 --link 25Gbit --step-ms 40
-  gigl-loader plan --root /data/graph --fanouts 15,10 --machines 4
+  gigl-loader plan --nodes 111M --edges 1.6B --dim 128 --dtype float16 --num-neighbors 15,10 \\
+    --batch-size 1024 --machines 16 --ranks-per-machine 8 --num-workers 2 --link 25Gbit --step-ms 40
+  gigl-loader plan --root /data/graph --num-neighbors 15,10 --machines 4
   gigl-loader plan --calibrate costs.json
   gigl-loader plan --answer STORAGE0:29700 --tls /etc/gigl    # on a second host, and on the first:
   gigl-loader plan --calibrate costs.json --with STORAGE0:29700 --tls /etc/gigl"""
@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-    """Return the arguments with ``--fanouts -1,10`` as one: argparse takes -1,10 for an option."""
+    """Return the arguments, ``--num-neighbors -1,10`` as one: argparse sees -1,10 as an option."""
     # Arguments have no NUL, so it joins them without ambiguity.
     text = "\0".join(argv)
-    return text.replace("--fanouts\0-", "--fanouts=-").split("\0") if text else []
+    return text.replace("--num-neighbors\0-", "--num-neighbors=-").split("\0") if text else []
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -102,25 +102,25 @@ def _parser() -> argparse.ArgumentParser:
     graph.add_argument("--edges", type=count, help="as in 1.6B")
     graph.add_argument("--dim", type=int, help="columns of the node features")
     graph.add_argument("--dtype", choices=list(DTYPE_BYTES))
-    graph.add_argument("--law", choices=("uniform", "power-law"), default="uniform",
-                       help="of degrees, without --root (default uniform)")  # fmt: skip
-    graph.add_argument("--remote", type=share, help="share of neighbours in other partitions "
+    graph.add_argument("--degree-distribution", choices=("uniform", "power-law"), default="uniform",
+                       help="without --root (default uniform)")  # fmt: skip
+    graph.add_argument("--remote-share", type=share, help="of neighbours in other partitions "
                        "(default: what --root has, else as if parts were drawn)")  # fmt: skip
     work = parser.add_argument_group("the work")
-    work.add_argument("--fanouts", type=fanouts, default=(15, 10),
+    work.add_argument("--num-neighbors", type=fanouts, default=(15, 10),
                       help="default 15,10; all, or -1, for all neighbours")  # fmt: skip
     work.add_argument("--batch-size", type=int, default=1024, help="seeds (default 1024)")
     work.add_argument("--step-ms", type=float, default=0.0, help="of the model, for a batch")
-    work.add_argument("--cache", type=cache_size, default=0.0,
+    work.add_argument("--remote-cache", type=cache_size, default=0.0,
                       help="of remote rows, as in 20%% or, of each machine, 2GB")  # fmt: skip
     machines = parser.add_argument_group("the machines")
     machines.add_argument("--deployment", choices=("colocated", "graph-store"), default="colocated")
     machines.add_argument("--machines", type=int, help="that train (default 1; colocated, as "
                           "many as --root has partitions)")  # fmt: skip
-    machines.add_argument("--servers", type=int, help="storage machines of a graph store "
+    machines.add_argument("--num-servers", type=int, help="storage machines of a graph store "
                           "(default: as many as --root has partitions)")  # fmt: skip
     machines.add_argument("--ranks-per-machine", type=int, default=1)
-    machines.add_argument("--workers", type=int, default=1, help="of each rank (and server)")
+    machines.add_argument("--num-workers", type=int, default=1, help="of each rank (and server)")
     machines.add_argument("--cores", type=int, default=16, help="of each machine (default 16)")
     machines.add_argument("--memory", type=gigabytes, metavar="GB", help="of each machine, as in "
                           "64GB")  # fmt: skip
@@ -159,23 +159,23 @@ def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, DegreeDistributio
         raise ConfigError(f"give --root, or {', '.join(f'--{name}' for name in missing)}")
     is_store = args.deployment == "graph-store"
     machines = (1 if is_store else parts or 1) if args.machines is None else args.machines
-    servers = ((is_store and parts) or 0) if args.servers is None else args.servers
+    servers = ((is_store and parts) or 0) if args.num_servers is None else args.num_servers
     job = Job(
-        **known, fanouts=args.fanouts, batch_size=args.batch_size, machines=machines,
-        ranks_per_machine=args.ranks_per_machine, workers=args.workers, cores=args.cores,
+        **known, fanouts=args.num_neighbors, batch_size=args.batch_size, machines=machines,
+        ranks_per_machine=args.ranks_per_machine, workers=args.num_workers, cores=args.cores,
         link_gbit=args.link or costs.link_gbit or _LINK_GBIT, step_ms=args.step_ms,
         deployment=args.deployment, servers=servers, encrypted=args.encrypted,
-        memory_gb=args.memory, disk_gb_per_s=args.disk, law=args.law,
-        cache=args.cache if isinstance(args.cache, float) else 0.0,
+        memory_gb=args.memory, disk_gb_per_s=args.disk, law=args.degree_distribution,
+        cache=args.remote_cache if isinstance(args.remote_cache, float) else 0.0,
     )  # fmt: skip
     if parts and parts != job.parts:  # the directory would be partitioned anew
         there = replace(job, servers=parts) if is_store else replace(job, machines=parts)
         job = there.with_machines(machines, servers)
-    if args.remote is not None:
-        job = replace(job, remote=args.remote)
+    if args.remote_share is not None:
+        job = replace(job, remote=args.remote_share)
     # Bytes are a share of a job's own rows, so the job comes first.
-    if isinstance(args.cache, int):
-        job = replace(job, cache=share_kept(job, args.cache))
+    if isinstance(args.remote_cache, int):
+        job = replace(job, cache=share_kept(job, args.remote_cache))
     return job, degrees
 
 
@@ -243,7 +243,9 @@ def fanouts(text: str) -> tuple[int, ...]:
     try:
         return tuple(-1 if one.strip() == "all" else int(one) for one in text.split(","))
     except ValueError:
-        raise ArgumentTypeError(f"fanouts are as in 15,10 or all,10, got {text!r}") from None
+        raise ArgumentTypeError(
+            f"neighbours per hop are as in 15,10 or all,10, got {text!r}"
+        ) from None
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -324,7 +326,7 @@ def table(plan: Plan, costs: Costs) -> str:
     if job.ranks_per_machine > 1 and not job.is_store:
         graph = sum(graph_bytes(job).values())
         lines.append(
-            f'the graph is in memory once for all ranks of a machine, by memory="mapped" or where '
+            f"the graph is in memory once for all ranks of a machine, by mmap=True or where "
             "one process loads it and starts the ranks; loaded by each of them it takes "
             f"{_gigabytes(job.ranks_per_machine * graph)}"
         )

@@ -51,7 +51,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("where", metavar="HOST:PORT", type=host_and_port)
     parser.add_argument(
-        "--timeout", type=float, default=_TIMEOUT_S, help="for the answer, in seconds"
+        "--timeout", type=float, default=_TIMEOUT_S, metavar="SECONDS", help="for the answer"
     )
     parser.add_argument(
         "--live", action="store_true", help="exit with 0 wherever it answers: a liveness probe"

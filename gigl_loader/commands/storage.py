@@ -11,7 +11,7 @@ from gigl_loader.commands import status
 from gigl_loader.commands.status import add_security
 from gigl_loader.dataset.disk import count_partitions
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.errors import GiglLoaderError, exit_code
+from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.logs import showing_where
 from gigl_loader.options import DEFAULT_RECONNECT_S
 from gigl_loader.remote.info import GraphStoreInfo
@@ -22,9 +22,10 @@ _log = logging.getLogger(__name__)
 
 _SERVE_EXAMPLE = """example, two machines:
   torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint STORAGE0:29500 \\
-      -m gigl_loader serve --root /data/graph --master-addr STORAGE0 --port 29600 --tls /etc/gigl
+      -m gigl_loader serve --root /data/graph --master-addr STORAGE0 --master-port 29600 \\
+      --tls /etc/gigl
 one machine, for trying:
-  gigl-loader serve --root /data/graph --port 29600 --jobs 1
+  gigl-loader serve --root /data/graph --master-port 29600 --num-jobs 1
 """
 
 
@@ -60,13 +61,16 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="address of server 0",
     )  # fmt: skip
     # not 29500, which is torchrun's own default on the same machine
-    parser.add_argument("--port", type=int, default=29600, help="where server 0 listens")
-    parser.add_argument("--own-addr", help="address of this machine to listen on")
+    parser.add_argument("--master-port", type=int, default=29600, help="port of server 0")
+    parser.add_argument("--host", help="address of this machine to listen on")
     parser.add_argument(
-        "--own-port", type=int, default=0, help="port of the other servers; 0: any that is free"
+        "--port",
+        type=int,
+        default=0,
+        help="where this server listens, if it is not server 0; 0: any that is free",
     )
     parser.add_argument(
-        "--jobs", "--num_server_sessions", type=int, default=0, metavar="N",
+        "--num-jobs", "--num_server_sessions", type=int, default=0, metavar="N",
         help="end after so many compute jobs (GiGL's name is taken, too); 0, the default: serve "
         "until SIGTERM or SIGINT",
     )  # fmt: skip
@@ -75,11 +79,11 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="package, module or class that clients may name as a sampler; may be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--timeout", type=float, default=JOIN_TIMEOUT_S, help="to meet server 0, in seconds"
+        "--timeout", type=float, default=JOIN_TIMEOUT_S, metavar="SECONDS", help="to meet server 0"
     )
     parser.add_argument(
-        "--patience", type=float, default=PATIENCE_S,
-        help="how long an outage of the network may last, in seconds; the same on all processes",
+        "--network-timeout", type=float, default=PATIENCE_S, metavar="SECONDS",
+        help="how long an outage of the network may last; the same on all processes",
     )  # fmt: skip
     parser.add_argument(
         "--metrics-port", type=int, metavar="PORT",
@@ -90,15 +94,21 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="address of this machine for that; beyond loopback it needs --tls or --insecure",
     )  # fmt: skip
     parser.add_argument(
-        "--rejoin-timeout", type=float, default=DEFAULT_RECONNECT_S,
+        "--reconnect-timeout", type=float, default=DEFAULT_RECONNECT_S, metavar="SECONDS",
         help="how long another server may be away, to be started again with the same arguments, "
-        "in seconds, if no other one has its partition; 0: this one ends at once",
+        "if no other one has its partition; 0: this one ends at once",
     )  # fmt: skip
     return parser.parse_args(argv)
 
 
 def serve(args: argparse.Namespace) -> int:
     """Load, serve, end; return how many jobs were served."""
+    # With several servers one command line is for all of them, and --port for all but server 0.
+    if args.num_servers == 1 and args.port not in (0, args.master_port):
+        raise ConfigError(
+            f"the only server listens on --master-port, which is {args.master_port}: give "
+            f"--master-port {args.port} in place of --port"
+        )
     started = time.monotonic()
     # loaded before anything listens: clients wait for a server that does not answer yet, and say so
     dataset = DistDataset.load(args.root, args.rank % count_partitions(args.root))
@@ -110,14 +120,14 @@ def serve(args: argparse.Namespace) -> int:
         cluster_master_ip=args.master_addr, storage_cluster_master_ip=args.master_addr,
         compute_cluster_master_ip=args.master_addr, cluster_master_port=0,
         storage_cluster_master_port=0, compute_cluster_master_port=0,
-        rpc_master_port=args.port, rpc_wait_port=0,
+        rpc_master_port=args.master_port, rpc_wait_port=0,
     )  # fmt: skip
     with init_storage_process(
-        args.rank, info, dataset, num_jobs=args.jobs or None, tls_dir=args.tls,
-        insecure=args.insecure, allow_samplers=args.allow_samplers, host=args.own_addr,
-        port=args.own_port, timeout_s=args.timeout, patience_s=args.patience,
+        args.rank, info, dataset, num_jobs=args.num_jobs or None, tls_dir=args.tls,
+        insecure=args.insecure, allow_samplers=args.allow_samplers, host=args.host,
+        port=args.port, timeout=args.timeout, network_timeout=args.network_timeout,
         metrics_port=args.metrics_port, metrics_host=args.metrics_host,
-        rejoin_timeout_s=args.rejoin_timeout,
+        reconnect_timeout=args.reconnect_timeout,
     ) as server:  # fmt: skip
         return server.wait()
 

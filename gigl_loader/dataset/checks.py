@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType
-from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.errors import ConfigError, WrongTypeError, without_default_types
 from gigl_loader.memory.segments import Array
 
 
@@ -176,7 +176,8 @@ def warn_not_carried(reasons: Mapping[str, str], *, stacklevel: int) -> None:
     if reasons:
         text = "; ".join(f"{name} ({why})" for name, why in reasons.items())
         # all names in one: filters of warnings show a line of code once
-        warnings.warn(f"batches will not carry: {text}", stacklevel=stacklevel + 1)
+        text = without_default_types(f"batches will not carry: {text}")
+        warnings.warn(text, stacklevel=stacklevel + 1)
 
 
 def check_ownership(owner: Tensor, partition_idx: int, what: str, hint: str) -> None:

@@ -63,10 +63,7 @@ def check_target(target: Path, *, overwrite: bool) -> None:
             "empty or a new directory"
         )
     if names and not overwrite:
-        raise ConfigError(
-            f"{target} holds partitions: remove it, or give overwrite=True, which is --overwrite "
-            "in the shell"
-        )
+        raise ConfigError(f"{target} holds partitions: remove it, or give overwrite=True")
 
 
 def _is_ours(path: Path, target: Path) -> bool:

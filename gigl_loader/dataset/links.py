@@ -33,6 +33,7 @@ from gigl_loader.dataset.mapped import is_mapped_format
 from gigl_loader.dataset.pyg_graph import read_pyg
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
     SPLITS,
     EdgeType,
     FilePath,
@@ -65,6 +66,9 @@ class LinkSplit:
         anchors: Tensor = torch.unique(self.links[0])
         return anchors
 
+    def __repr__(self) -> str:
+        return f"LinkSplit({_of_type(self.edge_type)}links={self.links.size(1)})"
+
 
 @dataclass(frozen=True)
 class LinkSplits:
@@ -81,6 +85,18 @@ class LinkSplits:
     def supervision(self) -> dict[EdgeType, tuple[Tensor, None]]:
         """What `DistDataset.from_pyg` and `partition_graph` take as ``supervision``."""
         return {split.edge_type: (split.links, None) for split in (self.train, self.val, self.test)}
+
+    def __repr__(self) -> str:
+        counts = (
+            f"{name}={split.links.size(1)}"
+            for name, split in zip(SPLITS, (self.train, self.val, self.test), strict=True)
+        )
+        return f"LinkSplits({_of_type(self.train.edge_type)}{', '.join(counts)})"
+
+
+def _of_type(edge_type: EdgeType) -> str:
+    # that of a graph of one type, which nobody named, says nothing
+    return "" if edge_type[0] == DEFAULT_HOMOGENEOUS_NODE_TYPE else f"{edge_type}, "
 
 
 def split_supervision_type(edge_type: EdgeType, split: str) -> EdgeType:
@@ -104,7 +120,7 @@ class _Plan:
     reverse: tuple[EdgeType, ...]
     num_val: float
     num_test: float
-    disjoint_train: float
+    disjoint_train_ratio: float
     seed: int
 
     def codes(self, edge_index: Tensor, *, turned: bool) -> Tensor:
@@ -115,10 +131,11 @@ class _Plan:
             src, dst = torch.minimum(src, dst), torch.maximum(src, dst)
         draws = link_draws(src, dst, self.seed)
         codes = torch.full((draws.numel(),), _TRAIN, dtype=torch.uint8)
-        if self.disjoint_train:
+        if self.disjoint_train_ratio:
             # a stream of its own: the first draw is above num_val + num_test for each link of
-            # training, and the fraction of those below disjoint_train another one
-            codes[link_draws(src, dst, self.seed, stream=1) < self.disjoint_train] = _DISJOINT
+            # training, and the fraction of those below disjoint_train_ratio another one
+            again = link_draws(src, dst, self.seed, stream=1)
+            codes[again < self.disjoint_train_ratio] = _DISJOINT
         # test is written over validation and both over training: the test links are those below
         # num_test, whatever num_val is
         codes[draws < self.num_test + self.num_val] = _VAL
@@ -127,7 +144,7 @@ class _Plan:
 
     def links(self, edge_index: Tensor, codes: Tensor) -> Iterator[tuple[LinkSplit, str]]:
         """Yield the supervision of each split."""
-        train = _DISJOINT if self.disjoint_train else _TRAIN
+        train = _DISJOINT if self.disjoint_train_ratio else _TRAIN
         for split, code in zip(SPLITS, (train, _VAL, _TEST), strict=True):
             edge_type = split_supervision_type(self.edge_type, split)
             yield LinkSplit(edge_type, edge_index[:, codes == code]), split
@@ -139,15 +156,16 @@ def split_links(
     *,
     num_val: float = 0.1,
     num_test: float = 0.2,
-    disjoint_train: float = 0.0,
-    rev_edge_type: EdgeType | str | None = "auto",
+    disjoint_train_ratio: float = 0.0,
+    rev_edge_types: EdgeType | list[EdgeType | None] | str | None = "auto",
     seed: int = 0,
 ) -> LinkSplits:
     """Split the edges of one type into training, validation and test links.
 
-    Validation and test links leave message passing, and their reverse edges with them. Between
-    nodes of one type both directions are one link and share its split, as do parallel edges. All
-    edge attributes are kept for the edges that stay; edge ids count the edges that stay.
+    The keywords mean what they mean in PyG's ``RandomLinkSplit``. Validation and test links leave
+    message passing, and their reverse edges with them. Between nodes of one type both directions
+    are one link and share its split, as do parallel edges. All edge attributes are kept for the
+    edges that stay; edge ids count the edges that stay.
 
     Args:
         data: A `Data` or `HeteroData`, or a share of one: the result for an edge does not depend on
@@ -155,10 +173,11 @@ def split_links(
         edge_type: The type to predict; None: the only one of a `Data`.
         num_val: Fraction of the links for validation, expected, in ``[0, 1)``.
         num_test: Fraction for test. The test links do not depend on ``num_val``.
-        disjoint_train: Fraction of the training links that supervise and pass no messages; the
-            other training links then pass messages and do not supervise. 0: all do both.
-        rev_edge_type: The type with the same links turned round. ``"auto"``: the one that GLT's and
-            PyG's naming gives, where there is one; None: there is none.
+        disjoint_train_ratio: Fraction of the training links that supervise and pass no messages;
+            the other training links then pass messages and do not supervise. 0: all do both.
+        rev_edge_types: The type with the same links turned round, or a list of such types.
+            ``"auto"``: those that GLT's and PyG's naming gives, where there are any; None: there is
+            none.
         seed: Another seed, other splits.
 
     Raises:
@@ -172,8 +191,8 @@ def split_links(
     if edge_type is None and source.heterogeneous:
         raise ConfigError("edge_type is needed to split the links of a HeteroData")
     plan = _make_plan(
-        edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE, list(source.edges), rev_edge_type,
-        num_val, num_test, disjoint_train, seed,
+        edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE, list(source.edges), rev_edge_types,
+        num_val, num_test, disjoint_train_ratio, seed,
     )  # fmt: skip
     # PyG copies the stores, not the tensors: what is set below leaves the caller's graph alone
     result = copy.copy(data)
@@ -206,13 +225,15 @@ def link_draws(src: Tensor, dst: Tensor, seed: int, *, stream: int = 0) -> Tenso
 
 
 def _make_plan(
-    edge_type: EdgeType, known: list[EdgeType], rev_edge_type: Any, num_val: Any, num_test: Any,
-    disjoint_train: Any, seed: Any,
+    edge_type: EdgeType, known: list[EdgeType], rev_edge_types: Any, num_val: Any, num_test: Any,
+    disjoint_train_ratio: Any, seed: Any,
 ) -> _Plan:  # fmt: skip
     check_edge_type(edge_type, "split_links")
     if edge_type not in known or is_label_edge_type(edge_type):
         raise ConfigError(f"there are no edges of type {edge_type} to split; there are {known}")
-    fractions = {"num_val": num_val, "num_test": num_test, "disjoint_train": disjoint_train}
+    fractions = {
+        "num_val": num_val, "num_test": num_test, "disjoint_train_ratio": disjoint_train_ratio,
+    }  # fmt: skip
     for name, value in fractions.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise WrongTypeError(f"{name} must be a fraction, got {value!r}")
@@ -226,29 +247,33 @@ def _make_plan(
         raise ConfigError(f"num_val + num_test = {num_val + num_test} leaves nothing to train on")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise WrongTypeError(f"seed must be an int, got {seed!r}")
-    reverse = _reverse_types(edge_type, known, rev_edge_type)
-    return _Plan(edge_type, reverse, num_val, num_test, disjoint_train, seed)
+    reverse = _reverse_types(edge_type, known, rev_edge_types)
+    return _Plan(edge_type, reverse, num_val, num_test, disjoint_train_ratio, seed)
 
 
 def _reverse_types(
-    edge_type: EdgeType, known: list[EdgeType], rev_edge_type: Any
+    edge_type: EdgeType, known: list[EdgeType], rev_edge_types: Any
 ) -> tuple[EdgeType, ...]:
     src, relation, dst = edge_type
-    if rev_edge_type is None:
+    if rev_edge_types is None:
         return ()
-    if rev_edge_type == "auto":
+    if rev_edge_types == "auto":
         # GLT takes a "rev_" away where there is one; PyG's ToUndirected always puts one before, and
         # with merge=False between nodes of one type, too, where GLT keeps the name
         names = {reverse_edge_type(edge_type), (dst, f"rev_{relation}", src)} - {edge_type}
         return tuple(sorted(names & set(known)))
-    check_edge_type(rev_edge_type, "rev_edge_type")
-    if rev_edge_type not in known or (rev_edge_type[0], rev_edge_type[2]) != (dst, src):
-        raise ConfigError(
-            f"rev_edge_type {rev_edge_type} must be an edge type of the graph from {dst!r} to "
-            f"{src!r}; there are {known}"
-        )
-    # itself: both directions of a link are in the one type, which `codes` takes as one already
-    return () if rev_edge_type == edge_type else (rev_edge_type,)
+    named = rev_edge_types if isinstance(rev_edge_types, list) else [rev_edge_types]
+    # None in a list is PyG's way to say that there is none
+    for reverse in (one for one in named if one is not None):
+        check_edge_type(reverse, "rev_edge_types")
+        if reverse not in known or (reverse[0], reverse[2]) != (dst, src):
+            raise ConfigError(
+                f"rev_edge_types must name edge types of the graph from {dst!r} to {src!r}, got "
+                f"{reverse}; there are {known}"
+            )
+    # without itself: both directions of a link are in the one type, which `codes` takes as one
+    # already
+    return tuple(dict.fromkeys(one for one in named if one not in (None, edge_type)))
 
 
 def _edge_store(data: Data | HeteroData, edge_type: EdgeType) -> Any:
@@ -294,8 +319,8 @@ def split_partitions(
     *,
     num_val: float = 0.1,
     num_test: float = 0.2,
-    disjoint_train: float = 0.0,
-    rev_edge_type: EdgeType | str | None = "auto",
+    disjoint_train_ratio: float = 0.0,
+    rev_edge_types: EdgeType | list[EdgeType | None] | str | None = "auto",
     seed: int = 0,
     overwrite: bool = False,
 ) -> None:
@@ -308,8 +333,8 @@ def split_partitions(
         edge_type: As in `split_links`; None in a homogeneous graph.
         num_val: As in `split_links`, and so are the splits of all links.
         num_test: As in `split_links`.
-        disjoint_train: As in `split_links`.
-        rev_edge_type: As in `split_links`.
+        disjoint_train_ratio: As in `split_links`.
+        rev_edge_types: As in `split_links`.
         seed: As in `split_links`.
         overwrite: Replace partitions that are at ``output_root``.
 
@@ -328,8 +353,8 @@ def split_partitions(
         raise ConfigError("edge_type is needed to split the links of a heterogeneous graph")
     walked = [found for found in view.adjacency if not is_label_edge_type(found)]
     plan = _make_plan(
-        edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE, walked, rev_edge_type,
-        num_val, num_test, disjoint_train, seed,
+        edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE, walked, rev_edge_types,
+        num_val, num_test, disjoint_train_ratio, seed,
     )  # fmt: skip
     # a second split of the same type would add to the labels of the first, and leak them
     if {_label_type(plan, split) for split in SPLITS} & view.adjacency.keys():

@@ -6,6 +6,7 @@ for another process (``torch.multiprocessing``) carries file descriptors in plac
 """
 
 import os
+import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,7 +36,15 @@ from gigl_loader.dataset.pyg_graph import (
     keep_neighbor_times,
     read_pyg,
 )
-from gigl_loader.dataset.schema import DatasetSchema, EdgeDir, EdgeType, FilePath, NodeType
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    DatasetSchema,
+    EdgeDir,
+    EdgeType,
+    FilePath,
+    NodeType,
+    is_label_edge_type,
+)
 from gigl_loader.dataset.view import Book, PartitionView, Splits
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 
@@ -174,8 +183,9 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         edge_dir: EdgeDir | None = None,
         progress: bool | None = None,
         whole_node_label_file: FilePath | dict[NodeType, FilePath] | None = None,
-        memory: Memory = "resident",
+        mmap: bool = False,
         verify: Literal["background", "now", "off"] = "background",
+        memory: Memory | None = None,
     ) -> "DistDataset":
         """Return a partition from disk.
 
@@ -192,12 +202,13 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
                 False: nothing.
             whole_node_label_file: As GLT's ``load`` takes it: a file with the labels of all nodes,
                 or a dict of files by node type. Not for our own format, which has labels.
-            memory: ``"resident"``: everything is read into shared memory now. ``"mapped"``: files
-                are mapped, and read through the page cache when they are needed; a graph may be
-                larger than memory. Not for GLT's format.
+            mmap: Map the files instead of reading them into shared memory now. They are read
+                through the page cache when they are needed, so a graph may be larger than memory.
+                Not for GLT's format.
             verify: When checksums are compared: ``"now"``; in the ``"background"``, where a file
                 that has changed is logged and is an error when the dataset is next used; or
                 ``"off"``. Sizes and runs are always compared. GLT's format has none.
+            memory: Deprecated: ``"mapped"`` is ``mmap=True``, ``"resident"`` the default.
 
         Raises:
             ConfigError: ``root`` does not exist, a file is missing, damaged, changed or of another
@@ -205,15 +216,20 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         """
         if edge_dir is not None:
             check_edge_dir(edge_dir)
-        if memory not in ("resident", "mapped"):
-            raise ConfigError(f'memory must be "resident" or "mapped", got {memory!r}')
+        if memory is not None:
+            if memory not in ("resident", "mapped"):
+                raise ConfigError(f'memory must be "resident" or "mapped", got {memory!r}')
+            mmap = memory == "mapped"
+            warnings.warn(f"memory={memory!r} is now mmap={mmap}", DeprecationWarning, stacklevel=2)
+        if not isinstance(mmap, bool):
+            raise ConfigError(f"mmap must be True or False, got {mmap!r}")
         if verify not in ("background", "now", "off"):
             raise ConfigError(f'verify must be "background", "now" or "off", got {verify!r}')
         ours = is_mapped_format(Path(root))
         # only of what is GLT's: a wrong path gets the error that names the path
-        if memory == "mapped" and not ours and (Path(root) / "META").exists():
+        if mmap and not ours and (Path(root) / "META").exists():
             raise ConfigError(
-                f'{root} is in GLT\'s format, which cannot be mapped: use memory="resident", or '
+                f"{root} is in GLT's format, which cannot be mapped: leave mmap out, or "
                 "partition the graph again"
             )
         # it lists all files, which takes its time on a network's disk
@@ -221,7 +237,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         with showing(f"load partition {partition_idx}", total, shown=progress):
             if ours:
                 return cls._open(Path(root), partition_idx, edge_dir, whole_node_label_file,
-                                 memory, verify)  # fmt: skip
+                                 "mapped" if mmap else "resident", verify)  # fmt: skip
             return cls._made(
                 *disk.read_partition(Path(root), partition_idx, edge_dir, whole_node_label_file)
             )
@@ -442,8 +458,19 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         return self._mapped is not None
 
     def __repr__(self) -> str:
+        """Name the partition, the nodes of the whole graph and the edges of this partition."""
         position = f"partition {self.partition_idx} of {self.num_partitions}"
         if self._view is None:
             return f"DistDataset({position}, empty)"
-        edges = {"__".join(t): a.indices.numel() for t, a in self._view.adjacency.items()}
-        return f"DistDataset({position}, nodes={self._view.num_nodes}, edges={edges})"
+        nodes: Any = self._view.num_nodes
+        edges: Any = {t: a.indices.numel() for t, a in self._view.adjacency.items()}
+        labels = ""
+        if set(nodes) == {DEFAULT_HOMOGENEOUS_NODE_TYPE}:
+            # one number for each: nobody named the types
+            nodes = nodes[DEFAULT_HOMOGENEOUS_NODE_TYPE]
+            of_labels = sum(count for name, count in edges.items() if is_label_edge_type(name))
+            edges = sum(edges.values()) - of_labels
+            labels = f", labels={of_labels}" if of_labels else ""
+        else:
+            edges = {"__".join(name): count for name, count in edges.items()}
+        return f"DistDataset({position}, nodes={nodes}, edges={edges}{labels})"

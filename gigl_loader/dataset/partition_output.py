@@ -1,7 +1,7 @@
 """`PartitionOutput`, the low-level way into a dataset: loose tensors, and the view of them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -56,6 +56,10 @@ class GraphPartitionData:
     weights: Tensor | None = None
     """``[num_edges]`` floating point, finite and not negative; kept as float32."""
 
+    def __repr__(self) -> str:
+        given = [name for name in ("edge_ids", "weights") if getattr(self, name) is not None]
+        return f"GraphPartitionData({', '.join([f'edges={self.edge_index.size(1)}', *given])})"
+
 
 @dataclass(frozen=True)
 class FeaturePartitionData:
@@ -65,6 +69,10 @@ class FeaturePartitionData:
     """``[num_rows, num_columns]``, any dtype."""
     ids: Tensor | None = None
     """``[num_rows]`` int64, the global id of each row. None: row ``i`` belongs to id ``i``."""
+
+    def __repr__(self) -> str:
+        ids = "" if self.ids is None else ", ids"
+        return f"FeaturePartitionData({list(self.feats.shape)} {self.feats.dtype}{ids})"
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,10 @@ class PartitionOutput:
     partitioned_node_labels: FeaturePartitionData | dict[NodeType, FeaturePartitionData] | None = (
         None
     )
+
+    def __repr__(self) -> str:
+        given = (one.name for one in fields(self) if getattr(self, one.name) is not None)
+        return f"PartitionOutput({', '.join(given)})"
 
 
 def by_type(value: _T | dict[Any, _T] | None, default_type: Any) -> dict[Any, _T]:

@@ -13,11 +13,13 @@ EdgeDir = Literal["in", "out"]
 FilePath = str | os.PathLike[str]
 
 DEFAULT_HOMOGENEOUS_NODE_TYPE: NodeType = "default_homogeneous_node_type"
+"""Node type that GiGL gives the nodes of a homogeneous graph."""
 DEFAULT_HOMOGENEOUS_EDGE_TYPE: EdgeType = (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     "to",
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
 )
+"""Edge type that GiGL gives the edges of a homogeneous graph."""
 
 SPLITS = ("train", "val", "test")
 

@@ -61,6 +61,11 @@ class NodeEmbeddings:
     path: Path | None
     """The file, ``.npy`` or ``.parquet``."""
 
+    def __repr__(self) -> str:
+        where = "" if self.path is None else f", {str(self.path)!r}"
+        nodes, width = self.values.shape
+        return f"NodeEmbeddings(nodes={nodes}, width={width}, {self.values.dtype}{where})"
+
 
 def full_graph_inference(
     model_or_layers: torch.nn.Module | Sequence[LayerFunction],

@@ -119,13 +119,11 @@ class LoaderOptions:
     remote_cache: int | str | None = None
     """With workers: memory for rows of other machines, of all with a graph store, as bytes
     (``"2GB"``, with what it takes to find them) or as a share of these rows (``"20%"``). Batches
-    are drawn ahead, so that those rows are kept that are needed again soonest. The ranks of a
-    machine share it. Colocated, the loaders of a process over the same dataset share it too; with a
-    graph store each has one of its own. Where a colocated worker is lost, its loader draws none
-    ahead for the rest of the epoch. None: nothing is kept."""
-    lookahead: int | None = None
-    """Batches to draw ahead. None: those that ask for 5 times what the cache holds, after which
-    more would change nothing."""
+    are drawn ahead, as many as ask for 5 times what the cache holds, so that those rows are kept
+    that are needed again soonest. The ranks of a machine share it. Colocated, the loaders of a
+    process over the same dataset share it too; with a graph store each has one of its own. Where a
+    colocated worker is lost, its loader draws none ahead for the rest of the epoch. None: nothing
+    is kept."""
     weight_attr: str | None = None
     """Name of the edge attribute to draw by, in place of ``edge_weight``; implies
     ``with_weight``."""
@@ -179,7 +177,7 @@ class LoaderOptions:
             )
         # Only for its error: GLT's options keep sizes as they were given.
         parse_size(self.channel_size, "channel_size")
-        # `cache` itself raises where `remote_cache` or `lookahead` cannot be read.
+        # `cache` itself raises where `remote_cache` cannot be read.
         if self.cache is not None and self.in_process:
             raise ConfigError(
                 f"remote_cache={self.remote_cache!r} is filled by sampling workers, and this "
@@ -233,7 +231,7 @@ class LoaderOptions:
     @property
     def cache(self) -> CacheOptions | None:
         """Options of the cache for rows of other machines; None: no cache."""
-        return CacheOptions.of(self.remote_cache, self.lookahead)
+        return CacheOptions.of(self.remote_cache)
 
     def sampling_config(self, schema: DatasetSchema) -> SamplingConfig:
         """Return GLT's config, for a dataset of this schema."""

@@ -36,8 +36,8 @@ from gigl_loader.workers.sampled_input import check_seed_times
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_PREFETCH = 4
-"""Batches under way per storage server."""
+LEAST_PREFETCH = 4
+"""Batches that are requested ahead from each storage server, where workers have fewer each."""
 
 NO_PORT = 0
 """GLT's options name a port; without workers nobody listens."""
@@ -278,6 +278,8 @@ def remote_arguments(
     given = options.with_chosen_sampler(default_sampler, schema, inputs[0].input_type)
     given.check_feature_store(schema, dataset.fetch_num_nodes())
     prefetch = given.prefetch_size
+    if prefetch is None:
+        prefetch = max(LEAST_PREFETCH, given.worker_concurrency)
     worker_options = BaseDistLoader.create_graph_store_worker_options(
         dataset=dataset,
         compute_rank=runtime.rank,
@@ -285,7 +287,7 @@ def remote_arguments(
         num_workers=given.num_workers,
         worker_concurrency=given.worker_concurrency,
         channel_size=given.channel_size,
-        prefetch_size=DEFAULT_PREFETCH if prefetch is None else prefetch,
+        prefetch_size=prefetch,
     )
     return {
         "dataset": dataset, "sampler_input": inputs, "dataset_schema": schema,

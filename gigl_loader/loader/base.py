@@ -181,7 +181,7 @@ class BaseDistLoader(DistLoader):
         # KeyboardInterrupt as well: workers would go on without a loader that anybody could shut
         # down. Nobody waits for their answers yet, hence no lingering.
         except BaseException:
-            self.shutdown(linger_s=0.0)
+            self.shutdown(idle_timeout=0.0)
             raise
 
     def _set_glt_attributes(
@@ -513,13 +513,13 @@ class BaseDistLoader(DistLoader):
         if self._shutdowned:
             raise UsageError(f"this {type(self).__name__} was shut down: build a new one")
 
-    def shutdown(self, linger_s: float | None = None) -> None:
+    def shutdown(self, idle_timeout: float | None = None) -> None:
         """Stop the workers, or release the producers on the servers. Idempotent.
 
         Args:
-            linger_s: With several partitions: the workers go on answering those of other ranks or
-                servers until these are done, or have asked nothing for this long (None: 30 s; 0:
-                not at all, and servers that do not answer are not waited for).
+            idle_timeout: Seconds. With several partitions, the workers go on answering those of
+                other ranks or servers until these are done, or have asked nothing for this long.
+                None: 30. 0: not at all, and servers that do not answer are not waited for.
         """
         if self._shutdowned:
             return
@@ -530,7 +530,7 @@ class BaseDistLoader(DistLoader):
         # The iterator before its source: it cancels its epoch there, and drops what was copied
         # ahead, which may lie in memory that goes with the source.
         self._epochs.end("shutdown() ended it")
-        self._source.shutdown(linger_s)
+        self._source.shutdown(idle_timeout)
 
     def __enter__(self) -> "BaseDistLoader":
         return self
@@ -538,7 +538,7 @@ class BaseDistLoader(DistLoader):
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         # After an error the other ranks are lost as well, mostly: waiting for them would only hide
         # it.
-        self.shutdown(linger_s=None if error is None else 0.0)
+        self.shutdown(idle_timeout=None if error is None else 0.0)
 
     def __del__(self) -> None:
         # The attribute is missing where a subclass raised before it got to `__init__` here.
@@ -555,4 +555,4 @@ class BaseDistLoader(DistLoader):
         # Python would only print it; and no lingering, as whichever thread drops a loader has to go
         # on.
         with contextlib.suppress(Exception):
-            self.shutdown(linger_s=0.0)
+            self.shutdown(idle_timeout=0.0)

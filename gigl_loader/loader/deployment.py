@@ -108,7 +108,7 @@ class Closable(Protocol):
     _shutdowned: bool
     _is_forked: bool
 
-    def shutdown(self, linger_s: float | None = None) -> None:
+    def shutdown(self, idle_timeout: float | None = None) -> None:
         """Stop its workers."""
         ...
 
@@ -146,7 +146,7 @@ def _disown() -> None:
 def _shut_all_down() -> None:
     for loader in list(_loaders):
         with contextlib.suppress(Exception):  # the interpreter is ending: nobody could handle it
-            loader.shutdown(linger_s=0.0)
+            loader.shutdown(idle_timeout=0.0)
 
 
 # In the child alone; the parent goes on with its loaders as they are.

@@ -15,7 +15,7 @@ import inspect
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import wraps
 from itertools import pairwise
@@ -32,6 +32,37 @@ L = TypeVar("L", bound=type)
 
 _ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 """A parameter in a docstring, and its text with the lines that are indented below it."""
+_MODULES = re.compile(r"\b(?:\w+\.)+")
+"""Where a class is from; types in docstrings are told without it."""
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_LONGEST_TYPE = 60
+
+
+GROUPS = {
+    "What is loaded": (
+        "dataset", "num_neighbors", "input_nodes", "edge_label_index", "edge_label",
+        "supervision_edge_type", "use_label_edge_index_output", "exclude_supervision",
+        "neg_sampling", "neg_sampling_ratio", "strict", "batch_size", "shuffle", "drop_last",
+        "seed", "with_edge", "feature_store", "transform", "transform_sampler_output",
+    ),
+    "How neighbours are drawn": (
+        "replace", "weight_attr", "with_weight", "sampling_method", "sampler_options",
+        "subgraph_type", "disjoint", "time_attr", "input_time", "edge_label_time",
+        "temporal_strategy", "time_window",
+    ),
+    "Ranks": ("shard", "even_ranks"),
+    "Processes": (
+        "num_workers", "worker_concurrency", "exchange", "in_order", "worker_init_fn",
+    ),
+    "Buffers": ("channel_size", "remote_cache"),
+    "Device": ("pin_memory_device", "device_prefetch"),
+    "Faults": ("timeout", "max_restarts", "reconnect_timeout"),
+    "Accepted from GiGL": (
+        "prefetch_size", "process_start_gap_seconds", "num_cpu_threads", "non_blocking_transfers",
+        "context", "local_process_rank", "local_process_world_size",
+    ),
+}  # fmt: skip
+"""The sections of a loader's docstring, in their order, and what each explains."""
 
 
 class LoaderKeywords(TypedDict, total=False):
@@ -51,7 +82,6 @@ class LoaderKeywords(TypedDict, total=False):
     shard: str
     feature_store: FeatureStoreOptions | None
     remote_cache: int | str | None
-    lookahead: int | None
     weight_attr: str | None
     transform: Callable[[Any], Any] | None
     transform_sampler_output: Callable[[Any], Any] | None
@@ -61,7 +91,7 @@ class LoaderKeywords(TypedDict, total=False):
     time_attr: str | None
     temporal_strategy: str
     time_window: float | None
-    sampler: str
+    sampling_method: str
 
 
 class AllKeywords(LoaderKeywords, total=False):
@@ -122,6 +152,8 @@ def _parameters() -> dict[str, inspect.Parameter]:
 KEYWORDS = _parameters()
 """Each keyword as a parameter: its type, and its default."""
 _MEANINGS = _meanings(ExpansionOptions) | _meanings(LoaderOptions)
+_OWN_MEANINGS: dict[type, dict[str, str]] = {}
+"""What a loader's own docstring says of its parameters, by loader."""
 
 
 def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L], L]:
@@ -157,29 +189,39 @@ def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L],
         )
         loader.__init__ = init  # type: ignore[misc]
         if loader.__doc__ is not None:  # python -OO has none
-            of_like = {} if like is None else _split(like.__doc__ or "")[1]
-            shown = [one.name for one in (*named, *added)]
-            loader.__doc__ = _spelled_out(loader.__doc__, shown, of_like | _MEANINGS)
+            before, told, after = _split(loader.__doc__)
+            of_like = {} if like is None else _OWN_MEANINGS[like]
+            # A loader's own words win: the keyword may mean something more in it.
+            _OWN_MEANINGS[loader] = meanings = of_like | _MEANINGS | told
+            shown = {one.name: one for one in (*named, *added)}
+            loader.__doc__ = "\n".join([before, "", *_sections(shown, meanings), after])
         return loader
 
     return decorate
 
 
-def _spelled_out(doc: str, names: Iterable[str], meanings: dict[str, str]) -> str:
-    """Return a docstring whose section "Args" explains all parameters, in their order."""
-    before, own, after = _split(doc)
-    # A loader's own words win: the keyword may mean something more in it.
-    known = meanings | own
-    entries = [
-        textwrap.fill(
-            f"{name}: {known[name]}", 96, initial_indent="    ", subsequent_indent="        ",
-            # Names and literals have to stay whole.
-            break_long_words=False, break_on_hyphens=False,
-        )
-        for name in names
-        if name in known
-    ]  # fmt: skip
-    return "\n".join([f"{before}\n\nArgs:", *entries, "", after])
+def _sections(shown: Mapping[str, inspect.Parameter], meanings: dict[str, str]) -> Iterator[str]:
+    """Yield the lines that explain parameters, in the sections of `GROUPS`."""
+    for title, members in GROUPS.items():
+        explained = [name for name in members if name in shown and name in meanings]
+        if explained:
+            yield f"{title}:"
+            yield from (_entry(shown[name], meanings[name]) for name in explained)
+            yield ""
+
+
+def _entry(parameter: inspect.Parameter, meaning: str) -> str:
+    """Return the lines of a docstring for one parameter, with its type where that is short."""
+    kind = _MODULES.sub("", inspect.formatannotation(parameter.annotation))
+    # A long one says less than the text does. Sphinx reads name and type from one line, so they are
+    # not wrapped.
+    type_text = f" ({kind})" if len(kind) <= _LONGEST_TYPE else ""
+    name = f"{parameter.name}{type_text}:".replace(" ", _NO_BREAK)
+    return textwrap.fill(
+        f"{name} {meaning}", 96, initial_indent="    ", subsequent_indent="        ",
+        # Names and literals have to stay whole.
+        break_long_words=False, break_on_hyphens=False,
+    ).replace(_NO_BREAK, " ")  # fmt: skip
 
 
 def _split(doc: str) -> tuple[str, dict[str, str], str]:
@@ -198,6 +240,8 @@ CHANGE_NOTHING = {
     "multiprocessing_context": "workers are forked by a process that has no threads and no GPU",
 }
 """Why a keyword is not needed, whatever its value."""
+DEPRECATED = {"lookahead": "the size of remote_cache decides it; leave it out"}
+"""Keywords of earlier versions that are taken and change nothing."""
 _HAS_NO_OTHER = {"collect_features": True, "directed": True}
 """Values that are the only ones here."""
 _PLAIN = "give num_workers, worker_concurrency, channel_size and prefetch_size themselves"
@@ -205,8 +249,8 @@ ANSWERS = {
     "data": "give the dataset first: DistDataset.from_pyg(data) makes one",
     "generator": "seed= decides shuffle and every draw",
     "sampler": (
-        'seeds in another order, or some more often: give the seeds so; sampler here is "uniform" '
-        'or "labor", how neighbours are drawn'
+        "seeds in another order, or some more often: give the seeds so; sampling_method= is how "
+        "neighbours are drawn"
     ),
     "batch_sampler": "batches are cut from the seeds, all of batch_size",
     "collate_fn": "transform= is called with each batch",
@@ -238,12 +282,11 @@ def understood(loader: str, given: Mapping[str, Any], known: Iterable[str]) -> d
     dropped: list[str] = []
     wrong: dict[str, str] = {}
     for name, value in given.items():
-        # PyG's and torch's are None where nothing is meant; ours of that name have a text.
-        if name == "sampler" and not isinstance(value, str):
-            if value is not None:
-                wrong[name] = ANSWERS[name]
-        elif name in names:
+        if name in names:
             kept[name] = value
+        elif name in DEPRECATED:
+            # 3: whoever called the loader's constructor, which calls this
+            warnings.warn(f"{name}: {DEPRECATED[name]}", DeprecationWarning, stacklevel=3)
         elif name in CHANGE_NOTHING:
             dropped.append(name)
         elif name in ANSWERS:

@@ -60,7 +60,8 @@ class DistNeighborLoader(BaseDistLoader):
             this process.
         channel_size: Most shared memory of the batches under way: bytes, or a text as ``"4GB"``
             (10^9) or ``"4GiB"`` (2^30).
-        prefetch_size: Graph store only: batches under way per server (default 4).
+        prefetch_size: Graph store only: batches that are requested ahead from each server. None: as
+            many as ``worker_concurrency``, at least 4.
         process_start_gap_seconds: None: a local rank starts its workers when the local rank before
             it is ready, so that memory peaks do not add up. A number: local rank ``i`` starts them
             ``i`` times this many seconds later.

@@ -174,7 +174,8 @@ def typed_seeds(
         node_type, seeds = input_nodes
         if node_type not in num_nodes:
             raise ConfigError(
-                f"input_nodes names node type {node_type!r}, the dataset has {sorted(num_nodes)}"
+                f"input_nodes names node type {node_type!r}, the dataset has "
+                + ("one type: pass the seeds alone" if plain else f"{sorted(num_nodes)}")
             )
     elif plain:
         node_type, seeds = DEFAULT_HOMOGENEOUS_NODE_TYPE, input_nodes
@@ -226,7 +227,8 @@ def typed_by_server(
         )
     if node_type not in num_nodes:
         raise ConfigError(
-            f"input_nodes names node type {node_type!r}, the graph has {sorted(num_nodes)}"
+            f"input_nodes names node type {node_type!r}, the graph has "
+            + ("one type: pass the seeds alone" if plain else f"{sorted(num_nodes)}")
         )
     return node_type, {
         server: read_seeds(ids, num_nodes[node_type], f"input_nodes[{server}]")

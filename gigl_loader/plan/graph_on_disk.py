@@ -24,9 +24,9 @@ def read_root(root: Path) -> tuple[dict[str, Any], DegreeDistribution, int]:
     rows: list[Any] = []
     parts = count_partitions(root)
     # Mapped where that can be: of a graph larger than this machine's memory, only edges are read.
-    memory: Any = "mapped" if is_mapped_format(root) else "resident"
+    mmap = is_mapped_format(root)
     for k in range(parts):
-        dataset = DistDataset.load(root, k, memory=memory)
+        dataset = DistDataset.load(root, k, mmap=mmap)
         view = dataset.view()
         if len(view.num_nodes) > 1 or sum(len(t) == 3 for t in view.adjacency) > 1:
             raise ConfigError(

@@ -181,9 +181,9 @@ class StorageServer:
         options = self._options
         host, port = options.master
         argv = [
-            f"--root={options.root}", f"--rank={options.rank}", f"--port={port}",
+            f"--root={options.root}", f"--rank={options.rank}", f"--master-port={port}",
             f"--num-servers={options.num_servers}", f"--master-addr={host}",
-            f"--own-addr={self._own_address}", f"--own-port={options.port}", "--jobs=0",
+            f"--host={self._own_address}", f"--port={options.port}", "--num-jobs=0",
             *options.arguments,
         ]  # fmt: skip
         # What the actor itself inherited does not count beside what was given: certificates and

@@ -62,7 +62,7 @@ class GraphStore:
 
         Raises:
             ServerDiedError: All servers of a partition are lost for good: their restarts are used
-                up, or no node had room for them for ``lost_after_s``.
+                up, or no node had room for them for ``reconnect_timeout``.
         """
         if self._watchdog.error is not None:
             raise self._watchdog.error
@@ -103,10 +103,10 @@ def start_graph_store(
     allow_samplers: Sequence[str] = (),
     strategy: str = "SPREAD",
     max_restarts: int = -1,
-    health_timeout_s: float = 30.0,
-    lost_after_s: float = 300.0,
-    start_timeout_s: float = 1800.0,
-    patience_s: float = PATIENCE_S,
+    health_timeout: float = 30.0,
+    reconnect_timeout: float = 300.0,
+    start_timeout: float = 1800.0,
+    network_timeout: float = PATIENCE_S,
 ) -> GraphStore:
     """Start a storage cluster on the Ray cluster that this process is connected to.
 
@@ -118,7 +118,7 @@ def start_graph_store(
 
     One actor per server starts ``gigl-loader serve`` as a child, watches it and starts it again;
     Ray starts the actor again where it, or its node, is lost. A server, or an actor, that is
-    stopped is killed after ``health_timeout_s``. Batches do not go through Ray.
+    stopped is killed after ``health_timeout``. Batches do not go through Ray.
 
     Authentication is set as in ``init_storage_process``; where none is, a fresh token is drawn.
     Processes that train need `GraphStore.environment`.
@@ -139,12 +139,12 @@ def start_graph_store(
             ``"STRICT_SPREAD"``, ``"PACK"`` or ``"STRICT_PACK"``. With replicas, take
             ``"STRICT_SPREAD"``, so that no node has two of one partition.
         max_restarts: How often Ray may start an actor again, and an actor its server; -1: no limit.
-        health_timeout_s: Seconds without an answer after which a process is taken for stopped.
-        lost_after_s: Seconds without an answer after which a server is given up, by the handle and
-            by the other servers, unless another one of its partition is up: Ray would wait for a
-            node with room for ever.
-        start_timeout_s: For placing the servers and loading the graph, in seconds.
-        patience_s: How long an outage of the network may last, in seconds; see
+        health_timeout: Seconds without an answer after which a process is taken for stopped.
+        reconnect_timeout: Seconds without an answer after which a server is given up, by the handle
+            and by the other servers, unless another one of its partition is up: Ray would wait for
+            a node with room for ever.
+        start_timeout: Seconds for placing the servers and loading the graph.
+        network_timeout: Seconds that an outage of the network may last; see
             ``init_storage_process``.
 
     Raises:
@@ -154,15 +154,15 @@ def start_graph_store(
         PeerTimeoutError: Ray found no room for the servers, or they did not load in time.
     """
     _check(num_servers, replicas, cpus_per_server, max_restarts)
-    _check_times(health_timeout_s, lost_after_s, start_timeout_s)
-    check_patience(patience_s)
+    _check_times(health_timeout, reconnect_timeout, start_timeout)
+    check_patience(network_timeout)
     # all that can be refused, before Ray is asked for anything
     environment = Security.resolve(tls_dir, token, insecure).or_token().environment
     ray = _connected_ray()
     # one for all steps: what placing takes, loading does not have
-    deadline = time.monotonic() + start_timeout_s
+    deadline = time.monotonic() + start_timeout
     total = num_servers * replicas  # server i serves partition i modulo num_servers
-    group = _place(total, cpus_per_server, strategy, start_timeout_s)
+    group = _place(total, cpus_per_server, strategy, start_timeout)
     servers: list[_Actor] = []
     watchdog = None
     try:
@@ -173,11 +173,11 @@ def start_graph_store(
                 rank=rank, num_servers=total, root=str(root), master=addresses[0],
                 port=addresses[rank][1], environment=environment, max_restarts=max_restarts,
                 arguments=(
-                    f"--patience={patience_s}", f"--timeout={start_timeout_s}",
-                    f"--rejoin-timeout={lost_after_s}",
+                    f"--network-timeout={network_timeout}", f"--timeout={start_timeout}",
+                    f"--reconnect-timeout={reconnect_timeout}",
                     *(f"--allow-samplers={prefix}" for prefix in allow_samplers),
                 ),
-                health_timeout_s=health_timeout_s, load_timeout_s=start_timeout_s,
+                health_timeout_s=health_timeout, load_timeout_s=start_timeout,
             )  # fmt: skip
             how = _scheduled(group, rank, num_cpus=cpus_per_server)
             # Retries: a question is put to the actor that Ray starts for a lost one. Several
@@ -189,11 +189,11 @@ def start_graph_store(
             )
             servers.append(_Actor(actor, group))
         watchdog = Watchdog(
-            servers, interval_s=_INTERVAL_S, timeout_s=health_timeout_s,
-            lost_after_s=lost_after_s, num_partitions=num_servers,
+            servers, interval_s=_INTERVAL_S, timeout_s=health_timeout,
+            lost_after_s=reconnect_timeout, num_partitions=num_servers,
         )  # fmt: skip
         watchdog.start()
-        watchdog.wait_until_all_serve(deadline, start_timeout_s)
+        watchdog.wait_until_all_serve(deadline, start_timeout)
     # Ctrl-C, too: actors and their places outlast this call
     except BaseException:
         if watchdog is not None:
@@ -217,18 +217,19 @@ def _check(num_servers: int, replicas: int, cpus: float, max_restarts: int) -> N
         raise ConfigError(f"max_restarts must be at least 0, or -1: no limit, got {max_restarts}")
 
 
-def _check_times(health_timeout_s: float, lost_after_s: float, start_timeout_s: float) -> None:
+def _check_times(health_timeout: float, reconnect_timeout: float, start_timeout: float) -> None:
     given = {
-        "health_timeout_s": health_timeout_s, "lost_after_s": lost_after_s,
-        "start_timeout_s": start_timeout_s,
+        "health_timeout": health_timeout, "reconnect_timeout": reconnect_timeout,
+        "start_timeout": start_timeout,
     }  # fmt: skip
     for name, value in given.items():
         if not 0 < value < math.inf:
             raise ConfigError(f"{name} must be a finite number of seconds > 0, got {value}")
-    if lost_after_s <= health_timeout_s:
+    if reconnect_timeout <= health_timeout:
         raise ConfigError(
-            f"lost_after_s={lost_after_s} must be more than health_timeout_s={health_timeout_s}: a "
-            "server that was killed for its silence needs time to start again"
+            f"reconnect_timeout={reconnect_timeout} must be more than "
+            f"health_timeout={health_timeout}: a server that was killed for its "
+            "silence needs time to start again"
         )
 
 

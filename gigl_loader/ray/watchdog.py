@@ -133,7 +133,7 @@ class Watchdog:
             states = {rank: one["state"] for rank, one in enumerate(servers)}
             raise PeerTimeoutError(
                 f"not all storage servers serve after {timeout_s:.0f} s: {states}; see the logs of "
-                "their actors, or raise start_timeout_s"
+                "their actors, or raise start_timeout"
             )
 
     def _run(self) -> None:

@@ -45,8 +45,8 @@ def init_compute_process(
     tls_dir: str | None = None,
     token: str | None = None,
     insecure: bool | None = None,
-    timeout_s: float = JOIN_TIMEOUT_S,
-    patience_s: float = PATIENCE_S,
+    timeout: float = JOIN_TIMEOUT_S,
+    network_timeout: float = PATIENCE_S,
 ) -> None:
     """Join the storage cluster, then the process group of the compute processes.
 
@@ -63,9 +63,9 @@ def init_compute_process(
         token: The cluster's secret. None: the environment's ``GIGL_LOADER_CLUSTER_TOKEN``.
         insecure: Plain sockets, as the servers were told. None: the environment's
             ``GIGL_LOADER_INSECURE``.
-        timeout_s: How long all of that may take.
-        patience_s: How long an outage of the network may last, in seconds, before a server that
-            cannot be reached is given up; as the servers were told.
+        timeout: Seconds that all of that may take.
+        network_timeout: Seconds that an outage of the network may last before a server that cannot
+            be reached is given up; as the servers were told.
 
     Raises:
         UsageError: This process has joined already.
@@ -76,7 +76,7 @@ def init_compute_process(
     global _cluster, _owns_group
     if _cluster is not None:
         raise UsageError("this process has joined a graph store: call shutdown_compute_process()")
-    check_patience(patience_s)
+    check_patience(network_timeout)
     has_group = dist.is_initialized()
     # its figures count, and not the environment's: Ray Train, for one, starts processes its own way
     if has_group:
@@ -85,15 +85,15 @@ def init_compute_process(
         rank = compute_rank(local_rank, cluster_info)
         world_size = cluster_info.compute_cluster_world_size
     num_servers = cluster_info.num_storage_nodes
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout
     # Ahead of the group: this waits for servers that load for half an hour, and names who is
     # missing. It returns when all compute processes are here, so that the group is made within
     # seconds.
     cluster = Cluster.join(
         cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port,
         rank=rank, world_size=world_size, num_servers=num_servers,
-        security=Security.resolve(tls_dir, token, insecure), timeout_s=timeout_s,
-        patience_s=patience_s,
+        security=Security.resolve(tls_dir, token, insecure), timeout_s=timeout,
+        patience_s=network_timeout,
     )  # fmt: skip
     try:
         _set_client_context(num_servers, world_size, rank, "gigl_loader_clients")

@@ -9,6 +9,7 @@
 
 import contextlib
 import logging
+import re
 import secrets
 import threading
 import time
@@ -46,7 +47,7 @@ _MOST_FREE = 2
 """Connections for calls that are kept when nothing is under way."""
 _WHY = {
     End.SHUTDOWN: "it was shut down",
-    End.JOB_OVER: "it has served as many jobs as it was to (--jobs, num_jobs) and ended",
+    End.JOB_OVER: "it has served as many jobs as it was to (num_jobs) and ended",
     End.LOST_PEER: "it lost another storage server",
     End.GONE: "its process ended or was killed; see its log",
     End.SILENT: "nothing was heard from it: its machine or the network is gone, or it is stopped",
@@ -341,6 +342,8 @@ class ServerConnection:
         if isinstance(error, PeerTimeoutError | ProtocolError | JoinRefusedError):
             return error  # they name it
         if isinstance(error, ConfigError | UsageError | PeerError):
+            if re.match(rf"storage server {self.rank}\b", str(error)):
+                return error  # it names it, too: once is enough
             with contextlib.suppress(TypeError):  # its arguments are not one text
                 return type(error)(f"{self.name}: {error}")
         return error if isinstance(error, Exception) else PeerError(f"{self.name}: {error!r}")

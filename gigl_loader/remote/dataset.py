@@ -22,7 +22,12 @@ from gigl_loader.dataset.schema import (
     plain_edge_type,
     positive_label_to_message_passing,
 )
-from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
+from gigl_loader.errors import (
+    ConfigError,
+    PeerTimeoutError,
+    UsageError,
+    without_default_types,
+)
 from gigl_loader.options import DEFAULT_RECONNECT_S, DEFAULT_TIMEOUT_S, check_reconnect
 from gigl_loader.ranks import tell_ranks
 from gigl_loader.remote.client import ask_servers
@@ -70,6 +75,12 @@ class ABLPInputNodes:
         }
         return found or None
 
+    def __repr__(self) -> str:
+        anchors, named = self.anchor_nodes.numel(), (self.anchor_node_type, *self.labels)
+        return without_default_types(
+            f"ABLPInputNodes(anchors={anchors}, {', '.join(map(repr, named))})"
+        )
+
     def cut(self, share: Share) -> "ABLPInputNodes":
         """Return the share of the anchors, with their labels."""
         labels = {
@@ -88,9 +99,9 @@ class RemoteDistDataset:
         mp_sharing_dict: A ``Manager().dict()`` that the processes of this machine share. With it,
             local rank 0 fetches ids and labels, and the others map the same memory.
         mp_barrier: A barrier of these processes. All of them have to make the same fetches.
-        timeout_s: How long each ``fetch_*`` may take, in seconds.
-        reconnect_timeout: How long a storage server that has no replica may be away meanwhile,
-            killed and started again, in seconds. 0: a lost one is an error at once.
+        timeout: Seconds that each ``fetch_*`` may take.
+        reconnect_timeout: Seconds that a storage server without a replica may be away meanwhile,
+            killed and started again. 0: a lost one is an error at once.
 
     Raises:
         ConfigError: A value cannot work.
@@ -103,7 +114,7 @@ class RemoteDistDataset:
         mp_sharing_dict: MutableMapping[str, Any] | None = None,
         mp_barrier: threading.Barrier | None = None,
         *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout: float = DEFAULT_TIMEOUT_S,
         reconnect_timeout: float = DEFAULT_RECONNECT_S,
     ) -> None:
         check_reconnect(reconnect_timeout)
@@ -113,8 +124,19 @@ class RemoteDistDataset:
         self._sharing_dict: Any = mp_sharing_dict
         self._barrier: Any = mp_barrier
         self._schema: DatasetSchema | None = None
-        self._timeout_s, self._reconnect_timeout = timeout_s, reconnect_timeout
+        self._timeout_s, self._reconnect_timeout = timeout, reconnect_timeout
         self._lookup: StoreLookup | None = None
+
+    def __repr__(self) -> str:
+        """Name the cluster; of the graph what was fetched already, as this asks nobody."""
+        info, types = self._cluster_info, ""
+        if self._schema is not None:
+            count = 1 if self._schema.edge_types is None else len(self._schema.edge_types)
+            types = f", edge types={count}"
+        return (
+            f"RemoteDistDataset(servers={info.num_storage_nodes} at "
+            f"{info.storage_cluster_master_ip}:{info.rpc_master_port}{types})"
+        )
 
     @property
     def cluster_info(self) -> GraphStoreInfo:

@@ -109,7 +109,7 @@ class Attendance:
         if member is None and session in self._departed:
             raise PeerError(
                 "this process was out of reach for too long and was given up: its producers have "
-                "ended; start the job again, with a longer patience_s if the network needs it"
+                "ended; start the job again, with a longer network_timeout if the network needs it"
             )
         # what it has seen came from the server before this one
         if member is None and seen > 0:

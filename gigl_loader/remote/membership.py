@@ -195,10 +195,12 @@ _REPORT_EVERY_S = 10.0
 
 
 def check_patience(patience_s: float) -> None:
-    """Raise `ConfigError` unless ``patience_s`` can be waited for."""
+    """Raise `ConfigError` unless a ``network_timeout`` can be waited for."""
     # as one chain, so that nan, which compares as false, is refused
     if not (isinstance(patience_s, (int, float)) and 0 < patience_s < math.inf):
-        raise ConfigError(f"patience_s must be a finite number of seconds > 0, got {patience_s!r}")
+        raise ConfigError(
+            f"network_timeout must be a finite number of seconds > 0, got {patience_s!r}"
+        )
 
 
 class WaitReport:

@@ -45,7 +45,7 @@ class Presence:
 
     Args:
         server: What is served.
-        security: Who may come in.
+        security: Authentication and encryption.
         num_jobs: Jobs to serve; None: until told to stop. Server 0's is what counts.
         leader: On the other servers: how to reach server 0.
         patience_s: How long an outage of the network may last before a process is given up.

@@ -79,7 +79,7 @@ class RemoteProducers:
         self._renewals: dict[int, int] = {}
         """The cluster's at creation."""
         self._recoveries: Counter[str] = Counter()
-        """How often producers were made anew, for each state that the servers were in."""
+        """How often producers were recreated, for each state that the servers were in."""
 
     @property
     def replaced(self) -> list[int]:
@@ -251,7 +251,7 @@ class RemoteProducers:
         """
         first = name_of_recovery(key, self._cluster, live, 0)
         self._recoveries[first] += 1
-        return name_of_recovery(key, self._cluster, live, self._recoveries[first])
+        return first
 
     # -- end ------------------------------------------------------------------------------------
 
@@ -299,13 +299,11 @@ class RemoteProducers:
             try:
                 what = f"the release of a producer on storage server {server}"
                 result_of(answer, deadline - time.monotonic(), what, limit)
-            except (
-                PeerError,
-                UsageError,
-            ) as error:  # gone, or this process left: it is freed there
+            except (PeerError, UsageError) as error:
+                # gone, or this process left: it is freed there
                 if not self._cluster.closed:
                     level = logging.DEBUG if is_broken else logging.WARNING
-                    _log.log(level, "storage server %d: %s", server, error)
+                    _log.log(level, "%s", error)  # which names the server
 
 
 def name_of_recovery(key: str | None, cluster: Cluster, live: Sequence[int], attempt: int) -> str:

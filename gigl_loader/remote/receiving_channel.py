@@ -52,7 +52,7 @@ class RemoteReceivingChannel(ChannelBase):
         prefetch_size: Batches per server that are asked for and not handed out.
         consumer: This process's number among those that share the producers.
         in_order: Hand batches out in the epoch's order; else as they come.
-        timeout_s: Seconds without any batch before a wait is an error.
+        timeout: Seconds without any batch before a wait is an error.
         pin_memory: Receive into page-locked memory.
         cluster: None: the one that this process has joined.
         watched: Servers whose end is an error, whether or not they sample, where this process is
@@ -67,7 +67,7 @@ class RemoteReceivingChannel(ChannelBase):
         *,
         consumer: int = 0,
         in_order: bool = True,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout: float = DEFAULT_TIMEOUT_S,
         pin_memory: bool = False,
         cluster: Cluster | None = None,
         watched: Sequence[int] | None = None,
@@ -81,7 +81,7 @@ class RemoteReceivingChannel(ChannelBase):
         self._renewals = dict(self._cluster.renewals)
         self._watched = watched if watched is None else Runs.of(sorted(watched))
         self._prefetch, self._consumer, self._in_order = prefetch_size, consumer, in_order
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout
         self._pin = pin_memory
         self._pool = BufferPool(pin_memory)
         self._mappings = Mappings()
@@ -99,7 +99,7 @@ class RemoteReceivingChannel(ChannelBase):
         self._last_arrival = 0.0
         self._closed = False
         self.rows_apart = False
-        """Whether batches of the epoch come without rows: see `sampler.row_exchange.rows_apart`."""
+        """Whether batches come without rows: see ``sampler.row_exchange.rows_apart``."""
 
     # -- epochs ---------------------------------------------------------------------------------
 

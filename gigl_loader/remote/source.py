@@ -278,7 +278,7 @@ class RemoteSource:
             self._options.prefetch_size,
             consumer=self._consumer,
             in_order=self.epoch_options.in_order,
-            timeout_s=self.epoch_options.timeout_s,
+            timeout=self.epoch_options.timeout_s,
             pin_memory=self._pin_memory,
             cluster=self._cluster,
             watched=self._live,

@@ -3,7 +3,6 @@
 import contextlib
 import ipaddress
 import logging
-import math
 import signal
 import threading
 import time
@@ -16,7 +15,7 @@ from gigl_loader.dataset.identity import check_enough, check_position
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
 from gigl_loader.logs import know
-from gigl_loader.options import DEFAULT_RECONNECT_S
+from gigl_loader.options import DEFAULT_RECONNECT_S, check_reconnect
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.info import GraphStoreInfo
 from gigl_loader.remote.membership import PATIENCE_S, Leader, WaitReport, check_patience
@@ -54,19 +53,19 @@ class StorageProcess:
         """Port on which Prometheus reads this server's figures; None: no metrics."""
         return None if self._metrics is None else self._metrics.port
 
-    def wait(self, timeout_s: float | None = None) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Serve until all jobs are done or a signal comes; return how many jobs were served.
 
         SIGTERM and SIGINT end it where this is the main thread: clients are told, then producers
         end, then connections. A second signal changes nothing; torchrun sends one after Ctrl-C.
 
         Args:
-            timeout_s: Return after this long, still serving; None: never.
+            timeout: Seconds after which it returns, still serving; None: never.
 
         Raises:
             ServerDiedError: Another storage server ended before the jobs were done.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout is None else time.monotonic() + timeout
         # until the end of `close`, so that a second signal does not cut it short
         with self._listening_to_signals():
             # a wait without a limit would not look at `_told`, which no lock and no event announces
@@ -142,11 +141,11 @@ def init_storage_process(
     allow_samplers: Sequence[str] = (),
     host: str | None = None,
     port: int | None = None,
-    timeout_s: float = JOIN_TIMEOUT_S,
-    patience_s: float = PATIENCE_S,
+    timeout: float = JOIN_TIMEOUT_S,
+    network_timeout: float = PATIENCE_S,
     metrics_port: int | None = None,
     metrics_host: str = "127.0.0.1",
-    rejoin_timeout_s: float = DEFAULT_RECONNECT_S,
+    reconnect_timeout: float = DEFAULT_RECONNECT_S,
 ) -> StorageProcess:
     """Serve a partition to compute processes; returns once this server is known to the others.
 
@@ -175,16 +174,16 @@ def init_storage_process(
         host: Address of this machine to listen on. None: on server 0 the storage master's, on
             others that of the interface which leads there.
         port: Port of the other servers; None: any that is free.
-        timeout_s: How long to wait for server 0.
-        patience_s: How long an outage of the network may last, in seconds, before who cannot be
-            reached is given up; give all processes the same.
+        timeout: Seconds to wait for server 0.
+        network_timeout: Seconds that an outage of the network may last before who cannot be reached
+            is given up; give all processes the same.
         metrics_port: Where Prometheus may read this server's figures; 0: any that is free, None:
             nowhere. Needs ``gigl_loader[metrics]``.
         metrics_host: Address of this machine for that. Beyond loopback it needs certificates, or
             ``insecure``.
-        rejoin_timeout_s: How long another server may be away, to be started again with the same
-            arguments, before this one ends, in seconds; as long as it likes while another one of
-            its partition is up. 0: this one ends at once.
+        reconnect_timeout: Seconds that another server may be away, to be started again with the
+            same arguments, before this one ends; as long as it likes while another one of its
+            partition is up. 0: this one ends at once.
 
     Raises:
         ConfigError: A figure is out of range, the address cannot be listened on, the servers are
@@ -199,9 +198,8 @@ def init_storage_process(
         raise ConfigError(f"storage_rank must be in [0, {num_servers}), got {storage_rank}")
     if num_jobs is not None and num_jobs < 1:
         raise ConfigError(f"num_jobs must be at least 1, or None: until told, got {num_jobs}")
-    check_patience(patience_s)
-    if not 0 <= rejoin_timeout_s < math.inf:
-        raise ConfigError(f"rejoin_timeout_s must be seconds >= 0, got {rejoin_timeout_s!r}")
+    check_patience(network_timeout)
+    check_reconnect(reconnect_timeout)
     security = Security.resolve(tls_dir, token, insecure)
     held = DistDataset.wrap(dataset)
     check_enough(held.num_partitions, held.partition_idx, num_servers, who="storage server")
@@ -216,12 +214,12 @@ def init_storage_process(
     name = f"storage server {storage_rank}"
     leader = None
     if storage_rank > 0:
-        leader = Leader(master, master_port, security, name, patience_s)
+        leader = Leader(master, master_port, security, name, network_timeout)
     # it takes its port now and lets nobody in before `start`: an address that is taken is known at
     # once, and a client that is early waits where it will be served
     endpoint = Endpoint(
         server, own, master_port if storage_rank == 0 else port or 0, security, num_jobs, leader,
-        patience_s, rejoin_timeout_s,
+        network_timeout, reconnect_timeout,
     )  # fmt: skip
     know(server=storage_rank)
     metrics = None
@@ -237,7 +235,7 @@ def init_storage_process(
         if leader is not None:
             # server 0 may still be loading. It is waited for here, with words: to the thread that
             # joins, that nobody listens there means that server 0 is lost
-            progress = WaitReport(name, deadline := time.monotonic() + timeout_s)
+            progress = WaitReport(name, deadline := time.monotonic() + timeout)
             leader.caller.connect(
                 deadline, lambda why: progress.say(f"storage server 0 at {master}:{master_port}")
             )

@@ -147,7 +147,7 @@ class Expansion:
     def _draw(self, ticket: BatchTicket, hop: int, edge_type: EdgeType, fanout: int) -> Draw:
         """Return the question that one hop of a batch asks over one edge type."""
         plan, how = self._plan, self._plan.expansion
-        labor = how.sampler == "labor"
+        labor = how.sampling_method == "labor"
         # of LABOR a neighbour's number is the same whichever edge type leads to it
         keyed_by = ("", "labor", self._ends[edge_type][1]) if labor else edge_type
         return Draw(

@@ -82,8 +82,7 @@ class ResumableJob:
             if json.loads(state.read_text()) != mark:
                 raise ConfigError(
                     f"{folder} holds the unfinished run of other tables or settings: run that one "
-                    "again to finish it, remove the directory, or give overwrite=True, which is "
-                    "--overwrite in the shell"
+                    "again to finish it, remove the directory, or give overwrite=True"
                 )
         elif folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
             raise ConfigError(f"scratch {folder} holds other files: give an empty directory")

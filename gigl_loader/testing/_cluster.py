@@ -49,7 +49,7 @@ def run_cluster(
     tmp_path: Path,
     servers: int = 2,
     clients: int = 2,
-    timeout_s: float = 200.0,
+    timeout: float = 200.0,
     allow_samplers: Sequence[str] = (),
 ) -> None:
     """Call ``client(info, rank, *args)`` on each compute process of a cluster on this machine.
@@ -61,7 +61,7 @@ def run_cluster(
         tmp_path: An empty folder, for tracebacks.
         servers: Storage servers.
         clients: Compute processes.
-        timeout_s: Longest time without the end of a process.
+        timeout: Longest seconds without the end of a process.
         allow_samplers: Packages, modules or classes of samplers that clients may name.
 
     Raises:
@@ -75,7 +75,7 @@ def run_cluster(
             for rank in range(servers)
         ]
         roles += [started.start(compute, info, rank, client, *args) for rank in range(clients)]
-        started.join(roles, timeout_s)
+        started.join(roles, timeout)
 
 
 def _serve_one_job(
@@ -105,7 +105,7 @@ def compute(
     ``how`` is for `init_compute_process`.
     """
     os.environ["RANK"] = "0"  # of the only compute machine
-    init_compute_process(rank, info, "gloo", **{"timeout_s": _JOIN_TIMEOUT_S, **how})
+    init_compute_process(rank, info, "gloo", **{"timeout": _JOIN_TIMEOUT_S, **how})
     try:
         client(info, rank, *args)
     finally:

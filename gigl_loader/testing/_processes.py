@@ -115,7 +115,7 @@ def run_ranks(
     *args: Any,
     world_size: int,
     tmp_path: Path,
-    timeout_s: float = 200.0,
+    timeout: float = 200.0,
     may_die: Collection[int] = (),
 ) -> None:
     """Call ``fn(rank, world_size, *args)`` on the ranks of a gloo group; no port is used.
@@ -129,21 +129,19 @@ def run_ranks(
         args: More for ``fn``; picklable.
         world_size: Number of ranks.
         tmp_path: An empty folder, for the group's store and the ranks' tracebacks.
-        timeout_s: For all of it.
+        timeout: Seconds for all of it.
         may_die: Ranks whose end by a signal is no failure, since the test is about that.
 
     Raises:
         RankFailed: As soon as a rank raises or is killed, with the tracebacks; or after
-            ``timeout_s`` seconds. No rank is left.
+            ``timeout`` seconds. No rank is left.
     """
     with running_processes(tmp_path) as started:
         ranks = [
-            started.start(
-                _rank, fn, rank, world_size, tmp_path, timeout_s, args, name=f"rank {rank}"
-            )
+            started.start(_rank, fn, rank, world_size, tmp_path, timeout, args, name=f"rank {rank}")
             for rank in range(world_size)
         ]
-        started.join(ranks, timeout_s, in_all=True, may_die=[ranks[rank] for rank in may_die])
+        started.join(ranks, timeout, in_all=True, may_die=[ranks[rank] for rank in may_die])
 
 
 def _rank(

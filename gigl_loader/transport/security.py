@@ -100,7 +100,7 @@ class Security:
         return cls(Mode.USER)
 
     def or_token(self) -> "Security":
-        """Return this, or a fresh token where nothing says who may come in: it needs no files."""
+        """Return this, or a fresh token where no authentication is set: it needs no files."""
         return self if self.mode is not Mode.USER else Security(Mode.TOKEN, certs.token())
 
     @property

@@ -2,16 +2,24 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
 from table_graphs import BUYS, KNOWS, Tables, check
+from torch_geometric.data import Data
 
-from gigl_loader import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DistDataset, partition_tables
-from gigl_loader.commands.partitioning import main
+from gigl_loader import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DistDataset,
+    partition_graph,
+    partition_tables,
+)
+from gigl_loader.commands.partitioning import in_shell_words, main
 from gigl_loader.dataset.schema import NEIGHBOR_TIME
+from gigl_loader.testing import TinyGraph
 
 GRAPH = Tables(
     ["u1", "u2", "u3"], [7, -8],
@@ -37,7 +45,15 @@ def _yaml(folder: Path) -> Path:
 
 def test_a_file_describes_the_tables(tmp_path: Path, capsys) -> None:
     out = tmp_path / "parts"
-    arguments = [str(_yaml(tmp_path)), "--out", str(out), "--partitions", "2", "--method", "random"]
+    arguments = [
+        str(_yaml(tmp_path)),
+        "--root",
+        str(out),
+        "--num-partitions",
+        "2",
+        "--method",
+        "random",
+    ]
     assert main([*arguments, "--threads", "1"]) == 0
     loaded = [DistDataset.load(out, k) for k in range(2)]
     check(GRAPH, loaded, "in", "degree")
@@ -53,7 +69,7 @@ def test_a_file_describes_the_tables(tmp_path: Path, capsys) -> None:
     assert "0 s left" in shown.err
     assert (out / "report.svg").read_text().startswith("<svg")
     assert main(arguments) == 2
-    assert "overwrite=True" in capsys.readouterr().err
+    assert "or give --overwrite\n" in capsys.readouterr().err
 
 
 def test_flags_describe_a_graph_of_one_type(tmp_path: Path) -> None:
@@ -62,8 +78,8 @@ def test_flags_describe_a_graph_of_one_type(tmp_path: Path) -> None:
              "--label", "y", "z", "--split", "part", "--edges", f"{tmp_path}/tables/knows",
              "--src", "from", "--dst", "to", "--weight", "w", "--quiet", "--time", "y",
              "--time-attr", "time"]  # fmt: skip
-    assert main([*flags, "--out", str(tmp_path / "parts"), "--partitions", "1"]) == 0
-    dataset = DistDataset.load(tmp_path / "parts", 0, memory="mapped")
+    assert main([*flags, "--root", str(tmp_path / "parts"), "--num-partitions", "1"]) == 0
+    dataset = DistDataset.load(tmp_path / "parts", 0, mmap=True)
     order = dataset.view_by_time("time").times[DEFAULT_HOMOGENEOUS_EDGE_TYPE]
     assert order.times.tolist() == [1]  # of u2, the only neighbour
     train = dataset.train_node_ids
@@ -80,7 +96,7 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
     GRAPH.write(tmp_path / "tables", 1)
     flags = ["--nodes", f"{tmp_path}/tables/user", "--id", "name", "--edges",
              f"{tmp_path}/tables/knows", "--src", "from", "--dst", "to", "--quiet", "--method",
-             "random", "--out", f"{tmp_path}/parts", "--partitions", "2", "--features", "x",
+             "random", "--root", f"{tmp_path}/parts", "--num-partitions", "2", "--features", "x",
              "--order", "degree"]  # fmt: skip
     script = (
         "import sys; from gigl_loader.cli import main\n"
@@ -108,10 +124,84 @@ def test_what_is_wrong_with_the_file_is_said(tmp_path, content, message, capsys)
     path = tmp_path / "graph.yaml"
     path.write_text(content)
     out = str(tmp_path / "parts")
-    assert main([str(path), "--out", out, "--partitions", "1"]) == 2
+    assert main([str(path), "--root", out, "--num-partitions", "1"]) == 2
     assert message in capsys.readouterr().err
-    assert main(["--out", out, "--partitions", "1"]) == 2
+    assert main(["--root", out, "--num-partitions", "1"]) == 2
     assert "--nodes and --edges" in capsys.readouterr().err
+
+
+def _saved(folder: Path, value: Any) -> Path:
+    path = folder / "graph.pt"
+    torch.save(value, path)
+    return path
+
+
+def _with_class() -> Any:
+    data = TinyGraph.random(12, 40).to_pyg()
+    data.note = Path("a")
+    return data
+
+
+GRAPHS = {
+    "homogeneous": TinyGraph.random(12, 40),
+    "heterogeneous": TinyGraph.random(12, 40, heterogeneous=True),
+}
+
+
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
+@pytest.mark.parametrize("shape", ["graph", "dict", "dataset"])
+def test_a_saved_pyg_graph(tmp_path: Path, graph: TinyGraph, shape: str, capsys) -> None:
+    data = graph.to_pyg()
+    saved = {
+        "graph": data, "dict": data.to_dict(), "dataset": (data.to_dict(), None, type(data)),
+    }[shape]  # fmt: skip
+    flags = ["--pyg", str(_saved(tmp_path, saved)), "--num-partitions", "2", "--quiet"]
+    assert main([*flags, "--root", str(tmp_path / "parts"), "--method", "random"]) == 0
+    assert "parts: 2 partitions" in capsys.readouterr().out
+    partition_graph(data, 2, tmp_path / "same", method="random", progress=False)
+    for index in range(2):
+        found, same = (DistDataset.load(tmp_path / one, index) for one in ("parts", "same"))
+        assert repr(found) == repr(same)
+        assert found.graph_identity == same.graph_identity
+    assert main([*flags, "--root", str(tmp_path / "parts")]) == 2
+    assert "or give --overwrite\n" in capsys.readouterr().err
+    assert main([*flags, "--root", str(tmp_path / "parts"), "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "more", "message"),
+    [
+        ([1], [], "must hold a Data or HeteroData, got list"),
+        (({}, {"x": torch.arange(2)}, Data), [], "several graphs: save one of them"),
+        (_with_class(), [], "save data.to_dict() instead"),
+        ({"edge_index": torch.tensor([[0], [9]]), "num_nodes": 3}, [], "edge_index"),
+        (_with_class().to_dict() | {"note": 1}, ["--memory", "1GB"], "leave out --memory"),
+        ([1], ["--nodes", "a", "--edge-rows"], "leave out --edge-rows, --nodes"),
+        ([1], ["tables.yaml"], "--pyg FILE, not both"),
+    ],
+)
+def test_what_is_no_saved_graph_is_refused(tmp_path, value, more, message, capsys) -> None:
+    flags = ["--pyg", str(_saved(tmp_path, value)), "--num-partitions", "1", "--quiet"]
+    assert main([*flags, "--root", str(tmp_path / "parts"), *more]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "parts").exists()
+
+
+def test_a_file_that_torch_did_not_write_is_refused(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "graph.pt"
+    flags = ["--pyg", str(path), "--num-partitions", "1", "--root", str(tmp_path / "parts")]
+    assert main(flags) == 2
+    assert "cannot be read: No such file" in capsys.readouterr().err
+    path.write_text("no graph")
+    assert main(flags) == 2
+    assert "graph.pt" in capsys.readouterr().err
+
+
+def test_words_of_python_become_those_of_the_shell() -> None:
+    text = 'give overwrite=True, feature_dtype="float64", threads= or memory= that fit; a=True'
+    assert in_shell_words(text, ["overwrite", "feature_dtype", "threads", "memory"]) == (
+        'give --overwrite, --feature-dtype "float64", --threads or --memory that fit; a=True'
+    )
 
 
 def test_tables_are_read_through_fsspec(tmp_path: Path) -> None:

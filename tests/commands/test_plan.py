@@ -16,7 +16,7 @@ FIGURES = ["plan", "--nodes", "111M", "--edges", "1.6B", "--dim", "128", "--dtyp
 
 def test_figures_give_a_table_and_json(capsys, tmp_path: Path) -> None:
     given = [*FIGURES, "--machines", "16", "--ranks-per-machine", "8", "--link", "25Gbit",
-             "--step-ms", "40", "--cache", "10%"]  # fmt: skip
+             "--step-ms", "40", "--remote-cache", "10%"]  # fmt: skip
     assert main([*given, "--picture", str(tmp_path / "plan.png")]) == 0
     text = capsys.readouterr().out
     assert "seeds/s of all ranks" in text
@@ -34,7 +34,15 @@ def test_a_directory_gives_its_own_figures(capsys, tmp_path: Path, count: int) -
     ring = torch.arange(50)
     data = Data(x=torch.ones(50, 3), edge_index=torch.stack([ring, (ring + 1) % 50]))
     partition_graph(data, count, tmp_path / "graph", method="random", progress=False)
-    given = ["plan", "--root", str(tmp_path / "graph"), "--fanouts", "2,2", "--batch-size", "4"]
+    given = [
+        "plan",
+        "--root",
+        str(tmp_path / "graph"),
+        "--num-neighbors",
+        "2,2",
+        "--batch-size",
+        "4",
+    ]
     assert main([*given, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["job"]["nodes"], found["job"]["edges"], found["job"]["dim"]) == (50, 50, 3)
@@ -49,7 +57,7 @@ def test_a_directory_gives_its_own_figures(capsys, tmp_path: Path, count: int) -
     [(["plan"], "give --root, or --nodes, --edges, --dim"),
      ([*FIGURES, "--batch-size", "200000000"], "batch_size must be 1 to"),
      ([*FIGURES, "--costs", "nowhere.json"], "cannot be read"),
-     ([*FIGURES, "--servers", "2"], "servers must be"),
+     ([*FIGURES, "--num-servers", "2"], "servers must be"),
      ([*FIGURES, "--step-ms", "inf"], "step_ms must not be negative"),
      ([*FIGURES, "--step-ms", "nan"], "step_ms must not be negative"),
      ([*FIGURES, "--machines", "200000000"], "111,000,000 nodes cannot be in 200,000,000 parts"),
@@ -91,12 +99,16 @@ def test_a_machine_that_is_too_small_is_said_with_how_many_would_do(capsys) -> N
 
 
 def test_a_cache_of_so_many_bytes_takes_them(capsys) -> None:
-    found = _found(capsys, *FIGURES, "--machines", "4", "--cache", "2GB")
+    found = _found(capsys, *FIGURES, "--machines", "4", "--remote-cache", "2GB")
     assert 0.97 * 2e9 < found["memory"]["cache"] <= 2e9
     assert 0.03 < found["job"]["cache"] < 0.06
     assert found["batch"]["hit_rate"] > 0
-    assert _found(capsys, *FIGURES, "--machines", "4", "--cache", "900GB")["job"]["cache"] == 1
-    assert _found(capsys, *FIGURES, "--cache", "2GB")["job"]["cache"] == 0, "nothing is elsewhere"
+    assert (
+        _found(capsys, *FIGURES, "--machines", "4", "--remote-cache", "900GB")["job"]["cache"] == 1
+    )
+    assert _found(capsys, *FIGURES, "--remote-cache", "2GB")["job"]["cache"] == 0, (
+        "nothing is elsewhere"
+    )
 
 
 @pytest.mark.parametrize(("dtype", "nbytes"), [("int8", 1), ("float16", 2), (None, 4)])
@@ -112,7 +124,7 @@ def test_a_directory_is_planned_as_its_rows_are_stored(
     rows = found["batch"]["nodes"] * found["job"]["remote"] * (5 * nbytes + 4) / 4
     assert found["wire"]["rows between partitions"] == pytest.approx(rows)
     assert found["job"]["remote"] == pytest.approx(2 / 60), "where the ring is cut"
-    assert _found(capsys, *given, "--remote", "30%")["job"]["remote"] == 0.3
+    assert _found(capsys, *given, "--remote-share", "30%")["job"]["remote"] == 0.3
     alone = _found(capsys, *given, "--machines", "1")
     assert sum(alone["wire"].values()) == 0
     for part in ("rows and labels", "edges"):
@@ -123,4 +135,7 @@ def test_a_directory_is_planned_as_its_rows_are_stored(
 
 def test_fanouts_may_begin_with_all(capsys) -> None:
     for first in ("-1", "all"):
-        assert _found(capsys, *FIGURES, "--fanouts", f"{first},10")["job"]["fanouts"] == [-1, 10]
+        assert _found(capsys, *FIGURES, "--num-neighbors", f"{first},10")["job"]["fanouts"] == [
+            -1,
+            10,
+        ]

@@ -40,7 +40,7 @@ def test_a_server_tells_its_status_and_ends_on_a_signal(tmp_path):
     log = (tmp_path / "log.txt").open("w")
     server = subprocess.Popen(
         [
-            *SERVE, f"--root={tmp_path}/graph", f"--port={port}", "--jobs=0",
+            *SERVE, f"--root={tmp_path}/graph", f"--master-port={port}", "--num-jobs=0",
             f"--metrics-port={metrics}",
         ],
         env=ENVIRONMENT, stderr=log,
@@ -84,7 +84,7 @@ def test_the_demo_learns(tmp_path):
 
 def test_a_cluster_without_all_partitions_does_not_start(tmp_path, caplog):
     partition_graph(tiny_graph().to_pyg(), 2, tmp_path / "graph", progress=False)
-    code = main([f"--root={tmp_path}/graph", "--num-servers=1", f"--port={free_port()}"])
+    code = main([f"--root={tmp_path}/graph", "--num-servers=1", f"--master-port={free_port()}"])
     assert code == 2
     assert "no storage server loaded partitions [1] of 2" in caplog.text
 
@@ -113,7 +113,7 @@ def test_a_server_is_told_by_torchrun_who_it_is(served: Any, monkeypatch) -> Non
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
-    assert serve(parse_serve(["--root=graph", "--port=7000", "--jobs=0"])) == 5
+    assert serve(parse_serve(["--root=graph", "--master-port=7000", "--num-jobs=0"])) == 5
     rank, info, dataset, how = served.pop()
     assert (rank, info.num_storage_nodes, info.rpc_master_port) == (3, 4, 7000)
     assert info.storage_cluster_master_ip == "10.0.0.1"
@@ -123,9 +123,19 @@ def test_a_server_is_told_by_torchrun_who_it_is(served: Any, monkeypatch) -> Non
     rank, _, dataset, how = served.pop()
     assert (rank, dataset, how["num_jobs"]) == (0, ("graph", 0), None), "none leaves by itself"
     assert how["allow_samplers"] == ["a", "b.C"]
-    for option in ("--jobs=2", "--num_server_sessions=2"):  # GiGL's name
+    for option in ("--num-jobs=2", "--num_server_sessions=2"):  # GiGL's name
         serve(parse_serve(["--root=graph", option]))
         assert served.pop()[-1]["num_jobs"] == 2
+
+
+def test_a_server_says_where_it_listens(served: Any) -> None:
+    one, several = ["--root=graph"], ["--root=graph", "--num-servers=2", "--rank=1"]
+    with pytest.raises(ConfigError, match="give --master-port 7000 in place of --port"):
+        serve(parse_serve([*one, "--port=7000"]))
+    for flags in ([*one, "--port=29600"], [*several, "--port=7000", "--host=10.0.0.2"]):
+        serve(parse_serve(flags))
+    how = served.pop()[-1]
+    assert (how["host"], how["port"]) == ("10.0.0.2", 7000)
 
 
 def test_only_errors_that_say_what_to_do_are_told_without_a_traceback(monkeypatch, caplog) -> None:

@@ -141,15 +141,15 @@ def test_features_that_glt_finds_by_offset_can_be_wrapped(tmp_path: Path) -> Non
     assert ours.node_ids.tolist() == [3, 4]
 
 
-@pytest.mark.parametrize("memory", ["resident", "mapped"])
+@pytest.mark.parametrize("mmap", [False, True])
 @pytest.mark.parametrize("graph", [RING, SHOP], ids=["homogeneous", "heterogeneous"])
 def test_what_glt_code_reads_is_there_by_global_id(
-    tmp_path: Path, graph: Graph, memory: Any
+    tmp_path: Path, graph: Graph, mmap: bool
 ) -> None:
     write(graph, tmp_path)
     data = graph.to_pyg()
     for index in range(2):
-        dataset: Any = DistDataset.load(tmp_path, index, memory=memory)
+        dataset: Any = DistDataset.load(tmp_path, index, mmap=mmap)
         topology = dataset.graph[BUYS].topo if graph.heterogeneous else dataset.graph.topo
         pairs = graph.edges[BUYS if graph.heterogeneous else E]
         store = data[BUYS] if graph.heterogeneous else data

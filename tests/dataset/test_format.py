@@ -81,5 +81,7 @@ def test_a_split_directory_has_the_bytes_that_it_always_had(tmp_path: Path, name
     graph, count, options = CASES[name]
     graph = graph.to_pyg() if isinstance(graph, Graph) else graph()
     _write(tmp_path / "graph", graph, count, None, **options)
-    split_partitions(tmp_path / "graph", tmp_path / "split", E, num_val=0.2, disjoint_train=0.3)
+    split_partitions(
+        tmp_path / "graph", tmp_path / "split", E, num_val=0.2, disjoint_train_ratio=0.3
+    )
     assert format_digest(tmp_path / "split") == SPLIT[name]

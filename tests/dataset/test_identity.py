@@ -43,7 +43,7 @@ def test_parts_of_one_run_have_one_identity_and_parts_of_others_another(
 def test_identity_is_that_of_the_directory_however_it_is_opened_and_sent(tmp_path: Path) -> None:
     partition_graph(_graph(), 2, tmp_path / "graph", progress=False)
     resident = DistDataset.load(tmp_path / "graph", 0)
-    mapped = DistDataset.load(tmp_path / "graph", 1, memory="mapped")
+    mapped = DistDataset.load(tmp_path / "graph", 1, mmap=True)
     assert resident.graph_identity == mapped.graph_identity
     make, arguments = mapped.share_ipc()
     assert make(*arguments).graph_identity == mapped.graph_identity

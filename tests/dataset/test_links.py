@@ -7,6 +7,7 @@ from dataset_reference import BUYS, KNOWS, REV_BUYS, E, Graph, N, as_index, by_t
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.transforms import random_link_split
 
 from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.links import (
@@ -90,18 +91,76 @@ def test_a_directed_type_with_a_reverse_type_of_its_own() -> None:
     data[cited].edge_index = data[cites].edge_index.flip(0)
     splits = split_links(data, cites)
     assert _pairs(splits.data[cited].edge_index.flip(0)) == _pairs(splits.train.links)
-    kept = split_links(data, cites, rev_edge_type=None).data[cited]
+    kept = split_links(data, cites, rev_edge_types=None).data[cited]
     assert kept.edge_index.size(1) == 300
-    assert split_links(data, cites, rev_edge_type=cited).val.links.equal(splits.val.links)
+    assert split_links(data, cites, rev_edge_types=cited).val.links.equal(splits.val.links)
 
 
 def test_a_part_of_the_training_links_can_supervise_only() -> None:
     data = _shop()
-    splits = split_links(data, BUYS, disjoint_train=0.3)
+    splits = split_links(data, BUYS, disjoint_train_ratio=0.3)
     passing, supervising = set(_pairs(splits.data[BUYS].edge_index)), _pairs(splits.train.links)
     assert not passing & set(supervising)
     assert 0.15 < len(supervising) / 2000 < 0.27
     assert splits.test.links.equal(split_links(data, BUYS).test.links)
+
+
+def _by_pair(data: HeteroData, splits: Any, *, disjoint: bool) -> tuple[torch.Tensor, list[int]]:
+    """Return the edges in PyG's order of splits, and how many are in each of its four parts."""
+    supervising, val, test = (
+        set(_pairs(part.links)) for part in (splits.train, splits.val, splits.test)
+    )
+    # Training links that pass messages alone come after those that supervise.
+    code = [
+        2 if pair in val else 3 if pair in test else 0 if disjoint and pair in supervising else 1
+        for pair in map(tuple, data[BUYS].edge_index.t().tolist())
+    ]
+    return torch.tensor(code).sort(stable=True).indices, [code.count(part) for part in range(4)]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3])
+@pytest.mark.parametrize("reverse", [REV_BUYS, None])
+def test_what_is_in_which_split_means_what_it_means_in_pyg(
+    monkeypatch: pytest.MonkeyPatch, ratio: float, reverse: Any
+) -> None:
+    data = _shop()
+    how: dict[str, Any] = {"disjoint_train_ratio": ratio, "rev_edge_types": reverse}
+    ours = split_links(data, BUYS, num_val=0.1, num_test=0.2, seed=7, **how)
+    order, (supervise, _, val, test) = _by_pair(data, ours, disjoint=ratio > 0)
+    # PyG draws a permutation and cuts it; here it is given the one that our draws make.
+    monkeypatch.setattr(torch, "randperm", lambda *_, **__: order)
+    no_negatives = torch.empty((2, 0), dtype=torch.long)
+    monkeypatch.setattr(random_link_split, "negative_sampling", lambda *_, **__: no_negatives)
+    theirs = random_link_split.RandomLinkSplit(
+        num_val=val, num_test=test, disjoint_train_ratio=supervise, edge_types=[BUYS],
+        rev_edge_types=[reverse], neg_sampling_ratio=0.0, add_negative_train_samples=False,
+    )(data)  # fmt: skip
+    for split, found in zip((ours.train, ours.val, ours.test), theirs, strict=True):
+        assert _pairs(split.links) == _pairs(found[BUYS].edge_label_index)
+    for kept in (BUYS, REV_BUYS, KNOWS):
+        assert _pairs(ours.data[kept].edge_index) == _pairs(theirs[0][kept].edge_index), kept
+    attributes = (one[BUYS].edge_attr.view(-1).sort().values for one in (ours.data, theirs[0]))
+    assert torch.equal(*attributes)
+
+
+def test_reverse_types_may_be_a_list() -> None:
+    data = _shop()
+    none: list[Any] = [None]
+    one = split_links(data, BUYS, rev_edge_types=REV_BUYS)
+    listed = split_links(data, BUYS, rev_edge_types=[REV_BUYS, REV_BUYS])
+    assert _pairs(listed.data[REV_BUYS].edge_index) == _pairs(one.data[REV_BUYS].edge_index)
+    assert split_links(data, BUYS, rev_edge_types=none).data[REV_BUYS].edge_index.size(1) == 2000
+
+
+def test_what_prints_is_one_line_without_tensors() -> None:
+    splits = split_links(_shop(), BUYS)
+    counts = [one.links.size(1) for one in (splits.train, splits.val, splits.test)]
+    assert repr(splits) == "LinkSplits({}, train={}, val={}, test={})".format(BUYS, *counts)
+    assert repr(splits.val) == f"LinkSplit({('user', 'buys_val', 'item')}, links={counts[1]})"
+    index = torch.randint(30, (2, 400), generator=torch.Generator().manual_seed(2))
+    plain = split_links(Data(x=torch.ones(30, 1), edge_index=index))
+    assert repr(plain.test) == f"LinkSplit(links={plain.test.links.size(1)})"
+    assert repr(plain).startswith("LinkSplits(train=")
 
 
 @given(graphs(), st.integers(0, 2**40), st.data())
@@ -178,7 +237,7 @@ def test_a_directory_has_the_same_splits_as_the_graph(
     options: dict[str, Any] = {
         "num_val": 0.3,
         "num_test": 0.3,
-        "disjoint_train": 0.5 * disjoint,
+        "disjoint_train_ratio": 0.5 * disjoint,
         "seed": 11,
     }
     splits = split_links(graph.to_pyg(), edge_type, **options)
@@ -251,8 +310,8 @@ def test_a_directory_that_glt_wrote_can_be_split(tmp_path: Path) -> None:
         ({"num_test": "0.1"}, "must be a fraction"),
         ({"num_val": 0.5, "num_test": 0.5}, "nothing to train on"),
         ({"seed": 0.5}, "seed must be an int"),
-        ({"rev_edge_type": KNOWS}, "from 'item' to 'user'"),
-        ({"rev_edge_type": ("item", "sold_to", "user")}, "from 'item' to 'user'"),
+        ({"rev_edge_types": KNOWS}, "from 'item' to 'user'"),
+        ({"rev_edge_types": ("item", "sold_to", "user")}, "from 'item' to 'user'"),
     ],
 )
 def test_split_links_refuses(options, message) -> None:

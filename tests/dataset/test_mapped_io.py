@@ -23,7 +23,7 @@ def test_a_flipped_bit_is_found_in_the_background(tmp_path: Path, caplog) -> Non
     write(RING, tmp_path)
     path = tmp_path / "part0" / "edges" / "__".join(E) / "indices.bin"
     path.write_bytes(bytes(path.stat().st_size))
-    dataset = DistDataset.load(tmp_path, 0, memory="mapped")
+    dataset = DistDataset.load(tmp_path, 0, mmap=True)
     for thread in threading.enumerate():
         if thread.name == "gigl_loader.verify":
             thread.join(30)
@@ -36,6 +36,7 @@ def test_arguments_of_load_are_checked(tmp_path: Path) -> None:
     write(RING, tmp_path / "ours")
     write(RING, tmp_path / "glt", format="glt")
     for options, message in (
+        ({"mmap": "disk"}, "mmap must be True or False, got 'disk'"),
         ({"memory": "disk"}, "memory must be"),
         ({"verify": True}, "verify must be"),
         ({"edge_dir": "out"}, 'partitioned for edge_dir="in", not "out"'),
@@ -43,8 +44,10 @@ def test_arguments_of_load_are_checked(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             DistDataset.load(tmp_path / "ours", 0, **options)
+    with pytest.warns(DeprecationWarning, match="memory='mapped' is now mmap=True"):
+        assert DistDataset.load(tmp_path / "ours", 0, memory="mapped").view().num_nodes
     with pytest.raises(ConfigError, match="cannot be mapped"):
-        DistDataset.load(tmp_path / "glt", 0, memory="mapped")
+        DistDataset.load(tmp_path / "glt", 0, mmap=True)
     with pytest.raises(ConfigError, match="partition_idx must be in"):
         DistDataset.load(tmp_path / "ours", 2)
     with pytest.raises(UsageError, match="checksums"):
@@ -57,7 +60,7 @@ def test_workers_map_the_files_themselves(tmp_path: Path) -> None:
     write(RING, tmp_path)
     for path in arrays(tmp_path):
         path.chmod(0o444)
-    view = DistDataset.load(tmp_path, 1, memory="mapped").view()
+    view = DistDataset.load(tmp_path, 1, mmap=True).view()
     data, fds = tensors.dumps(view)
     try:
         inodes = {os.fstat(fd).st_ino for fd in fds}
@@ -74,7 +77,7 @@ def test_workers_map_the_files_themselves(tmp_path: Path) -> None:
 
 def test_what_is_written_to_a_mapped_tensor_stays_in_the_process(tmp_path: Path) -> None:
     write(RING, tmp_path)
-    values = DistDataset.load(tmp_path, 0, memory="mapped").view().node_features[N].values
+    values = DistDataset.load(tmp_path, 0, mmap=True).view().node_features[N].values
     values.fill_(-1)
     DistDataset.load(tmp_path, 0, verify="now")
 
@@ -87,7 +90,7 @@ def _of(folder: Path) -> list[str]:
 def test_descriptors_and_mappings_go_with_the_dataset(tmp_path: Path) -> None:
     write(RING, tmp_path)
     assert not _of(tmp_path)
-    dataset = DistDataset.load(tmp_path, 0, memory="mapped", verify="off")
+    dataset = DistDataset.load(tmp_path, 0, mmap=True, verify="off")
     assert _of(tmp_path)
     assert str(tmp_path) in Path("/proc/self/maps").read_text()
     del dataset
@@ -95,10 +98,10 @@ def test_descriptors_and_mappings_go_with_the_dataset(tmp_path: Path) -> None:
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
-@pytest.mark.parametrize("memory", ["resident", "mapped"])
-def test_a_dataset_is_pickled_without_its_data(tmp_path: Path, memory: Any) -> None:
+@pytest.mark.parametrize("mmap", [False, True])
+def test_a_dataset_is_pickled_without_its_data(tmp_path: Path, mmap: bool) -> None:
     write(RING, tmp_path)
-    dataset: Any = DistDataset.load(tmp_path, 1, memory=memory)
+    dataset: Any = DistDataset.load(tmp_path, 1, mmap=mmap)
     data = bytes(ForkingPickler.dumps(dataset))
     assert len(data) < 20_000
     copy = pickle.loads(data)
@@ -110,7 +113,7 @@ def test_a_dataset_is_pickled_without_its_data(tmp_path: Path, memory: Any) -> N
 
 def test_a_directory_that_was_replaced_is_not_opened_again(tmp_path: Path) -> None:
     write(RING, tmp_path / "graph", seed=1, method="random")
-    handle = DistDataset.load(tmp_path / "graph", 0, memory="mapped").share_ipc()
+    handle = DistDataset.load(tmp_path / "graph", 0, mmap=True).share_ipc()
     write(RING, tmp_path / "graph", seed=2, method="random")
     with pytest.raises(ConfigError, match="written anew"):
         DistDataset.from_ipc_handle(handle)

@@ -33,7 +33,7 @@ def test_partitions_on_disk_unite_to_the_graph(
             graph, count, root, method=method, edge_dir=edge_dir, seed=3, format=format
         )
         check_partitions(graph, datasets, edge_dir)
-    mapped = [DistDataset.load(root, i, memory="mapped", verify="now") for i in range(count)]
+    mapped = [DistDataset.load(root, i, mmap=True, verify="now") for i in range(count)]
     check_partitions(graph, mapped, edge_dir)
     assert [path.name for path in tmp_path.iterdir()] == ["graph"]
 

@@ -106,9 +106,8 @@ def test_partitions_loaders_and_look_ups_give_float32(tmp_path: Path, dtype: str
         assert torch.equal(widened(rows.values[rows.locate(ids)], rows.scales), expected[ids])
         assert part.node_feature_info["user"].dtype == torch.float32
         assert part.view().node_features["item"].scales is None
-    memory: Any
-    for memory in ("resident", "mapped"):
-        dataset = DistDataset.load(tmp_path / "one", 0, memory=memory)
+    for mmap in (False, True):
+        dataset = DistDataset.load(tmp_path / "one", 0, mmap=mmap)
         with DistNeighborLoader(
             dataset, [3, 3], ("user", torch.arange(50)), num_workers=0, batch_size=20, seed=1
         ) as loader:

@@ -2,7 +2,6 @@
 
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -48,10 +47,10 @@ def test_each_attribute_has_its_own_edges_by_time() -> None:
     assert _weights(dataset, "when") == {i: i / 4 for i in range(12)}
 
 
-@pytest.mark.parametrize("memory", ["resident", "mapped"])
-def test_another_process_draws_by_the_same(tmp_path: Path, memory: Any) -> None:
+@pytest.mark.parametrize("mmap", [False, True])
+def test_another_process_draws_by_the_same(tmp_path: Path, mmap: bool) -> None:
     partition_graph(_ring(), 2, tmp_path, progress=False)
-    dataset = DistDataset.load(tmp_path, 1, memory=memory).weighted_by("strong")
+    dataset = DistDataset.load(tmp_path, 1, mmap=mmap).weighted_by("strong")
     copy = pickle.loads(pickle.dumps(dataset))
     assert _weights(copy) == _weights(dataset)
     assert all(weight == i + 1 for i, weight in _weights(copy).items())

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent.parent / "gigl_loader"
 TREES = {file: ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py"))}
 ELSEWHERE = {
     "BatchNorm", "DataLoader", "EdgeSamplerInput", "FeatureStore", "ForkingPickler",
-    "LinkNeighborLoader", "StatefulDataLoader",
+    "InMemoryDataset",    "LinkNeighborLoader", "RandomLinkSplit", "StatefulDataLoader",
 }  # fmt: skip
 """Classes of other libraries that no module of ours imports."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -43,10 +43,10 @@ SURVIVED = {
     "storage servers are restarted one after another": [_LOST],
     "a storage server with a replica is killed, server 0 too": [f"{_LOST}[twins]"],
     "a storage server is killed during `fetch_*` or a constructor": [_LOST],
-    "a storage server is stopped longer than `patience_s`, then resumes": [
+    "a storage server is stopped longer than `network_timeout`, then resumes": [
         "remote/test_jobs.py::test_a_job_that_was_given_up_goes_on_when_it_comes_back_before_another"
     ],
-    "the network to a server fails longer than `patience_s`": [
+    "the network to a server fails longer than `network_timeout`": [
         "remote/test_outages.py::test_a_long_outage_ends_when_the_links_are_renewed",
         "remote/test_second_outage.py::test_a_second_outage_is_survived_by_ranks_that_share_producers",
     ],

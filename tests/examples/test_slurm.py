@@ -85,8 +85,8 @@ def test_the_graph_store_job_has_the_exit_code_of_the_training_and_ends_its_serv
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the server has ended")
     assert verb == "serve"
     serve = parse_serve(words)
-    assert (serve.rank, serve.num_servers, serve.jobs) == (1, 2, 1)
-    assert (serve.root, serve.master_addr, serve.port) == ("/data/graph", "storage0", 20004)
+    assert (serve.rank, serve.num_servers, serve.num_jobs) == (1, 2, 1)
+    assert (serve.root, serve.master_addr, serve.master_port) == ("/data/graph", "storage0", 20004)
     assert (notes / "token").read_text() == "a-token\n"
 
     args, own = _torchrun(notes)
@@ -95,6 +95,6 @@ def test_the_graph_store_job_has_the_exit_code_of_the_training_and_ends_its_serv
     monkeypatch.setattr(sys, "argv", [script, *own])
     train = importlib.import_module("train")
     where, training = train.parse_args()  # an option that it does not know ends the test
-    assert (where.servers, where.storage_addr, where.rpc_port) == (2, "storage0", serve.port)
+    assert (where.servers, where.storage_addr, where.rpc_port) == (2, "storage0", serve.master_port)
     assert (where.compute_addr, where.group_port) == ("compute0", 20006)
     assert training.epochs == 3

@@ -78,4 +78,4 @@ def _no_rank_waits_for_ever(rank: int, size: int) -> None:
 
 
 def test_ddp_with_uneven_inputs_ends(tmp_path: Path) -> None:
-    run_ranks(_no_rank_waits_for_ever, world_size=2, tmp_path=tmp_path, timeout_s=400)
+    run_ranks(_no_rank_waits_for_ever, world_size=2, tmp_path=tmp_path, timeout=400)

@@ -352,7 +352,7 @@ def one_cache_for_a_machine(rank: int, size: int) -> None:
 
     with make() as loader:
         expected = [batch_digest(batch) for batch in loader]
-    first, second = (make(remote_cache="40%", lookahead=ahead) for ahead in (None, 3))
+    first, second = (make(remote_cache="40%") for _ in range(2))
     assert _caches(first) == _caches(second)
     together = _caches(first)
     assert together[0] == together[1] != together[2]
@@ -474,7 +474,7 @@ def a_peer_worker_dies(rank: int, size: int, folder: Path) -> None:
             with pytest.raises(SamplingError, match=r"rank 1 worker 0.*partition 1") as caught:
                 list(iterator)
             assert "see its log" in str(caught.value)
-        loader.shutdown(linger_s=0.0)
+        loader.shutdown(idle_timeout=0.0)
 
 
 def peer_workers_are_replaced(rank: int, size: int) -> None:
@@ -556,7 +556,7 @@ def a_peer_worker_is_stopped(rank: int, size: int) -> None:
             with pytest.raises(SamplingError, match=r"rank 1 worker 0.*partition 1.*is stopped"):
                 list(iterator)
         dist.barrier()  # rank 1 ends its worker: to rank 0 it would be one that was killed
-        loader.shutdown(linger_s=0.0)
+        loader.shutdown(idle_timeout=0.0)
 
 
 @contextlib.contextmanager
@@ -578,7 +578,7 @@ def a_peer_rank_dies(rank: int, size: int, folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(SamplingError, match=r"rank 1 worker 0.*partition 1"):
         list(iterator)
-    loader.shutdown(linger_s=0.0)
+    loader.shutdown(idle_timeout=0.0)
     with pytest.raises(PeerError, match="the process group broke"):
         _big_loader(rank, size)
     end_at_once()
@@ -601,7 +601,7 @@ def a_rank_is_cut_off(rank: int, size: int, folder: Path) -> None:
             os.kill(pid, signal.SIGSTOP)
     with pytest.raises(SamplingError, match=r"rank 1 worker 0.*did not answer"):
         list(iterator)
-    loader.shutdown(linger_s=0.0)
+    loader.shutdown(idle_timeout=0.0)
     ranks.SUSPECTED_S = 1.0  # so that the test is short
     started = time.monotonic()
     with pytest.raises(PeerTimeoutError, match=r"within 1 s.*not heard: rank 1 worker 0"):

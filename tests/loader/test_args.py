@@ -78,7 +78,6 @@ def test_scores_decide_how_far_a_push_goes() -> None:
         ({"remote_cache": "lots"}, r"remote_cache must be .* such as \"20%\""),
         ({"num_cpu_threads": 0}, "num_cpu_threads must be an integer > 0"),
         ({"num_workers": 0, "remote_cache": "1GB"}, "is filled by sampling workers"),
-        ({"lookahead": 3}, "none are kept"),
         ({"pin_memory_device": "gpu"}, "pin_memory_device='gpu' is no torch device"),
         ({"prefetch_size": 0}, "prefetch_size must be an integer > 0"),
         ({"sampler_options": KHopNeighborSamplerOptions([3])}, r"=\[2\] and .*=\[3\] differ"),

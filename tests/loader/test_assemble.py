@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data
 
 from gigl_loader import ConfigError, DistDataset, PeerError
+from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.loader import seed_input
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import check_edge_ids, check_weights, is_remote, remote_arguments
+from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, from_addresses
 from gigl_loader.loader.seed_input import (
     RankInput,
@@ -197,3 +199,22 @@ def test_a_graph_store_refuses_what_is_colocated(how: dict, words: str) -> None:
     """Before it is asked for anything: `object()` has nothing to ask."""
     with pytest.raises(ConfigError, match=words):
         remote_arguments(object(), LoaderOptions(num_neighbors=[2], **how), ALONE, [], "one")
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [({}, 4), ({"worker_concurrency": 1}, 4), ({"worker_concurrency": 9}, 9),
+     ({"worker_concurrency": 9, "prefetch_size": 2}, 2)],
+)  # fmt: skip
+def test_as_many_batches_are_requested_ahead_as_a_worker_has(
+    how: dict, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(
+        BaseDistLoader, "create_graph_store_worker_options", lambda **given: asked.update(given)
+    )
+    schema = DistDataset.from_pyg(Data(edge_index=torch.tensor([[0], [1]]))).schema
+    store = SimpleNamespace(fetch_schema=lambda: schema, fetch_num_nodes=dict)
+    inputs = [NodeSamplerInput(torch.arange(2))]
+    remote_arguments(store, LoaderOptions(num_neighbors=[2], **how), ALONE, inputs, "one")
+    assert asked["prefetch_size"] == expected

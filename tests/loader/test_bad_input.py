@@ -97,8 +97,6 @@ def test_seeds_by_type(typed: DistDataset, seeds, match: str) -> None:
         ({"remote_cache": True}, 'or a share such as "20%"; got True'),
         ({"remote_cache": 0.2}, 'a share such as "20%"; got 0.2'),
         ({"channel_size": True}, "channel_size must be bytes above 0, or a text"),
-        ({"remote_cache": "1GB", "lookahead": -1}, "lookahead must be a number of batches >= 0"),
-        ({"lookahead": 4}, "lookahead=4 decides which rows to keep, and none are kept"),
         ({"remote_cache": "20%", "num_workers": 0}, "is filled by sampling workers"),
         ({"remote_cache": "20%", "exchange": "collective"}, "is filled by sampling workers"),
     ],

@@ -28,7 +28,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None:
     run_ranks(
         getattr(device_rows_jobs, job), world_size=world, tmp_path=tmp_path, may_die=may_die,
-        timeout_s=300,
+        timeout=300,
     )  # fmt: skip
 
 

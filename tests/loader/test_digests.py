@@ -44,7 +44,7 @@ def test_with_two_workers(name: str) -> None:
 @pytest.mark.parametrize("typed", [False, True])
 def test_mapped_from_disk(typed: bool, tmp_path: Path) -> None:
     partition_graph(cases.graph(typed), 1, tmp_path / "parts")
-    dataset = DistDataset.load(tmp_path / "parts", 0, memory="mapped")
+    dataset = DistDataset.load(tmp_path / "parts", 0, mmap=True)
     for name in TYPED if typed else PLAIN:
         if "anchors" not in name:  # labels are not written
             found = cases.in_one_process(CASES[name], dataset, num_workers=0)

@@ -40,7 +40,7 @@ HOW = (
     {"subgraph_type": "induced"},
     {"subgraph_type": "bidirectional", "disjoint": True},
     {"time_attr": "node_time", "temporal_strategy": "last", "time_window": 60},
-    {"sampler": "labor"},
+    {"sampling_method": "labor"},
     {"time_attr": "node_time", "disjoint": "by_time"},
 )
 AT_ONCE = [3, 1, 3, 39]
@@ -247,9 +247,9 @@ def test_time_beside_links_and_anchors() -> None:
 
 def test_times_survive_partitioning(tmp_path: Path) -> None:
     partition_graph(GRAPH.to_pyg(), 2, tmp_path / "graph", time_attr="node_time", progress=False)
-    for memory in ("resident", "mapped"):
+    for mmap in (False, True):
         for rank in range(2):
-            part = DistDataset.load(tmp_path / "graph", rank, memory=memory)
+            part = DistDataset.load(tmp_path / "graph", rank, mmap=mmap)
             order = part.view_by_time("node_time").times[E]
             adjacency = part.view().adjacency[E]
             assert torch.equal(order.times, 3 * adjacency.indices.long()[order.order])
@@ -270,7 +270,7 @@ def test_times_survive_partitioning(tmp_path: Path) -> None:
         ({"time_attr": "x"}, "no attribute"),
         ({"time_attr": "node_time", "with_weight": True}, "cannot be combined"),
         ({"subgraph_type": "all"}, "subgraph_type must be"),
-        ({"sampler": "labor", "replace": True}, "without replacement"),
+        ({"sampling_method": "labor", "replace": True}, "without replacement"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(how, match) -> None:

@@ -42,7 +42,7 @@ from gigl_loader.testing import check_same_batches, run_ranks
 def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None:
     run_ranks(
         getattr(in_process_jobs, job), world_size=world, tmp_path=tmp_path, may_die=may_die,
-        timeout_s=300,
+        timeout=300,
     )  # fmt: skip
 
 

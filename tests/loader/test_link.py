@@ -301,4 +301,4 @@ def _on_each_rank(rank: int, size: int) -> None:
 
 
 def test_two_ranks_with_a_partition_each(tmp_path: Path) -> None:
-    run_ranks(_on_each_rank, world_size=2, tmp_path=tmp_path, timeout_s=400)
+    run_ranks(_on_each_rank, world_size=2, tmp_path=tmp_path, timeout=400)

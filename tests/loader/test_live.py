@@ -21,9 +21,9 @@ class Loader:
         """Whether it was shut down, and whether it is a forked process's copy."""
         return self._shutdowned, self._is_forked
 
-    def shutdown(self, linger_s: float | None = None) -> None:
+    def shutdown(self, idle_timeout: float | None = None) -> None:
         self._shutdowned = True
-        self.lingered.append(linger_s)
+        self.lingered.append(idle_timeout)
         if self._error is not None:
             raise self._error
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
@@ -38,6 +37,5 @@ def test_where_a_partition_lies_does_not_change_a_batch(tmp_path: Path) -> None:
     for name, is_mapped, init in (
         ("mapped", False, None), ("mapped", True, None), ("degree", True, _as_from_disk),
     ):  # fmt: skip
-        memory: Literal["mapped", "resident"] = "mapped" if is_mapped else "resident"
-        found = _batches(DistDataset.load(tmp_path / name, 0, memory=memory), init)
+        found = _batches(DistDataset.load(tmp_path / name, 0, mmap=is_mapped), init)
         check_same_batches(found, expected)

@@ -398,7 +398,7 @@ def test_batches_that_wait_are_counted() -> None:
         batches = iter(loader)
         next(batches)
         source = loader._source
-        wait_until(lambda: source.count_waiting() == 5, "all others wait", timeout_s=60)
+        wait_until(lambda: source.count_waiting() == 5, "all others wait", timeout=60)
         loader.stats(reset=True)
         assert len(list(batches)) == 5
         assert loader.stats()["queue_depth"] == (4 + 3 + 2 + 1 + 0) / 5

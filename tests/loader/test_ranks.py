@@ -35,7 +35,7 @@ def _expected(name: str, rank: int, epochs: Sequence[int] = (0, 3)) -> list[dict
 def test_two_partitions_two_ranks(tmp_path: Path) -> None:
     """Same bits as one partition, over TCP and in one memory; early leavers; equal steps..."""
     run_ranks(
-        rank_jobs.cases_without_faults, tmp_path, world_size=2, tmp_path=tmp_path, timeout_s=400.0
+        rank_jobs.cases_without_faults, tmp_path, world_size=2, tmp_path=tmp_path, timeout=400.0
     )
     for name, rank in itertools.product(rank_jobs.CASES, range(2)):
         expected = _expected(name, rank)
@@ -48,7 +48,7 @@ def test_two_machines(tmp_path: Path) -> None:
     """Workers that other machines reach: closed unless somebody opens them; the same bits then."""
     make_folder(tmp_path / "tls", ["127.0.0.1"])
     run_ranks(
-        rank_jobs.ranks_of_two_machines, tmp_path, world_size=2, tmp_path=tmp_path, timeout_s=220.0
+        rank_jobs.ranks_of_two_machines, tmp_path, world_size=2, tmp_path=tmp_path, timeout=220.0
     )
     for rank in range(2):
         expected = _expected("plain", rank, epochs=(0,))
@@ -67,7 +67,7 @@ def _check_same(file: Path, expected: list[dict]) -> None:
 
 
 def test_some_partitions_in_memory_and_others_not(tmp_path: Path) -> None:
-    run_ranks(rank_jobs.partitions_here_and_there, world_size=3, tmp_path=tmp_path, timeout_s=400.0)
+    run_ranks(rank_jobs.partitions_here_and_there, world_size=3, tmp_path=tmp_path, timeout=400.0)
 
 
 @pytest.mark.longest
@@ -75,14 +75,14 @@ def test_faults_of_other_ranks(tmp_path: Path) -> None:
     """A peer's worker dies, or is stopped; a rank cannot start; no address to answer on."""
     run_ranks(
         rank_jobs.faults_that_leave_the_ranks_alive, tmp_path, world_size=2, tmp_path=tmp_path,
-        timeout_s=400.0,
+        timeout=400.0,
     )  # fmt: skip
     _check_gone(tmp_path)
 
 
 def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     run_ranks(
-        rank_jobs.a_peer_rank_dies, tmp_path, world_size=2, tmp_path=tmp_path, timeout_s=400.0,
+        rank_jobs.a_peer_rank_dies, tmp_path, world_size=2, tmp_path=tmp_path, timeout=400.0,
         may_die=[1],
     )  # fmt: skip
     _check_gone(tmp_path)
@@ -90,7 +90,7 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
 
 def test_a_rank_that_is_cut_off(tmp_path: Path) -> None:
     run_ranks(
-        rank_jobs.a_rank_is_cut_off, tmp_path, world_size=2, tmp_path=tmp_path, timeout_s=400.0,
+        rank_jobs.a_rank_is_cut_off, tmp_path, world_size=2, tmp_path=tmp_path, timeout=400.0,
         may_die=[1],
     )  # fmt: skip
     _check_gone(tmp_path)

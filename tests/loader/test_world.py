@@ -134,7 +134,7 @@ def test_a_job_that_changes_its_ranks(tmp_path: Path) -> None:
         folder = tmp_path / f"run{stage}"
         folder.mkdir()
         run_ranks(
-            world_jobs.one_stage, tmp_path, stage, world_size=size, tmp_path=folder, timeout_s=300
+            world_jobs.one_stage, tmp_path, stage, world_size=size, tmp_path=folder, timeout=300
         )
     for name, batches in expected.items():
         found = world_jobs.read(tmp_path, name)

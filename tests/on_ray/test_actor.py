@@ -47,7 +47,7 @@ from gigl_loader.transport import Listener, Method, Security
 
 told = dict(word[2:].split("=") for word in sys.argv[2:])
 status = Method(dict, dict, lambda request, peer: {"value": {"health": "serving"}})
-address = told["own-addr"], int(told["own-port"])
+address = told["host"], int(told["port"])
 listener = Listener(*address, Security.resolve(), {"status": status}, "a stand-in")
 print("it listens", file=sys.stderr, flush=True)  # first: once it answers, it may be killed
 listener.start()

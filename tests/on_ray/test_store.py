@@ -54,9 +54,12 @@ IMPORTED = (
         ({"cpus_per_server": -1}, "cpus_per_server must be at least 0, got -1"),
         ({"cpus_per_server": float("nan")}, "cpus_per_server must be at least 0, got nan"),
         ({"max_restarts": -2}, "max_restarts must be at least 0"),
-        ({"start_timeout_s": float("inf")}, "start_timeout_s must be a finite number"),
-        ({"lost_after_s": 20.0}, "lost_after_s=20.0 must be more than health_timeout_s=30.0"),
-        ({"patience_s": 0}, "patience_s must be a finite number"),
+        ({"start_timeout": float("inf")}, "start_timeout must be a finite number"),
+        (
+            {"reconnect_timeout": 20.0},
+            "reconnect_timeout=20.0 must be more than health_timeout=30.0",
+        ),
+        ({"network_timeout": 0}, "network_timeout must be a finite number"),
         ({"insecure": True, "tls_dir": "/nowhere"}, "nowhere"),
     ],
 )

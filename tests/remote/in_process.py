@@ -111,7 +111,7 @@ def channel_of(cluster: Cluster, **how: Any) -> Iterator[RemoteReceivingChannel]
         list(range(len(producers))),
         dict(enumerate(producers)),
         cluster=cluster,
-        **{"timeout_s": 60.0, **how},
+        **{"timeout": 60.0, **how},
     )  # fmt: skip
     try:
         yield channel

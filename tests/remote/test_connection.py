@@ -62,6 +62,10 @@ def test_errors_keep_their_class_and_name_the_server(connection: ServerConnectio
     assert name in str(died)
     for error in (PeerTimeoutError("no"), ProtocolError("no"), JoinRefusedError("no", End.CLOSED)):
         assert connection.named(error) is error, "these name the server themselves"
+    for again in (UsageError(f"{name} is gone"), PeerError("storage server 3: no batch came")):
+        assert str(connection.named(again)) == str(again), "named once, however often it is told"
+    other = connection.named(PeerError("storage server 30 is gone"))
+    assert str(other) == f"{name}: storage server 30 is gone"
     unknown = connection.named(KeyboardInterrupt())
     assert type(unknown) is PeerError
     assert name in str(unknown)

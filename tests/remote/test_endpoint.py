@@ -179,7 +179,7 @@ def test_who_waits_for_servers_that_have_served_their_jobs_fails_at_once():
         assert endpoint.over.wait(60)
         endpoint.close(End.JOB_OVER)
         thread.join(60)
-        assert "it has served as many jobs as it was to (--jobs, num_jobs)" in found[0]
+        assert "it has served as many jobs as it was to (num_jobs)" in found[0]
 
 
 def test_a_server_stays_unless_it_was_told_how_many_jobs_there_are():

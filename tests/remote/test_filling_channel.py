@@ -80,7 +80,7 @@ def _client(info, rank: int) -> None:
             assert source.channel.rows_apart, "each server asks the other machine"
         cases: dict[str, dict[str, Any]] = {
             "0": {"remote_cache": "20%"},
-            "1": {"remote_cache": "100%", "lookahead": 0},
+            "1": {"remote_cache": "100%"},
         }
         for same_memory, how in cases.items():
             os.environ[SAME_MEMORY_VARIABLE] = same_memory

@@ -192,7 +192,7 @@ def _fetches_in_a_group_that_is_up(info, local_rank, folder):
     rank = 1 - local_rank  # the group's ranks count, and no variable of a launcher is needed
     store = f"file://{folder}/group"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    init_compute_process(local_rank, info, timeout_s=90.0)
+    init_compute_process(local_rank, info, timeout=90.0)
     assert (current_cluster().rank, current_cluster().world_size) == (rank, 2)
     try:
         _fetches(info, rank)
@@ -406,7 +406,7 @@ def _iterate_until_a_server_dies(info, rank, folder):
 
 
 def _serve_whole(info, rank):
-    serve(info, rank, rejoin_timeout_s=0)
+    serve(info, rank, reconnect_timeout=0)
 
 
 def test_a_killed_server_is_an_error_on_every_client(tmp_path):
@@ -476,7 +476,7 @@ def test_who_does_not_come_is_named():
     os.environ["RANK"] = "0"
     try:
         with pytest.raises(PeerTimeoutError, match=r"storage server 0 at 127\.0\.0\.1"):
-            init_compute_process(0, info, "gloo", timeout_s=0.5)
+            init_compute_process(0, info, "gloo", timeout=0.5)
     finally:
         del os.environ["RANK"]
     with pytest.raises(UsageError, match="init_compute_process"):

@@ -51,7 +51,7 @@ def remote(partition: Any, servers: int, take_part: TakePart) -> Iterator[Remote
         address = (HOST, endpoints[0].address[1])
         with joined(address, servers) as cluster:
             take_part(cluster)
-            yield RemoteDistDataset(info_of(servers, 1), 0, timeout_s=60.0)
+            yield RemoteDistDataset(info_of(servers, 1), 0, timeout=60.0)
 
 
 class _Held:
@@ -125,7 +125,7 @@ def test_a_question_under_way_outlives_its_server(
     ):
         take_part(cluster)
         dataset = RemoteDistDataset(
-            info_of(2, 1), 0, timeout_s=60.0, reconnect_timeout=0.0 if how == "never" else 60.0
+            info_of(2, 1), 0, timeout=60.0, reconnect_timeout=0.0 if how == "never" else 60.0
         )
         if how == "twin":
             cluster._holders = [1]

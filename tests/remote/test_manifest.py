@@ -110,7 +110,7 @@ def test_the_storage_cluster_fits_the_code(parts: Any) -> None:
     serve = parse_serve(_arguments(container))
     assert (serve.rank, serve.num_servers) == (1, storage["spec"]["replicas"])
     assert serve.master_addr == f"{storage['metadata']['name']}-0.{service['metadata']['name']}"
-    assert (serve.own_addr, serve.jobs) == ("10.0.0.7", 0)
+    assert (serve.host, serve.num_jobs) == ("10.0.0.7", 0)
     assert Path(serve.root).is_relative_to(container["volumeMounts"][0]["mountPath"])
     mounts = {one["name"] for one in container["volumeMounts"]}
     assert mounts == {one["name"] for one in _pod(storage)["volumes"]}
@@ -119,7 +119,7 @@ def test_the_storage_cluster_fits_the_code(parts: Any) -> None:
     for probe, live in PROBES.items():
         asked = _status_arguments(container, probe)
         assert (asked.where, asked.tls, asked.live) == (("10.0.0.7", serve.port), folder, live)
-        assert asked.where[1] == serve.own_port, "every server listens there"
+        assert asked.where[1] == serve.port, "every server listens there"
 
     assert service["spec"]["publishNotReadyAddresses"], "servers meet before they are ready"
     assert service["spec"]["clusterIP"] == "None"  # headless: all ports, and a name for each pod
@@ -149,9 +149,9 @@ def test_the_training_job_fits_the_code(parts: Any, monkeypatch: pytest.MonkeyPa
     where = _train_arguments(own, monkeypatch)
     serve = parse_serve(_arguments(_pod(storage)["containers"][0]))
     assert where.servers == serve.num_servers
-    assert (where.storage_addr, where.rpc_port) == (serve.master_addr, serve.port)
+    assert (where.storage_addr, where.rpc_port) == (serve.master_addr, serve.master_port)
     assert where.compute_addr == pod_0
-    assert where.group_port not in (torchrun.master_port, serve.port)
+    assert where.group_port not in (torchrun.master_port, serve.master_port)
 
     folder, secret = _certificates(_pod(job))
     assert (folder, secret) == _certificates(_pod(storage))

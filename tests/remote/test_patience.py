@@ -17,7 +17,9 @@ def test_patience_is_a_finite_number_of_seconds(value) -> None:
     if fits:
         check_patience(value)
     else:
-        with pytest.raises(ConfigError, match="patience_s must be a finite number of seconds > 0"):
+        with pytest.raises(
+            ConfigError, match="network_timeout must be a finite number of seconds > 0"
+        ):
             check_patience(value)
 
 

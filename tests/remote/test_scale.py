@@ -104,12 +104,12 @@ def _on_host(name: str, rank: int, role: Callable[..., None], *args: Any) -> Non
 
 def _serve_until_one_is_gone(info: GraphStoreInfo, rank: int) -> None:
     with suppress(ServerDiedError):
-        serve(info, rank, rejoin_timeout_s=0)
+        serve(info, rank, reconnect_timeout=0)
 
 
 def _train_until_one_is_gone(info: GraphStoreInfo, rank: int, pipe: Connection) -> None:
     os.environ.update(RANK="0", MASTER_ADDR="10.77.0.3", GLOO_SOCKET_IFNAME="eth0")
-    init_compute_process(0, info, "gloo", timeout_s=120)
+    init_compute_process(0, info, "gloo", timeout=120)
     remote = RemoteDistDataset(info, 0)
     how: dict[str, Any] = {"batch_size": 4, "seed": 7, "timeout": 60.0, "reconnect_timeout": 0}
     with DistNeighborLoader(remote, [3, 2], remote.fetch_node_ids(), **how) as loader:

@@ -40,7 +40,7 @@ class _Told(logging.Handler):
 
 
 def _rank(info: Any, rank: int, folder: str) -> None:
-    compute(info, rank, _train, folder, patience_s=PATIENCE_S)
+    compute(info, rank, _train, folder, network_timeout=PATIENCE_S)
 
 
 def _train(info: Any, rank: int, folder: str) -> None:
@@ -98,4 +98,4 @@ def test_a_second_outage_is_survived_by_ranks_that_share_producers(tmp_path: Pat
 
 
 def _serve(info: Any) -> None:
-    serve(info, 0, 1, patience_s=PATIENCE_S)
+    serve(info, 0, 1, network_timeout=PATIENCE_S)

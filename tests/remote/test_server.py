@@ -70,9 +70,13 @@ def test_a_master_whose_name_means_loopback_is_refused(monkeypatch):
         (1, {}, r"storage_rank must be in \[0, 1\), got 1"),
         (-1, {}, r"storage_rank must be in \[0, 1\), got -1"),
         (0, {"num_jobs": 0}, "num_jobs must be at least 1.*got 0"),
-        (0, {"patience_s": float("inf")}, "patience_s must be a finite number of seconds > 0"),
-        (0, {"rejoin_timeout_s": -1.0}, "rejoin_timeout_s must be seconds >= 0, got -1.0"),
-        (0, {"rejoin_timeout_s": float("nan")}, "rejoin_timeout_s must be seconds >= 0, got nan"),
+        (
+            0,
+            {"network_timeout": float("inf")},
+            "network_timeout must be a finite number of seconds > 0",
+        ),
+        (0, {"reconnect_timeout": -1.0}, "reconnect_timeout must be seconds >= 0, got -1.0"),
+        (0, {"reconnect_timeout": float("nan")}, "reconnect_timeout must be seconds >= 0, got nan"),
     ],
 )
 def test_figures_out_of_range_are_refused_before_it_listens(rank, how, words) -> None:
@@ -99,7 +103,7 @@ def test_a_start_that_fails_gives_the_port_back() -> None:
     for _ in range(2):
         with pytest.raises(PeerTimeoutError, match="did not come up"):
             init_storage_process(
-                1, info_of(2, 1), tiny_graph().partitions(2)[1], port=port, timeout_s=0.2
+                1, info_of(2, 1), tiny_graph().partitions(2)[1], port=port, timeout=0.2
             )
 
 

@@ -35,11 +35,11 @@ def _compute(info, rank, function, folder):
     """As `compute`, with a log that soon says what is waited for."""
     logging.basicConfig(filename=folder / f"client{rank}.log", level=logging.WARNING)
     membership._FIRST_REPORT_S = 0.5
-    compute(info, rank, function, folder, patience_s=PATIENCE_S)
+    compute(info, rank, function, folder, network_timeout=PATIENCE_S)
 
 
 def _serve(info, rank):
-    serve(info, rank, None, patience_s=PATIENCE_S, rejoin_timeout_s=0)
+    serve(info, rank, None, network_timeout=PATIENCE_S, reconnect_timeout=0)
 
 
 def _loader(info, rank, nodes, **how):

@@ -143,7 +143,7 @@ def _partition(rank: int, servers: int) -> DistDataset:
 
 
 def _serve(info, rank: int) -> None:
-    serve(info, rank, _partition, rejoin_timeout_s=LIMIT_S)
+    serve(info, rank, _partition, reconnect_timeout=LIMIT_S)
 
 
 @pytest.mark.longest

@@ -169,7 +169,7 @@ def test_compute_processes_that_do_not_meet(monkeypatch):
         )
         thread.start()
         with pytest.raises(error, match=words) as caught:
-            client.init_compute_process(0, info, "gloo", timeout_s=6.0)
+            client.init_compute_process(0, info, "gloo", timeout=6.0)
         thread.join()
         assert "\n" not in str(caught.value), "the first line of torch's error"
         assert not dist.is_initialized()

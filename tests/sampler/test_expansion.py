@@ -63,7 +63,7 @@ def test_each_tree_is_the_batch_of_one_seed(case, count: int, cut: int) -> None:
 def test_labor_draws_as_many_as_uniform_does(case, with_weight, count) -> None:
     graph, seeds, fanout, edge_dir = case
     views = [part.view() for part in graph.partitions(count, edge_dir=edge_dir)]
-    plan = plan_of(graph, fanout, {"sampler": "labor"}, with_weight=with_weight)
+    plan = plan_of(graph, fanout, {"sampling_method": "labor"}, with_weight=with_weight)
     batch = sample(views, graph, plan, seeds, edge_dir=edge_dir)
     check_batch(
         batch, graph, seeds=torch.tensor(seeds), num_neighbors=fanout, edge_dir=edge_dir,
@@ -97,10 +97,10 @@ def test_labor_finds_fewer_nodes_for_the_same_fan_out() -> None:
     views = [graph.dataset().view()]
     seeds = list(range(0, 400, 4))
     plain = sample(views, graph, plan_of(graph, [5]), seeds)
-    labor = sample(views, graph, plan_of(graph, [5], {"sampler": "labor"}), seeds)
+    labor = sample(views, graph, plan_of(graph, [5], {"sampling_method": "labor"}), seeds)
     assert plain.edge_index.size(1) == labor.edge_index.size(1)
     assert labor.n_id.numel() < 0.9 * plain.n_id.numel()
-    other = sample(views, graph, plan_of(graph, [5], {"sampler": "labor"}), seeds, number=1)
+    other = sample(views, graph, plan_of(graph, [5], {"sampling_method": "labor"}), seeds, number=1)
     assert other.e_id.tolist() != labor.e_id.tolist()
 
 
@@ -111,7 +111,7 @@ def test_labor_draws_the_same_neighbours_whichever_edge_type_leads_to_them() -> 
     graph = TinyGraph({"user": 30, "item": 6}, dict.fromkeys(types, pairs))
     views, seeds = [graph.dataset().view()], list(range(6))
     drawn = {}
-    for how in ({}, {"sampler": "labor"}):
+    for how in ({}, {"sampling_method": "labor"}):
         batch = sample(views, graph, plan_of(graph, [4], how, input_type="item"), seeds)
         drawn[bool(how)] = [batch[name].e_id.tolist() for name in types]
     assert drawn[True][0] == drawn[True][1]
@@ -123,12 +123,12 @@ def test_labor_draws_the_same_neighbours_whichever_edge_type_leads_to_them() -> 
     [
         ({"subgraph_type": "undirected"}, "subgraph_type must be one of"),
         ({"temporal_strategy": "first", "time_attr": "t"}, "temporal_strategy must be one of"),
-        ({"sampler": "ppr"}, "sampler must be one of"),
+        ({"sampling_method": "ppr"}, "sampling_method must be one of"),
         ({"disjoint": 1}, "disjoint must be"),
         ({"disjoint": "by_time"}, "need time_attr"),
         ({"disjoint": True, "subgraph_type": "induced"}, "one graph of all seeds"),
         ({"time_attr": "t", "subgraph_type": "induced"}, "one graph of all seeds"),
-        ({"time_attr": "t", "sampler": "labor"}, "lets seeds share neighbours"),
+        ({"time_attr": "t", "sampling_method": "labor"}, "lets seeds share neighbours"),
         ({"time_window": 3}, "need time_attr"),
         ({"temporal_strategy": "last"}, "need time_attr"),
         ({"time_attr": 3}, "must name an attribute"),
@@ -143,7 +143,7 @@ def test_what_cannot_be_combined_is_refused(how, match) -> None:
 
 def test_labor_draws_without_replacement() -> None:
     with pytest.raises(ConfigError, match="without replacement"):
-        EpochOptions(seed=1, replace=True, expansion=ExpansionOptions(sampler="labor"))
+        EpochOptions(seed=1, replace=True, expansion=ExpansionOptions(sampling_method="labor"))
 
 
 def test_edges_are_those_of_the_hops_one_after_the_other() -> None:

@@ -292,12 +292,12 @@ for parts, weight, replace in itertools.product((1, 2), (False, True), (False, T
         sample_message(sampler, request)
 view = as_worker_gets(graph.dataset().view_by_time("node_time"))
 for how in (
-    {"sampler": "labor"}, {"time_attr": "node_time"}, {"subgraph_type": "induced"},
+    {"sampling_method": "labor"}, {"time_attr": "node_time"}, {"subgraph_type": "induced"},
     {"time_attr": "node_time", "time_window": 9, "temporal_strategy": "last"},
 ):
     plan = SamplingPlan(
         input_type="user", fanouts={name: (3, 2) for name in graph.edges}, seed=1, with_edge=True,
-        with_weight="sampler" in how, expansion=ExpansionOptions(**how),
+        with_weight="sampling_method" in how, expansion=ExpansionOptions(**how),
     )
     sample_message(NeighborSampler(view, plan, None), request)
 for dispatcher, count in zip(dispatchers, loaded, strict=True):

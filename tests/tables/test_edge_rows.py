@@ -90,7 +90,7 @@ def test_batches_lead_back_to_the_table(tmp_path: Path) -> None:
     partition_tables(
         nodes, edges, 1, tmp_path / "graph", edge_rows=True, progress=False, memory="300MB"
     )
-    dataset = DistDataset.load(tmp_path / "graph", 0, memory="mapped")
+    dataset = DistDataset.load(tmp_path / "graph", 0, mmap=True)
     with DistNeighborLoader(dataset, [-1], num_workers=0, batch_size=3) as loader:
         (batch,) = loader
     rows = dataset.to_table_rows(batch.e_id)

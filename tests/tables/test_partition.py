@@ -48,10 +48,9 @@ def test_partitions_unite_to_the_tables(
         nodes, edges, count, tmp_path / "parts", method=method, edge_dir=edge_dir, seed=5,
         progress=False, overwrite=True, threads=1, order=order,
     )  # fmt: skip
-    for memory in ("resident", "mapped"):
+    for mmap in (False, True):
         loaded = [
-            DistDataset.load(tmp_path / "parts", k, memory=memory, verify="now")
-            for k in range(count)
+            DistDataset.load(tmp_path / "parts", k, mmap=mmap, verify="now") for k in range(count)
         ]
         check(graph, loaded, edge_dir, order)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "tables"]

@@ -48,7 +48,7 @@ def test_a_killed_rank_fails_at_once_but_where_it_may_die(tmp_path: Path) -> Non
 def test_ranks_end_at_the_time_limit(tmp_path: Path) -> None:
     before = set(Footprint.below().pids)
     with pytest.raises(RankFailed, match=r"still running after 0\.5 s: rank 0, rank 1"):
-        run_ranks(_wait_for_a_signal, world_size=2, tmp_path=tmp_path, timeout_s=0.5)
+        run_ranks(_wait_for_a_signal, world_size=2, tmp_path=tmp_path, timeout=0.5)
     assert set(Footprint.below().alive()) <= before
 
 

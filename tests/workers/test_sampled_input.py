@@ -128,7 +128,7 @@ def test_seeds_have_times_that_can_be_compared() -> None:
     check_seed_times(mixed, _input("any", torch.zeros(3)), "time")
     with pytest.raises(ConfigError, match=r"'time' is no attribute.*nodes 'any'.*input_time"):
         check_seed_times(ints, _input("any"), "time")
-    with pytest.raises(ConfigError, match=r"nodes 'default_homogeneous_node_type'"):
+    with pytest.raises(ConfigError, match=r"nodes \(the only type\)"):
         check_seed_times(ints, _input(None), "time")
     with pytest.raises(ConfigError, match=r"torch\.float32, those of 'time' integers"):
         check_seed_times(ints, _input("any", torch.zeros(3)), "time")

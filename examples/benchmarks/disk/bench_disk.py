@@ -211,9 +211,8 @@ def trainer() -> Callable[[Data], None]:
 
 def epoch(root: Path, how: str, batches: int, leave: int | None) -> dict[str, float]:
     """Return seconds of an epoch after a warm-up, alone and in training, and MB read per batch."""
-    memory: Any = "resident" if how == RESIDENT else "mapped"
     hook = {TOUCHED: wait_for_pages, AHEAD: join_group}.get(how)
-    dataset = DistDataset.load(root, 0, memory=memory, verify="off")
+    dataset = DistDataset.load(root, 0, mmap=how != RESIDENT, verify="off")
     seeds, found = torch.load(root / "seeds.pt")[: BATCH * batches], {}
     with (
         control_group() as group,

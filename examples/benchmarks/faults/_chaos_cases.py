@@ -138,7 +138,7 @@ class Case:
     """Numbers of workers to draw from."""
     how: dict[str, Any] = field(default_factory=dict)
     """Further keywords of the loader."""
-    memory: str = "resident"
+    mmap: bool = False
     """Of colocated datasets."""
     tls: bool = False
     apart: bool = False
@@ -153,12 +153,12 @@ _CACHE = {"remote_cache": "200KB"}
 CASES = {
     "rank": Case("neighbours"),
     "rank-alone": Case("links", workers=(0, 1)),
-    "rank-mapped": Case("subgraphs", memory="mapped", nodes=10_000),
+    "rank-mapped": Case("subgraphs", mmap=True, nodes=10_000),
     "ranks": Case("typed", worlds=(1, 2, 3)),
     "ranks-memory": Case("temporal", partitions=2, worlds=(2,)),
     "ranks-apart": Case("links", partitions=2, worlds=(2,), apart=True, tls=True),
     "ranks-cache": Case("neighbours", partitions=2, worlds=(2,), apart=True, how=_CACHE),
-    "ranks-mapped": Case("trees", partitions=2, worlds=(2,), memory="mapped", apart=True),
+    "ranks-mapped": Case("trees", partitions=2, worlds=(2,), mmap=True, apart=True),
     "ranks-collective": Case(
         "neighbours", partitions=2, worlds=(2,), workers=(1,), how={"exchange": "collective"}
     ),

@@ -174,7 +174,7 @@ def train(args: argparse.Namespace, notes: Notes) -> None:
     case = case_of(args)
 
     def load() -> DistDataset:
-        return DistDataset.load(args.root, args.rank % case.partitions, memory=case.memory)
+        return DistDataset.load(args.root, args.rank % case.partitions, mmap=case.mmap)
 
     with dataset_of(args, load) as dataset:
         Training(args, notes).run(dataset)

@@ -71,8 +71,8 @@ class Store:
         command = [
             sys.executable, "-m", "gigl_loader", "serve", "--root", str(self._root),
             "--num-servers", str(len(self._hosts)), "--master-addr", self._hosts[0],
-            "--port", str(self.port), "--own-addr", self._hosts[rank], "--jobs", "0",
-            "--rejoin-timeout", str(AWAY_S), "--rank", str(rank), *self._options[rank],
+            "--master-port", str(self.port), "--host", self._hosts[rank], "--num-jobs", "0",
+            "--reconnect-timeout", str(AWAY_S), "--rank", str(rank), *self._options[rank],
         ]  # fmt: skip
         return subprocess.Popen(self._on(rank, command), stdout=self._log, stderr=self._log)
 

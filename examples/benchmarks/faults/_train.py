@@ -44,7 +44,7 @@ def dataset_of(
         args.servers, args.world, 1, host, host, args.host, 0, 0, args.group_port, int(port), 0
     )
     os.environ["RANK"] = str(args.rank)
-    init_compute_process(0, info, "gloo", timeout_s=300.0)
+    init_compute_process(0, info, "gloo", timeout=300.0)
     try:
         yield RemoteDistDataset(info, 0)
     finally:

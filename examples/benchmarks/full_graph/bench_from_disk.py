@@ -68,7 +68,7 @@ def on_a_rank(rank: int, args: argparse.Namespace, folder: Path) -> None:
     model = GraphSAGE(args.width, args.hidden, 2).eval()
     warm_up(rank, args.ranks, folder)
     before, clock = PeakMemory.now(), Clock()
-    dataset = DistDataset.load(folder / "graph", rank, memory="mapped", verify="off")
+    dataset = DistDataset.load(folder / "graph", rank, mmap=True, verify="off")
     opened = str(clock)
     dist.barrier()
     clock = Clock()

@@ -53,7 +53,7 @@ def _compute(job: _job.Job, servers: int) -> dict[str, Any]:
         seeds = dict(enumerate(_store_job.client_seeds(job)))
     with DistNeighborLoader(
         remote, job.fanout, seeds, num_workers=job.num_workers, batch_size=job.batch_size,
-        worker_concurrency=4, prefetch_size=4, seed=1, replace=job.replace,
+        worker_concurrency=4, seed=1, replace=job.replace,
     ) as loader:  # fmt: skip
         if job.mode == "startup":
             next(iter(loader))

@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "by time, uniform": {"time_attr": "when"},
     "by time, last": {"time_attr": "when", "temporal_strategy": "last"},
     "by time, a tree for each time": {"time_attr": "when", "disjoint": "by_time"},
-    "LABOR": {"sampler": "labor"},
+    "LABOR": {"sampling_method": "labor"},
 }
 SEED_TIME_VALUE = 990
 _SLOT_BYTES = 1 << 30

@@ -38,7 +38,7 @@ def child(root: str, memory: Any, batch: bool) -> dict[str, float]:
     from gigl_loader import DistDataset, DistNeighborLoader
 
     done("import gigl_loader")
-    dataset = DistDataset.load(root, 0, memory=memory, verify="off", progress=False)
+    dataset = DistDataset.load(root, 0, mmap=memory == "mapped", verify="off", progress=False)
     dataset.view()
     done("load")
     if batch:

@@ -192,9 +192,9 @@ def ours(tables: Path, folder: Path, memory: str) -> Run:
     """Partition by the command that users have."""
     command = [
         sys.executable, "-m", "gigl_loader", "partition", "--nodes", f"{tables}/nodes", "--edges",
-        f"{tables}/edges", "--id", "id", "--src", "src", "--dst", "dst", "--features", "x", "--out",
-        f"{folder}/out", "--scratch", f"{folder}/scratch", "--partitions", str(PARTS), "--method",
-        "random", "--memory", memory, "--quiet",
+        f"{tables}/edges", "--id", "id", "--src", "src", "--dst", "dst", "--features", "x",
+        "--root", f"{folder}/out", "--scratch", f"{folder}/scratch", "--num-partitions", str(PARTS),
+        "--method", "random", "--memory", memory, "--quiet",
     ]  # fmt: skip
     return run(command, folder, ["out/**/*"])
 

@@ -1,0 +1,62 @@
+"""A PyG graph that ``torch.save`` wrote, for ``gigl-loader partition --pyg``."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_geometric.data.storage as storages
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+
+from gigl_loader.errors import ConfigError
+
+# PyG allows its own from 2.6 on, and later versions more of them.
+_ALLOWED = [
+    Data, HeteroData, DataEdgeAttr, DataTensorAttr, storages.BaseStorage, storages.GlobalStorage,
+    storages.NodeStorage, storages.EdgeStorage,
+]  # fmt: skip
+
+
+def read_saved_graph(path: Path) -> Data | HeteroData:
+    """Return the `Data` or `HeteroData` of a file.
+
+    Besides these, ``to_dict()`` of them is read, and the one graph of a PyG ``InMemoryDataset``
+    (its ``processed/data.pt``). Nothing in the file is run.
+
+    Raises:
+        ConfigError: The file cannot be read, or is something else.
+    """
+    try:
+        # A pickle may run code of whoever wrote it. So only tensors and PyG's own classes are made.
+        torch.serialization.add_safe_globals(_ALLOWED)  # of this process, which is the command's
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ConfigError(f"--pyg {path} cannot be read: {error.strerror or error}") from error
+    except pickle.UnpicklingError as error:
+        raise ConfigError(
+            f"--pyg {path} holds more than tensors and PyG's Data or HeteroData, and other classes "
+            "could run code when they are loaded: save data.to_dict() instead; or, if you trust "
+            "the file, call partition_graph(torch.load(path, weights_only=False), ...) in Python "
+            f"({str(error).splitlines()[0]})"
+        ) from error
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise ConfigError(f"--pyg {path} is no file of torch.save: {error}") from error
+    return _graph_of(found, path)
+
+
+def _graph_of(found: Any, path: Path) -> Data | HeteroData:
+    # What an InMemoryDataset saves: (data or its to_dict(), slices, class); slices tell the graphs
+    # apart, and are None where there is one.
+    if isinstance(found, tuple) and len(found) in (2, 3):
+        if found[1] is not None:
+            raise ConfigError(f"--pyg {path} holds a dataset of several graphs: save one of them")
+        found = found[0]
+    if isinstance(found, dict):
+        kind = HeteroData if "_global_store" in found else Data
+        found = kind.from_dict(found)
+    if not isinstance(found, Data | HeteroData):
+        raise ConfigError(
+            f"--pyg {path} must hold a Data or HeteroData, got {type(found).__name__}"
+        )
+    return found
