@@ -153,14 +153,14 @@ class PartitionAnswers:
         # `num_servers`, as one that is asked in its own process has: it still has a part, its own
         own, partitions = self.server_rank, self.num_partitions
         server = own if server is None else server
-        twins = range(own % partitions, max(self.num_servers, own + 1), partitions)
-        if server not in twins:
+        replicas = range(own % partitions, max(self.num_servers, own + 1), partitions)
+        if server not in replicas:
             raise ConfigError(
                 f"storage server {own} cannot answer for server {server}: only servers "
-                f"{list(twins)} have its partition"
+                f"{list(replicas)} have its partition"
             )
-        position = twins.index(server)
-        return Share(position, position + 1, len(twins))
+        position = replicas.index(server)
+        return Share(position, position + 1, len(replicas))
 
     @served
     def get_ablp_input(

@@ -343,8 +343,8 @@ class RemoteSource:
         # a replica that samples has the same rows in its memory. Where there is none, the batch is
         # dealt out by its number, which is the same on each attempt
         if server not in positions:
-            twin = self._cluster.twin_of(server, self._sampling)
-            server = self._sampling[batch % len(self._sampling)] if twin is None else twin
+            replica = self._cluster.replica_of(server, self._sampling)
+            server = self._sampling[batch % len(self._sampling)] if replica is None else replica
         return positions[server], batch
 
     def cancel_epoch(self) -> None:

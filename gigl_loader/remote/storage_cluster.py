@@ -213,7 +213,7 @@ class Cluster:
         news = self.connections[0].news
         return rank in news.away or self._address_of(rank) != self.connections[rank].address
 
-    def twin_of(self, server: int, servers: Sequence[int]) -> int | None:
+    def replica_of(self, server: int, servers: Sequence[int]) -> int | None:
         """Return one of ``servers`` that serves the same partition; None: there is none."""
         partitions = self.num_partitions
         # Replicas differ by multiples of the number of partitions; `server // partitions` numbers
@@ -228,8 +228,8 @@ class Cluster:
     def _stand_in(self, server: int, lost: Sequence[int]) -> int:
         if server not in lost:
             return server
-        twin = self.twin_of(server, self._all_but(lost))
-        return server if twin is None else twin
+        replica = self.replica_of(server, self._all_but(lost))
+        return server if replica is None else replica
 
     def _all_but(self, lost: Sequence[int]) -> list[int]:
         without = set(lost)
@@ -259,7 +259,9 @@ class Cluster:
                 unmet = self._unmet(lost)
                 self._seek([*lost, *unmet])
                 live = self._all_but(lost)
-                missing = [one for one in lost if one in wanted or self.twin_of(one, live) is None]
+                missing = [
+                    one for one in lost if one in wanted or self.replica_of(one, live) is None
+                ]
                 if self.closed or not (missing or unmet):
                     return live
                 for one in missing:

@@ -145,6 +145,7 @@ class Answering:
         awaits_s: How long to expect those who asked the worker before it; None: there was none.
         patience_s: How long one that was silent may take to come back, in seconds.
         return_s: How long any other whose connection was lost may take to come back, in seconds.
+        silence_s: After how many seconds one that leaves a question unfinished counts as silent.
 
     Raises:
         ConfigError: It cannot listen there, or would be open to strangers.
@@ -153,6 +154,7 @@ class Answering:
     def __init__(
         self, access: Access, view: PartitionView[Array], name: str, listener: int | None = None,
         awaits_s: float | None = None, patience_s: float = SILENCE_S, return_s: float = RETURN_S,
+        silence_s: float = SILENCE_S,
     ) -> None:  # fmt: skip
         self._awaits_s, self._patience_s, self.return_s = awaits_s, patience_s, return_s
         self._of_thread = ReaderOfThread(view)
@@ -170,7 +172,7 @@ class Answering:
         self._listener = Listener(
             access.host, 0, access.security, table, name,
             on_peer=self._came, on_end=self._left, max_ask_bytes=_MAX_ASK_BYTES, inherits=listener,
-            incarnation=access.incarnation,
+            incarnation=access.incarnation, silence_s=silence_s,
         )  # fmt: skip
         self.address: tuple[str, int] = self._listener.address
         self._listener.start()  # last: a caller may come at once

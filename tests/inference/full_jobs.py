@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_geometric.nn as pyg
+from support.broken_groups import end_at_once, meet_in_store
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, PeerError
 from gigl_loader.inference.full import full_graph
-from gigl_loader.testing._processes import meet_in_store
 
 WIDTH, EDGE_WIDTH, OUT = 6, 3, 4
 TYPES = (("user", "buys", "item"), ("item", "rev_buys", "user"), ("user", "knows", "user"))
@@ -343,4 +343,4 @@ def a_rank_dies(rank: int, world: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(PeerError, match="a rank has ended"):
             _run_for_ever(model, mine)
-    os._exit(0)  # the group is broken, so it cannot be ended
+    end_at_once()

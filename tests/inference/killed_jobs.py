@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import typed_layers
+from support.broken_groups import end_at_once
 
 from gigl_loader import inference
 from gigl_loader.errors import PeerError
@@ -49,4 +50,4 @@ def infer(rank: int, world: int, folder: Path, victim: int, moment: int) -> None
         )  # fmt: skip
     sys.settrace(None)
     (folder / f"moments-{rank}").write_text(str(moments.count))
-    os._exit(0)  # without the others, who may have been killed
+    end_at_once()

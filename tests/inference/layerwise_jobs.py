@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_geometric.nn as pyg
+from support.broken_groups import end_at_once
 from torch import Tensor
 
 from gigl_loader.errors import PeerError
@@ -95,7 +96,7 @@ def killed(rank: int, world: int, folder: Path) -> None:
     Results.note = note_and_die  # type: ignore[method-assign]
     with pytest.raises(PeerError):
         full_graph_inference(make("SAGE"), dataset, out=folder, batch_size=3)
-    os._exit(0)  # the group is broken
+    end_at_once()
 
 
 def resumed(rank: int, world: int, folder: Path) -> None:

@@ -18,6 +18,7 @@ import rank_jobs
 import torch
 import torch.distributed as dist
 from in_process_jobs import linked
+from support.broken_groups import end_at_once, meet_in_store
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -26,7 +27,6 @@ from gigl_loader.loader import device_rows
 from gigl_loader.loader.device_rows import RowMemory
 from gigl_loader.loader.in_process import InProcessSource
 from gigl_loader.testing import batch_digest, check_same_batches
-from gigl_loader.testing._processes import meet_in_store
 
 GRAPH, CASES, COMMON = rank_jobs.GRAPH, rank_jobs.CASES, rank_jobs.COMMON
 BACKEND = "stand_in"
@@ -212,7 +212,7 @@ def a_rank_dies_while_rows_are_exchanged(rank: int, size: int) -> None:
             pytest.MonkeyPatch().setattr(StandIn, "before_an_exchange", staticmethod(die))
         with pytest.raises(PeerError, match="a rank has ended"):
             list(loader)
-    os._exit(0)  # the groups are broken
+    end_at_once()
 
 
 def gpus(rank: int, size: int) -> None:

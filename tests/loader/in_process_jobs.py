@@ -11,6 +11,7 @@ import pytest
 import rank_jobs
 import torch
 import torch.distributed as dist
+from support.broken_groups import end_at_once, meet_in_store
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
@@ -29,7 +30,6 @@ from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.testing import Footprint, check_same_batches
-from gigl_loader.testing._processes import meet_in_store
 from gigl_loader.workers.pool import process_state
 
 GRAPH, CASES, COMMON = rank_jobs.GRAPH, rank_jobs.CASES, rank_jobs.COMMON
@@ -123,7 +123,7 @@ def a_rank_dies(rank: int, size: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(PeerError, match="a rank has ended"):
         list(batches)
-    os._exit(0)  # the group is broken
+    end_at_once()
 
 
 def a_rank_stops(rank: int, size: int) -> None:
@@ -139,7 +139,7 @@ def a_rank_stops(rank: int, size: int) -> None:
         _stops_between_layers(rank, size, model, pids[1])
     assert _hooks_of(model) == unhooked
     assert not Footprint.below().alive(), "no process was started, and none is left"
-    os._exit(0)  # the groups are broken
+    end_at_once()
 
 
 def _stops_between_layers(rank: int, size: int, model: GraphSAGE, pid: int) -> None:

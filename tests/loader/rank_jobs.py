@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.broken_groups import end_at_once, meet_in_store
 from support.glt import NodeSamplerInput
 
 from gigl_loader import (
@@ -44,7 +45,6 @@ from gigl_loader.testing import (
     wait_until,
     worker_pid,
 )
-from gigl_loader.testing._processes import meet_in_store
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, producer
 from gigl_loader.workers.pool import process_state
@@ -581,7 +581,7 @@ def a_peer_rank_dies(rank: int, size: int, folder: Path) -> None:
     loader.shutdown(idle_timeout=0.0)
     with pytest.raises(PeerError, match="the process group broke"):
         _big_loader(rank, size)
-    os._exit(0)  # the group's other rank is gone: there is nothing to be taken down in order
+    end_at_once()
 
 
 def a_rank_is_cut_off(rank: int, size: int, folder: Path) -> None:
@@ -610,7 +610,7 @@ def a_rank_is_cut_off(rank: int, size: int, folder: Path) -> None:
     for pid in cut_off:  # what is stopped does not notice that its parent is gone
         with contextlib.suppress(ProcessLookupError):  # the kernel ended it with its supervisor
             os.kill(pid, signal.SIGKILL)
-    os._exit(0)  # as above
+    end_at_once()
 
 
 def a_rank_that_cannot_start(rank: int, size: int) -> None:

@@ -312,25 +312,49 @@ def test_rows_of_a_batch_that_fails_are_awaited_by_nobody(how: str) -> None:
     assert found["x"][:, 0].tolist() == found["n_id"].tolist()
 
 
+def _rows_of(ids: np.ndarray, reader: GraphReader) -> list[Field]:
+    split = reader.split(reader.view.node_books[NODE], ids)
+    return [
+        Field(kind, *reader.fetch(kind, NODE, ids, split))
+        for kind in ("node_features", "node_labels")
+    ]
+
+
+def _drawn(ids: np.ndarray, view: Any, peers: InProcessPeers) -> DrawnBatch:
+    return keep_structure(_rows_of(ids, GraphReader(view, LaterPeers(peers))), {0: view})
+
+
+def _halves_elsewhere(view: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return two halves of the other partition's nodes; the rows of one fill the cache."""
+    remote = np.flatnonzero(view.node_books[NODE].owner(np.arange(40)) == 1)
+    return remote[: remote.size // 2], remote[remote.size // 2 :]
+
+
+def test_rows_of_a_batch_under_way_serve_the_next_one_though_its_slots_went_to_others() -> None:
+    views, view, cache = _two_partitions("node_labels")
+    peers, (mine, others) = InProcessPeers(views), _halves_elsewhere(view)
+    pipeline = Pipeline(peers, Scratch(), cache, cache.join(), view=view, ready_s=600.0)
+    batch, other = _drawn(mine, view, peers), _drawn(others, view, peers)
+    numbers = [pipeline.add(batch) for _ in range(2)]
+    first = pipeline.ask(batch, numbers[0])
+    second = pipeline.ask(batch, numbers[1], [first])
+    taking = Pipeline(peers, Scratch(), cache, cache.join(), view=view)
+    known = [taking.add(other) for _ in range(2)]  # it comes again: its rows are kept
+    taking.complete(taking.ask(other, known[0]), read_fields)
+    pipeline.complete(first, read_fields)
+    asked = len(peers.asked)
+    found = pipeline.complete(second, read_fields)
+    assert len(peers.asked) == asked, "no row is asked for again"
+    assert second.num_cached == 2 * mine.size
+    assert found["node_features"][:, 0].tolist() == mine.tolist()
+
+
 def test_rows_whose_slots_go_to_others_while_a_batch_is_written_are_fetched_again() -> None:
     """Features are written, then another loader takes the slots, then labels are written."""
     views, view, cache = _two_partitions("node_labels")
-    book, peers = view.node_books[NODE], InProcessPeers(views)
-    remote = np.flatnonzero(book.owner(np.arange(40)) == 1)
-    mine, others = remote[: remote.size // 2], remote[remote.size // 2 :]
-
-    def fields_of(ids: np.ndarray, reader: GraphReader) -> list[Field]:
-        split = reader.split(book, ids)
-        return [
-            Field(kind, *reader.fetch(kind, NODE, ids, split))
-            for kind in ("node_features", "node_labels")
-        ]
-
-    def drawn(ids: np.ndarray) -> DrawnBatch:
-        return keep_structure(fields_of(ids, GraphReader(view, LaterPeers(peers))), {0: view})
-
+    peers, (mine, others) = InProcessPeers(views), _halves_elsewhere(view)
     pipeline = Pipeline(peers, Scratch(), cache, cache.join(), view=view, is_only=True)
-    batch, other = drawn(mine), drawn(others)
+    batch, other = _drawn(mine, view, peers), _drawn(others, view, peers)
     numbers = [pipeline.add(batch) for _ in range(2)]
     pipeline.complete(pipeline.ask(batch, numbers[0]), read_fields)
     filling = pipeline.ask(batch, numbers[1])
@@ -347,7 +371,7 @@ def test_rows_whose_slots_go_to_others_while_a_batch_is_written_are_fetched_agai
         return found
 
     found = pipeline.complete(filling, write)
-    expected = read_fields(fields_of(mine, GraphReader(view, InProcessPeers(views))))
+    expected = read_fields(_rows_of(mine, GraphReader(view, InProcessPeers(views))))
     assert found.keys() == expected.keys()
     for key, values in expected.items():
         assert np.array_equal(found[key], values), key

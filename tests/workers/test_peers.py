@@ -168,6 +168,28 @@ def test_a_worker_ends_when_all_that_ask_it_are_done(answering: Answering) -> No
     wait_until(lambda: not answering.wait_for_askers(names, 0.1), "it left")
 
 
+def test_who_fell_silent_is_waited_for_as_long_as_patience_lasts() -> None:
+    """It may be stopped, or its link cut; one whose connection was closed lives, and is back."""
+    answering = Answering(
+        ACCESS, VIEW, "sampling worker 0", patience_s=1000.0, return_s=0.0, silence_s=0.2
+    )
+    with Relay(answering.address, bytes_per_s=100_000) as relay:
+        host, port = relay.address
+        asking = Asking({1: WorkerAddress(host, port, "it")}, ACCESS, "far", 60.0, 1)
+        asking.draw(1, DrawRequest(Draw(EDGE, 1, 5), OWN)).wait()
+        many, before = np.random.default_rng(0).choice(OWN, 400_000), relay.passed
+        thread = threading.Thread(target=asking.draw, args=(1, DrawRequest(Draw(EDGE, 1, 5), many)))
+        thread.start()
+        wait_until(lambda: relay.passed > before + 20_000, "a part of the question has come")
+        relay.cut.set()
+        for _ in range(4):  # the listener looks once a second
+            assert answering.wait_for_askers({"far"}, 0.5) == {"far"}
+        relay.cut.clear()
+        asking.close()
+        thread.join()
+    answering.close()
+
+
 def test_a_lost_answer_is_asked_for_again(answering: Answering) -> None:
     """A connection that breaks costs nothing but time: answers depend on their request alone."""
     asking = _asking(answering)
