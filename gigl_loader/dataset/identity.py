@@ -185,7 +185,7 @@ def check_position(num_partitions: int, own: int, server_rank: int, num_servers:
     Raises:
         ConfigError: They are more than the partitions, and this one has another than its rank says.
     """
-    # clients tell by this rule which servers are twins; with a server for each partition none are
+    # clients find replicas by this rule; with a server for each partition there are none
     if num_servers > num_partitions and own != server_rank % num_partitions:
         raise ConfigError(
             f"storage server {server_rank} of {num_servers} has partition {own}, but must have "

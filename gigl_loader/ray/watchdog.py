@@ -200,7 +200,7 @@ class Watchdog:
             _log.error("%s", words)
         partition = rank % self._num_partitions
         # those whose rank is the partition's number modulo the number of partitions
-        twins = self._servers[partition :: self._num_partitions]
-        if self.error is None and all(twin.lost for twin in twins):
+        replicas = self._servers[partition :: self._num_partitions]
+        if self.error is None and all(replica.lost for replica in replicas):
             # kept, should a server come back later: loaders may have ended by it
             self.error = ServerDiedError(words)

@@ -144,23 +144,23 @@ class PartitionAnswers:
             ids = found
         found = self._of_type(ids, request.node_type, "node")
         # first the server's part, then the share of it that was asked for: the ids of a server are
-        # the same however many ask for a share, and whichever of the twins answers
+        # the same however many ask for a share, and whichever of the replicas answers
         return request.share.cut(self._part_of(request.server).cut(found))
 
     def _part_of(self, server: int | None) -> Share:
         """Return which part of the partition's ids a server of this partition owns."""
-        # twins stand `num_partitions` apart. A server by itself may have a rank beyond
+        # replicas stand `num_partitions` apart. A server by itself may have a rank beyond
         # `num_servers`, as one that is asked in its own process has: it still has a part, its own
         own, partitions = self.server_rank, self.num_partitions
         server = own if server is None else server
-        twins = range(own % partitions, max(self.num_servers, own + 1), partitions)
-        if server not in twins:
+        replicas = range(own % partitions, max(self.num_servers, own + 1), partitions)
+        if server not in replicas:
             raise ConfigError(
                 f"storage server {own} cannot answer for server {server}: only servers "
-                f"{list(twins)} have its partition"
+                f"{list(replicas)} have its partition"
             )
-        position = twins.index(server)
-        return Share(position, position + 1, len(twins))
+        position = replicas.index(server)
+        return Share(position, position + 1, len(replicas))
 
     @served
     def get_ablp_input(

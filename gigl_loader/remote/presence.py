@@ -481,8 +481,8 @@ class Presence:
 
     @property
     def can_do_without_0(self) -> bool:
-        """Whether server 0 has twins, and a job goes on with them."""
-        has_twins = self.server.num_servers > self.server.num_partitions
+        """Whether server 0 has replicas, and a job goes on with them."""
+        has_replicas = self.server.num_servers > self.server.num_partitions
         with self._lock:
             members = self._attendance.members.values()
-            return has_twins and any(one.join.role is Role.CLIENT for one in members)
+            return has_replicas and any(one.join.role is Role.CLIENT for one in members)

@@ -251,7 +251,7 @@ class RemoteProducers:
         """
         first = name_of_recovery(key, self._cluster, live, 0)
         self._recoveries[first] += 1
-        return first
+        return name_of_recovery(key, self._cluster, live, self._recoveries[first])
 
     # -- end ------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ class ProducerRequest:
     request_id: str = ""
     """Name of the request, each time that it is asked, on all servers; empty: it has none."""
     servers: Runs = NOBODY
-    """Servers that take part, ascending; empty: all of them. The others are lost, and have twins
+    """Servers that take part, ascending; empty: all of them. The others are lost, and have replicas
     that serve the same partition."""
 
     @property
@@ -129,7 +129,7 @@ class NodeIdsRequest:
     share: Share = WHOLE
     """Which part of them."""
     server: int | None = None
-    """Whose; None: those of the server that is asked. Its twins may be asked in its place."""
+    """Whose; None: those of the server that is asked. Its replicas may be asked in its place."""
 
 
 @dataclass(frozen=True, kw_only=True)

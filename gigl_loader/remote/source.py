@@ -131,7 +131,7 @@ class RemoteSource:
         """Whether a server or worker failed this process."""
         self.channel: RemoteReceivingChannel | None = None
         self._live: Sequence[int] = self._servers
-        """Servers that take part: all but those that are lost and have twins."""
+        """Servers that take part: all but those that are lost and have replicas."""
         self._sampling = self._active
         """Those of them that have batches."""
         self._ranks = NOBODY
@@ -343,8 +343,8 @@ class RemoteSource:
         # a replica that samples has the same rows in its memory. Where there is none, the batch is
         # dealt out by its number, which is the same on each attempt
         if server not in positions:
-            twin = self._cluster.twin_of(server, self._sampling)
-            server = self._sampling[batch % len(self._sampling)] if twin is None else twin
+            replica = self._cluster.replica_of(server, self._sampling)
+            server = self._sampling[batch % len(self._sampling)] if replica is None else replica
         return positions[server], batch
 
     def cancel_epoch(self) -> None:
@@ -425,7 +425,7 @@ class RemoteSource:
                 time.sleep(_AGAIN_S)
 
     def _choose_servers(self, deadline: float) -> None:
-        """Do without the lost servers that have twins; wait for the others.
+        """Do without the lost servers that have replicas; wait for the others.
 
         Raises:
             ServerDiedError: They did not come back by the deadline.
@@ -433,7 +433,7 @@ class RemoteSource:
         """
         self._live = Runs.of(self._cluster.await_servers(deadline))
         if missing := sorted(set(self._servers) - set(self._live)):
-            _log.warning("storage servers %s are lost; their twins sample for them", missing)
+            _log.warning("storage servers %s are lost; their replicas sample for them", missing)
 
     def _make_anew(self) -> None:
         """Create the producers again, on the servers chosen; those of before are released."""

@@ -10,7 +10,7 @@ a few of hundreds of servers has no connection with the others, and hears of tho
 While that one is lost, and the job goes on with a replica of it, a rank meets all.
 
 Where more servers than partitions are up, server ``i`` serves partition ``i`` modulo the number of
-partitions. Servers of one partition are twins: one does what was asked of another that is lost.
+partitions. Servers of one partition are replicas: one does what was asked of another that is lost.
 """
 
 import logging
@@ -213,11 +213,11 @@ class Cluster:
         news = self.connections[0].news
         return rank in news.away or self._address_of(rank) != self.connections[rank].address
 
-    def twin_of(self, server: int, servers: Sequence[int]) -> int | None:
+    def replica_of(self, server: int, servers: Sequence[int]) -> int | None:
         """Return one of ``servers`` that serves the same partition; None: there is none."""
         partitions = self.num_partitions
-        # Twins differ by multiples of the number of partitions; `server // partitions` numbers the
-        # twins, so that the work of several lost ones goes to different twins.
+        # Replicas differ by multiples of the number of partitions; `server // partitions` numbers
+        # them, so that the work of several lost ones goes to different replicas.
         same = [one for one in servers if (one - server) % partitions == 0]
         return same[server // partitions % len(same)] if same else None
 
@@ -228,8 +228,8 @@ class Cluster:
     def _stand_in(self, server: int, lost: Sequence[int]) -> int:
         if server not in lost:
             return server
-        twin = self.twin_of(server, self._all_but(lost))
-        return server if twin is None else twin
+        replica = self.replica_of(server, self._all_but(lost))
+        return server if replica is None else replica
 
     def _all_but(self, lost: Sequence[int]) -> list[int]:
         without = set(lost)
@@ -259,7 +259,9 @@ class Cluster:
                 unmet = self._unmet(lost)
                 self._seek([*lost, *unmet])
                 live = self._all_but(lost)
-                missing = [one for one in lost if one in wanted or self.twin_of(one, live) is None]
+                missing = [
+                    one for one in lost if one in wanted or self.replica_of(one, live) is None
+                ]
                 if self.closed or not (missing or unmet):
                     return live
                 for one in missing:
@@ -410,7 +412,7 @@ class Cluster:
         self, name: str, requests: Mapping[int, dict[str, Any]], timeout_s: float,
         reconnect_s: float,
     ) -> dict[int, Any]:  # fmt: skip
-        """Ask several servers at once for a method of `DistServer`; twins answer for lost ones.
+        """Ask several servers at once for a method of `DistServer`; replicas answer for lost ones.
 
         A question is asked again where its server is lost, so the method must be one that may be.
 

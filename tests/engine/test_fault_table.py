@@ -41,7 +41,7 @@ SURVIVED = {
     ],
     "a storage server is killed or ends, and is started again": [_LOST],
     "storage servers are restarted one after another": [_LOST],
-    "a storage server with a replica is killed, server 0 too": [f"{_LOST}[twins]"],
+    "a storage server with a replica is killed, server 0 too": [f"{_LOST}[replicas]"],
     "a storage server is killed during `fetch_*` or a constructor": [_LOST],
     "a storage server is stopped longer than `network_timeout`, then resumes": [
         "remote/test_jobs.py::test_a_job_that_was_given_up_goes_on_when_it_comes_back_before_another"

@@ -46,16 +46,16 @@ def test_a_stand_in_has_the_same_partition_and_a_server_that_is_up_its_own_work(
     cluster.num_partitions, cluster.num_servers = partitions, len(servers)
     stand_ins = {server: cluster._stand_in(server, sorted(lost)) for server in servers}
     for server, other in stand_ins.items():
-        twins = {one for one in servers if one % partitions == server % partitions}
-        if server not in lost or twins <= lost:
+        replicas = {one for one in servers if one % partitions == server % partitions}
+        if server not in lost or replicas <= lost:
             assert other == server, "nobody else is asked in vain"
         else:
-            assert other in twins - lost
+            assert other in replicas - lost
     for partition in range(partitions):
-        twins = set(servers[partition::partitions])
-        work = Counter(stand_ins[server] for server in twins & lost)
-        if twins - lost:
-            assert max(work.values(), default=0) <= -(-len(twins) // len(twins - lost))
+        replicas = set(servers[partition::partitions])
+        work = Counter(stand_ins[server] for server in replicas & lost)
+        if replicas - lost:
+            assert max(work.values(), default=0) <= -(-len(replicas) // len(replicas - lost))
 
 
 def test_a_connection_is_made_once_when_it_is_first_looked_at() -> None:
@@ -69,7 +69,7 @@ def test_a_connection_is_made_once_when_it_is_first_looked_at() -> None:
                 cluster.connection(rank)
 
 
-def test_a_job_begins_and_goes_on_without_a_server_that_has_a_twin() -> None:
+def test_a_job_begins_and_goes_on_without_a_server_that_has_a_replica() -> None:
     with storage(3, partition=_whole, rejoin_s=60.0) as (zero, one, two):
         with joined(zero.address, 3) as cluster:
             whole = _ids(cluster)
@@ -80,7 +80,7 @@ def test_a_job_begins_and_goes_on_without_a_server_that_has_a_twin() -> None:
             assert cluster.lost == [1], "the job did not wait for it"
             assert _ids(cluster) == whole
             assert _ids(cluster, reconnect_s=0.0) == whole, (
-                "its twins are up: nothing is waited for"
+                "its replicas are up: nothing is waited for"
             )
             zero.close()
             assert _ids(cluster) == whole

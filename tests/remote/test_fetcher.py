@@ -61,7 +61,7 @@ def test_a_server_that_was_never_asked_has_nothing_to_close() -> None:
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        # which is survived where it has a twin
+        # which is survived where it has a replica
         (FileNotFoundError(2, "no such"), ServerDiedError, "4 ended before a batch of it was read"),
         (ProcessLookupError(3, "no"), ServerDiedError, "4 ended before a batch of it was read"),
         (OSError(12, "Cannot allocate memory"), PeerError, "4 cannot be .*Cannot allocate memory"),

@@ -110,14 +110,14 @@ def test_edges_of_several_servers_are_put_in_the_order_of_the_nodes(data: st.Dat
     assert (found.weights is None) == (len(parts) > 1), "a column that a server lacks is left out"
 
 
-@pytest.mark.parametrize("how", ["twin", "back", "never"])
+@pytest.mark.parametrize("how", ["replica", "back", "never"])
 def test_a_question_under_way_outlives_its_server(
     how: str, take_part: TakePart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids, (node_type,) = torch.arange(60), PLAIN.num_nodes
     (edge_type,) = PLAIN.edges
     features, _ = PLAIN.node_rows(node_type, ids.tolist())
-    held, partition = _Held(monkeypatch), whole if how == "twin" else plain
+    held, partition = _Held(monkeypatch), whole if how == "replica" else plain
     with (
         storage(2, partition=partition, rejoin_s=60.0) as (zero, one),
         joined(zero.address, 2) as cluster,
@@ -127,7 +127,7 @@ def test_a_question_under_way_outlives_its_server(
         dataset = RemoteDistDataset(
             info_of(2, 1), 0, timeout=60.0, reconnect_timeout=0.0 if how == "never" else 60.0
         )
-        if how == "twin":
+        if how == "replica":
             cluster._holders = [1]
         asked = pool.submit(dataset.get_features, ids)
         later = DistFeature(dataset, "node_features").async_get(ids)

@@ -61,9 +61,9 @@ def test_ids_of_a_type_have_to_name_it(typed: PartitionAnswers) -> None:
             typed.get_node_ids(NodeIdsRequest(node_type=wrong))
 
 
-def test_only_twins_answer_for_each_other() -> None:
+def test_only_replicas_answer_for_each_other() -> None:
     server = PartitionAnswers(PLAIN.partitions(2)[1], server_rank=3, num_servers=5)
-    parts = [server.get_node_ids(NodeIdsRequest(server=twin)) for twin in (1, 3)]
+    parts = [server.get_node_ids(NodeIdsRequest(server=replica)) for replica in (1, 3)]
     assert torch.equal(torch.cat(parts), _own(server.dataset))
     assert torch.equal(server.get_node_ids(), parts[1])
     with pytest.raises(ConfigError, match=r"cannot answer for server 2: only servers \[1, 3\]"):
@@ -76,7 +76,7 @@ PARTS = {count: PLAIN.partitions(count) for count in (1, 2, 3)}
 @settings(max_examples=20)
 @given(partitions=st.sampled_from(list(PARTS)), more=st.integers(0, 5), ranks=st.integers(1, 3))
 def test_all_servers_together_have_each_node_once(partitions: int, more: int, ranks: int) -> None:
-    """However many twins there are, and whoever asks for a share of each."""
+    """However many replicas there are, and whoever asks for a share of each."""
     servers, parts = partitions + more, PARTS[partitions]
     found: list[int] = []
     for server in range(servers):

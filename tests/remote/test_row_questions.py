@@ -162,7 +162,7 @@ def test_answers_land_in_the_order_of_the_question() -> None:
     assert cluster.asked[0] == (4, "node_features", "user", [9, 1])
 
 
-def test_a_twin_is_asked_for_a_lost_server_and_connections_are_kept() -> None:
+def test_a_replica_is_asked_for_a_lost_server_and_connections_are_kept() -> None:
     cluster = _Cluster()
     with _questions(cluster) as questions:
         for _ in range(2):

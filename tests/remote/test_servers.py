@@ -19,7 +19,7 @@ def _join(rank: int, incarnation: int = 11) -> Join:
     )  # fmt: skip
 
 
-def test_a_server_with_a_twin_is_not_given_up() -> None:
+def test_a_server_with_a_replica_is_not_given_up() -> None:
     book = _book()
     book.left(3, "three left", until=5.0)
     assert book.given_up([1, 2], now=100.0) is None, "server 1 has its partition"
@@ -30,11 +30,11 @@ def test_a_server_with_a_twin_is_not_given_up() -> None:
     book.came(_join(3))
     assert book.given_up([2, 3], now=200.0) is None
     book.left(2, "two left", until=5.0)
-    assert book.given_up([3], now=200.0) is None, "server 0 is here, its twin"
+    assert book.given_up([3], now=200.0) is None, "server 0 is here, its replica"
     assert book.away == {1: "one left", 2: "two left"}
 
 
-def test_without_twins_each_server_counts() -> None:
+def test_without_replicas_each_server_counts() -> None:
     book = _book(num_servers=3, num_partitions=3)
     book.left(1, "one left", until=5.0)
     book.left(2, "two left", until=4.0)
@@ -69,6 +69,6 @@ def test_a_job_begins_without_a_server_that_was_lost_but_not_without_one_that_lo
 def test_a_server_with_the_partition_of_another_is_refused() -> None:
     for rank in range(5):
         check_position(2, rank % 2, rank, 5)
-    check_position(2, 1, 0, 2)  # one server per partition: clients need not tell twins
+    check_position(2, 1, 0, 2)  # one server per partition: clients need not tell replicas
     with pytest.raises(ConfigError, match="has partition 1, but must have partition 0"):
         check_position(2, 1, 2, 4)

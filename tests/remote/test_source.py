@@ -29,7 +29,7 @@ OPTIONS = EpochOptions(seed=1, timeout_s=5.0, reconnect_timeout_s=0.2)
 
 
 class _Cluster:
-    """Servers 0 to 3 of two partitions: 0 and 2 are twins, and so are 1 and 3."""
+    """Servers 0 to 3 of two partitions: 0 and 2 are replicas, and so are 1 and 3."""
 
     def __init__(self) -> None:
         self.num_servers = NUM_SERVERS
@@ -49,7 +49,7 @@ class _Cluster:
             raise ServerDiedError("a partition has no server")
         return live
 
-    def twin_of(self, server: int, servers: Sequence[int]) -> int | None:
+    def replica_of(self, server: int, servers: Sequence[int]) -> int | None:
         return next((one for one in servers if one % 2 == server % 2), None)
 
 
@@ -245,7 +245,7 @@ def _skip(cluster: _Cluster, count: int) -> None:
     cluster.events.extend([lambda: None] * count)
 
 
-def test_a_twin_samples_what_is_left_of_the_epoch(cluster) -> None:
+def test_a_replica_samples_what_is_left_of_the_epoch(cluster) -> None:
     source, producers = _created(cluster)
     _skip(cluster, 5)
     _loses(cluster, 1)
@@ -323,7 +323,7 @@ def test_a_server_that_was_started_again_gets_a_producer_anew(cluster) -> None:
     assert len(producers.created) == 2
 
 
-def test_batches_of_a_server_whose_twin_does_not_sample_are_dealt_out(cluster) -> None:
+def test_batches_of_a_server_whose_replica_does_not_sample_are_dealt_out(cluster) -> None:
     """To all that do; each has the whole input."""
     source, _ = _created(cluster, counts=(8, 8, 0, 8))
     _loses(cluster, 0)

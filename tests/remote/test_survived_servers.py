@@ -40,7 +40,7 @@ ALONE: list[Event] = [
     ((2, 0), 1, KILL, True),
 ]
 """Where each partition has one server."""
-TWINS: list[Event] = [
+REPLICAS: list[Event] = [
     (FETCH, 3, KILL, False),
     (BUILD, 2, KILL, False),
     ((0, 2), 2, None, True),  # takes part from the next epoch on
@@ -148,10 +148,10 @@ def _serve(info, rank: int) -> None:
 
 @pytest.mark.longest
 @pytest.mark.parametrize(
-    ("num_servers", "events"), [(2, ALONE), (4, TWINS)], ids=["alone", "twins"]
+    ("num_servers", "events"), [(2, ALONE), (4, REPLICAS)], ids=["alone", "replicas"]
 )
 def test_servers_that_are_lost(tmp_path: Path, num_servers: int, events: list[Event]) -> None:
-    """Killed, told to end and started again; or with a twin, which takes over."""
+    """Killed, told to end and started again; or with a replica, which takes over."""
     info = info_of(num_servers, 1)
     with processes(tmp_path) as started:
         servers = {rank: started.start(_serve, info, rank) for rank in range(num_servers)}

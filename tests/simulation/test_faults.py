@@ -18,8 +18,8 @@ from support.simulation import (
 
 
 @given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 30), st.booleans())
-def test_faults_are_of_what_there_is(seed: int, ranks: int, parts: int, twins: bool) -> None:
-    size = Size(ranks=ranks, servers=2 * parts if twins else parts, partitions=parts * twins)
+def test_faults_are_of_what_there_is(seed: int, ranks: int, parts: int, replicas: bool) -> None:
+    size = Size(ranks=ranks, servers=2 * parts if replicas else parts, partitions=parts * replicas)
     faults = draw_faults(seed, size)
     assert faults == draw_faults(seed, size)
     assert 1 <= len(faults) <= 4
@@ -35,8 +35,8 @@ def test_faults_are_of_what_there_is(seed: int, ranks: int, parts: int, twins: b
         if isinstance(fault, LostServers) and fault.down_s == math.inf:
             gone |= {*fault.servers}
     assert 0 not in gone, "where ranks meet again"
-    assert not gone or twins
-    assert all(server - parts not in gone for server in gone), "one of two twins is left"
+    assert not gone or replicas
+    assert all(server - parts not in gone for server in gone), "one of two replicas is left"
 
 
 def test_every_kind_is_drawn() -> None:

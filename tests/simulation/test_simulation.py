@@ -27,7 +27,7 @@ from gigl_loader.remote.shared import OwnBatches, share_of_batches
 from gigl_loader.workers.sampled_input import epoch_order
 
 SMALL = Size(ranks=6, servers=4, batches=12, epochs=2, in_step=True, save_every=4, seed=5)
-TWINS = replace(SMALL, partitions=2)
+REPLICAS = replace(SMALL, partitions=2)
 
 
 def test_batches_are_those_of_the_epochs_order() -> None:
@@ -68,7 +68,7 @@ def test_who_waits_for_ever_is_seen() -> None:
     job.world.close()
 
 
-@pytest.mark.parametrize("size", [SMALL, TWINS])
+@pytest.mark.parametrize("size", [SMALL, REPLICAS])
 def test_drawn_faults_lose_no_batch(size: Size) -> None:
     undisturbed = run_job(size, [])
     assert undisturbed.wrong == ""
@@ -77,11 +77,11 @@ def test_drawn_faults_lose_no_batch(size: Size) -> None:
         assert (found.wrong, found.digest) == ("", undisturbed.digest), f"schedule {seed}"
 
 
-def test_a_rack_that_is_lost_for_good_is_served_by_its_twins() -> None:
+def test_a_rack_that_is_lost_for_good_is_served_by_its_replicas() -> None:
     for rack in ((0, 1), (2, 3)):
-        found = run_job(TWINS, [LostServers(3.7, rack, math.inf)])
+        found = run_job(REPLICAS, [LostServers(3.7, rack, math.inf)])
         assert (found.wrong, found.restarts) == ("", 0)
-        assert found.digest == run_job(TWINS, []).digest
+        assert found.digest == run_job(REPLICAS, []).digest
 
 
 def test_another_number_of_ranks_goes_on_with_the_job() -> None:

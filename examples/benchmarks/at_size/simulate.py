@@ -32,7 +32,7 @@ from support.simulation import (
 RANKS = (16, 64, 256, 1024, 4096)
 RANKS_PER_SERVER = 16
 FAULTY = Size(ranks=16, servers=8, batches=20, epochs=2, in_step=True, save_every=5)
-SIZES = {"each with its own part": FAULTY, "each with a twin": replace(FAULTY, partitions=4)}
+SIZES = {"each with its own part": FAULTY, "each with a replica": replace(FAULTY, partitions=4)}
 """What schedules of faults are drawn for, in turn."""
 
 

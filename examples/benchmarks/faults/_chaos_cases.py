@@ -165,9 +165,9 @@ CASES = {
     "ranks-cut": Case("neighbours", partitions=2, worlds=(2,), machines=(0, 1)),
     "store": Case("neighbours", 2, 2, (1, 2, 3)),
     "store-large": Case("neighbours", 2, 2, (1, 2), nodes=20_000),
-    "store-twins": Case("links", 2, 1, (1, 2)),
+    "store-replicas": Case("links", 2, 1, (1, 2)),
     "store-tls": Case("typed", 2, 2, (1, 2), tls=True, apart=True),
-    "store-twins-apart": Case("anchors", 2, 1, (1, 2), apart=True),
+    "store-replicas-apart": Case("anchors", 2, 1, (1, 2), apart=True),
     "store-anchors": Case("anchors", 2, 2, (1, 2)),
     "store-subgraphs": Case("subgraphs", 2, 2, (1, 2)),
     "store-pagerank": Case("pagerank", 2, 2, (1,)),
@@ -175,7 +175,7 @@ CASES = {
     "store-trees": Case("trees", 2, 1, (1,)),
     "store-cache": Case("neighbours", 2, 2, (1, 2), apart=True, how=_CACHE),
     "store-cut": Case("neighbours", 2, 2, (1, 2), tls=True, machines=(1, 1)),
-    "store-cut-twins": Case("typed", 2, 1, (1,), machines=(0, 1)),
+    "store-cut-replicas": Case("typed", 2, 1, (1,), machines=(0, 1)),
     "store-cut-links": Case("links", 2, 2, (1,), machines=(0, 1)),
 }
 

@@ -39,7 +39,7 @@ class SlowRank:
 class LostServers:
     """Some storage servers are killed at once, as with a rack; others take their places later.
 
-    After ``math.inf`` seconds: never; their twins serve for them.
+    After ``math.inf`` seconds: never; their replicas serve for them.
     """
 
     at_s: float
@@ -72,8 +72,8 @@ Faults = list[SlowServers | SlowRank | LostServers | LostRank]
 def draw_faults(seed: int, size: Size) -> Faults:
     """Return a schedule of one to four faults, within the time that an undisturbed job takes.
 
-    Where servers have twins, a rack is all first ones of the twins, or all second ones; one without
-    server 0 may be lost for good.
+    Where servers have replicas, a rack is all first ones of the replicas, or all second ones; one
+    without server 0 may be lost for good.
     """
     drawn = random.Random(seed)
     first = size.start_spread_s + size.costs.start_s  # loaders are there
@@ -92,7 +92,7 @@ def draw_faults(seed: int, size: Size) -> Faults:
             resumed_by = drawn.choice((0, size.ranks // 2, size.ranks, size.ranks + 3))
             found.append(LostRank(at_s, drawn.randrange(size.ranks), resumed_by))
         elif kind == "rack" and size.partitions:
-            # one rack at most is gone for good: the second one could take both of two twins
+            # one rack at most is gone for good: the second one could take both of two replicas
             is_first = not any(isinstance(one, LostServers) for one in found)
             found.append(_lost_rack(drawn, at_s, server, size, may_stay=is_first))
         else:

@@ -13,8 +13,8 @@ class Size:
     ranks: int
     servers: int
     partitions: int = 0
-    """Of the graph. Fewer than servers: server ``i`` has a twin, server ``i + partitions``. 0: as
-    many as servers."""
+    """Of the graph. Fewer than servers: server ``i`` has a replica, server ``i + partitions``. 0:
+    as many as servers."""
     batches: int = 100
     """Per rank and epoch."""
     epochs: int = 1
