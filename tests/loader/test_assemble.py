@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.glt import NodeSamplerInput
 from torch_geometric.data import Data
 
 from gigl_loader import ConfigError, DistDataset, PeerError
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.loader import seed_input
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import check_edge_ids, check_weights, is_remote, remote_arguments
