@@ -33,7 +33,7 @@ L = TypeVar("L", bound=type)
 _ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 """A parameter in a docstring, and its text with the lines that are indented below it."""
 _MODULES = re.compile(r"\b(?:\w+\.)+")
-"""Where a class is from; types in docstrings are told without it."""
+"""The modules before a class, which types in docstrings do without."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _LONGEST_TYPE = 60
 
@@ -153,7 +153,7 @@ KEYWORDS = _parameters()
 """Each keyword as a parameter: its type, and its default."""
 _MEANINGS = _meanings(ExpansionOptions) | _meanings(LoaderOptions)
 _OWN_MEANINGS: dict[type, dict[str, str]] = {}
-"""What a loader's own docstring says of its parameters, by loader."""
+"""The text of each parameter in a loader's own docstring, by loader."""
 
 
 def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L], L]:

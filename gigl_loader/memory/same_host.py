@@ -68,7 +68,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Description:
-    """What an offer is made of, as it is written into its memory."""
+    """The parts of an offer, as they are written into its memory."""
 
     regions: tuple[Region, ...]
     parts: tuple[SharedPart, ...]

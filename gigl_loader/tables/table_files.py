@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, without_default_types
 from gigl_loader.memory.segments import Array
 from gigl_loader.tables.resumable import ResumableJob
 
@@ -388,7 +388,7 @@ def feature_type(table: Table, dtype: "np.dtype[Any]", chosen: str | None) -> "n
     if dtype == np.float64:
         _log.warning(
             'features of %s are float64 and are stored as float32: give feature_dtype="float64" to '
-            'keep them, or "float32" to say so', table.where,
+            'keep them, or "float32" to say so', without_default_types(table.where),
         )  # fmt: skip
         return np.dtype(np.float32)
     return stored_type(dtype)

@@ -59,7 +59,7 @@ def test_an_arrow_table_with_other_values_is_another_one(
     given = _given(tmp_path, pa.table({"id": [0, 1, 2, 3]}))
     _stopped(given, monkeypatch)
     other = EdgeTable(pa.table(EDGES | {"dst": [1, 2, 1]}))  # as many bytes
-    with pytest.raises(ConfigError, match=r"unfinished run of .* overwrite=True, which is --over"):
+    with pytest.raises(ConfigError, match=r"unfinished run of .* give overwrite=True"):
         partition_tables(**given | {"edges": other})
     same = EdgeTable(pa.table(EDGES))
     assert sum(part.edges for part in partition_tables(**given | {"edges": same}).parts) == 3
