@@ -16,6 +16,7 @@ shown.
 """
 
 import contextlib
+import errno
 import hmac
 import os
 import ssl
@@ -25,7 +26,7 @@ from gigl_loader.errors import JoinRefusedError, ProtocolError
 from gigl_loader.transport.codec import decode
 from gigl_loader.transport.failures import End, one_line
 from gigl_loader.transport.security import TOKEN_VARIABLE, Mode, Security, what_is_not_set
-from gigl_loader.transport.sockets import user_of_peer
+from gigl_loader.transport.sockets import is_over, user_of_peer
 from gigl_loader.transport.stream import (
     KNOCK_FRAME,
     MAGIC,
@@ -173,6 +174,8 @@ def _check_user(stream: Stream, security: Security, who: str) -> None:
     own = os.geteuid()
     if security.mode is not Mode.USER or (user := user_of_peer(stream.sock)) == own:
         return
+    if user is None and is_over(stream.sock):  # nobody's: an outage, and no reason to refuse
+        raise ConnectionResetError(errno.ECONNRESET, f"{who} ended the connection as it began")
     whose = "on another machine, or gone" if user is None else f"a process of user {user}"
     raise JoinRefusedError(
         f"{who} is {whose}, and without authentication only processes of user {own} on this "

@@ -305,6 +305,16 @@ def user_of_peer(sock: socket.socket) -> int | None:
     return users.pop() if len(users) == 1 else None
 
 
+def is_over(sock: socket.socket) -> bool:
+    """Return whether the other end has ended a plain connection, and nothing is left to read."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # it was reset
+        return True
+
+
 def _asked(sock: socket.socket) -> list[_Row] | None:
     """Ask the kernel for the one socket; None: it answers no such questions."""
     own, peer = sock.getsockname(), sock.getpeername()
