@@ -1,0 +1,1 @@
+"""Sampling on the device of the model: structure, draws and rows as tensors there."""
