@@ -25,6 +25,7 @@ from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.config import SamplerClass
+from gigl_loader.loader.device_source import DeviceSource, check_on_device
 from gigl_loader.loader.in_process import InProcessSource, check_in_process
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, runtime_or_alone
 from gigl_loader.loader.seed_input import RankInput, share_input, told_to_others, weighted_types
@@ -118,6 +119,10 @@ _AS_GIVEN = (
 """Options of the user that `BaseDistLoader` takes by the same names."""
 
 
+MakeSource = Callable[..., BatchSource]
+"""Makes a source, which is not started, of dataset, input and config."""
+
+
 @explained_limits("building a loader")
 def colocated_arguments(
     dataset: Any, options: LoaderOptions, runtime: DistributedRuntimeInfo, make_input: LocalInput
@@ -138,6 +143,7 @@ def colocated_arguments(
         data, whole, sampler, config = _check_colocated(dataset, options, make_input)
         given = options.with_chosen_sampler(sampler, data.schema, whole.input_type)
         epoch_options, device = given.epoch_options(), given.device(runtime.local_rank)
+        check_on_device(data, device, in_process=given.in_process)
     same = given.same_on_all_ranks(config, epoch_options)
     told = RankInput(
         weighted=weighted_types(data) if given.is_weighted else None,
@@ -151,6 +157,8 @@ def colocated_arguments(
     if given.shard == "world":
         epoch_options = agree_on_seed(epoch_options, given.seed, runtime.world_size)
     samples = _in_this_process if given.in_process else _in_workers
+    if data.placement is not None:
+        samples = partial(_in_this_process, source=DeviceSource)
     worker_options, producer = samples(given, runtime, device, data.num_partitions)
     return {
         "dataset": data, "sampler_input": sampler_input, "dataset_schema": data.schema,
@@ -162,10 +170,6 @@ def colocated_arguments(
             epoch_options=epoch_options,
         ),
     }  # fmt: skip
-
-
-MakeSource = Callable[..., BatchSource]
-"""Makes a source, which is not started, of dataset, input and config."""
 
 
 def _in_workers(
@@ -201,15 +205,16 @@ def _in_workers(
 
 
 def _in_this_process(
-    given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, partitions: int
-) -> tuple[CollocatedDistSamplingWorkerOptions, MakeSource]:
+    given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, partitions: int,
+    source: MakeSource = InProcessSource,
+) -> tuple[CollocatedDistSamplingWorkerOptions, MakeSource]:  # fmt: skip
     """Return what takes the place of worker options, and what makes a source without workers."""
     if device.type == "cpu" and given.num_cpu_threads is not None:
         torch.set_num_threads(given.num_cpu_threads)
     # GLT's context, which `check_context` asks for in every colocated loader.
     init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
     options = CollocatedDistSamplingWorkerOptions(runtime.master_ip_address, NO_PORT)
-    return options, partial(InProcessSource, concurrency=given.worker_concurrency, device=device)
+    return options, partial(source, concurrency=given.worker_concurrency, device=device)
 
 
 def _check_colocated(

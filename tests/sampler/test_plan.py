@@ -48,7 +48,7 @@ def test_scales_go_with_features_that_are_in_the_batch() -> None:
     scales = np.array([[0.5, 2.0], [1.0, -1.0]], np.float32)
     rows = dataclasses.replace(view.node_features["user"], scales=scales)
     view = dataclasses.replace(view, node_features={**view.node_features, "user": rows})
-    sent = [Field.of(key(NODE_FEATURES, name), np.zeros((1, 2))) for name in ("item", "user")]
+    sent = [key(NODE_FEATURES, name) for name in ("item", "user")]
     (found,) = scale_fields(view, sent)
     assert found.key == SCALES + "user.x"
     found.write(out := np.empty(found.shape, found.dtype))
