@@ -35,6 +35,9 @@ class DeviceDraw:
     """``[n]`` int64, the latest time of a neighbour; None: any."""
     since: Tensor | None = None
     """``[n]`` int64, the earliest; None: any."""
+    largest_degree: int | None = None
+    """Most edges of a row of the adjacency. Only weighted draws and LABOR need it: they read whole
+    rows, however few neighbours they draw."""
 
 
 @dataclass(frozen=True)
