@@ -111,7 +111,8 @@ class Placement:
     def _pinned(self, tensor: Tensor) -> Tensor:
         pin = self.device.type == "cuda"
         return self._copied(
-            tensor, lambda: torch.empty_like(tensor, pin_memory=pin).copy_(tensor) if pin else tensor
+            tensor,
+            lambda: torch.empty_like(tensor, pin_memory=pin).copy_(tensor) if pin else tensor,
         )
 
     def _copied(self, tensor: Tensor, copy: Callable[[], Tensor]) -> Tensor:

@@ -60,7 +60,7 @@ class DeviceMemory:
         return host.to(self.device, non_blocking=self._on_cuda)
 
     def downloaded(self, tensor: Tensor) -> Tensor:
-        """Return a copy of ``tensor`` of the device on the host; complete once `mark` has passed."""
+        """Return a copy of ``tensor`` on the host, complete once `mark` has passed."""
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._on_cuda)
         return host.copy_(tensor, non_blocking=self._on_cuda)
 

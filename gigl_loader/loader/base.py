@@ -458,7 +458,7 @@ class BaseDistLoader(DistLoader):
             PeerError: A worker failed.
         """
         self._check_usable()
-        message = self._source.sample(read_positions(index, self._input_len)).message
+        message = self._source.sample(read_positions(index, self._input_len)).whole()
         # `_collate_fn` takes it that messages were copied ahead; this one was not. Not through the
         # epoch's engine: its copies stand in a line, in the order of the epoch.
         if self._engine is not None:

@@ -162,8 +162,8 @@ class DeviceRows:
     """
 
     def __init__(
-        self, peers: CollectivePeers, view: PartitionView[Array], memory: DeviceMemory, backend: str,
-        timeout_s: float,
+        self, peers: CollectivePeers, view: PartitionView[Array], memory: DeviceMemory,
+        backend: str, timeout_s: float,
     ) -> None:  # fmt: skip
         self._view, self._memory, self._timeout_s = view, memory, timeout_s
         self._size = peers.size

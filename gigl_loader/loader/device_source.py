@@ -33,7 +33,7 @@ from gigl_loader.message import (
     SampleMessage,
 )
 from gigl_loader.on_device.choose import kernels_for
-from gigl_loader.on_device.sampler import DeviceSampler, Launched, checked
+from gigl_loader.on_device.sampler import DeviceSampler, Launched, check_plan, checked
 from gigl_loader.options import EpochOptions, SamplerOptions
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.workers.agreement import StartTurns
@@ -72,7 +72,9 @@ class DeviceSource(InProcessSource):
         )
         assert data.placement is not None, "only placed datasets are sampled on a device"
         self._placement: Placement = data.placement
-        self._roots = checked(load_sampler(self._view, self._plan, None, self._custom), self._plan)
+        # before there is a sampler, which may open what is refused
+        check_plan(self._plan)
+        self._roots = checked(load_sampler(self._view, self._plan, None, self._custom))
         self._launched: deque[_UnderWay] = deque()
         self._num_launched = 0
 

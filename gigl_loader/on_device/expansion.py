@@ -117,9 +117,9 @@ class Grown:
             # the roots, then what each hop added
             per_hop[name] = [b - a for a, b in zip([0, *stops], stops, strict=False)]
         edges = {}
-        for name in edge_types:
+        for edge_type in edge_types:
             hops = [next(read) for _ in range(self._num_hops)]
-            edges[name] = self._cut(name, hops)
+            edges[edge_type] = self._cut(edge_type, hops)
         return keys, per_hop, edges
 
     def _cut(self, name: EdgeType, per_hop: list[int]) -> SampledEdges:
@@ -221,9 +221,9 @@ class DeviceExpansion:
                 drawn.append((name, asked, self._draw(ticket, hop, name, asked, roots)))
             for name, (at, keys, there), found in drawn:
                 self._collect(name, at, keys, there, found, labels, edges[name], roots)
-            for name, one in labels.items():
-                starts[name] = stops[name][-1]
-                stops[name].append(one.count.clone())
+            for node_type, one in labels.items():
+                starts[node_type] = stops[node_type][-1]
+                stops[node_type].append(one.count.clone())
         return Grown(labels, edges, stops)
 
     def _labels(self, roots: Tensor, capacity: int) -> DeviceLabels:
@@ -257,7 +257,9 @@ class DeviceExpansion:
         if self._bits is not None:
             trees = torch.where(there, keys >> self._bits[expanded], 0)
             ids = keys & ((1 << self._bits[expanded]) - 1)
-            drawn_by = ids + trees * max(1, self._view.num_nodes[row_type(name, self._view.edge_dir)])
+            drawn_by = ids + trees * max(
+                1, self._view.num_nodes[row_type(name, self._view.edge_dir)]
+            )
             if draw.timed and roots.until is not None:
                 until = roots.until[trees]
                 since = None if roots.since is None else roots.since[trees]
@@ -265,7 +267,9 @@ class DeviceExpansion:
         times = self._view.times[name] if draw.timed else None
         rows = torch.where(there, adjacency.locate(ids), -1)
         found = self._kernels.draw(
-            DeviceDraw(draw, adjacency, rows, drawn_by, width, times, until, since)
+            DeviceDraw(
+                draw, adjacency, rows, drawn_by, width, times, until, since, self._degrees[name]
+            )
         )
         return found.offsets, found.counts
 
@@ -305,7 +309,8 @@ class DeviceExpansion:
         if not dropped.numel():
             return torch.zeros_like(pairs, dtype=torch.bool)
         place = torch.searchsorted(dropped, pairs).clamp(max=dropped.numel() - 1)
-        return dropped[place] == pairs
+        found: Tensor = dropped[place] == pairs
+        return found
 
 
 def _max_degree(indptr: Tensor) -> int:

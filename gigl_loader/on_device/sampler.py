@@ -99,7 +99,7 @@ class DeviceSampler:
         self, sampler: Sampler, plan: SamplingPlan, view: PartitionView[Tensor], kernels: Kernels,
         memory: DeviceMemory, timeout_s: float,
     ) -> None:  # fmt: skip
-        self._roots = checked(sampler, plan)
+        self._roots = checked(sampler)
         self._plan, self._view, self._kernels = plan, view, kernels
         self._memory, self._timeout_s = memory, timeout_s
         self._expansion = DeviceExpansion(view, plan, kernels, self._roots.nodes.bits)
@@ -225,23 +225,28 @@ class DeviceSampler:
         return self._kernels.gather(rows.values, rows.locate(ids))
 
 
-def checked(sampler: Sampler, plan: SamplingPlan) -> NeighborSampler:
+def check_plan(plan: SamplingPlan) -> None:
+    """Raise `ConfigError` where a plan asks for something that is only done on the host."""
+    subgraph = plan.expansion.subgraph_type
+    if subgraph in ("induced", "bidirectional"):
+        raise _refused(f'subgraph_type="{subgraph}"')
+    if plan.feature_store is not None:
+        raise _refused("feature_store")
+
+
+def checked(sampler: Sampler) -> NeighborSampler:
     """Return ``sampler`` if a device can do what it does.
 
     Raises:
-        ConfigError: It cannot.
+        ConfigError: It is more than roots, draws and an expansion.
     """
-    wrong = None
     if type(sampler) is not NeighborSampler:
-        wrong = f"the sampler {type(sampler).__name__} (PPR, or of your own)"
-    elif plan.expansion.subgraph_type in ("induced", "bidirectional"):
-        wrong = f'subgraph_type="{plan.expansion.subgraph_type}"'
-    elif plan.feature_store is not None:
-        wrong = "feature_store"
-    if wrong is not None:
-        raise ConfigError(
-            f"{wrong} is not sampled on a device: take the dataset back with dataset.to('cpu') and "
-            "give the loader workers, or leave it out"
-        )
-    assert isinstance(sampler, NeighborSampler), "any other was refused"
+        raise _refused(f"the sampler {type(sampler).__name__} (PPR, or one of your own)")
     return sampler
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(
+        f"{what} is not sampled on a device: take the dataset back with dataset.to('cpu') and "
+        "give the loader workers, or leave it out"
+    )

@@ -77,6 +77,12 @@ class TorchKernels:
         labels.count = labels.count + is_new.sum()
         return torch.where(valid, found, -1)
 
+    def gather(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Return ``values[rows]``; of values on the host the ids go there, and the host waits."""
+        if values.device == rows.device:
+            return values.index_select(0, rows)
+        return values.index_select(0, rows.to(values.device)).to(rows.device)
+
 
 def _rows(asked: DeviceDraw) -> tuple[Tensor, Tensor]:
     """Return ([n] where each row starts, [n] its degree), cut to the times that it may have."""

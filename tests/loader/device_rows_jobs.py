@@ -23,8 +23,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gigl_loader import DistABLPLoader, DistDataset, DistNeighborLoader, PeerError, replay
-from gigl_loader.loader import device_rows
 from gigl_loader.device.memory import DeviceMemory
+from gigl_loader.loader import device_rows
 from gigl_loader.loader.in_process import InProcessSource
 from gigl_loader.testing import batch_digest, check_same_batches
 

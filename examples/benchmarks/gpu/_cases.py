@@ -92,8 +92,8 @@ def _seeds(case: Case) -> Tensor:
 
 
 def _on_the_device(case: Case, dataset: DistDataset) -> DistDataset:
-    features = "host" if "features on the host" in case.name else "device"
-    return dataset.to(case.device, features=features, kernels=case.kernels)
+    on_host = "features on the host" in case.name
+    return dataset.to(case.device, features="host" if on_host else "device", kernels=case.kernels)
 
 
 def _loader(case: Case, data: Data | HeteroData, seeds: Any) -> DistNeighborLoader:
@@ -182,9 +182,7 @@ class RelationalGAT(torch.nn.Module):
         width = case.dim
         for _ in case.fanout:
             convs = {
-                relation: GATConv(
-                    (width, width), case.hidden // 4, heads=4, add_self_loops=False
-                )
+                relation: GATConv((width, width), case.hidden // 4, heads=4, add_self_loops=False)
                 for relation in RELATIONS
             }
             self.layers.append(HeteroConv(convs, aggr="sum"))
