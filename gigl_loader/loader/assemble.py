@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -19,7 +19,7 @@ from gigl_loader._glt import (
     init_worker_group,
 )
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import is_label_edge_type
+from gigl_loader.dataset.schema import DatasetSchema, NodeType, is_label_edge_type
 from gigl_loader.errors import ConfigError, explained_limits
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.base import BaseDistLoader
@@ -27,6 +27,7 @@ from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.config import SamplerClass
 from gigl_loader.loader.device_source import DeviceSource, check_on_device
 from gigl_loader.loader.in_process import InProcessSource, check_in_process
+from gigl_loader.loader.padding import Padding, make_padding
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, runtime_or_alone
 from gigl_loader.loader.seed_input import RankInput, share_input, told_to_others, weighted_types
 from gigl_loader.loader.world import agree_on_seed
@@ -144,6 +145,9 @@ def colocated_arguments(
         given = options.with_chosen_sampler(sampler, data.schema, whole.input_type)
         epoch_options, device = given.epoch_options(), given.device(runtime.local_rank)
         check_on_device(data, device, in_process=given.in_process)
+        padding = _padding(
+            options, config, data.schema, data.view().num_nodes, [whole], sampler, runtime
+        )
     same = given.same_on_all_ranks(config, epoch_options)
     told = RankInput(
         weighted=weighted_types(data) if given.is_weighted else None,
@@ -164,7 +168,7 @@ def colocated_arguments(
         "dataset": data, "sampler_input": sampler_input, "dataset_schema": data.schema,
         "sampling_config": config, "device": device, "runtime": runtime,
         "worker_options": worker_options, "sampler_options": given.sampler_options,
-        "epoch_options": epoch_options,
+        "epoch_options": epoch_options, "padding": padding,
         "producer": producer(
             data, sampler_input, config, sampler_options=given.sampler_options,
             epoch_options=epoch_options,
@@ -281,7 +285,8 @@ def remote_arguments(
     schema = dataset.fetch_schema()
     config = options.sampling_config(schema)
     given = options.with_chosen_sampler(default_sampler, schema, inputs[0].input_type)
-    given.check_feature_store(schema, dataset.fetch_num_nodes())
+    num_nodes = dataset.fetch_num_nodes()
+    given.check_feature_store(schema, num_nodes)
     prefetch = given.prefetch_size
     if prefetch is None:
         prefetch = max(LEAST_PREFETCH, given.worker_concurrency)
@@ -301,7 +306,23 @@ def remote_arguments(
         "epoch_options": replace(given.epoch_options(), cache=given.cache),
         "worker_options": worker_options, "producer": DistServer.create_sampling_producer,
         "sampler_options": given.sampler_options,
+        "padding": _padding(options, config, schema, num_nodes, inputs, default_sampler, runtime),
     }  # fmt: skip
+
+
+def _padding(
+    given: LoaderOptions, config: SamplingConfig, schema: DatasetSchema,
+    num_nodes: Mapping[NodeType, int], inputs: list[NodeSamplerInput],
+    sampler: SamplerClass | None, runtime: DistributedRuntimeInfo,
+) -> Padding | None:  # fmt: skip
+    """Return how batches are padded, where nothing but the user's options was chosen so far."""
+    in_step = given.even_ranks is not None or given.shard == "world"
+    return make_padding(
+        given.pad, fanouts=config.num_neighbors, batch_size=given.batch_size,
+        expansion=given.expansion, schema=schema, num_nodes=num_nodes, inputs=inputs,
+        sampler=sampler, chosen=given.sampler_options,
+        in_step=in_step and runtime.world_size > 1,
+    )  # fmt: skip
 
 
 def check_weights(data: DistDataset, with_weight: bool) -> None:

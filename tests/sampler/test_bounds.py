@@ -55,14 +55,11 @@ def _grow(
 
 
 def _fits(found: BatchBounds, bound: BatchBounds) -> bool:
-    per_hop = [
-        all(a <= b for a, b in zip(counts, limits[name], strict=True))
-        for mine, limits in (
-            (found.nodes_per_hop, bound.nodes_per_hop),
-            (found.edges_per_hop, bound.edges_per_hop),
-        )
-        for name, counts in mine.items()
+    pairs = [
+        *((counts, bound.nodes_per_hop[name]) for name, counts in found.nodes_per_hop.items()),
+        *((counts, bound.edges_per_hop[name]) for name, counts in found.edges_per_hop.items()),
     ]
+    per_hop = [all(a <= b for a, b in zip(*pair, strict=True)) for pair in pairs]
     return (
         all(per_hop)
         and all(count <= bound.nodes[name] for name, count in found.nodes.items())
