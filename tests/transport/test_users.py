@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,8 @@ from service import Answer, question
 from gigl_loader.errors import JoinRefusedError
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import End, Security, sockets
+from gigl_loader.transport.handshake import Greeting, join
+from gigl_loader.transport.stream import KNOCK_FRAME, FrameKind, Stream, drive, pack
 
 HERE = Path(__file__).parent
 NOBODY = 65534
@@ -98,6 +101,24 @@ def test_a_listener_of_another_user_is_not_asked(plain: Network) -> None:
     with listening:
         told = listening.communicate(timeout=60)[0]
     assert told == "['tester']\n", "who he was he had not said"
+
+
+@pytest.mark.parametrize("linger", [None, struct.pack("ii", 1, 0)], ids=["closed", "reset"])
+def test_a_listener_that_ends_as_its_user_is_looked_up_is_an_outage(linger: bytes | None) -> None:
+    """Nobody's connection was refused for good, and a job of one user ended by a reset."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stream = Stream(socket.create_connection(server.getsockname()))
+        listener, _ = server.accept()
+        with stream.sock, listener:
+            steps = join(stream, Security.local(), "caller", "session", "lane")
+            next(steps)
+            assert listener.recv(100) == KNOCK_FRAME
+            listener.sendall(b"".join(pack(FrameKind.GREETING, Greeting(bytes(32)))))
+            if linger is not None:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            listener.close()
+            with pytest.raises(ConnectionResetError, match="ended the connection as it began"):
+                drive(steps, stream, lambda: 60.0)
 
 
 def _without_questions(monkeypatch: pytest.MonkeyPatch) -> None:
