@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import digest_cases
+import pad_jobs
 import pytest
 import torch
 from digest_cases import CASES
@@ -20,7 +21,7 @@ from gigl_loader import (
     PPRSamplerOptions,
     padding_sizes,
 )
-from gigl_loader.testing import TinyGraph, batch_digest, check_batch
+from gigl_loader.testing import TinyGraph, batch_digest, check_batch, run_cluster, run_ranks
 
 pytestmark = [pytest.mark.usefixtures("group")]
 
@@ -55,6 +56,28 @@ def test_every_kind_of_batch_has_one_shape_and_the_bits_of_known(name: str) -> N
 def test_workers_sample_for_it(name: str) -> None:
     with _made(name) as alone, _made(name, num_workers=2) as loader:
         assert [batch_digest(one) for one in loader] == [batch_digest(one) for one in alone]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("exchange", ["workers", "collective"])
+def test_on_two_ranks(exchange: str, tmp_path: Path) -> None:
+    names, ranks = ["nodes", "typed nodes", "links, triplet", "anchors"], tmp_path / "ranks"
+    ranks.mkdir()
+    how = {"exchange": exchange}
+    run_ranks(pad_jobs.of_a_rank, tmp_path, names, how, world_size=2, tmp_path=ranks)
+    for name in names:
+        assert digest_cases.read(tmp_path, name) == KNOWN[name], name
+
+
+@pytest.mark.multiprocess
+def test_from_a_graph_store(tmp_path: Path) -> None:
+    names, notes = ["nodes", "links, binary", "anchors"], tmp_path / "notes"
+    notes.mkdir()
+    run_cluster(
+        pad_jobs.of_a_client, tmp_path, names, dataset=digest_cases.plain_partition, tmp_path=notes
+    )
+    for name in names:
+        assert digest_cases.read(tmp_path, name) == KNOWN[name], name
 
 
 def _nodes(pad: Any = True, **how: Any) -> DistNeighborLoader:
