@@ -45,7 +45,7 @@ from gigl_loader.message import IS_HETERO, SampleMessage, stays_on_host
 from gigl_loader.options import EpochOptions, SamplerOptions, options_of_batches
 from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
-from gigl_loader.sampler.plan import DRAW_VERSION
+from gigl_loader.sampler.plan import DRAW_VERSION, WEIGHTED_VERSION
 from gigl_loader.seeds import SeedsTold, check_same_seeds
 from gigl_loader.workers.agreement import StartTurns
 from gigl_loader.workers.producer import DistSamplingProducer
@@ -376,6 +376,7 @@ class BaseDistLoader(DistLoader):
 
     def _identity(self) -> dict[str, Any]:
         of_world = self._shard == "world"
+        by_logarithm = self.with_weight and not self._epoch_options.replace
         # One state goes for all ranks, of any number, where batches are numbered over the job.
         of_rank = {"rank": self._runtime.rank, "world_size": self._runtime.world_size}
         return {
@@ -387,7 +388,7 @@ class BaseDistLoader(DistLoader):
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "seed": self._epoch_options.seed,
-            "draw_version": DRAW_VERSION,
+            "draw_version": WEIGHTED_VERSION if by_logarithm else DRAW_VERSION,
             **({} if of_world else of_rank),
             **({"pad": str(self._padding)} if self._may_split else {}),
         }

@@ -11,6 +11,7 @@ from torch import Tensor
 from gigl_loader.dataset.view import TimeOrder
 from gigl_loader.on_device.kernels import DeviceDraw, DeviceDrawn, DeviceLabels
 from gigl_loader.on_device.torch_numbers import row_keys, units
+from gigl_loader.on_device.torch_weighted import draw_whole_rows
 
 _LOWEST = torch.iinfo(torch.int64).min
 
@@ -34,8 +35,11 @@ class TorchKernels:
             return DeviceDrawn(empty, torch.zeros_like(asked.rows))
         replace = draw.replace and draw.fanout >= 0  # all neighbours are all, once each
         starts, degrees = _rows(asked)
-        counts = _counts(degrees, draw.fanout, replace=replace)
         places = torch.arange(width, device=self.device)
+        if draw.labor or (draw.with_weight and adjacency.weights is not None):
+            drawn, counts = draw_whole_rows(asked, starts, degrees)
+            return DeviceDrawn(torch.where(places < counts[:, None], drawn, 0), counts)
+        counts = _counts(degrees, draw.fanout, replace=replace)
         used = places < counts[:, None]
         drawn = places.expand(used.shape)  # all of a row, in the order that they are stored in
         if draw.fanout >= 0:

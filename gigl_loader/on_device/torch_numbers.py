@@ -5,7 +5,17 @@ here: sums and products wrap around alike, and what a shift to the right pulls i
 masked off.
 """
 
+import torch
 from torch import Tensor
+
+from gigl_loader.sampler.weighted_kernels import (
+    EXPONENT_OF_ONE,
+    FRACTION,
+    LN_2_HIGH,
+    LN_2_LOW,
+    SERIES,
+    SQRT_2,
+)
 
 _BITS = 1 << 64
 
@@ -43,3 +53,22 @@ def units(keys: Tensor, counters: Tensor) -> Tensor:
     """Return the ``counters``-th number of each row key, float64, uniform in [0, 1)."""
     # 53 bits are exact in a float64, and so is the product with a power of two.
     return _shifted(mix(keys + (counters + 1) * _GAMMA), 11).double() * _TO_UNIT
+
+
+def exponentials(uniform: Tensor) -> Tensor:
+    """Return ``-log(1 - uniform)`` of `units`: see `weighted_kernels.exponential`.
+
+    One operator a step, so that nothing is fused: not to be compiled.
+    """
+    bits = (1.0 - uniform).view(torch.int64)
+    scaled = ((bits & FRACTION) | (EXPONENT_OF_ONE << 52)).view(torch.float64)
+    large = scaled > SQRT_2
+    exponent = ((bits >> 52) - EXPONENT_OF_ONE + large).double()
+    scaled = torch.where(large, scaled * 0.5, scaled)
+    ratio = (scaled - 1.0) / (scaled + 1.0)
+    square = ratio * ratio
+    fourth = square * square
+    even = fourth * (SERIES[1] + fourth * (SERIES[3] + fourth * SERIES[5]))
+    odd = square * (SERIES[0] + fourth * (SERIES[2] + fourth * (SERIES[4] + fourth * SERIES[6])))
+    fraction = ratio * 2.0 + ratio * (even + odd)
+    return -(exponent * LN_2_HIGH + (exponent * LN_2_LOW + fraction))

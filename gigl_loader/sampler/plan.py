@@ -21,6 +21,7 @@ from gigl_loader.options import ExpansionOptions, FeatureStoreOptions
 __all__ = [
     "DRAW_VERSION",
     "STRICT_PAIRS_VERSION",
+    "WEIGHTED_VERSION",
     "Field",
     "SampleRequest",
     "Sampler",
@@ -36,6 +37,9 @@ one before is refused, in place of going on with other batches."""
 STRICT_PAIRS_VERSION = 2
 """The same of loaders with strict binary negatives, in place of `DRAW_VERSION`. In 1 a source kept
 its negative whatever share of its pairs were edges, so that pairs were not uniform."""
+WEIGHTED_VERSION = 3
+"""The same of loaders that draw by weight without replacement, strict pairs or not, in place of
+both. In 1 and 2 they took the logarithm of the machine's C library, which no GPU has."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,14 +95,19 @@ def questions(draw: st.DrawFn) -> Question:
     indices = np.concatenate(
         [np.empty(0, np.int64), *(np.sort(rng.integers(0, num_nodes, size)) for size in degrees)]
     ).astype(draw(st.sampled_from([np.int32, np.int64])))
-    kind = draw(st.sampled_from(["uniform", "timed"]))
+    kind = draw(st.sampled_from(["uniform", "timed", "weighted", "labor"]))
     order = _order(draw, rng, indptr) if kind == "timed" else None
     with_weight = kind == "weighted" or (kind == "labor" and draw(st.booleans()))
+    replace = kind != "labor" and draw(st.booleans())
+    weights = _weights(draw, rng, indices.size) if with_weight else None
+    if weights is not None and not replace:
+        # Not allowed to users, but a way to two numbers that are equal: 0 each.
+        weights[rng.random(indices.size) < draw(st.sampled_from([0, 0.3]))] = np.inf
     how = Draw(
         EDGE_TYPE,
         draw(st.integers(-1, 10)),
         draw(KEYS),
-        replace=kind != "labor" and draw(st.booleans()),
+        replace=replace,
         with_weight=with_weight,
         with_edge=True,
         labor=kind == "labor",
@@ -112,7 +117,7 @@ def questions(draw: st.DrawFn) -> Question:
     view = PartitionView(
         False, "in", 1, 0, {"node": num_nodes},
         {EDGE_TYPE: Adjacency(
-            indptr, indices, None, _weights(draw, rng, indices.size) if with_weight else None,
+            indptr, indices, None, weights,
             first_row=first_row, first_edge=0,
         )},
         times={} if order is None else {EDGE_TYPE: order},

@@ -47,8 +47,15 @@ def _draw(draw: Draw, width: int) -> None:
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize(
     "how",
-    [{}, {"timed": True}, {"timed": True, "last": True}],
-    ids=["uniform", "timed", "last"],
+    [
+        {},
+        {"timed": True},
+        {"timed": True, "last": True},
+        {"with_weight": True},
+        {"labor": True},
+        {"labor": True, "with_weight": True},
+    ],
+    ids=["uniform", "timed", "last", "weighted", "labor", "weighted labor"],
 )
 def test_no_draw_waits(fanout: int, replace: bool, how: dict[str, bool]) -> None:
     with FakeTensorMode():
