@@ -135,8 +135,8 @@ def _parser() -> argparse.ArgumentParser:
     machines.add_argument("--cores", type=int, default=16, help="of each machine (default 16)")
     machines.add_argument("--memory", type=gigabytes, metavar="GB", help="of each machine, as in "
                           "64GB")  # fmt: skip
-    machines.add_argument("--gpu", type=gigabytes, metavar="GB", help="memory of a GPU that samples "
-                          "the graph itself, as in 80GB: say what fits where")  # fmt: skip
+    machines.add_argument("--gpu", type=gigabytes, metavar="GB", help="memory of a GPU that "
+                          "samples the graph itself, as in 80GB: say what fits where")  # fmt: skip
     machines.add_argument("--link", type=gigabits, help="as in 25Gbit (default: what was measured "
                           "with a second host, else 10)")  # fmt: skip
     machines.add_argument("--disk", type=gigabytes, default=1.0, metavar="GB", help="that a "
