@@ -7,12 +7,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from network import Network, refusals
 from service import Answer, question
+from support.conditions import SetConstants
 
 from gigl_loader.errors import JoinRefusedError
 from gigl_loader.testing import wait_until
@@ -121,25 +121,20 @@ def test_a_listener_that_ends_as_its_user_is_looked_up_is_an_outage(linger: byte
                 drive(steps, stream, lambda: 60.0)
 
 
-def _without_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "_NETLINK_SOCK_DIAG", 31)  # a protocol that the kernel has not
+_NO_PROTOCOL = 31
+"""A netlink protocol that the kernel has not."""
 
 
-WAYS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "the kernel is asked": lambda monkeypatch: None,
-    "its tables are read": _without_questions,
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("is_asked", [True, False], ids=["kernel is asked", "tables are read"])
 @pytest.mark.parametrize(("host", "there"), [
     ("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("::", "127.0.0.1"),
     ("127.0.0.1", "::ffff:127.0.0.1"),
 ])  # fmt: skip
 def test_both_ends_know_whose_the_other_is(
-    monkeypatch: pytest.MonkeyPatch, way: str, host: str, there: str
+    constants: SetConstants, is_asked: bool, host: str, there: str
 ) -> None:
-    WAYS[way](monkeypatch)
+    if not is_asked:
+        constants(sockets, _NETLINK_SOCK_DIAG=_NO_PROTOCOL)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family, dualstack_ipv6=host == "::") as server:
         client = socket.create_connection((there, server.getsockname()[1]))
