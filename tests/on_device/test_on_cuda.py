@@ -1,4 +1,4 @@
-"""The same on a real GPU: the bits of the CPU, no wait while a batch is launched, rows over the bus.
+"""The same on a real GPU: the bits of the CPU, no wait at a launch, rows over the bus.
 
 Run by ``make gpu``; nothing here is needed where there is no GPU.
 """

@@ -202,7 +202,7 @@ def training(case: Case) -> dict[str, Any]:
     model: torch.nn.Module = RelationalGAT(case).to(case.device)
     if "one shape" in case.name and case.device.startswith("cuda"):
         # as CUDA graphs, which need batches of one shape
-        model = torch.compile(model, mode="reduce-overhead", dynamic=False)
+        model.compile(mode="reduce-overhead", dynamic=False)
     optimizer = torch.optim.Adam(model.parameters())
 
     def step(batch: Any) -> None:
