@@ -66,7 +66,7 @@ class TorchKernels:
         # Places in order of appearance: labels first, so that a known key's first place is its
         # label. Unused ones hold -1, which is no key.
         every = torch.cat([labels.keys, torch.where(valid, keys, -1)])
-        first = _first_places(every)[capacity:]
+        first = self._first_places(every)[capacity:]
         places = torch.arange(capacity, capacity + num_keys, device=self.device)
         is_new = valid & (first == places)
         ranks = is_new.long().cumsum(0) - 1
@@ -86,6 +86,16 @@ class TorchKernels:
         if values.device == rows.device:
             return values.index_select(0, rows)
         return values.index_select(0, rows.to(values.device)).to(rows.device)
+
+    def _first_places(self, keys: Tensor) -> Tensor:
+        """Return the first place of ``keys`` at which each of them stands; any of those below 0."""
+        places = torch.arange(keys.numel(), device=keys.device)
+        ordered, order = torch.sort(keys, stable=True)
+        starts = torch.ones_like(keys, dtype=torch.bool)
+        starts[1:] = ordered[1:] != ordered[:-1]
+        # A stable sort leaves equal keys in the order of their places: a run starts with the first.
+        run = torch.where(starts, places, 0).cummax(0).values
+        return torch.empty_like(keys).scatter_(0, order, order[run])
 
 
 def _rows(asked: DeviceDraw) -> tuple[Tensor, Tensor]:
@@ -139,14 +149,3 @@ def _first_after(order: TimeOrder[Tensor], starts: Tensor, stops: Tensor, times:
         starts = torch.where(searched & early, middle + 1, starts)
         stops = torch.where(searched & ~early, middle, stops)
     return starts
-
-
-def _first_places(keys: Tensor) -> Tensor:
-    """Return the first place of ``keys`` at which each of them stands."""
-    places = torch.arange(keys.numel(), device=keys.device)
-    ordered, order = torch.sort(keys, stable=True)
-    starts = torch.ones_like(keys, dtype=torch.bool)
-    starts[1:] = ordered[1:] != ordered[:-1]
-    # A stable sort leaves equal keys in the order of their places: a run starts with the first.
-    run = torch.where(starts, places, 0).cummax(0).values
-    return torch.empty_like(keys).scatter_(0, order, order[run])

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from gigl_loader.on_device.kernels import DeviceLabels, Kernels
 from gigl_loader.on_device.torch_kernels import TorchKernels
 from gigl_loader.on_device.torch_numbers import mix, signed
+from gigl_loader.on_device.warp_kernels import WarpKernels
 from gigl_loader.sampler import compiled
 from gigl_loader.sampler.nodes import NodeLabels, TreeLabels
 
 CPU = torch.device("cpu")
-ALL = [pytest.param(TorchKernels(CPU), id="torch")]
+ALL = [pytest.param(TorchKernels(CPU), id="torch"), pytest.param(WarpKernels(CPU), id="warp")]
 
 
 @pytest.mark.parametrize("kernels", ALL)
