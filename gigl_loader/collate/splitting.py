@@ -59,7 +59,7 @@ class SeedLayout:
         return message[name].size(0)
 
 
-_Roots = list[tuple[NodeType | None, Tensor]]
+_RootLabels = list[tuple[NodeType | None, Tensor]]
 """Type and local labels of roots, in the order in which a part has them, with repeats."""
 
 
@@ -117,7 +117,7 @@ class _Whole:
         """Return the batch of the seeds from ``start`` to ``stop`` alone."""
         found = dict(self._message)
         roots = (self._edges if self._layout.of_edges else self._nodes)(found, start, stop)
-        labels = _Labels({name: self._message[key(NODE, name)] for name in self._shape.nodes})
+        labels = _PartLabels({name: self._message[key(NODE, name)] for name in self._shape.nodes})
         for node_type, old in roots:
             labels.add(node_type, old)
         nodes_per_hop, taken = self._grow(labels)
@@ -144,7 +144,7 @@ class _Whole:
     # -- the neighbourhood -------------------------------------------------------------------------
 
     def _grow(
-        self, labels: "_Labels"
+        self, labels: "_PartLabels"
     ) -> tuple[dict[NodeType | None, list[int]], dict[EdgeType | None, list[Tensor]]]:
         """Walk the edges of the whole batch from the roots; return nodes and edges of each hop."""
         counts = {name: [labels.count(name)] for name in self._shape.nodes}
@@ -186,14 +186,14 @@ class _Whole:
 
     # -- what is told of seeds ---------------------------------------------------------------------
 
-    def _nodes(self, found: SampleMessage, start: int, stop: int) -> _Roots:
+    def _nodes(self, found: SampleMessage, start: int, stop: int) -> _RootLabels:
         """Cut what is told of seeds that are nodes; return the roots of the part."""
         layout = self._layout
         for name in (BATCH, INPUT_ID, SEED_TIME):
             if (field := key(name, layout.input_type)) in found:
                 found[field] = found[field][start:stop]
         seeds = self._message[key(NODE, layout.input_type)]
-        roots: _Roots = [(layout.input_type, torch.arange(start, stop, device=seeds.device))]
+        roots: _RootLabels = [(layout.input_type, torch.arange(start, stop, device=seeds.device))]
         for name, edge_type in self._labels():
             links, counts = found[LABEL_LINKS + name], found[LABEL_COUNTS + name]
             here = (links[0] >= start) & (links[0] < stop)
@@ -209,7 +209,7 @@ class _Whole:
                 if LABEL_LINKS + name in self._message:
                     yield name, edge_type
 
-    def _edges(self, found: SampleMessage, start: int, stop: int) -> _Roots:
+    def _edges(self, found: SampleMessage, start: int, stop: int) -> _RootLabels:
         """Cut what is told of seed edges and their negatives; return the roots of the part."""
         layout, links = self._layout, found[EDGE_LABEL_INDEX]
         count = layout.count(found)
@@ -263,7 +263,7 @@ class _Whole:
             )
 
 
-class _Labels:
+class _PartLabels:
     """Local labels of the nodes of a part: 0, 1, 2... in order of first appearance, by type."""
 
     def __init__(self, nodes: dict[NodeType | None, Tensor]) -> None:

@@ -24,7 +24,7 @@ from gigl_loader.loader.config import (
     flag,
     positive,
 )
-from gigl_loader.loader.padding import check_pad
+from gigl_loader.loader.pad_keyword import check_pad
 from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.world import check_shard
 from gigl_loader.options import (

@@ -27,7 +27,7 @@ from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.config import SamplerClass
 from gigl_loader.loader.device_source import DeviceSource, check_on_device
 from gigl_loader.loader.in_process import InProcessSource, check_in_process
-from gigl_loader.loader.padding import Padding, make_padding
+from gigl_loader.loader.pad_keyword import Padding, make_padding
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, runtime_or_alone
 from gigl_loader.loader.seed_input import RankInput, share_input, told_to_others, weighted_types
 from gigl_loader.loader.world import agree_on_seed

@@ -33,7 +33,7 @@ from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.deployment import check_context, check_deployment, the_producer
 from gigl_loader.loader.epoch import EpochProgress, HandedOut, link_bytes_per_s
 from gigl_loader.loader.iterator import EpochIterator, Epochs, check_length
-from gigl_loader.loader.padding import Padding
+from gigl_loader.loader.pad_keyword import Padding
 from gigl_loader.loader.runtime import (
     DistributedRuntimeInfo,
     initialize_colocated_sampling_worker,

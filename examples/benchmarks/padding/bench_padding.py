@@ -12,7 +12,8 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def graph(nodes: int, degree: int, features: int) -> Data:
     )
 
 
-def step_of(model: nn.Module) -> Callable[[Any], None]:
+def step_of(model: Any) -> Callable[[Any], None]:
     """Return a training step."""
     optimizer = torch.optim.Adam(model.parameters())
 
@@ -67,7 +68,7 @@ def new_model(features: int) -> nn.Module:
     return GraphSAGE(features, HIDDEN, num_layers=2, out_channels=CLASSES)
 
 
-def in_turns(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def in_turns(ways: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Return the seconds of each way in each round; the first round, a warm-up, is left out."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
@@ -127,10 +128,12 @@ def main() -> None:
                 loaders[name].set_epoch(0)
                 return seconds(loaders[name])
 
-            ways = {name: lambda name=name: loading(name) for name in loaders}
+            ways: dict[str, Callable[[], float]] = {
+                name: partial(loading, name) for name in loaders
+            }
             show("Loading", in_turns(ways, given.rounds), "no padding", given.batches)
     eager = {name: step_of(new_model(given.features)) for name in held}
-    ways = {name: lambda name=name: seconds(held[name], eager[name]) for name in held}
+    ways = {name: partial(seconds, held[name], eager[name]) for name in held}
     show("Training, eager", in_turns(ways, given.rounds), "no padding", given.batches)
     if given.compile:
         compiled(held, given)
@@ -146,7 +149,7 @@ def compiled(held: dict[str, list[Any]], given: argparse.Namespace) -> None:
         batches[shapes] = held[name]
         first = seconds(itertools.islice(batches[shapes], 2), steps[shapes])
         print(f"{shapes}: {first:.1f} s for the first two steps")
-    ways = {name: lambda name=name: seconds(batches[name], steps[name]) for name in steps}
+    ways = {name: partial(seconds, batches[name], steps[name]) for name in steps}
     show("Training, compiled", in_turns(ways, given.rounds), "no padding, eager", given.batches)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.padding import Padding, make_padding
+from gigl_loader.loader.pad_keyword import Padding, make_padding
 from gigl_loader.options import ExpansionOptions
 
 BUYS, BOUGHT = ("user", "buys", "item"), ("item", "rev_buys", "user")

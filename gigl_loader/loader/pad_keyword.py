@@ -126,21 +126,10 @@ def make_padding(
     """
     if pad is False:
         return None
-    if isinstance(chosen, PPRSamplerOptions | CustomSamplerOptions):
-        raise ConfigError(
-            f"pad does not go with {type(chosen).__name__}: fan-outs do not bound its batches"
-        )
-    _check_sampler(sampler, expansion)
-    graph = _Graph(fanouts, schema, num_nodes, expansion)
-    roots = _Roots(sampler, inputs, schema)
-    bound: PadShape | None = None
-    try:
-        bound = graph.shape(graph.bounds(roots.most(batch_size), repeat=roots.repeat))
-    except ConfigError as error:
-        if pad is True or pad.get(_LARGER) == BOUND:
-            raise ConfigError(
-                f"pad has no bound: {error}; give sizes, as gigl_loader.padding_sizes measures them"
-            ) from None
+    _check_sampler(sampler, chosen, expansion)
+    graph = _PaddedGraph(fanouts, schema, num_nodes, expansion)
+    roots = _Seeds(sampler, inputs, schema)
+    bound = _bound(pad, graph, roots, batch_size)
     layout = roots.layout(typed=graph.typed)
     of_edges = frozenset(name for names in schema.edge_attributes.values() for name in names)
     shape = bound if pad is True else graph.read(pad)
@@ -164,7 +153,25 @@ def make_padding(
     )  # fmt: skip
 
 
-def _check_sampler(sampler: SamplerClass | None, expansion: ExpansionOptions) -> None:
+def _bound(pad: Any, graph: "_PaddedGraph", roots: "_Seeds", batch_size: int) -> PadShape | None:
+    """Return the shape that any batch fits; None: nothing bounds a batch, and sizes are given."""
+    try:
+        return graph.shape(graph.bounds(roots.most(batch_size), repeat=roots.repeat))
+    except ConfigError as error:
+        if pad is True or pad.get(_LARGER) == BOUND:
+            raise ConfigError(
+                f"pad has no bound: {error}; give sizes, as gigl_loader.padding_sizes measures them"
+            ) from None
+        return None
+
+
+def _check_sampler(
+    sampler: SamplerClass | None, chosen: SamplerOptions | None, expansion: ExpansionOptions
+) -> None:
+    if isinstance(chosen, PPRSamplerOptions | CustomSamplerOptions):
+        raise ConfigError(
+            f"pad does not go with {type(chosen).__name__}: fan-outs do not bound its batches"
+        )
     if expansion.subgraph_type != "directional":
         raise ConfigError(
             f'pad does not go with subgraph_type="{expansion.subgraph_type}": edges are added '
@@ -182,7 +189,7 @@ def _kind(sampler: SamplerClass | None) -> str:
     return "" if sampler is None else sampler[0].rpartition(".")[2]
 
 
-def _check_least(shape: PadShape, graph: "_Graph", roots: "_Roots") -> None:
+def _check_least(shape: PadShape, graph: "_PaddedGraph", roots: "_Seeds") -> None:
     """Raise `ConfigError` where one seed may have no place, in which case no split would help."""
     try:
         least = graph.shape(graph.bounds(roots.most(1), repeat=roots.repeat, widest=True))
@@ -208,7 +215,7 @@ def _plain(sizes: Mapping[Any, int]) -> Any:
     return sizes[None] if None in sizes else dict(sizes)
 
 
-class _Graph:
+class _PaddedGraph:
     """Types of a graph as batches name them, and the bounds that it sets."""
 
     def __init__(
@@ -287,7 +294,7 @@ class _Graph:
         return next(iter(self._num_nodes)) if name is None else name
 
 
-class _Roots:
+class _Seeds:
     """What batches of a loader start with."""
 
     def __init__(
