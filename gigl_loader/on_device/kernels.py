@@ -87,3 +87,12 @@ class Kernels(Protocol):
             ``[n]`` int64; of a repeated key the label of its first place; -1 where not valid.
         """
         ...
+
+    def gather(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Return ``values[rows]`` on the device.
+
+        Args:
+            values: ``[num_rows, ...]``, on the device or in pinned memory of the host.
+            rows: ``[n]`` int64, on the device.
+        """
+        ...

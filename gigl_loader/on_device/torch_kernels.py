@@ -81,6 +81,12 @@ class TorchKernels:
         labels.count = labels.count + is_new.sum()
         return torch.where(valid, found, -1)
 
+    def gather(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Return ``values[rows]``; of values on the host the ids go there, and the host waits."""
+        if values.device == rows.device:
+            return values.index_select(0, rows)
+        return values.index_select(0, rows.to(values.device)).to(rows.device)
+
     def _first_places(self, keys: Tensor) -> Tensor:
         """Return the first place of ``keys`` at which each of them stands; any of those below 0."""
         places = torch.arange(keys.numel(), device=keys.device)

@@ -8,7 +8,7 @@ answer was lost with a connection is simply sent again.
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -109,10 +109,14 @@ class Sampler(Protocol):
 SamplerFactory = Callable[[PartitionView[Array], SamplingPlan, Any], Sampler]
 
 
-def scale_fields(view: PartitionView[Array], fields: Sequence[Field]) -> list[Field]:
-    """Return what the trainer makes float32 of, for features stored in fewer bytes."""
+def scale_fields(view: PartitionView[Array], sent: Container[str]) -> list[Field]:
+    """Return what the trainer makes float32 of, for features stored in fewer bytes.
+
+    Args:
+        view: The partition.
+        sent: Keys of the batch.
+    """
     found = []
-    sent = {field.key for field in fields}
     for node_type, rows in view.node_features.items():
         name = key(NODE_FEATURES, node_type if view.is_heterogeneous else None)
         # Only with features that are in the batch: the trainer looks for these by that key.

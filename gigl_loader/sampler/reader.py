@@ -273,8 +273,7 @@ class GraphReader:
 
     def ends(self, edge_type: EdgeType) -> tuple[NodeType, NodeType]:
         """Return (type that is expanded, type of its neighbours) of a type that is walked."""
-        src, _, dst = edge_type
-        return (dst, src) if self._view.edge_dir == "in" else (src, dst)
+        return ends_of(edge_type, self._view.edge_dir)
 
     def split(self, book: Book[Array] | None, ids: Array) -> Split | None:
         """Return the positions of ``ids`` by owner; None: all of them are here.
@@ -416,6 +415,12 @@ def matrix_asked(view: PartitionView[Any], request: RowsRequest) -> Rows[Any] | 
     name, attribute = request.name, request.attribute
     found: Rows[Any] | None = matrices.get(name if attribute is None else (name, attribute))
     return found
+
+
+def ends_of(edge_type: EdgeType, edge_dir: str) -> tuple[NodeType, NodeType]:
+    """Return (type that is expanded, type of its neighbours) of a type that is walked."""
+    src, _, dst = edge_type
+    return (dst, src) if edge_dir == "in" else (src, dst)
 
 
 def row_type(edge_type: EdgeType, edge_dir: str) -> NodeType:
