@@ -355,8 +355,8 @@ def _try_glt() -> bool:
     # whatever GLT's own modules raise at import time: gigl_loader does not depend on it
     except Exception as error:
         warnings.warn(
-            f"graphlearn-torch is installed and cannot be imported ({error}); gigl_loader goes on "
-            f"with classes of its own. GLT's own loaders and partitioners need: pip install "
+            f"graphlearn-torch is installed and cannot be imported ({error}); gigl_loader uses "
+            f"its own classes. GLT's own loaders and partitioners need: pip install "
             f"'{_SUPPORTED}'",
             RuntimeWarning,
             stacklevel=2,

@@ -78,7 +78,7 @@ def batch_types(
 
     Args:
         message: What was sampled.
-        schema: What the dataset holds.
+        schema: Types and widths of the dataset.
         edge_dir: Of the dataset; with ``"out"`` a batch has the reversed edge types.
     """
     # Types come from the schema and not from the message: a batch without any edge of a type has to

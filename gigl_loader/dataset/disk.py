@@ -416,7 +416,7 @@ def _open(path: Path) -> io.BufferedReader:
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path} is missing: the partition directory is incomplete; copy it again or write it "
-            "anew with partition_graph"
+            "again with partition_graph"
         ) from error
 
 

@@ -82,7 +82,7 @@ class EpochProgress:
         if version != _STATE_VERSION:
             raise ConfigError(
                 f"not a loader state of this version: version={version!r}, expected "
-                f"{_STATE_VERSION}; give what state_dict() of a loader returned"
+                f"{_STATE_VERSION}; give the result of a state_dict()"
             )
         of_other_rank = state.get("rank") != identity.get("rank")
         # Not with batches taken out of order: which ones they were is true of one rank only.

@@ -132,7 +132,7 @@ def read_graph(nodes: Nodes, edges: Edges) -> TableGraph:
         for one in [tables] if isinstance(tables, EdgeTable) else list(tables):
             _add_edges(found, edge_type, one)
     if not found.walked:
-        raise ConfigError("there is no table of edges but supervision: give edges to be walked")
+        raise ConfigError("all tables of edges are supervision: give edges to sample")
     return found
 
 
