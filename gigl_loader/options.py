@@ -321,7 +321,7 @@ def sampler_text(options: SamplerOptions | None) -> str:
 def options_of_batches(
     config: Any, sampler_options: SamplerOptions | None, options: "EpochOptions"
 ) -> dict[str, str]:
-    """Return what has to be the same on all ranks of a job, as texts by name.
+    """Return the options that have to be the same on all ranks of a job, as strings by name.
 
     Args:
         config: GLT's ``SamplingConfig``.
@@ -384,7 +384,7 @@ class EpochOptions:
     have to ask other machines for, so that none leaves a server twice."""
 
     def of_batches(self) -> dict[str, str]:
-        """Return what the content of a batch depends on, as texts by name."""
+        """Return the options that decide the content of a batch, as strings by name."""
         names = [one.name for one in fields(self) if one.name not in _NOT_OF_BATCHES]
         return {name: repr(getattr(self, name)) for name in names}
 

@@ -249,7 +249,7 @@ class LoaderOptions:
             input_type: Node type of the seeds.
 
         Raises:
-            ConfigError: PPR does not go with the graph or with what else was asked for.
+            ConfigError: PPR cannot be combined with the graph or another option.
         """
         options = self.sampler_options
         if not isinstance(options, PPRSamplerOptions):
@@ -334,7 +334,7 @@ class LoaderOptions:
         )
 
     def same_on_all_ranks(self, config: SamplingConfig, options: EpochOptions) -> dict[str, str]:
-        """Return what the ranks of a job have to agree on, as texts by name, from what was given.
+        """Return the options that the ranks of a job have to agree on, as strings by name.
 
         Args:
             config: Made of these arguments and the schema.

@@ -21,13 +21,13 @@ _OF_A_RANK = ("rank", "num_seeds", "seeds_digest")
 
 @dataclass
 class EpochProgress:
-    """How far the epoch is: what ``state_dict`` holds. Counts batches handed to the user."""
+    """The position within an epoch, as ``state_dict`` has it. Counts batches handed to the user."""
 
     epoch: int = 0
     yielded: int = 0
-    """Batches of the leading run, all handed out; of the whole job's where there is a share."""
+    """Batches of the prefix that is handed out; with shards, of the whole job."""
     ahead: set[int] = field(default_factory=set)
-    """Positions handed out beyond that run; only where ``in_order=False``."""
+    """Positions handed out beyond that prefix; only with ``in_order=False``."""
     finished: bool = False
     share: WorldShare | None = None
     """This rank's part of the job's batches; None: the positions are of this rank alone."""

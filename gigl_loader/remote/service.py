@@ -84,7 +84,7 @@ class DistServer(PartitionAnswers):
         server_rank: This server among the storage servers.
         num_servers: How many there are.
         host: The address of this machine, on which ports are looked for.
-        security: Who may ask the sampling workers.
+        security: Authentication of those who call the sampling workers.
         allow_samplers: Packages, modules or classes that clients may name as samplers.
         meet: Returns a rendezvous with other servers, given a name for it, a timeout in seconds
             and the servers that meet. None: this server is alone.
