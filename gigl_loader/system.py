@@ -10,42 +10,45 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def available_memory() -> int:
+def available_memory(root: str = "") -> int:
     """Return how many bytes of memory could be had now: pages of files give way.
 
     In a container or a control group, no more than it may have in all.
+
+    Args:
+        root: Where ``/proc`` and ``/sys`` are, if not there.
     """
-    limits = [limit for file in _limit_files() if (limit := number_in(file)) is not None]
-    return min([meminfo("MemAvailable"), *limits])
+    limits = (number_in(root + file) for file in _limit_files(root))
+    return min([meminfo("MemAvailable", root), *(one for one in limits if one is not None)])
 
 
-def _limit_files() -> list[str]:
+def _limit_files(root: str) -> list[str]:
     """Return the files that limit the memory of this process, in either version of cgroups.
 
     A group's limit holds for all groups in it. A container sees its own group as the root.
     """
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = Path(f"{root}/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
     files = []
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if "memory" in controllers.split(","):
-            root, name = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+            folder, name = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
         elif controllers == "":
-            root, name = "/sys/fs/cgroup", "memory.max"
+            folder, name = "/sys/fs/cgroup", "memory.max"
         else:
             continue
         groups = (Path(group), *Path(group).parents)
         # files that are not there, as above a container's own root, are left out by number_in()
-        files += [f"{root}{str(one).rstrip('/')}/{name}" for one in groups]
+        files += [f"{folder}{str(one).rstrip('/')}/{name}" for one in groups]
     return files
 
 
-def meminfo(field: str) -> int:
+def meminfo(field: str, root: str = "") -> int:
     """Return what Linux says of its memory, in bytes; 0: there is no such field."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    for line in Path(f"{root}/proc/meminfo").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     return 0

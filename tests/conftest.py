@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 # each other, as on a busy machine they would spin for most of a test's processor time
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+pytest_plugins = ("support.conditions",)
+
 IMPORTED_BY_EXAMPLES = "sklearn.datasets", "matplotlib.backends.backend_agg"
 """By nearly each process of each example, which takes it a second."""
 
@@ -28,13 +30,12 @@ settings.load_profile("gigl_loader")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch  # here: the process that only hands tests to others needs none of it
-
-    from gigl_loader import _glt
+    from support import glt
 
     here = {
         "gpu": torch.cuda.is_available(),
-        "glt": _glt.available,
-        "native": _glt.native_available,
+        "glt": glt.available,
+        "native": glt.native_available,
     }
     for item in items:
         for marker, available in here.items():

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -70,10 +71,10 @@ def test_a_partition_that_exists_names_the_option_of_the_shell(
 
 @pytest.mark.parametrize("has_handler", [False, True])
 def test_serve_leaves_the_log_as_it_was(
-    has_handler: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_handler: bool, tmp_path: Path, handlers_of_root: Callable[..., None]
 ) -> None:
     root, own = logging.getLogger(), logging.StreamHandler(io.StringIO())
-    monkeypatch.setattr(root, "handlers", [own] if has_handler else [])
+    handlers_of_root(*[own] * has_handler)
     level = root.level
     for _ in range(2):
         assert cli.main(["serve", "--root", str(tmp_path / "nowhere")]) == 2

@@ -3,6 +3,7 @@
 import logging
 import platform
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -56,10 +57,10 @@ def test_a_server_speaks_for_whom_it_answers_in_that_thread_alone() -> None:
     assert _where() == "server=0 host=gpu7"
 
 
-def test_handlers_show_it_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handlers_show_it_inside_the_block(handlers_of_root: Callable[..., None]) -> None:
     root, handler = logging.getLogger(), logging.NullHandler()
     level = root.level
-    monkeypatch.setattr(root, "handlers", [handler])
+    handlers_of_root(handler)
     with showing_where():
         assert any(isinstance(one, WhereFilter) for one in handler.filters)
         assert root.handlers == [handler]
@@ -68,11 +69,11 @@ def test_handlers_show_it_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_where_there_is_no_handler_lines_go_to_stderr(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    handlers_of_root: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = logging.getLogger()
     level = root.level
-    monkeypatch.setattr(root, "handlers", [])
+    handlers_of_root()
     with showing_where():
         logging.getLogger("gigl_loader.test").info("hello")
     assert "INFO [host=gpu7] gigl_loader.test: hello" in capsys.readouterr().err

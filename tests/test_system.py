@@ -21,12 +21,14 @@ from gigl_loader import system
     ],
 )  # fmt: skip
 def test_limits_of_control_groups_count(
-    groups: str, limits: dict[str, int], wanted: int, monkeypatch: pytest.MonkeyPatch
+    groups: str, limits: dict[str, int], wanted: int, tmp_path: Path
 ) -> None:
     files = {"/proc/self/cgroup": groups, "/proc/meminfo": "MemAvailable:   10 kB\n"}
-    monkeypatch.setattr(Path, "read_text", lambda self: files[str(self)])
-    monkeypatch.setattr(system, "number_in", limits.get)
-    assert system.available_memory() == wanted
+    for name, content in (files | limits).items():
+        path = Path(f"{tmp_path}{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content}")
+    assert system.available_memory(str(tmp_path)) == wanted
 
 
 def test_a_number_of_the_kernels(tmp_path: Path) -> None:

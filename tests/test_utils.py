@@ -40,8 +40,8 @@ def test_ports_are_free_and_different() -> None:
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, "cpu"), (2, "cuda:1")])
-def test_devices_are_taken_in_turn(count, expected, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+def test_devices_are_taken_in_turn(count: int, expected: str, gpus: list[None]) -> None:
+    gpus.extend([None] * count)
     assert utils.get_available_device(3) == torch.device(expected)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from gigl_loader.commands.status import add_security, host_and_port, security_of
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
+from gigl_loader.plan.device import DevicePlan, plan_device
 from gigl_loader.plan.expect import DegreeDistribution
 from gigl_loader.plan.measure import Answerer, Other
 from gigl_loader.plan.model import Plan, estimate
@@ -50,10 +51,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         costs = Costs.read(Path(args.costs) if args.costs else SHIPPED)
         job, degrees = _job(args, costs)
         plan = estimate(job, costs, degrees)
+        device = None if args.gpu is None else plan_device(job, plan.batch, args.gpu)
         # Before the text: it may fail, and then there should be an error alone.
         if args.picture:
             draw(Path(args.picture), job, costs, degrees)
-        print(json.dumps(_as_json(plan, costs), indent=1) if args.json else table(plan, costs))
+        if args.json:
+            print(json.dumps(_as_json(plan, costs, device), indent=1))
+        else:
+            print("\n".join([table(plan, costs), *_of_a_gpu(device)]))
     except GiglLoaderError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return exit_code(error)
@@ -130,6 +135,8 @@ def _parser() -> argparse.ArgumentParser:
     machines.add_argument("--cores", type=int, default=16, help="of each machine (default 16)")
     machines.add_argument("--memory", type=gigabytes, metavar="GB", help="of each machine, as in "
                           "64GB")  # fmt: skip
+    machines.add_argument("--gpu", type=gigabytes, metavar="GB", help="memory of a GPU that "
+                          "samples the graph itself, as in 80GB")  # fmt: skip
     machines.add_argument("--link", type=gigabits, help="as in 25Gbit (default: as measured "
                           "with a second host, else 10)")  # fmt: skip
     machines.add_argument("--disk", type=gigabytes, default=1.0, metavar="GB", help="that a "
@@ -289,8 +296,29 @@ def _answer(args: argparse.Namespace) -> int:
 # --- what is printed ------------------------------------------------------------------------------
 
 
-def _as_json(plan: Plan, costs: Costs) -> dict[str, Any]:
+_PLACES = {
+    "device": 'fits: dataset.to("cuda"), num_workers=0',
+    "host": 'the features do not fit: dataset.to("cuda", features="host") leaves them in pinned '
+    "memory of the host",
+    "workers": "DOES NOT FIT: sample with workers, or give smaller batches",
+}
+
+
+def _of_a_gpu(device: DevicePlan | None) -> list[str]:
+    if device is None:
+        return []
+    parts = {
+        "edges and labels": device.structure, "features": device.features,
+        "batches under way": device.batches,
+    }  # fmt: skip
+    title = f"memory of a GPU of {device.gpu_gb:g} GB that samples the whole graph"
+    return ["", *_rows(title, parts, _gigabytes, total=True)[:-1], _PLACES[device.where]]
+
+
+def _as_json(plan: Plan, costs: Costs, device: DevicePlan | None) -> dict[str, Any]:
+    of_a_gpu = None if device is None else asdict(device) | {"where": device.where}
     return asdict(plan) | {
+        "gpu": of_a_gpu,
         "seeds_per_second": plan.seeds_per_second, "bottleneck": plan.bottleneck,
         "fits": plan.fits, "costs": {"machine": costs.machine, "date": costs.date},
     }  # fmt: skip

@@ -6,16 +6,18 @@ have PyG's meaning; edges of an induced subgraph that are at other partitions ar
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.view import PartitionView
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket
 from gigl_loader.sampler import compiled as kernels
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Asked, Draw, Drawn, SamplingPlan, draw_key
-from gigl_loader.sampler.reader import GraphReader
+from gigl_loader.sampler.reader import GraphReader, ends_of
 from gigl_loader.sampler.roots import EdgeFilter, Limits, SeedTimes
 
 
@@ -115,12 +117,12 @@ class Expansion:
         found: Sampled, limits: Limits | None, keep_edges: EdgeFilter | None,
     ) -> None:  # fmt: skip
         pending = []
-        for edge_type, fanout in self._plan.fanouts.items():
+        for edge_type in self._plan.fanouts:
             expanded = self._ends[edge_type][0]
             start, stop = frontier[expanded]
             nodes = self._nodes.ids(expanded, start, stop)
             nodes = nodes if self._nodes.disjoint else nodes.copy()  # a view of what may move
-            draw = self._draw(ticket, hop, edge_type, fanout[hop])
+            draw = draw_of(self._plan, ticket, hop, edge_type, self._reader.view)
             asked = None
             if self._nodes.disjoint:
                 trees = self._nodes.trees(expanded, start, stop)
@@ -144,23 +146,26 @@ class Expansion:
         labels = self._nodes.reach(neighbor, drawn.neighbors, expanded, targets)
         edges.add(labels, targets, drawn.edge_ids)
 
-    def _draw(self, ticket: BatchTicket, hop: int, edge_type: EdgeType, fanout: int) -> Draw:
-        """Return the question that one hop of a batch asks over one edge type."""
-        plan, how = self._plan, self._plan.expansion
-        labor = how.sampling_method == "labor"
-        # of LABOR a neighbour's number is the same whichever edge type leads to it
-        keyed_by = ("", "labor", self._ends[edge_type][1]) if labor else edge_type
-        return Draw(
-            edge_type,
-            fanout,
-            draw_key(plan, ticket, hop, keyed_by),
-            replace=plan.replace,
-            with_weight=plan.with_weight,
-            with_edge=plan.with_edge,
-            labor=labor,
-            timed=how.time_attr is not None and edge_type in self._reader.view.times,
-            last=how.temporal_strategy == "last",
-        )
+
+def draw_of(
+    plan: SamplingPlan, ticket: BatchTicket, hop: int, edge_type: EdgeType, view: PartitionView[Any]
+) -> Draw:
+    """Return the question that one hop of a batch asks over one edge type."""
+    how = plan.expansion
+    labor = how.sampling_method == "labor"
+    # of LABOR a neighbour's number is the same whichever edge type leads to it
+    keyed_by = ("", "labor", ends_of(edge_type, view.edge_dir)[1]) if labor else edge_type
+    return Draw(
+        edge_type,
+        plan.fanouts[edge_type][hop],
+        draw_key(plan, ticket, hop, keyed_by),
+        replace=plan.replace,
+        with_weight=plan.with_weight,
+        with_edge=plan.with_edge,
+        labor=labor,
+        timed=how.time_attr is not None and edge_type in view.times,
+        last=how.temporal_strategy == "last",
+    )
 
 
 def induced(

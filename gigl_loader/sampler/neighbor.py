@@ -27,7 +27,14 @@ from gigl_loader.sampler.expansion import Expansion, Sampled
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Field, Peers, SampleRequest, SamplingPlan
 from gigl_loader.sampler.reader import GraphReader
-from gigl_loader.sampler.roots import DistinctRoots, MakeRoots, NodeRoots, Roots, SeedTimes
+from gigl_loader.sampler.roots import (
+    DistinctRoots,
+    MakeRoots,
+    NodeRoots,
+    Placed,
+    Roots,
+    SeedTimes,
+)
 from gigl_loader.sampler.row_exchange import FeatureRows, Split
 
 
@@ -58,20 +65,19 @@ class NeighborSampler:
         self._reader = GraphReader(view, peers)
         self._roots: Roots = NodeRoots(self._reader, plan) if roots is None else roots(self._reader)
         how = plan.expansion
-        self._nodes = BatchNodes(view.num_nodes, disjoint=how.in_trees, by_time=how.by_time)
-        self._times = SeedTimes(self._reader, plan)
-        self._expansion = Expansion(self._reader, plan, self._nodes, self._times)
+        self.nodes = BatchNodes(view.num_nodes, disjoint=how.in_trees, by_time=how.by_time)
+        self.times = SeedTimes(self._reader, plan)
+        self._expansion = Expansion(self._reader, plan, self.nodes, self.times)
         self._elsewhere: FeatureRows | None = None
         if plan.feature_store is not None:
             self._elsewhere = FeatureRows(plan.feature_store, view)
         self._attributes: dict[Any, list[str]] = {}
         if plan.collect_features:
-            self._attributes = _names_by_type(view.node_attributes, view.edge_attributes)
+            self._attributes = attribute_names(view.node_attributes, view.edge_attributes)
 
     def sample(self, request: SampleRequest) -> Sequence[Field]:
         """Return the fields of the batch of ``request``."""
-        self._nodes.reset(self._times.of(request))
-        placed = self._roots.place(request, self._nodes)
+        placed = self.place(request)
         found = self._expansion.run(request.ticket, placed.keep_edges)
         # Fields are written after this returns, and before the next call: they may read the labels
         # and edges of this batch where they lie.
@@ -81,17 +87,22 @@ class NeighborSampler:
             *self._edge_fields(found),
         ]
 
+    def place(self, request: SampleRequest) -> Placed:
+        """Put the roots of a batch into `nodes`, which forgets the batch before."""
+        self.nodes.reset(self.times.of(request))
+        return self._roots.place(request, self.nodes)
+
     def _node_fields(self, found: Sampled) -> list[Field]:
         fields = []
         per_hop = found.nodes_per_hop
-        for node_type in self._nodes.types:
+        for node_type in self.nodes.types:
             name = node_type if self._view.is_heterogeneous else None
-            nodes = self._nodes.ids(node_type)
+            nodes = self.nodes.ids(node_type)
             fields.append(Field.of(key(NODE, name), nodes))
             if per_hop:
                 fields.append(Field.of(key(NODES_PER_HOP, name), np.array(per_hop[node_type])))
-            if self._nodes.disjoint:
-                write = partial(self._nodes.write_seeds, node_type)
+            if self.nodes.disjoint:
+                write = partial(self.nodes.write_seeds, node_type)
                 fields.append(Field(key(TREE, name), "int64", nodes.shape, write))
             # One split for features, labels and attributes: whose ids they are is found out once.
             split = self._reader.split(self._view.node_books.get(node_type), nodes)
@@ -158,7 +169,7 @@ def subgraph_sampler(
     return NeighborSampler(view, plan, peers, lambda reader: DistinctRoots(reader, plan))
 
 
-def _names_by_type(*attributes: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
+def attribute_names(*attributes: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
     """Return the names of attributes by the type that has them, ascending."""
     names: dict[Any, list[str]] = {}
     for owner, name in sorted(chain(*attributes), key=str):

@@ -33,6 +33,9 @@ class Placed:
     """The seeds of the batch, and all else that is told of them."""
     keep_edges: EdgeFilter | None = None
     """Which drawn edges stay; None: all."""
+    dropped: "Callable[[], dict[EdgeType, tuple[Array, Array]]] | None" = None
+    """Returns by edge type the edges that do not stay: global ids of the nodes that are expanded
+    and of their neighbours. Of merged nodes only; None: all edges stay."""
 
 
 class Roots(Protocol):

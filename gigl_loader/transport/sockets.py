@@ -297,9 +297,13 @@ def user_of_peer(sock: socket.socket) -> int | None:
     None: no process of this machine has it open, so that nobody is known to be there: it is another
     machine's, or was closed.
     """
-    rows = _asked(sock)
+    try:
+        own, peer = sock.getsockname(), sock.getpeername()
+    except OSError:  # it was reset: the kernel no longer knows the other end
+        return None
+    rows = _asked(sock.family, own, peer)
     if rows is None:
-        rows = _looked_up(sock)
+        rows = _looked_up(own, peer)
     # one that was closed counts as root's to the kernel
     users = {row.user if row.inode else None for row in rows}
     return users.pop() if len(users) == 1 else None
@@ -315,12 +319,11 @@ def is_over(sock: socket.socket) -> bool:
         return True
 
 
-def _asked(sock: socket.socket) -> list[_Row] | None:
+def _asked(family: int, own: Address, peer: Address) -> list[_Row] | None:
     """Ask the kernel for the one socket; None: it answers no such questions."""
-    own, peer = sock.getsockname(), sock.getpeername()
-    ends = b"".join(socket.inet_pton(sock.family, end[0]).ljust(16, b"\0") for end in (peer, own))
+    ends = b"".join(socket.inet_pton(family, end[0]).ljust(16, b"\0") for end in (peer, own))
     ports = _PORTS.pack(peer[1], own[1])
-    question = _ASKED.pack(sock.family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
+    question = _ASKED.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
     question += ports + ends + _REST_OF_ID
     size = _HEAD.size + len(question)
     head = _HEAD.pack(size, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0)
@@ -341,13 +344,13 @@ def _asked(sock: socket.socket) -> list[_Row] | None:
     return [_Row(*_OWNER.unpack_from(answer, _OWNER_AT))]
 
 
-def _looked_up(sock: socket.socket) -> list[_Row]:
+def _looked_up(own: Address, peer: Address) -> list[_Row]:
     """Read the machine's tables: where the kernel is an imitation, or questions are forbidden.
 
     By ports alone, since an address is written in two ways: whoever has the same two ports between
     other addresses makes the answer ambiguous, and ambiguous is nobody.
     """
-    ends = f":{sock.getpeername()[1]:04X}", f":{sock.getsockname()[1]:04X}"
+    ends = f":{peer[1]:04X}", f":{own[1]:04X}"
     rows = []
     for table in _TABLES:
         try:

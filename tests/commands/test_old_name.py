@@ -41,6 +41,6 @@ def test_it_refuses_what_the_command_refuses(monkeypatch, capsys) -> None:
     assert "--root" in capsys.readouterr().err
 
 
-def test_importing_it_starts_nothing(monkeypatch) -> None:
-    monkeypatch.setattr(sys, "argv", [MODULE])
+def test_importing_it_starts_nothing(command_line) -> None:
+    command_line(MODULE)
     assert callable(runpy.run_module(MODULE, run_name="imported")["main"])

@@ -189,8 +189,8 @@ def test_code_in_a_directory_is_not_run(tmp_path: Path, name: str, capfd) -> Non
     assert "run from" not in capfd.readouterr().out
 
 
-def test_features_are_written_and_read_in_chunks(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(view_writer, "CHUNK_BYTES", 24)  # two rows
+def test_features_are_written_and_read_in_chunks(tmp_path: Path, constants) -> None:
+    constants(view_writer, CHUNK_BYTES=24)  # two rows
     check_partitions(RING, written(RING, 2, tmp_path), "in")
     with (tmp_path / "part0" / "node_feat" / "feats.pkl").open("rb") as file:
         assert pickle.load(file).shape == (2, 3)

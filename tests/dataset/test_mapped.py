@@ -51,8 +51,8 @@ def test_every_missing_or_short_file_is_named(tmp_path: Path) -> None:
     check_partitions(SHOP, [DistDataset.load(tmp_path, index) for index in range(2)], "in")
 
 
-def test_a_flipped_bit_is_found_on_request(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(mapped, "BLOCK_BYTES", 16)
+def test_a_flipped_bit_is_found_on_request(tmp_path: Path, constants) -> None:
+    constants(mapped, BLOCK_BYTES=16)
     write(RING, tmp_path)
     path = tmp_path / "part0" / "node_features" / N / "values.bin"
     content = bytearray(path.read_bytes())

@@ -35,12 +35,12 @@ def bars(monkeypatch) -> list[progress.ProgressBar]:
 
 
 def test_a_long_load_says_how_far_it_is_where_nobody_asked_for_a_bar(
-    tmp_path, monkeypatch, caplog
+    tmp_path, constants, caplog
 ) -> None:
     partition_graph(GRAPH.to_pyg(), 1, tmp_path / "g", progress=False)
     DistDataset.load(tmp_path / "g", 0)
     assert caplog.text == "", "it did not take long"
-    monkeypatch.setattr(progress, "_LATE_S", 0.0)
+    constants(progress, _LATE_S=0.0)
     DistDataset.load(tmp_path / "g", 0, progress=False)
     assert caplog.text == "", "it was not wanted"
     DistDataset.load(tmp_path / "g", 0)

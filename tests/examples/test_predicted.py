@@ -2,7 +2,7 @@
 
 import importlib.util
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parents[2] / "examples/benchmarks/network"
 
 
 def test_a_case_beside_its_prediction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command_line: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     partition_graph(TinyGraph.random(100, 800).to_pyg(), 2, tmp_path / "graph", progress=False)
     case = {
@@ -30,7 +30,7 @@ def test_a_case_beside_its_prediction(
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(sys, "argv", ["predicted.py", str(tmp_path / "records"), "--fit"])
+    command_line("predicted.py", tmp_path / "records", "--fit")
     module.main()
     said = capsys.readouterr().out.splitlines()
     assert "of 2" in said[0]

@@ -3,8 +3,8 @@
 import importlib
 import os
 import subprocess
-import sys
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,7 +74,7 @@ def test_the_colocated_job(notes: Path) -> None:
 
 
 def test_the_graph_store_job_has_the_exit_code_of_the_training_and_ends_its_servers(
-    notes: Path, monkeypatch: pytest.MonkeyPatch
+    notes: Path, monkeypatch: pytest.MonkeyPatch, command_line: Callable[..., None]
 ) -> None:
     script = "examples/graph_store/train.py"
     job = _submit(
@@ -91,8 +91,8 @@ def test_the_graph_store_job_has_the_exit_code_of_the_training_and_ends_its_serv
 
     args, own = _torchrun(notes)
     assert (args.nproc_per_node, args.rdzv_endpoint) == ("4", "compute0:20005")
-    monkeypatch.setattr(sys, "path", [str(ROOT / Path(script).parent), *sys.path])
-    monkeypatch.setattr(sys, "argv", [script, *own])
+    monkeypatch.syspath_prepend(str(ROOT / Path(script).parent))
+    command_line(script, *own)
     train = importlib.import_module("train")
     where, training = train.parse_args()  # an option that it does not know ends the test
     assert (where.servers, where.storage_addr, where.rpc_port) == (2, "storage0", serve.master_port)

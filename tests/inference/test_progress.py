@@ -2,11 +2,13 @@
 
 import io
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import full_jobs
 import pytest
 from layerwise_jobs import make
+from support.conditions import Clock
 
 from gigl_loader.dataset import progress
 from gigl_loader.dataset.progress import ProgressLine
@@ -15,18 +17,9 @@ from gigl_loader.inference.layerwise import full_graph_inference
 DATASET = full_jobs.partition(full_jobs.graph(), 0, 1)
 
 
-class _Clock:
-    now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
-    made = _Clock()
-    monkeypatch.setattr(progress, "time", made)
-    return made
+def clock(clock_of: Callable[..., Clock]) -> Clock:
+    return clock_of(progress)
 
 
 class _Terminal(io.StringIO):
@@ -42,7 +35,7 @@ def _terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
 
 
 def test_what_an_earlier_run_computed_counts_as_done_and_not_as_fast(
-    clock: _Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = _terminal(monkeypatch)
     line = ProgressLine(1000, shown=True)
@@ -56,7 +49,7 @@ def test_what_an_earlier_run_computed_counts_as_done_and_not_as_fast(
 
 
 def test_it_is_written_twice_a_second_at_most(
-    clock: _Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = _terminal(monkeypatch)
     line = ProgressLine(100, shown=True)
@@ -71,7 +64,7 @@ def test_it_is_written_twice_a_second_at_most(
 
 
 def test_elsewhere_it_is_a_line_for_each_ten_seconds(
-    clock: _Clock, capsys: pytest.CaptureFixture[str]
+    clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = ProgressLine(100, shown=True, name="sort", unit="edges")
     for _ in range(30):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from layerwise_jobs import make, whole
+from support.conditions import SetConstants
 
 from gigl_loader.inference import layerwise
 from gigl_loader.inference.layerwise import full_graph_inference
@@ -110,11 +111,13 @@ def test_a_run_goes_on_at_the_last_layer_that_is_whole(tmp_path: Path) -> None:
     assert torch.equal(again.values, found.values)
 
 
-def test_freed_memory_goes_back_every_few_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freed_memory_goes_back_every_few_chunks(
+    monkeypatch: pytest.MonkeyPatch, constants: SetConstants
+) -> None:
     given: list[int] = []
     chunks: list[int] = []
     monkeypatch.setattr(layerwise, "give_back_freed", lambda: given.append(len(chunks)))
-    monkeypatch.setattr(layerwise, "_GIVE_BACK_EVERY", 5)
+    constants(layerwise, _GIVE_BACK_EVERY=5)
 
     def layer(x: torch.Tensor, edge_index: torch.Tensor, num_dst: int) -> torch.Tensor:
         chunks.append(num_dst)

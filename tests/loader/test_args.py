@@ -88,15 +88,6 @@ def test_values_that_cannot_work_together(how: dict[str, Any], words: str) -> No
         _args(**how)
 
 
-@pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """The GPUs of a machine that has none so far."""
-    found: list[None] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(found))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(found))
-    return found
-
-
 def test_where_batches_go(gpus: list[None]) -> None:
     assert _args().device(3) == torch.device("cpu")
     with pytest.raises(ConfigError, match="torch finds 0 CUDA devices here"):

@@ -43,12 +43,12 @@ def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None
         ("xpu:ccl", "gloo", None, "xpu"),
     ],
 )
+@pytest.mark.usefixtures("gpus")
 def test_which_backend_carries_what(
     config: str, on_host: str, on_gpu: str | None, cpu_tensors_on: str,
-    backends: Callable[[str], None], monkeypatch: pytest.MonkeyPatch,
+    backends: Callable[[str], None],
 ) -> None:  # fmt: skip
     backends(config)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert host_backend() == on_host
     assert backend_for(CUDA) == on_gpu
     assert backend_for(CPU) is None, "batches go to the CPU: nothing lies on a device"

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.conditions import SetConstants, files_up_to
 
 from gigl_loader.memory import segments, tensors
 from gigl_loader.system import number_in
@@ -61,10 +62,10 @@ def test_pages_that_are_set_aside_are_taken() -> None:
 
 
 def test_a_file_of_whole_huge_pages_is_larger_than_its_tensor(
-    pages: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    pages: dict[str, int], constants: SetConstants
 ) -> None:
     pages["free"] = 10_000
-    monkeypatch.setattr(os, "MFD_HUGETLB", 0)  # ordinary pages, but all the rest as with huge ones
+    constants(os, MFD_HUGETLB=0)  # ordinary pages, but all the rest as with huge ones
     shared, mapped = share()
     assert shared.untyped_storage().nbytes() % (1 << 21) == 0
     check(shared, mapped)
@@ -72,19 +73,14 @@ def test_a_file_of_whole_huge_pages_is_larger_than_its_tensor(
 
 @pytest.mark.parametrize("free", [0, 10_000])
 def test_nothing_fails_where_the_kernel_gives_none(
-    free: int, pages: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    free: int, pages: dict[str, int], constants: SetConstants, tmp_path: Path
 ) -> None:
-    def refuse(fd: int, offset: int, nbytes: int) -> None:
-        if nbytes % (1 << 21) == 0:
-            raise OSError(28, "No space left on device")  # they were taken meanwhile
-        allocate(fd, offset, nbytes)
-
-    allocate = os.posix_fallocate
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
     pages["free"] = free
-    monkeypatch.setattr(tensors, "_is_off", lambda: False)  # it makes some, if it can
+    (tmp_path / "shmem_enabled").write_text("always [advise] never")  # it makes some, if it can
+    constants(tensors, _MADE=f"{tmp_path}/{{}}")
     before = len(os.listdir("/proc/self/fd"))
-    shared, mapped = share()
+    with files_up_to(39_000_000):  # the tensor's bytes, and less than its whole huge pages
+        shared, mapped = share()
     check(shared, mapped)
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # torch keeps the memory's
 

@@ -4,7 +4,6 @@ import errno
 import os
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -85,10 +84,9 @@ def test_a_lock_that_stays_held_is_a_timeout_and_an_error_inside_frees_it(
         assert not was_abandoned
 
 
-def test_a_wall_clock_that_is_set_ends_no_wait(memory: np.ndarray, monkeypatch) -> None:
+@pytest.mark.usefixtures("wall_clock_behind")
+def test_a_wall_clock_that_is_set_ends_no_wait(memory: np.ndarray) -> None:
     """Behind by an hour when the wait began, and right since: its end would lie in the past."""
-    hour_ago = time.time() - 3600.0
-    monkeypatch.setattr(time, "time", lambda: hour_ago)
     make_mutex(memory[:MUTEX_BYTES])
     held, order = threading.Event(), []
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from support.conditions import no_descriptors_but
 
 from gigl_loader.dataset.view import Adjacency, PartitionView
 from gigl_loader.errors import ProtocolError
@@ -166,22 +167,15 @@ def _open_files() -> list[str]:
     return sorted(name for name in open_files() if "gigl_loader" in name)
 
 
-def test_nothing_stays_open_when_it_cannot_all_be_read(monkeypatch) -> None:
+def test_nothing_stays_open_when_it_cannot_all_be_read() -> None:
     offered = Offered(_view())
-    opened: list[int] = []
-
-    def open_some(pid: int, fd: int) -> int:
-        if len(opened) == 6:  # the mark, the description, and four tensors
-            raise PermissionError("no more")
-        opened.append(os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR))
-        return opened[-1]
-
     gc.collect()
     before = _open_files()
-    monkeypatch.setattr(segments, "open_fd_of", open_some)
-    assert read_offers({1: [offered.offer]}, PartitionView) == {}
-    assert len(opened) == 6
-    assert _open_files() == before
+    for count in range(6):  # at the mark, at the description, and after each of four tensors
+        with no_descriptors_but(count):
+            assert read_offers({1: [offered.offer]}, PartitionView) == {}, count
+        assert _open_files() == before, count
+    assert read_offers({1: [offered.offer]}, PartitionView)
     offered.close()
 
 

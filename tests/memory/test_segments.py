@@ -2,12 +2,11 @@
 
 import os
 import pickle
-import resource
-import signal
 from pathlib import Path
 
 import pytest
 import torch
+from support.conditions import files_up_to
 
 from gigl_loader.memory import segments
 from gigl_loader.memory.segments import SharedMemoryError
@@ -15,14 +14,11 @@ from gigl_loader.testing import open_files
 
 
 def test_errors_say_how_much_and_what_to_do() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
-    try:
-        with pytest.raises(SharedMemoryError, match=r"reserve 2 MiB of shared memory.*batch_size"):
-            segments.create_memfd(2**21)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with (
+        files_up_to(2**20),
+        pytest.raises(SharedMemoryError, match=r"reserve 2 MiB of shared memory.*batch_size"),
+    ):
+        segments.create_memfd(2**21)
     with pytest.raises(SharedMemoryError):
         segments.map_fd(-1, 4096)
     error = SharedMemoryError(2**20, "no space")
@@ -41,10 +37,10 @@ def test_memory_of_another_descriptor_is_peeked_at_under_its_name_only() -> None
     segments.close_fds([fd, read, write])
 
 
-def test_a_descriptor_of_another_user_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_descriptor_of_another_user_is_closed_again() -> None:
     fd = segments.create_memfd(10)
+    os.fchown(fd, 12345, -1)
     before = open_files()
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(PermissionError, match=f"descriptor {fd} of process {os.getpid()}"):
         segments.open_fd_of(os.getpid(), fd)
     assert open_files() == before

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.conditions import files_up_to
 
 from gigl_loader.memory import segments
 from gigl_loader.memory.leases import field_of
@@ -72,9 +73,7 @@ def test_slots_that_are_too_small_are_given_up_and_the_trainer_is_told_once() ->
     assert _write(writer, 10**6).retired == ()
 
 
-def test_the_trainer_is_told_of_slots_that_were_given_up_for_a_message_that_failed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_trainer_is_told_of_slots_that_were_given_up_for_a_message_that_failed() -> None:
     """Else it would keep their memory mapped until the worker ends."""
 
     def fail(*given: object) -> None:
@@ -82,10 +81,8 @@ def test_the_trainer_is_told_of_slots_that_were_given_up_for_a_message_that_fail
 
     writer = SlotWriter()
     writer.give_back([_write(writer, 10).slot, _write(writer, 10).slot], [])
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", fail)
-        with pytest.raises(SharedMemoryError):
-            _write(writer, 10**6)
+    with files_up_to(10**5), pytest.raises(SharedMemoryError):
+        _write(writer, 10**6)
     assert _write(writer, 10).retired == (0, 1)
     writer.give_back([2], [])
     with pytest.raises(OSError, match="No space"):
@@ -123,16 +120,14 @@ def test_a_failed_write_gives_its_slot_back() -> None:
     assert (again.slot, again.fd) == (kept.slot, None), "one that it knows is free again"
 
 
-def test_no_memory_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(fd: int, offset: int, length: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
+def test_no_memory_left() -> None:
     gc.collect()
     before = _num_of_ours()
     writer = SlotWriter()
-    with pytest.raises(SharedMemoryError, match=r"could not reserve .* MiB.*lower batch_size"):
+    with (
+        files_up_to(2**20),
+        pytest.raises(SharedMemoryError, match=r"could not reserve .* MiB.*lower batch_size"),
+    ):
         writer.write([Field.of("a", torch.zeros(5_000_000))])
     assert _num_of_ours() == before
-    monkeypatch.undo()
     assert writer.write([Field.of("a", torch.zeros(5))]).slot == 0

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.conditions import no_descriptors_but
 
 from gigl_loader.footprint import Footprint
 from gigl_loader.memory import segments, tensors
@@ -83,23 +84,14 @@ def test_descriptors_are_given_back() -> None:
     wait_until(lambda: _descriptors() <= before, "all descriptors are closed")
 
 
-def test_descriptors_are_given_back_where_no_more_may_be_opened(monkeypatch) -> None:
-    tensors_to_send = [torch.arange(3), torch.arange(4)]
-    segments.close_fds(tensors.dumps(tensors_to_send)[1])  # both are shared now, and stay so
-    before, dup = open_files(), os.dup
-    copied: list[int] = []
-
-    def dup_once(fd: int) -> int:
-        if copied:
-            raise OSError(24, "Too many open files")
-        copied.append(dup(fd))
-        return copied[0]
-
-    monkeypatch.setattr(os, "dup", dup_once)
-    with pytest.raises(OSError, match="Too many open files"):
+def test_descriptors_are_given_back_where_no_more_may_be_opened() -> None:
+    tensors_to_send = [tensors.share_tensor(torch.arange(count)) for count in (3, 4)]
+    before = open_files()
+    with no_descriptors_but(1), pytest.raises(OSError, match="Too many open files"):
         tensors.dumps(tensors_to_send)
-    assert len(copied) == 1
     assert open_files() == before
+    with no_descriptors_but(2):
+        segments.close_fds(tensors.dumps(tensors_to_send)[1])
 
 
 def test_nothing_gets_a_name() -> None:

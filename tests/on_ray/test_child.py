@@ -1,10 +1,10 @@
 """A server that is a child: it ends with its parent, and does not begin without it."""
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,16 +12,11 @@ import pytest
 from gigl_loader.ray.actor import main
 
 
-class _Libc:
-    def __init__(self, calls: list[Any]) -> None:
-        self.prctl = lambda *words: calls.append(words)
-
-
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def calls(monkeypatch: pytest.MonkeyPatch, libc_is: Callable[..., None]) -> list[Any]:
     """What is done; the real call would end this process with its own parent."""
     found: list[Any] = []
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: _Libc(found))
+    libc_is(prctl=lambda *words: found.append(words))
 
     def serve(argv: Any) -> int:
         found.append(argv)

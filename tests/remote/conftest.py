@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.conditions import Clock, SetConstants
 
 from gigl_loader.remote import client, membership
 
@@ -20,16 +20,12 @@ def take_part(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def clock(clock_of: Callable[..., Clock]) -> Clock:
     """The time of `gigl_loader.remote.membership`, which the test turns by its ``now``."""
-    found = SimpleNamespace(now=1000.0)
-    found.monotonic = lambda: found.now
-    monkeypatch.setattr(membership, "time", found)
-    return found
+    return clock_of(membership)
 
 
 @pytest.fixture
-def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
+def talkative(constants: SetConstants) -> None:
     """Let who waits say so five times a second, and not after five seconds."""
-    for name in ("_FIRST_REPORT_S", "_REPORT_EVERY_S"):
-        monkeypatch.setattr(membership, name, 0.2)
+    constants(membership, _FIRST_REPORT_S=0.2, _REPORT_EVERY_S=0.2)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.conditions import SetConstants
 
 from gigl_loader.errors import (
     PeerError,
@@ -289,11 +290,11 @@ def test_a_server_that_does_not_begin_ends_the_epoch_of_all(make: Make) -> None:
 
 
 def test_batches_of_this_machine_are_read_where_they_lie_and_given_back(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch, constants: SetConstants
 ) -> None:
     """Also those that are dropped while the server is too slow to take others back."""
     monkeypatch.setenv(SAME_MEMORY_VARIABLE, "1")
-    monkeypatch.setattr(batch_transfer, "_GIVE_BACK_S", 0.01)
+    constants(batch_transfer, _GIVE_BACK_S=0.01)
     mark, fd = HostMark(), segments.create_memfd(8)
     try:
         os.pwrite(fd, np.array([7, 7], np.float32).tobytes(), 0)

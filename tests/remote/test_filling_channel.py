@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.conditions import SetConstants
 
 from gigl_loader import (
     DistDataset,
@@ -350,9 +351,9 @@ class _Deadly(_Servers):
 
 @pytest.mark.multiprocess
 def test_what_a_killed_rank_has_stored_stays_and_what_it_was_to_fetch_is_fetched(
-    monkeypatch: pytest.MonkeyPatch,
+    constants: SetConstants,
 ) -> None:
-    monkeypatch.setattr(filling_channel, "READY_S", 0.05)
+    constants(filling_channel, READY_S=0.05)
     batches = [np.arange(10 * start, 10 * start + 20) for start in range(12)]
     memory, options = MachineRows.new(), CacheOptions(size=1.0, lookahead=3)
     servers = _Servers(130)

@@ -53,6 +53,7 @@ from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.requests import NodeIdsRequest
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import (
+    Footprint,
     batch_tensors,
     check_same_batches,
     free_port,
@@ -449,8 +450,6 @@ def _bad_token(info, rank):
 
 
 def test_a_killed_client_frees_its_workers_and_the_next_job_is_served(tmp_path, monkeypatch):
-    from gigl_loader.footprint import _descendants
-
     monkeypatch.delenv("GIGL_LOADER_TLS_DIR", raising=False)  # with certificates no token counts
     monkeypatch.setenv("GIGL_LOADER_CLUSTER_TOKEN", "secret of this test")
     info = info_of(2, 1)
@@ -461,10 +460,10 @@ def test_a_killed_client_frees_its_workers_and_the_next_job_is_served(tmp_path, 
         stranger = started.start(_bad_token, info, 0)
         monkeypatch.setenv("GIGL_LOADER_CLUSTER_TOKEN", "secret of this test")
         wait_until((tmp_path / "up").exists, "the first job is under way")
-        assert all(_descendants(server.pid) for server in servers)
+        assert all(Footprint.below(server.pid).pids for server in servers)
         client.kill()
         wait_until(
-            lambda: not any(_descendants(server.pid) for server in servers),
+            lambda: not any(Footprint.below(server.pid).pids for server in servers),
             "the servers end the workers of the client",
         )
         second = started.start(compute, info, 0, _second_job, tmp_path)

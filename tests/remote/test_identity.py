@@ -28,6 +28,7 @@ from store_cluster import (
     tiny_graph,
     tiny_partition,
 )
+from support.conditions import SetConstants
 
 from gigl_loader import DistDataset, DistNeighborLoader, RemoteDistDataset
 from gigl_loader.errors import (
@@ -163,7 +164,7 @@ def test_a_fetch_is_asked_again_of_the_server_that_it_was_meant_for() -> None:
 
 
 def test_a_server_whose_clock_is_behind_takes_the_place_of_one_that_vanished(
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Server 0 has not noticed. Incarnations were wall clocks: "two processes joined"."""
     zero = Endpoint(DistServer(tiny_partition(0, 2), 0, 2), HOST, 0, SECURITY, rejoin_s=60.0)
@@ -173,8 +174,7 @@ def test_a_server_whose_clock_is_behind_takes_the_place_of_one_that_vanished(
         incarnation=2**63 - 1, process="vanished",
     )  # fmt: skip
     leader = Leader(host, port, SECURITY, "storage server 1", 10.0)
-    hour_ago = time.time_ns() - 3600 * 10**9
-    monkeypatch.setattr(time, "time_ns", lambda: hour_ago)
+    request.getfixturevalue("wall_clock_behind")
     again = Endpoint(
         DistServer(tiny_partition(1, 2), 1, 2), HOST, 0, SECURITY, leader=leader, rejoin_s=60.0
     )
@@ -266,10 +266,10 @@ def test_another_cluster_at_the_same_port_is_refused_though_its_graph_is_the_sam
 
 @pytest.mark.parametrize("what", ["graph", "cluster", "job", "token"])
 def test_a_refusal_that_stays_ends_the_wait_at_once(
-    what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    what: str, caplog: pytest.LogCaptureFixture, constants: SetConstants
 ) -> None:
     """Seen: asked again for ten minutes, four times a second, each a warning of the server's."""
-    monkeypatch.setattr("gigl_loader.remote.storage_cluster._REFUSED_PAUSE_S", 0.5)
+    constants("gigl_loader.remote.storage_cluster", _REFUSED_PAUSE_S=0.5)
     with storage(security=TOKEN) as (former,), joined(former.address, security=TOKEN) as cluster:
         former.close()
         wait_until(lambda: cluster.lost, "the client has heard of it")

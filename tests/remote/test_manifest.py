@@ -2,7 +2,7 @@
 
 import importlib.util
 import re
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +76,13 @@ def _status_arguments(container: dict[str, Any], probe: str) -> Any:
     return asked
 
 
-def _train_arguments(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+def _train_arguments(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, command_line: Callable[..., None]
+) -> Any:
     """Return what the training script makes of ``argv``; an unknown option ends the test."""
     script = ROOT / "examples" / "graph_store" / "train.py"
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "argv", [str(script), *argv])
+    monkeypatch.syspath_prepend(str(script.parent))  # the script does so itself
+    command_line(script, *argv)
     spec = importlib.util.spec_from_file_location("graph_store_train", script)
     assert spec is not None
     assert spec.loader is not None
@@ -129,7 +131,9 @@ def test_the_storage_cluster_fits_the_code(parts: Any) -> None:
     assert ports == [serve.port, serve.metrics_port]
 
 
-def test_the_training_job_fits_the_code(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_training_job_fits_the_code(
+    parts: Any, monkeypatch: pytest.MonkeyPatch, command_line: Callable[..., None]
+) -> None:
     storage, job = parts["StatefulSet", "storage"], parts["Job", "train"]
     (container,) = _pod(job)["containers"]
     _check_environment(container)
@@ -146,7 +150,7 @@ def test_the_training_job_fits_the_code(parts: Any, monkeypatch: pytest.MonkeyPa
     assert torchrun.master_addr == pod_0
     assert parts["Service", _pod(job)["subdomain"]]["spec"]["publishNotReadyAddresses"]
 
-    where = _train_arguments(own, monkeypatch)
+    where = _train_arguments(own, monkeypatch, command_line)
     serve = parse_serve(_arguments(_pod(storage)["containers"][0]))
     assert where.servers == serve.num_servers
     assert (where.storage_addr, where.rpc_port) == (serve.master_addr, serve.master_port)

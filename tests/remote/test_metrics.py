@@ -20,6 +20,7 @@ import pytest
 from in_process import SECURITY, channel_of, joined, start, storage, take
 from prometheus_client.parser import text_string_to_metric_families
 from store_cluster import HOST, free_port
+from support.conditions import SetConstants
 
 from gigl_loader import ConfigError
 from gigl_loader.loader.epoch import LoaderStats
@@ -193,11 +194,9 @@ def test_strangers_are_few_at_a_time_and_a_scrape_gets_through() -> None:
 
 
 @pytest.mark.parametrize("drip", [b"x", b"GET /metrics HTTP/1.1\r\nA: "])
-def test_a_request_has_one_time_however_it_comes(
-    monkeypatch: pytest.MonkeyPatch, drip: bytes
-) -> None:
+def test_a_request_has_one_time_however_it_comes(constants: SetConstants, drip: bytes) -> None:
     """Not ten seconds after each byte."""
-    monkeypatch.setattr("gigl_loader.remote.metrics._REQUEST_S", 0.5)
+    constants("gigl_loader.remote.metrics", _REQUEST_S=0.5)
     with _listening() as url:
         port = int(url.split(":")[1].partition("/")[0])
         with socket.create_connection((HOST, port)) as sock, suppress(OSError):

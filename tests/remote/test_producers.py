@@ -100,9 +100,9 @@ def _ended(cluster: _Cluster) -> dict[int, list[tuple[str, dict[str, Any]]]]:
 # --- creation -------------------------------------------------------------------------------------
 
 
-def test_a_start_that_takes_long_says_for_whom_it_waits(monkeypatch, caplog) -> None:
+def test_a_start_that_takes_long_says_for_whom_it_waits(monkeypatch, constants, caplog) -> None:
     """Workers that compile, or load: half a minute in which a trainer showed nothing."""
-    monkeypatch.setattr(membership, "_FIRST_REPORT_S", 0.01)
+    constants(membership, _FIRST_REPORT_S=0.01)
     cluster = _Cluster(monkeypatch)
     late: Future[Any] = Future()
     cluster.answers[2, "create"] = late

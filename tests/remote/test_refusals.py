@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.conditions import Clock
 
 from gigl_loader.dataset.view import Adjacency
 from gigl_loader.errors import ConfigError
@@ -46,7 +47,7 @@ def test_only_what_was_allowed_is_imported() -> None:
 
 
 def test_who_asks_again_and_again_is_said_once_a_minute(
-    caplog: pytest.LogCaptureFixture, clock: SimpleNamespace
+    caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
     refused = RefusedJoins()
     for _ in range(50):

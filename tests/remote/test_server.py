@@ -51,14 +51,9 @@ def test_a_server_that_strangers_reach_is_refused_before_it_listens(how, words):
 
 
 @pytest.mark.usefixtures("nothing_set")
-def test_a_master_whose_name_means_loopback_is_refused(monkeypatch):
+def test_a_master_whose_name_means_loopback_is_refused(host_names):
     """Distributions map a machine's own name to 127.0.1.1: nobody else would ever come."""
-    known = socket.getaddrinfo
-
-    def resolve(host, *args, **keywords):
-        return known("127.0.1.1" if host == "storage0" else host, *args, **keywords)
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    host_names["storage0"] = "127.0.1.1"
     info = info_of(2, 1, storage_cluster_master_ip="storage0")
     with pytest.raises(ConfigError, match=r"'storage0' resolves to 127\.0\.1\.1 on this machine"):
         init_storage_process(0, info, tiny_graph().partitions(2)[0], token=certs.token())

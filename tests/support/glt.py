@@ -12,8 +12,10 @@ from gigl_loader._glt import (
     RemoteDistSamplingWorkerOptions,
     SamplingConfig,
     Topology,
+    available,
     get_context,
     init_worker_group,
+    native_available,
 )
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "RemoteDistSamplingWorkerOptions",
     "SamplingConfig",
     "Topology",
+    "available",
     "get_context",
     "init_worker_group",
+    "native_available",
 ]

@@ -134,8 +134,8 @@ def test_other_peoples_files_are_safe(tmp_path: Path) -> None:
     assert partition_tables(**arguments, overwrite=True).run == first.run
 
 
-def test_metis_that_does_not_fit_is_said_before_it_starts(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("gigl_loader.tables.methods.METIS_BYTES_AN_EDGE", 10**9)
+def test_metis_that_does_not_fit_is_said_before_it_starts(tmp_path: Path, constants) -> None:
+    constants("gigl_loader.tables.methods", METIS_BYTES_AN_EDGE=10**9)
     with pytest.raises(ConfigError, match=r'about 4\.0 GB for 4 edges.*method="ldg"'):
         partition_tables(**_write(tmp_path), method="metis")
 

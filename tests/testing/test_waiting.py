@@ -1,5 +1,6 @@
 """Waiting until something holds, on a clock of its own."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -8,11 +9,11 @@ from gigl_loader.testing import _machine, wait_until
 
 
 @pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def pauses(monkeypatch: pytest.MonkeyPatch, clock_of: Callable[..., None]) -> list[float]:
     found: list[float] = []
     event = SimpleNamespace(wait=found.append)
     monkeypatch.setattr(_machine, "threading", SimpleNamespace(Event=lambda: event))
-    monkeypatch.setattr(_machine, "time", SimpleNamespace(monotonic=lambda: sum(found)))
+    clock_of(_machine, SimpleNamespace(monotonic=lambda: sum(found)))
     return found
 
 

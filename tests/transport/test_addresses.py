@@ -15,9 +15,8 @@ def test_loopback_is_told_from_the_network(monkeypatch: pytest.MonkeyPatch) -> N
     sockets.refuse_loopback_name("10.0.0.1")
 
 
-def test_a_name_that_means_this_machine_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: found)
+def test_a_name_that_means_this_machine_alone_is_refused(host_names: dict[str, str]) -> None:
+    host_names["node0"] = "127.0.1.1"
     with pytest.raises(ConfigError, match=r"'node0' resolves to 127\.0\.1\.1 .*/etc/hosts"):
         sockets.refuse_loopback_name("node0")
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from network import AT_ONCE_S, PATIENCE_S, Network
 from outage import BYTES, BYTES_PER_S, outage
 from relay import Relay
 from service import SECURITIES, Answer, Service, question
+from support.conditions import SetConstants
 
 from gigl_loader.errors import (
     PeerError,
@@ -114,8 +116,8 @@ def test_a_slow_answer_times_out_and_can_be_waited_for_again(network: Network) -
     assert service.asked == [4]
 
 
-def test_a_busy_peer_is_not_silent(plain: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "TICK_S", 0.05)  # so that a busy machine is not silent for long
+def test_a_busy_peer_is_not_silent(plain: Network, constants: SetConstants) -> None:
+    constants(listener, TICK_S=0.05)  # so that a busy machine is not silent for long
     service = plain.service()
     caller = plain.caller(service.listener.address, patience_s=2.0)
     reply = caller.ask("gated", question(4), Answer)
@@ -365,7 +367,7 @@ caller.ask("gated", question(7), Answer).wait()
 
 
 def test_a_process_that_is_starved_gives_a_silent_peer_up_too(
-    plain: Network, monkeypatch: pytest.MonkeyPatch
+    plain: Network, clock_of: Callable[..., None]
 ) -> None:
     """Each look comes more than a second after the one before: all of that once was forgiven."""
     service = plain.service()
@@ -380,8 +382,7 @@ def test_a_process_that_is_starved_gives_a_silent_peer_up_too(
             now[0] += 1.1
             return now[0]
 
-        clock = SimpleNamespace(monotonic=starved, sleep=lambda seconds: None)
-        monkeypatch.setattr(caller_module, "time", clock)
+        clock_of(caller_module, SimpleNamespace(monotonic=starved, sleep=lambda seconds: None))
         with pytest.raises(PeerLostError) as caught:
             reply.wait(1000.0)  # of that clock
         assert caught.value.end is End.SILENT

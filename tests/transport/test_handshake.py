@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from network import AT_ONCE_S, Network, enter, refusals
 from service import TOKEN, Answer, question
+from support.conditions import SetConstants
 
 from gigl_loader.errors import JoinRefusedError, PeerLostError, ProtocolError
 from gigl_loader.testing import wait_until
@@ -317,9 +318,9 @@ def test_16_gib_from_one_who_is_let_in_cost_nothing(network: Network) -> None:
 
 
 def test_a_large_answer_is_refused_before_memory_is_taken(
-    plain: Network, monkeypatch: pytest.MonkeyPatch
+    plain: Network, constants: SetConstants
 ) -> None:
-    monkeypatch.setattr("gigl_loader.transport.caller.MAX_ANSWER_BYTES", 1000)
+    constants("gigl_loader.transport.caller", MAX_ANSWER_BYTES=1000)
     service = plain.service()
     caller = plain.caller(service.listener.address)
     with pytest.raises(ProtocolError, match="at most"):

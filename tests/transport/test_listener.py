@@ -15,6 +15,7 @@ from flood import Flooded, flood
 from hostile import exchange, fuzz_caller, fuzz_listener
 from network import AT_ONCE_S, PATIENCE_S, Network, enter, refusals
 from service import SECURITIES, Answer, question
+from support.conditions import SetConstants
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, PeerLostError
 from gigl_loader.testing import free_port, wait_until
@@ -75,11 +76,9 @@ def test_the_door_survives_the_limits_on_threads_and_descriptors() -> None:
         flooded.end()
 
 
-def test_a_faulty_machine_keeps_out_no_other(
-    plain: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_faulty_machine_keeps_out_no_other(plain: Network, constants: SetConstants) -> None:
     """Half of the handshakes are for one address: its own make room for its next ones."""
-    monkeypatch.setattr("gigl_loader.transport.listener._HANDSHAKE_S", PATIENCE_S)
+    constants("gigl_loader.transport.listener", _HANDSHAKE_S=PATIENCE_S)
     service = plain.service()
     address = service.listener.address
     with contextlib.ExitStack() as stack:

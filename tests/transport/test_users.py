@@ -2,20 +2,23 @@
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from network import Network, refusals
 from service import Answer, question
+from support.conditions import SetConstants
 
 from gigl_loader.errors import JoinRefusedError
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import End, Security, sockets
+from gigl_loader.transport.handshake import Greeting, join
+from gigl_loader.transport.stream import KNOCK_FRAME, FrameKind, Stream, drive, pack
 
 HERE = Path(__file__).parent
 NOBODY = 65534
@@ -100,25 +103,38 @@ def test_a_listener_of_another_user_is_not_asked(plain: Network) -> None:
     assert told == "['tester']\n", "who he was he had not said"
 
 
-def _without_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "_NETLINK_SOCK_DIAG", 31)  # a protocol that the kernel has not
+@pytest.mark.parametrize("linger", [None, struct.pack("ii", 1, 0)], ids=["closed", "reset"])
+def test_a_listener_that_ends_as_its_user_is_looked_up_is_an_outage(linger: bytes | None) -> None:
+    """Nobody's connection was refused for good, and a job of one user ended by a reset."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stream = Stream(socket.create_connection(server.getsockname()))
+        listener, _ = server.accept()
+        with stream.sock, listener:
+            steps = join(stream, Security.local(), "caller", "session", "lane")
+            next(steps)
+            assert listener.recv(100) == KNOCK_FRAME
+            listener.sendall(b"".join(pack(FrameKind.GREETING, Greeting(bytes(32)))))
+            if linger is not None:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            listener.close()
+            with pytest.raises(ConnectionResetError, match="ended the connection as it began"):
+                drive(steps, stream, lambda: 60.0)
 
 
-WAYS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "the kernel is asked": lambda monkeypatch: None,
-    "its tables are read": _without_questions,
-}
+_NO_PROTOCOL = 31
+"""A netlink protocol that the kernel has not."""
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("is_asked", [True, False], ids=["kernel is asked", "tables are read"])
 @pytest.mark.parametrize(("host", "there"), [
     ("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("::", "127.0.0.1"),
     ("127.0.0.1", "::ffff:127.0.0.1"),
 ])  # fmt: skip
 def test_both_ends_know_whose_the_other_is(
-    monkeypatch: pytest.MonkeyPatch, way: str, host: str, there: str
+    constants: SetConstants, is_asked: bool, host: str, there: str
 ) -> None:
-    WAYS[way](monkeypatch)
+    if not is_asked:
+        constants(sockets, _NETLINK_SOCK_DIAG=_NO_PROTOCOL)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family, dualstack_ipv6=host == "::") as server:
         client = socket.create_connection((there, server.getsockname()[1]))

@@ -14,7 +14,7 @@ from gigl_loader.memory.leases import ShmChannel, field_of
 from gigl_loader.memory.slots import SlotWriter
 from gigl_loader.message import BatchTicket
 from gigl_loader.testing import open_files
-from gigl_loader.workers import pipe
+from gigl_loader.workers import pipe, recovery
 from gigl_loader.workers import tasks as module
 from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.recovery import Recovery
@@ -197,12 +197,9 @@ def test_closing_closes_what_was_read_and_not_filed(producer: _Producer) -> None
     producer.tasks.close()
 
 
-def test_a_worker_that_died_is_replaced_and_told_all_that_it_has_to_know(monkeypatch) -> None:
+def test_a_worker_that_died_is_replaced_and_told_all_that_it_has_to_know(clock_of) -> None:
     producer = _Producer()
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(
-        "gigl_loader.workers.recovery.time", SimpleNamespace(monotonic=lambda: clock.now)
-    )
+    clock = clock_of(recovery)
     given_up: list[str] = []
     producer.tasks.look_ahead = SimpleNamespace(  # type: ignore[assignment]
         give_up=lambda: given_up.append("ahead"), limit=lambda taken, room: 8

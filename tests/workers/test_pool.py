@@ -127,10 +127,10 @@ def test_a_worker_whose_supervisor_is_gone_is_dead_at_the_end_of_its_own_socket(
     assert [event.message[1] for event in heard if event.worker == 0] == [1, 2, 100]
 
 
-def test_nothing_comes_of_a_worker_after_its_end(ends, monkeypatch) -> None:
+def test_nothing_comes_of_a_worker_after_its_end(ends, constants) -> None:
     """Not even where one lives on, which the kernel has not got to: it reads its own end."""
     pool, supervisor, first, _ = ends
-    monkeypatch.setattr(pool_module, "_EXIT_REPORT_S", 0.0)
+    constants(pool_module, _EXIT_REPORT_S=0.0)
     pipe.send(first, (pipe.STALE, 1))
     supervisor.close()
     heard: list[WorkerEvent] = []

@@ -9,6 +9,7 @@ import torch
 from fake_workers import drain, make_producer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.conditions import SetConstants
 
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
 from gigl_loader.rowcache.look_ahead import LookAhead
@@ -267,9 +268,9 @@ class _Slot:
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+def hasty(constants: SetConstants) -> None:
     """Replace workers without a pause."""
-    monkeypatch.setattr(schedule, "_LONGEST_PAUSE_S", 0.0)
+    constants(schedule, _LONGEST_PAUSE_S=0.0)
 
 
 @pytest.mark.usefixtures("hasty")

@@ -2,10 +2,11 @@
 
 import logging
 import threading
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.conditions import Clock
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, WorkerDiedError
 from gigl_loader.message import BatchTicket
@@ -43,11 +44,9 @@ class _Pool:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def clock(clock_of: Callable[..., Clock]) -> Clock:
     """The time that the module under test sees."""
-    clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(recovery, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    return clock
+    return clock_of(recovery)
 
 
 def _recovery(pool: _Pool, max_restarts: int = 3, concurrency: int = 2) -> Recovery:

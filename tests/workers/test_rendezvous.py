@@ -227,9 +227,9 @@ def test_a_store_that_does_not_answer_or_is_gone() -> None:
     stuck.set()
 
 
-def test_a_link_that_is_cut_while_ranks_meet_costs_its_length(monkeypatch) -> None:
+def test_a_link_that_is_cut_while_ranks_meet_costs_its_length(constants) -> None:
     """Bytes wait while nothing passes, as they do in TCP; and so does who asks."""
-    monkeypatch.setattr("gigl_loader.workers.rendezvous._STORE_ANSWERS_S", 0.05)
+    constants("gigl_loader.workers.rendezvous", _STORE_ANSWERS_S=0.05)
     host = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     with Relay(("127.0.0.1", host.port)) as relay:
         address, port = relay.address

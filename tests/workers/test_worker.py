@@ -285,10 +285,10 @@ def test_a_worker_that_cannot_start_says_why(setup: WorkerSetup, monkeypatch) ->
     assert handled == [signal.SIGINT, signal.SIGTERM]
 
 
-def test_freed_memory_is_kept_where_malloc_can_be_told(monkeypatch) -> None:
+def test_freed_memory_is_kept_where_malloc_can_be_told(libc_is) -> None:
     told: list[tuple[int, int]] = []
-    libcs: Any = [SimpleNamespace(mallopt=lambda *given: told.append(given)), object()]
-    monkeypatch.setattr(module, "ctypes", SimpleNamespace(CDLL=lambda name: libcs.pop(0)))
+    libc_is(mallopt=lambda *given: told.append(given))
     keep_freed_memory()
     assert told == [(-3, 32 * 2**20), (-1, 2**30), (-8, 1)]
+    libc_is()
     keep_freed_memory()
