@@ -177,7 +177,7 @@ def _finish(collective: Any, *args: Any) -> None:
     """Do a collective: as long as the group allows, or `SUSPECTED_S` where a rank is suspected.
 
     Its last argument are its options. Their timeout ends gloo's own wait, so that the process can
-    end, too; where an older gloo does not look at it, the wait for the result ends all the same.
+    end, too; where an older gloo does not look at it, the wait for the result ends anyway.
     """
     if not _unheard:
         collective(*args).wait()

@@ -1,7 +1,7 @@
 """Sequences over all ranks of a job, or all its storage servers, in little room. They travel.
 
 Each rank and each server keeps some of these and looks at a few of their values, or at none. As
-tuples of Python's numbers and texts they would be most of what a rank holds where there are
+tuples of Python's numbers and strings they would be most of what a rank holds where there are
 thousands.
 """
 

@@ -244,7 +244,7 @@ class RemoteReceivingChannel(ChannelBase):
                 if ticket.batch != wanted or not fetcher.stream.arrived(ticket, received):
                     raise ProtocolError(
                         f"{fetcher.name} sent batch {ticket.batch} of epoch {ticket.epoch}, which "
-                        "was not asked for"
+                        "was not requested"
                     )
                 self._num_waiting += 1
                 if not self._in_order:

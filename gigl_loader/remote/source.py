@@ -401,7 +401,7 @@ class RemoteSource:
         if limit <= 0 or not self._producers.are_lost(error):
             raise error
         _log.warning(
-            "%s (the epoch goes on with a replica of it, or with itself within %.0f s)",
+            "%s (the epoch continues with a replica, or if it is back within %.0f s)",
             error,
             limit,
         )

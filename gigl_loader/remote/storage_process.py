@@ -159,10 +159,10 @@ def init_storage_process(
 
     Args:
         storage_rank: This server, in ``[0, num_storage_nodes)``.
-        cluster_info: The cluster. Server 0 listens on ``rpc_master_port``. How many compute
-            processes there are is not read: the first process of a job says it.
-        dataset: The partition: ``DistDataset``, ours or GLT's. Where there are more servers than
-            partitions, that of server ``i`` is ``i`` modulo the number of partitions.
+        cluster_info: The cluster. Server 0 listens on ``rpc_master_port``. The number of compute
+            processes is not read from it: the first process of a job has it.
+        dataset: The partition: ``DistDataset``, ours or GLT's. With more servers than partitions,
+            server ``i`` has partition ``i`` modulo their number.
         num_jobs: Compute jobs to serve, one after another; None: until told to stop.
         tls_dir: Folder with ``ca.pem``, ``cert.pem`` and ``key.pem``. None: the environment's
             ``GIGL_LOADER_TLS_DIR``.
@@ -172,18 +172,16 @@ def init_storage_process(
         allow_samplers: Packages, modules or classes that clients may name as samplers, besides
             those of gigl_loader.
         host: Address of this machine to listen on. None: on server 0 the storage master's, on
-            others that of the interface which leads there.
+            others that of the interface that leads there.
         port: Port of the other servers; None: any that is free.
         timeout: Seconds to wait for server 0.
-        network_timeout: Seconds that an outage of the network may last before who cannot be reached
-            is given up; give all processes the same.
-        metrics_port: Where Prometheus may read this server's figures; 0: any that is free, None:
-            nowhere. Needs ``gigl_loader[metrics]``.
+        network_timeout: Longest outage of the network in seconds; the same on all processes.
+        metrics_port: Port for Prometheus; 0: any that is free, None: no metrics. Needs
+            ``gigl_loader[metrics]``.
         metrics_host: Address of this machine for that. Beyond loopback it needs certificates, or
             ``insecure``.
-        reconnect_timeout: Seconds that another server may be away, to be started again with the
-            same arguments, before this one ends; as long as it likes while another one of its
-            partition is up. 0: this one ends at once.
+        reconnect_timeout: Longest absence in seconds of another server without a replica before
+            this one ends. 0: this one ends at once.
 
     Raises:
         ConfigError: A figure is out of range, the address cannot be listened on, the servers are
