@@ -14,8 +14,7 @@ from gigl_loader.options import PPRSamplerOptions
 from gigl_loader.sampler import ppr_kernels as kernels
 from gigl_loader.sampler.anchors import AnchorRoots
 from gigl_loader.sampler.edges import EdgeRoots
-from gigl_loader.sampler.expansion import EdgeCollector, Sampled
-from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.sampler.neighbor import EdgeCollector, NeighborSampler, Sampled
 from gigl_loader.sampler.plan import (
     Draw,
     Drawn,

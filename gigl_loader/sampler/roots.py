@@ -2,7 +2,7 @@
 
 A sampler is roots x draw x expansion. `Roots` say which nodes a batch starts with and what it tells
 of them; the plan says how neighbours are drawn (`gigl_loader.sampler.plan.Draw`) and how the
-batch grows (`gigl_loader.sampler.expansion`). Where the graph has times, the time of each seed
+batch grows (`gigl_loader.sampler.neighbor`). Where the graph has times, the time of each seed
 limits what its tree may have (`SeedTimes`).
 """
 
