@@ -49,7 +49,7 @@ from gigl_loader.remote import (
     shared,
     source,
     storage_cluster,
-    storage_process,  # fmt: skip
+    storage_process,
 )
 from gigl_loader.remote.membership import Leader
 from gigl_loader.remote.service import DistServer
