@@ -14,6 +14,7 @@
 #   make image             the steps of the Dockerfile in a clean folder, without a container engine
 #   make docs              the site, into docs/_build/html
 #   make bench             the benchmarks in examples/benchmarks
+#   make gpu               GPU tests and benchmarks (ARGS=--rehearse: small, on the CPU)
 #   make chaos             real jobs under drawn faults, each epoch against an undisturbed one
 #   make compare-faults    what loaders do when a worker is killed...: ours, PyG, graphlearn-torch
 #   make simulate          the coordination of 16 to 4,096 ranks, and 200 schedules of faults
@@ -33,7 +34,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test lint coverage image docs bench chaos compare-faults simulate test-tls test-modern test-native clean
+.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test lint coverage image docs bench gpu chaos compare-faults simulate test-tls test-modern test-native clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -91,6 +92,9 @@ docs:
 
 bench:
 	@set -e; for script in examples/benchmarks/*/bench*.py; do echo "== $$script"; $(NEWEST) python $$script $(ARGS); done
+
+gpu:
+	@OMP_NUM_THREADS=1 $(TESTED) python examples/benchmarks/gpu/bench.py $(ARGS)
 
 chaos:
 	@$(TESTED) python examples/benchmarks/faults/chaos.py $(ARGS)

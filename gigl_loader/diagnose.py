@@ -66,6 +66,7 @@ def versions() -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             yield Finding(package, "not installed", bad=package not in _OPTIONAL)
     yield Finding("GPUs", _gpus())
+    yield Finding("kernels for GPUs", _device_kernels())
 
 
 def _gpus() -> str:
@@ -74,8 +75,20 @@ def _gpus() -> str:
     if not torch.cuda.is_available():
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
         return f"none found (torch is built for {built}); batches stay on the CPU"
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return f"{len(names)}: {', '.join(sorted(set(names)))}"
+    found = []
+    for number in range(torch.cuda.device_count()):
+        free, whole = torch.cuda.mem_get_info(number)
+        name = torch.cuda.get_device_name(number)
+        found.append(f"{name} ({free / 1e9:.1f} of {whole / 1e9:.1f} GB free)")
+    return f"{len(found)}: {', '.join(found)}"
+
+
+def _device_kernels() -> str:
+    """Return which kernels a GPU is sampled with."""
+    try:
+        return f"Warp {importlib.metadata.version('warp-lang')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "torch's operators; pip install 'gigl_loader[gpu]' for compiled ones"
 
 
 def glt_door() -> Iterator[Finding]:

@@ -12,7 +12,8 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "gigl_loader"
 ORDER = (
     "_glt", "transport", "memory", "dataset", "sampler", "rowcache", "workers", "remote", "collate",
-    "device", "loader", "inference", "tables", "plan", "commands", "graph_store", "ray", "testing",
+    "device", "on_device", "loader", "inference", "tables", "plan", "commands", "graph_store",
+    "ray", "testing",
 )  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -63,10 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _option(name: str) -> str:
+    """Return the option of a keyword: ``--edge-dir`` of ``edge_dir``."""
+    return f"--{name.replace('_', '-')}"
+
+
 def in_shell_words(message: str, names: Iterable[str]) -> str:
     """Return a message with options in place of keywords, those of ``names``."""
     for name in names:
-        option = f"--{name.replace('_', '-')}"
+        option = _option(name)
         # A switch is given alone, others with their value.
         message = re.sub(rf"\b{name}=True\b", option, message)
         message = re.sub(rf"\b{name}=(?=[\w\"'])", f"{option} ", message)
@@ -79,7 +84,7 @@ def _check_for_graph(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     if args.tables is not None:
         raise ConfigError("give a YAML file that describes tables, or --pyg FILE, not both")
     given = [
-        f"--{name.replace('_', '-')}"
+        _option(name)
         for name, value in vars(args).items()
         if name not in _OF_GRAPHS and value != parser.get_default(name)
     ]

@@ -14,6 +14,7 @@ from typing import Any
 
 from gigl_loader.commands.status import add_security, host_and_port, security_of
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
+from gigl_loader.plan.device import DevicePlan, plan_device
 from gigl_loader.plan.expect import DegreeDistribution
 from gigl_loader.plan.measure import Answerer, Other
 from gigl_loader.plan.model import Plan, estimate
@@ -21,6 +22,12 @@ from gigl_loader.plan.needs import DTYPE_BYTES, SHIPPED, Costs, Job, graph_bytes
 from gigl_loader.sizes import NUMBER, parse_size, read_number
 
 _LINK_GBIT = 10.0
+_OF_A_GRAPH = ("nodes", "edges", "dim", "dtype")
+_OF_A_JOB = (
+    "num_neighbors", "batch_size", "ranks_per_machine", "num_workers", "cores", "step_ms",
+    "deployment", "encrypted", "degree_distribution",
+)  # fmt: skip
+"""Options that `Job` has under the same name, with the same unit."""
 _OF_A_PLAN = ("root", "nodes", "edges", "dim", "dtype", "costs", "picture", "json")
 _EXAMPLE = """example:
   gigl-loader plan --nodes 111M --edges 1.6B --dim 128 --dtype float16 --num-neighbors 15,10 \\
@@ -44,10 +51,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         costs = Costs.read(Path(args.costs) if args.costs else SHIPPED)
         job, degrees = _job(args, costs)
         plan = estimate(job, costs, degrees)
+        device = None if args.gpu is None else plan_device(job, plan.batch, args.gpu)
         # Before the text: it may fail, and then there should be an error alone.
         if args.picture:
             draw(Path(args.picture), job, costs, degrees)
-        print(json.dumps(_as_json(plan, costs), indent=1) if args.json else table(plan, costs))
+        if args.json:
+            print(json.dumps(_as_json(plan, costs, device), indent=1))
+        else:
+            print("\n".join([table(plan, costs), *_of_a_gpu(device)]))
     except GiglLoaderError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return exit_code(error)
@@ -124,6 +135,8 @@ def _parser() -> argparse.ArgumentParser:
     machines.add_argument("--cores", type=int, default=16, help="of each machine (default 16)")
     machines.add_argument("--memory", type=gigabytes, metavar="GB", help="of each machine, as in "
                           "64GB")  # fmt: skip
+    machines.add_argument("--gpu", type=gigabytes, metavar="GB", help="memory of a GPU that "
+                          "samples the graph itself, as in 80GB: say what fits where")  # fmt: skip
     machines.add_argument("--link", type=gigabits, help="as in 25Gbit (default: what was measured "
                           "with a second host, else 10)")  # fmt: skip
     machines.add_argument("--disk", type=gigabytes, default=1.0, metavar="GB", help="that a "
@@ -149,10 +162,8 @@ def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, DegreeDistributio
         from gigl_loader.plan.graph_on_disk import read_root  # with torch, which figures do without
 
         known, degrees, parts = read_root(Path(args.root))
-    given = {
-        "nodes": args.nodes, "edges": args.edges, "dim": args.dim, "dtype": args.dtype,
-    }  # fmt: skip
-    # What is given comes before what the directory has: a plan for the same graph with wider rows.
+    # Options come before the directory's figures: a plan for the same graph with wider rows.
+    given = {name: getattr(args, name) for name in _OF_A_GRAPH}
     known |= {name: value for name, value in given.items() if value is not None}
     missing = [name for name in ("nodes", "edges", "dim") if name not in known]
     if missing:
@@ -161,21 +172,19 @@ def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, DegreeDistributio
     machines = (1 if is_store else parts or 1) if args.machines is None else args.machines
     servers = ((is_store and parts) or 0) if args.num_servers is None else args.num_servers
     job = Job(
-        **known, fanouts=args.num_neighbors, batch_size=args.batch_size, machines=machines,
-        ranks_per_machine=args.ranks_per_machine, workers=args.num_workers, cores=args.cores,
-        link_gbit=args.link or costs.link_gbit or _LINK_GBIT, step_ms=args.step_ms,
-        deployment=args.deployment, servers=servers, encrypted=args.encrypted,
-        memory_gb=args.memory, disk_gb_per_s=args.disk, law=args.degree_distribution,
-        cache=args.remote_cache if isinstance(args.remote_cache, float) else 0.0,
+        **known, **{name: getattr(args, name) for name in _OF_A_JOB}, machines=machines,
+        num_servers=servers, link_gbit=args.link or costs.link_gbit or _LINK_GBIT,
+        memory_gb=args.memory, disk_gb_per_s=args.disk,
+        remote_cache=args.remote_cache if isinstance(args.remote_cache, float) else 0.0,
     )  # fmt: skip
     if parts and parts != job.parts:  # the directory would be partitioned anew
-        there = replace(job, servers=parts) if is_store else replace(job, machines=parts)
+        there = replace(job, num_servers=parts) if is_store else replace(job, machines=parts)
         job = there.with_machines(machines, servers)
     if args.remote_share is not None:
-        job = replace(job, remote=args.remote_share)
+        job = replace(job, remote_share=args.remote_share)
     # Bytes are a share of a job's own rows, so the job comes first.
     if isinstance(args.remote_cache, int):
-        job = replace(job, cache=share_kept(job, args.remote_cache))
+        job = replace(job, remote_cache=share_kept(job, args.remote_cache))
     return job, degrees
 
 
@@ -287,8 +296,29 @@ def _answer(args: argparse.Namespace) -> int:
 # --- what is printed ------------------------------------------------------------------------------
 
 
-def _as_json(plan: Plan, costs: Costs) -> dict[str, Any]:
+_PLACES = {
+    "device": 'fits: dataset.to("cuda"), num_workers=0',
+    "host": 'the features do not fit: dataset.to("cuda", features="host") leaves them in pinned '
+    "memory of the host",
+    "workers": "DOES NOT FIT: sample with workers, or give smaller batches",
+}
+
+
+def _of_a_gpu(device: DevicePlan | None) -> list[str]:
+    if device is None:
+        return []
+    parts = {
+        "edges and labels": device.structure, "features": device.features,
+        "batches under way": device.batches,
+    }  # fmt: skip
+    title = f"memory of a GPU of {device.gpu_gb:g} GB that samples the whole graph"
+    return ["", *_rows(title, parts, _gigabytes, total=True)[:-1], _PLACES[device.where]]
+
+
+def _as_json(plan: Plan, costs: Costs, device: DevicePlan | None) -> dict[str, Any]:
+    of_a_gpu = None if device is None else asdict(device) | {"where": device.where}
     return asdict(plan) | {
+        "gpu": of_a_gpu,
         "seeds_per_second": plan.seeds_per_second, "bottleneck": plan.bottleneck,
         "fits": plan.fits, "costs": {"machine": costs.machine, "date": costs.date},
     }  # fmt: skip
@@ -380,7 +410,7 @@ def draw(path: Path, job: Job, costs: Costs, degrees: DegreeDistribution | None 
     # An eighth to eight times as many as are planned for, in steps of two as the axis has.
     counts = sorted({max(1, round(job.machines * 2**k)) for k in range(-3, 4)})
     jobs = [
-        job.with_machines(count, job.servers)
+        job.with_machines(count, job.num_servers)
         for count in counts
         if job.is_store or count <= job.nodes
     ]
@@ -403,7 +433,7 @@ def draw(path: Path, job: Job, costs: Costs, degrees: DegreeDistribution | None 
     axes.set_xlabel("training machines")
     axes.set_ylabel("seeds/s of all ranks")
     axes.set_title(f"{job.deployment}, {job.nodes:,.0f} nodes, {job.edges:,.0f} edges, {job.dim} "
-                   f"{job.dtype}, {list(job.fanouts)}", fontsize=9)  # fmt: skip
+                   f"{job.dtype}, {list(job.num_neighbors)}", fontsize=9)  # fmt: skip
     axes.legend(fontsize=8, handlelength=4)
     axes.grid(alpha=0.3)
     figure.tight_layout()

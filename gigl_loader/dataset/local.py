@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.mapped import is_mapped_format
 from gigl_loader.dataset.mapped_reader import MappedPart, Memory, OriginalIds
 from gigl_loader.dataset.partition_output import PartitionBook, PartitionOutput, read_output
+from gigl_loader.dataset.placement import FeaturesOn, Placement, existing_device
 from gigl_loader.dataset.progress import showing
 from gigl_loader.dataset.pyg_graph import (
     CheckedGraph,
@@ -98,6 +100,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         self._original: dict[NodeType | EdgeType, OriginalIds] = {}
         self.max_labels_per_anchor_node = max_labels_per_anchor_node
         self._weight_attr: str | None = None
+        self._placement: Placement | None = None
 
     # --- ways in ----------------------------------------------------------------------------------
 
@@ -412,6 +415,50 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         if time_attr not in self._by_time:
             self._by_time[time_attr] = with_times(view, time_attr)
         return self._by_time[time_attr]
+
+    # --- on a device ------------------------------------------------------------------------------
+
+    def to(
+        self,
+        device: torch.device | str | int,
+        *,
+        features: FeaturesOn = "device",
+        kernels: str | None = None,
+    ) -> "DistDataset":
+        """Move this dataset to a device, where loaders with ``num_workers=0`` then sample it.
+
+        Edges, features and labels are copied there; what is in shared memory stays, as seeds,
+        labels and negatives are found on the host. Batches are the same bit for bit. As with PyG's
+        ``Data.to``, this dataset itself is changed, and returned.
+
+        Args:
+            device: A CUDA device; ``"cpu"`` takes the dataset back, and the copies are freed with
+                the last loader that uses them.
+            features: ``"host"``: features of nodes and edges lie in pinned memory of the host,
+                which the device reads over its bus. For features that do not fit.
+            kernels: ``"torch"`` or ``"warp"``: what draws. None: Warp where it is installed (extra
+                ``gpu``). Named with ``"cpu"``, the CPU does all that a device would: for tests and
+                rehearsals.
+
+        Raises:
+            ConfigError: There is no such device, or not enough free memory on it; or Warp is asked
+                for and not installed.
+            UsageError: The dataset is empty.
+        """
+        view = self.view()
+        target = existing_device(device)
+        if target.type == "cpu" and kernels is None:
+            self._placement = None
+            return self
+        placement = Placement(target, features, kernels)
+        placement.place(view)
+        self._placement = placement
+        return self
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where loaders sample this dataset; None: on the host."""
+        return self._placement
 
     # --- rows of all partitions -------------------------------------------------------------------
 

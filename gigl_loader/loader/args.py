@@ -24,6 +24,7 @@ from gigl_loader.loader.config import (
     flag,
     positive,
 )
+from gigl_loader.loader.pad_keyword import check_pad
 from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.world import check_shard
 from gigl_loader.options import (
@@ -132,6 +133,13 @@ class LoaderOptions:
     transform_sampler_output: Callable[[Any], Any] | None = None
     """Called in this process with PyG's ``SamplerOutput`` of each batch, before it becomes one;
     returns it changed. Nothing that was not sampled can be added."""
+    pad: bool | dict[str, Any] = False
+    """Give all batches the same shapes, by dead nodes and edges that no real node hears of:
+    ``pad_node_mask`` and ``pad_edge_mask`` are False there, and all else is 0. True: by what batch
+    size and fan-outs bound. ``{"nodes": sizes, "edges": sizes}``, with sizes by type of a
+    heterogeneous graph and two dead nodes of each type included: a batch that does not fit is split
+    by its seeds into smaller ones, and with ``"larger": "bound"`` it gets the bound's shape
+    instead. `gigl_loader.padding_sizes` measures sizes. See the page "Batches of one shape"."""
     expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
     """How batches grow from their seeds; each of its fields is a keyword of its own."""
 
@@ -185,6 +193,7 @@ class LoaderOptions:
             )
         if self.pin_memory_device is not None:
             check_device(self.pin_memory_device)
+        self._check_pad()
         for name in ("prefetch_size", "num_cpu_threads"):
             if getattr(self, name) is not None:
                 positive(name, getattr(self, name))
@@ -202,6 +211,13 @@ class LoaderOptions:
         if self.worker_init_fn is not None:
             raise ConfigError(
                 "worker_init_fn is for sampling processes, and this loader starts none"
+            )
+
+    def _check_pad(self) -> None:
+        check_pad(self.pad)
+        if self.pad is not False and self.transform_sampler_output is not None:
+            raise ConfigError(
+                "pad needs batches as they were sampled: leave transform_sampler_output out, or pad"
             )
 
     def _check_fanouts_agree(self) -> None:

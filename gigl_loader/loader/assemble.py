@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -19,13 +19,15 @@ from gigl_loader._glt import (
     init_worker_group,
 )
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import is_label_edge_type
+from gigl_loader.dataset.schema import DatasetSchema, NodeType, is_label_edge_type
 from gigl_loader.errors import ConfigError, explained_limits
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.config import SamplerClass
+from gigl_loader.loader.device_source import DeviceSource, check_on_device
 from gigl_loader.loader.in_process import InProcessSource, check_in_process
+from gigl_loader.loader.pad_keyword import Padding, make_padding
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, runtime_or_alone
 from gigl_loader.loader.seed_input import RankInput, share_input, told_to_others, weighted_types
 from gigl_loader.loader.world import agree_on_seed
@@ -118,6 +120,10 @@ _AS_GIVEN = (
 """Options of the user that `BaseDistLoader` takes by the same names."""
 
 
+MakeSource = Callable[..., BatchSource]
+"""Makes a source, which is not started, of dataset, input and config."""
+
+
 @explained_limits("building a loader")
 def colocated_arguments(
     dataset: Any, options: LoaderOptions, runtime: DistributedRuntimeInfo, make_input: LocalInput
@@ -138,6 +144,10 @@ def colocated_arguments(
         data, whole, sampler, config = _check_colocated(dataset, options, make_input)
         given = options.with_chosen_sampler(sampler, data.schema, whole.input_type)
         epoch_options, device = given.epoch_options(), given.device(runtime.local_rank)
+        check_on_device(data, device, in_process=given.in_process)
+        padding = _padding(
+            options, config, data.schema, data.view().num_nodes, [whole], sampler, runtime
+        )
     same = given.same_on_all_ranks(config, epoch_options)
     told = RankInput(
         weighted=weighted_types(data) if given.is_weighted else None,
@@ -151,21 +161,19 @@ def colocated_arguments(
     if given.shard == "world":
         epoch_options = agree_on_seed(epoch_options, given.seed, runtime.world_size)
     samples = _in_this_process if given.in_process else _in_workers
+    if data.placement is not None:
+        samples = partial(_in_this_process, source=DeviceSource)
     worker_options, producer = samples(given, runtime, device, data.num_partitions)
     return {
         "dataset": data, "sampler_input": sampler_input, "dataset_schema": data.schema,
         "sampling_config": config, "device": device, "runtime": runtime,
         "worker_options": worker_options, "sampler_options": given.sampler_options,
-        "epoch_options": epoch_options,
+        "epoch_options": epoch_options, "padding": padding,
         "producer": producer(
             data, sampler_input, config, sampler_options=given.sampler_options,
             epoch_options=epoch_options,
         ),
     }  # fmt: skip
-
-
-MakeSource = Callable[..., BatchSource]
-"""Makes a source, which is not started, of dataset, input and config."""
 
 
 def _in_workers(
@@ -201,15 +209,16 @@ def _in_workers(
 
 
 def _in_this_process(
-    given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, partitions: int
-) -> tuple[CollocatedDistSamplingWorkerOptions, MakeSource]:
+    given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, partitions: int,
+    source: MakeSource = InProcessSource,
+) -> tuple[CollocatedDistSamplingWorkerOptions, MakeSource]:  # fmt: skip
     """Return what takes the place of worker options, and what makes a source without workers."""
     if device.type == "cpu" and given.num_cpu_threads is not None:
         torch.set_num_threads(given.num_cpu_threads)
     # GLT's context, which `check_context` asks for in every colocated loader.
     init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
     options = CollocatedDistSamplingWorkerOptions(runtime.master_ip_address, NO_PORT)
-    return options, partial(InProcessSource, concurrency=given.worker_concurrency, device=device)
+    return options, partial(source, concurrency=given.worker_concurrency, device=device)
 
 
 def _check_colocated(
@@ -276,7 +285,8 @@ def remote_arguments(
     schema = dataset.fetch_schema()
     config = options.sampling_config(schema)
     given = options.with_chosen_sampler(default_sampler, schema, inputs[0].input_type)
-    given.check_feature_store(schema, dataset.fetch_num_nodes())
+    num_nodes = dataset.fetch_num_nodes()
+    given.check_feature_store(schema, num_nodes)
     prefetch = given.prefetch_size
     if prefetch is None:
         prefetch = max(LEAST_PREFETCH, given.worker_concurrency)
@@ -296,7 +306,23 @@ def remote_arguments(
         "epoch_options": replace(given.epoch_options(), cache=given.cache),
         "worker_options": worker_options, "producer": DistServer.create_sampling_producer,
         "sampler_options": given.sampler_options,
+        "padding": _padding(options, config, schema, num_nodes, inputs, default_sampler, runtime),
     }  # fmt: skip
+
+
+def _padding(
+    given: LoaderOptions, config: SamplingConfig, schema: DatasetSchema,
+    num_nodes: Mapping[NodeType, int], inputs: list[NodeSamplerInput],
+    sampler: SamplerClass | None, runtime: DistributedRuntimeInfo,
+) -> Padding | None:  # fmt: skip
+    """Return how batches are padded, where nothing but the user's options was chosen so far."""
+    in_step = given.even_ranks is not None or given.shard == "world"
+    return make_padding(
+        given.pad, fanouts=config.num_neighbors, batch_size=given.batch_size,
+        expansion=given.expansion, schema=schema, num_nodes=num_nodes, inputs=inputs,
+        sampler=sampler, chosen=given.sampler_options,
+        in_step=in_step and runtime.world_size > 1,
+    )  # fmt: skip
 
 
 def check_weights(data: DistDataset, with_weight: bool) -> None:

@@ -32,7 +32,8 @@ from gigl_loader.loader import config, deployment
 from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.deployment import check_context, check_deployment, the_producer
 from gigl_loader.loader.epoch import EpochProgress, HandedOut, link_bytes_per_s
-from gigl_loader.loader.iterator import EpochIterator, Epochs
+from gigl_loader.loader.iterator import EpochIterator, Epochs, check_length
+from gigl_loader.loader.pad_keyword import Padding
 from gigl_loader.loader.runtime import (
     DistributedRuntimeInfo,
     initialize_colocated_sampling_worker,
@@ -44,7 +45,7 @@ from gigl_loader.message import IS_HETERO, SampleMessage, stays_on_host
 from gigl_loader.options import EpochOptions, SamplerOptions, options_of_batches
 from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
-from gigl_loader.sampler.plan import DRAW_VERSION
+from gigl_loader.sampler.plan import DRAW_VERSION, WEIGHTED_VERSION
 from gigl_loader.seeds import SeedsTold, check_same_seeds
 from gigl_loader.workers.agreement import StartTurns
 from gigl_loader.workers.producer import DistSamplingProducer
@@ -95,6 +96,7 @@ class BaseDistLoader(DistLoader):
             ``r``, ``r + W``...
         transform: Called with each batch; what it returns is yielded in its place.
         transform_sampler_output: Called with PyG's ``SamplerOutput`` of each batch.
+        padding: Shape of all batches; None: each has its own.
 
     Raises:
         ConfigError: ``shard="world"``, and ranks differ in their input or options.
@@ -136,6 +138,7 @@ class BaseDistLoader(DistLoader):
         shard: str = "machine",
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,
+        padding: Padding | None = None,
         sampler: DistSamplingProducer | Callable[..., int] | None = None,
     ) -> None:
         producer = the_producer(producer, sampler)
@@ -155,7 +158,8 @@ class BaseDistLoader(DistLoader):
         self._non_blocking_transfers = non_blocking_transfers
         self._runtime = runtime
         self._even_ranks, self._shard = even_ranks, shard
-        self._device_prefetch = device_prefetch
+        self._device_prefetch, self._padding = device_prefetch, padding
+        self._may_split = padding is not None and padding.may_split
         self._transform = config.checked_function("transform", transform)
         self._transform_output = config.checked_function(
             "transform_sampler_output", transform_sampler_output
@@ -296,7 +300,8 @@ class BaseDistLoader(DistLoader):
     # -- epochs ---------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Return the batches of an epoch on this rank."""
+        """Return the batches of an epoch on this rank; raise `TypeError` where some are split."""
+        check_length(known=not self._may_split)
         return self._epochs.num_steps
 
     def __repr__(self) -> str:
@@ -307,7 +312,7 @@ class BaseDistLoader(DistLoader):
         deployment = "graph store" if self._is_remote_worker else "colocated"
         closed = ", shut down" if self._shutdowned else ""
         return (
-            f"{kind}({deployment}, seeds={self._input_len}, batches={len(self)}, "
+            f"{kind}({deployment}, seeds={self._input_len}, batches={self._epochs.num_steps}, "
             f"batch_size={self.batch_size}, workers={self._source.num_workers}, "
             f"epoch={self.epoch}{closed})"
         )
@@ -331,6 +336,7 @@ class BaseDistLoader(DistLoader):
             self._source, positions, progress,
             collate=self._collate_fn, handed_out=self._handed_out, engine=self._engine,
             depth=self._device_prefetch,
+            split=self._padding.split if self._padding and self._may_split else None,
         )  # fmt: skip
 
     def __next__(self) -> Data | HeteroData:
@@ -370,19 +376,21 @@ class BaseDistLoader(DistLoader):
 
     def _identity(self) -> dict[str, Any]:
         of_world = self._shard == "world"
+        by_logarithm = self.with_weight and not self._epoch_options.replace
         # One state goes for all ranks, of any number, where batches are numbered over the job.
         of_rank = {"rank": self._runtime.rank, "world_size": self._runtime.world_size}
         return {
             "shard": self._shard,
             "num_seeds": self._input_len,
             "seeds_digest": self._seeds_digest,
-            "num_batches": int(self._num_expected) if of_world else len(self),
+            "num_batches": int(self._num_expected) if of_world else self._epochs.num_steps,
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "seed": self._epoch_options.seed,
-            "draw_version": DRAW_VERSION,
+            "draw_version": WEIGHTED_VERSION if by_logarithm else DRAW_VERSION,
             **({} if of_world else of_rank),
+            **({"pad": str(self._padding)} if self._may_split else {}),
         }
 
     @functools.cached_property
@@ -458,7 +466,7 @@ class BaseDistLoader(DistLoader):
             PeerError: A worker failed.
         """
         self._check_usable()
-        message = self._source.sample(read_positions(index, self._input_len)).message
+        message = self._source.sample(read_positions(index, self._input_len)).whole()
         # `_collate_fn` takes it that messages were copied ahead; this one was not. Not through the
         # epoch's engine: its copies stand in a line, in the order of the epoch.
         if self._engine is not None:
@@ -492,6 +500,8 @@ class BaseDistLoader(DistLoader):
             named = self._dataset_schema.edge_attributes.values()
             of_edges = {name for names in named for name in names}
             msg = transformed(msg, self._transform_output, *types, of_edges)
+        if self._padding is not None:
+            msg = self._padding.padded(msg)
         batch = self._make_batch(msg)
         return batch if self._transform is None else self._transform(batch)
 

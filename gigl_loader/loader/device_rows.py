@@ -12,9 +12,7 @@ is the same on all ranks: NCCL waits for ever where ranks exchange in different 
 """
 
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -26,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.device.engine import full_device
+from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, ProtocolError
 from gigl_loader.loader.collective import AnswerFailedError, CollectivePeers, Packing
 from gigl_loader.memory.segments import Array, align, nbytes_of
@@ -38,69 +36,6 @@ from gigl_loader.sampler.row_exchange import LaterRows, rows_request
 
 # Of all types that a row of features may be copied as, whatever it holds: bits stay bits.
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-# Seconds between two looks at the device. At most that is added to the wait for rows; meanwhile
-# other threads have the interpreter.
-_POLL_S = 0.0002
-
-
-class RowMemory:
-    """Bytes of one device, and of the host for what is copied there.
-
-    On CUDA all work is launched on a stream of its own: exchanges wait for no step of the model,
-    and no step for them. Other devices have no streams here, and the host waits for each copy.
-
-    Args:
-        device: The device; without an index, the current one of its type.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = full_device(device)  # lanes are threads: their current one is the first
-        self._on_cuda = device.type == "cuda"
-        self._stream: Any = torch.cuda.Stream(self.device) if self._on_cuda else None
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Launch on this memory's stream inside the block, in this thread."""
-        if self._stream is None:
-            yield
-            return
-        # a thread starts with device 0, and NCCL asks for the current one
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-            yield
-
-    def on_host(self, nbytes: int) -> Tensor:
-        """Return ``[nbytes]`` uint8 of the host to copy from.
-
-        Pinned for CUDA, by torch's allocator: it gives the memory to nobody else before the copy
-        from it is done.
-        """
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._on_cuda)
-
-    def empty(self, nbytes: int) -> Tensor:
-        """Return ``[nbytes]`` uint8 of the device."""
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-
-    def uploaded(self, host: Tensor) -> Tensor:
-        """Return a copy of what `on_host` returned, on the device."""
-        return host.to(self.device, non_blocking=self._on_cuda)
-
-    def mark(self) -> Any:
-        """Return an event behind all that was launched so far; None: the host has waited for it."""
-        if self._stream is None:
-            return None
-        event = torch.cuda.Event()
-        event.record(self._stream)
-        return event
-
-    def lend(self, tensors: Iterable[Tensor]) -> None:
-        """Keep the memory of ``tensors``, once dropped, for the calling thread's current stream.
-
-        It belongs to the stream of the exchange, which would write to it again at once.
-        """
-        if self._on_cuda:
-            current = torch.cuda.current_stream(self.device)
-            for tensor in tensors:
-                tensor.record_stream(current)
 
 
 def backend_for(device: torch.device) -> str | None:
@@ -126,13 +61,13 @@ def device_rows(
     if not peers.least(int(backend is not None)):
         return None
     assert backend is not None, "the least of all ranks is at most this one's"
-    return DeviceRows(peers, view, RowMemory(device), backend, timeout_s)
+    return DeviceRows(peers, view, DeviceMemory(device), backend, timeout_s)
 
 
 class RowsOnDevice:
     """Rows of one batch, complete, by key of the message."""
 
-    def __init__(self, found: dict[str, Tensor], memory: RowMemory) -> None:
+    def __init__(self, found: dict[str, Tensor], memory: DeviceMemory) -> None:
         self._found, self._memory = found, memory
 
     @property
@@ -227,8 +162,8 @@ class DeviceRows:
     """
 
     def __init__(
-        self, peers: CollectivePeers, view: PartitionView[Array], memory: RowMemory, backend: str,
-        timeout_s: float,
+        self, peers: CollectivePeers, view: PartitionView[Array], memory: DeviceMemory,
+        backend: str, timeout_s: float,
     ) -> None:  # fmt: skip
         self._view, self._memory, self._timeout_s = view, memory, timeout_s
         self._size = peers.size
@@ -375,13 +310,8 @@ class DeviceRows:
         Raises:
             PeerTimeoutError: It has not in time.
         """
-        # Not `event.synchronize()`, which has no deadline: where a rank is gone, NCCL's kernel
-        # never ends.
-        deadline = time.monotonic() + self._timeout_s
-        while event is not None and not event.query():
-            if time.monotonic() >= deadline:
-                raise PeerTimeoutError(
-                    f"rows did not come from device to device within {self._timeout_s:g} s: a rank "
-                    "has stopped or ended; see the logs of the other ranks, and start the job again"
-                )
-            time.sleep(_POLL_S)
+        if not self._memory.wait(event, self._timeout_s):
+            raise PeerTimeoutError(
+                f"rows did not come from device to device within {self._timeout_s:g} s: a rank "
+                "has stopped or ended; see the logs of the other ranks, and start the job again"
+            )

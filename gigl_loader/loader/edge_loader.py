@@ -196,8 +196,10 @@ class DistLinkNeighborLoader(BaseDistLoader):
 
     def _identity(self) -> dict[str, Any]:
         pairs = self._negatives is not None and self._negatives.mode.value == BINARY
-        version = {"draw_version": STRICT_PAIRS_VERSION} if self._strict and pairs else {}
-        return {**super()._identity(), **version}
+        identity = super()._identity()
+        if self._strict and pairs:
+            identity["draw_version"] = max(identity["draw_version"], STRICT_PAIRS_VERSION)
+        return identity
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         batch = super()._make_batch(msg)

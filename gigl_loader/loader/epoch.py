@@ -17,6 +17,8 @@ _OF_OLD_STATES = {"shard": "machine", "draw_version": 1}
 """Values of older states, saved before there was a choice."""
 _OF_A_RANK = ("rank", "num_seeds", "seeds_digest")
 """Entries that may differ between ranks that take the same number of steps."""
+_PAD = "pad"
+"""Entry of a loader that may split batches: the sizes that its parts depend on."""
 
 
 @dataclass
@@ -29,11 +31,14 @@ class EpochProgress:
     ahead: set[int] = field(default_factory=set)
     """Positions handed out beyond that run; only where ``in_order=False``."""
     finished: bool = False
+    parts: dict[int, int] = field(default_factory=dict)
+    """Of batches that are split and not handed out whole: how many parts were, by position."""
     share: WorldShare | None = None
     """This rank's part of the job's batches; None: the positions are of this rank alone."""
 
     def note(self, position: int) -> None:
         """The batch at ``position`` of the epoch's sequence was handed out."""
+        self.parts.pop(position, None)
         if self.share is not None:
             # World sharding is in order, so this place tells of all before it.
             self.yielded = self.share.taken_with(position)
@@ -43,6 +48,10 @@ class EpochProgress:
         while self.yielded in self.ahead:
             self.ahead.remove(self.yielded)
             self.yielded += 1
+
+    def note_part(self, position: int) -> None:
+        """A part of the batch at ``position`` was handed out, and not the last one."""
+        self.parts[position] = self.parts.get(position, 0) + 1
 
     def positions_left(self, total: int) -> list[int]:
         """Return the positions that are still to come, of ``total`` or of the share."""
@@ -58,6 +67,8 @@ class EpochProgress:
             "yielded": self.yielded,
             "ahead": sorted(self.ahead),
             "finished": self.finished,
+            # Only where there are some: all other states are those that earlier versions read.
+            **({"parts": sorted(self.parts.items())} if self.parts else {}),
             **identity,
         }
 
@@ -87,9 +98,13 @@ class EpochProgress:
         of_other_rank = state.get("rank") != identity.get("rank")
         # Not with batches taken out of order: which ones they were is true of one rank only.
         may_differ = _OF_A_RANK if of_other_rank and in_step and not state["ahead"] else ()
+        parts = dict(state.get("parts", ()))
+        if not parts:  # sizes decide which seeds a part has, and nothing between batches
+            may_differ = (*may_differ, _PAD)
+        now = {_PAD: None, **identity} if parts else identity
         changed = {
             name: (state.get(name), value)
-            for name, value in identity.items()
+            for name, value in now.items()
             if state.get(name) != value and name not in may_differ
         }
         if changed:
@@ -105,13 +120,17 @@ class EpochProgress:
                 )
             if "draw_version" in changed:
                 hint = "this version draws other batches: begin an epoch, or go on with the old one"
+            if _PAD in changed:
+                hint = "it was saved within a batch that is split: give pad= the saved sizes"
             if "shard" in changed:
                 hint = "change shard between epochs, with set_epoch() in place of the state"
             raise ConfigError(
                 "the state was saved by a loader that differs in (saved -> now) "
                 f"{', '.join(texts)}: {hint}"
             )
-        return cls(state["epoch"], state["yielded"], set(state["ahead"]), state["finished"])
+        return cls(
+            state["epoch"], state["yielded"], set(state["ahead"]), state["finished"], parts
+        )  # fmt: skip
 
 
 @dataclass

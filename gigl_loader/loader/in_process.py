@@ -16,7 +16,8 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -462,7 +463,7 @@ class InProcessSource:
         """Return a batch, and the fields whose rows are to be exchanged between devices."""
         ticket = request.ticket
         started = time.perf_counter()
-        try:
+        with named_errors(ticket):
             fields = sampled_fields(self._samplers[lane], request, self._view)
             # Rows that go from device to device stay out of the message, and are read for the
             # exchange.
@@ -470,12 +471,6 @@ class InProcessSource:
             fields = [one for one in fields if not isinstance(one.write, LaterRows)]
             sampled = time.perf_counter()
             message, nbytes = self._memory[lane].write(fields)
-        except PeerError:  # of the exchange: the others know
-            raise
-        except Exception as error:
-            where = f"the sampler in this process, epoch {ticket.epoch}, batch {ticket.batch},"
-            cause = f"{type(error).__name__}: {error}"
-            raise SamplingError(where, cause, traceback.format_exc()) from error
         stats = {
             "seeds": request.seeds.size, "idle_s": 0.0, "sample_s": sampled - started,
             "gather_s": time.perf_counter() - sampled, "ended_ns": time.time_ns(),
@@ -513,6 +508,19 @@ class InProcessSource:
             self._rows.close()
         for peers in self._peers:
             peers.close()
+
+
+@contextmanager
+def named_errors(ticket: BatchTicket) -> Iterator[None]:
+    """Raise what the sampler raises inside the block as a `SamplingError` of this batch."""
+    try:
+        yield
+    except PeerError:  # of the exchange: the others know
+        raise
+    except Exception as error:
+        where = f"the sampler in this process, epoch {ticket.epoch}, batch {ticket.batch},"
+        cause = f"{type(error).__name__}: {error}"
+        raise SamplingError(where, cause, traceback.format_exc()) from error
 
 
 def _with_rows(found: Received, rows: RowsOnDevice) -> Received:

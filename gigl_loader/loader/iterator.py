@@ -5,7 +5,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ class EpochIterator:
         handed_out: Counts what was handed out.
         engine: Copies messages to the device ahead of use; None: `collate` takes them as they come.
         depth: Messages that are copied ahead.
+        split: Returns a message as those that it is handed out as; None: each is one batch.
     """
 
     def __init__(
@@ -47,11 +48,14 @@ class EpochIterator:
         handed_out: HandedOut,
         engine: CopyEngine | None = None,
         depth: int = 2,
+        split: Callable[[SampleMessage], list[SampleMessage]] | None = None,
     ) -> None:
         self._source, self._progress = source, progress
         self._collate, self._handed_out = collate, handed_out
         self._positions, self._left = positions, len(positions)
         self._ended: str | None = None
+        self._split = split
+        self._parts: _Parts | None = None
         self._ahead: CopyAhead[Any] | None = None
         if engine is not None:
             # The source's and not a method: what held this iterator in turn would keep it, and its
@@ -62,6 +66,7 @@ class EpochIterator:
         return self
 
     def __len__(self) -> int:
+        check_length(known=self._split is None)
         return self._left
 
     def __next__(self) -> Data | HeteroData:
@@ -75,6 +80,8 @@ class EpochIterator:
 
     def _next_batch(self) -> Data | HeteroData | None:
         started = time.perf_counter()
+        if self._parts is not None:
+            return self._hand_out(self._parts)
         try:
             with record_function("gigl_loader.wait"):
                 received = self._next_received()
@@ -86,16 +93,35 @@ class EpochIterator:
         if received is None:
             self._progress.finished = True
             return None
-        waited = time.perf_counter()
+        parts = _Parts(received, [received.message], time.perf_counter() - started)
+        if self._split is not None:
+            with record_function("gigl_loader.split"):
+                done = self._progress.parts.get(self._position_of(received), 0)
+                parts.left = self._split(received.message)[done:]
+        return self._hand_out(parts)
+
+    def _hand_out(self, parts: "_Parts") -> Data | HeteroData:
+        """Return the next part of a batch; mostly it has one."""
+        began = time.perf_counter()
         with record_function("gigl_loader.collate"):
-            batch = self._collate(received.message)
+            batch = self._collate(parts.left[0])
+        parts.collate_s += time.perf_counter() - began
         # Counted last, when nothing can fail any more but in the user's hands: a batch whose
         # collating raised is not in the state, and comes again after a resume.
-        collate_s = time.perf_counter() - waited
+        del parts.left[0]
+        received, position = parts.received, self._position_of(parts.received)
+        if parts.left:
+            self._parts = parts
+            self._progress.note_part(position)
+            return batch
+        self._parts = None
         self._left -= 1
-        self._progress.note(self._positions[received.ticket.position])
-        self._handed_out.add(received, waited - started, collate_s, self._num_waiting())
+        self._progress.note(position)
+        self._handed_out.add(received, parts.wait_s, parts.collate_s, self._num_waiting())
         return batch
+
+    def _position_of(self, received: Received) -> int:
+        return self._positions[received.ticket.position]
 
     def _next_received(self) -> Received | None:
         """Return the next batch, all rows in its message."""
@@ -139,6 +165,29 @@ class EpochIterator:
         # `__init__` may have raised before.
         if hasattr(self, "_ahead"):
             self.end("it was dropped")
+
+
+@dataclass
+class _Parts:
+    """A batch of the source, and what of it is still to be handed out."""
+
+    received: Received
+    left: list[SampleMessage]
+    wait_s: float
+    collate_s: float = 0.0
+
+
+class NoLengthError(UsageError, TypeError):
+    """The batches of an epoch cannot be counted ahead; `operator.length_hint` and tqdm take it."""
+
+
+def check_length(*, known: bool) -> None:
+    """Raise `NoLengthError` unless the number of batches of an epoch is known."""
+    if not known:
+        raise NoLengthError(
+            "how many batches an epoch has is not known: those that are larger than pad= says are "
+            'split; with "larger": "bound" in it none is'
+        )
 
 
 def _pull(source: BatchSource, wait: bool) -> dict[str, Any] | NotReady:

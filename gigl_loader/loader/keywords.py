@@ -44,6 +44,7 @@ GROUPS = {
         "supervision_edge_type", "use_label_edge_index_output", "exclude_supervision",
         "neg_sampling", "neg_sampling_ratio", "strict", "batch_size", "shuffle", "drop_last",
         "seed", "with_edge", "feature_store", "transform", "transform_sampler_output",
+        "pad",
     ),
     "How neighbours are drawn": (
         "replace", "weight_attr", "with_weight", "sampling_method", "sampler_options",
@@ -85,6 +86,7 @@ class LoaderKeywords(TypedDict, total=False):
     weight_attr: str | None
     transform: Callable[[Any], Any] | None
     transform_sampler_output: Callable[[Any], Any] | None
+    pad: bool | dict[str, Any]
     # of `ExpansionOptions`, by PyG's names
     subgraph_type: str
     disjoint: bool | str

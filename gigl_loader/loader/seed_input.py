@@ -172,11 +172,7 @@ def typed_seeds(
         input_nodes = (input_nodes, None)
     if _is_typed(input_nodes):
         node_type, seeds = input_nodes
-        if node_type not in num_nodes:
-            raise ConfigError(
-                f"input_nodes names node type {node_type!r}, the dataset has "
-                + ("one type: pass the seeds alone" if plain else f"{sorted(num_nodes)}")
-            )
+        _check_node_type(node_type, num_nodes, plain)
     elif plain:
         node_type, seeds = DEFAULT_HOMOGENEOUS_NODE_TYPE, input_nodes
     else:
@@ -185,6 +181,15 @@ def typed_seeds(
             f"(node_type, dataset.node_ids[node_type]), with one of {sorted(num_nodes)}"
         )
     return node_type, seeds
+
+
+def _check_node_type(node_type: Any, num_nodes: Mapping[NodeType, int], plain: bool) -> None:
+    """Refuse a node type that the graph lacks; ``plain``: a graph of one type, which has none."""
+    if node_type not in num_nodes:
+        raise ConfigError(
+            f"input_nodes names node type {node_type!r}, the graph has "
+            + ("one type: pass the seeds alone" if plain else f"{sorted(num_nodes)}")
+        )
 
 
 def _is_typed(input_nodes: Any) -> bool:
@@ -225,11 +230,7 @@ def typed_by_server(
             "with a graph store, input_nodes is {server_rank: ids}, as "
             f"RemoteDistDataset.fetch_node_ids returns it, got {type(by_server).__name__}"
         )
-    if node_type not in num_nodes:
-        raise ConfigError(
-            f"input_nodes names node type {node_type!r}, the graph has "
-            + ("one type: pass the seeds alone" if plain else f"{sorted(num_nodes)}")
-        )
+    _check_node_type(node_type, num_nodes, plain)
     return node_type, {
         server: read_seeds(ids, num_nodes[node_type], f"input_nodes[{server}]")
         for server, ids in by_server.items()

@@ -35,6 +35,9 @@ class DeviceDraw:
     """``[n]`` int64, the latest time of a neighbour; None: any."""
     since: Tensor | None = None
     """``[n]`` int64, the earliest; None: any."""
+    largest_degree: int | None = None
+    """Most edges of a row of the adjacency. Only weighted draws and LABOR need it: they read whole
+    rows, however few neighbours they draw."""
 
 
 @dataclass(frozen=True)
@@ -82,5 +85,14 @@ class Kernels(Protocol):
 
         Returns:
             ``[n]`` int64; of a repeated key the label of its first place; -1 where not valid.
+        """
+        ...
+
+    def gather(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Return ``values[rows]`` on the device.
+
+        Args:
+            values: ``[num_rows, ...]``, on the device or in pinned memory of the host.
+            rows: ``[n]`` int64, on the device.
         """
         ...

@@ -153,7 +153,7 @@ def expect(
         ConfigError: A fanout is below -1, or there are more seeds than nodes.
     """
     if any(fanout < -1 for fanout in fanouts):
-        raise ConfigError(f"fanouts must be -1 (all) or more, got {list(fanouts)}")
+        raise ConfigError(f"num_neighbors must be -1 (all) or more, got {list(fanouts)}")
     if not 1 <= batch_size <= degrees.nodes:
         raise ConfigError(
             f"batch_size must be 1 to the number of nodes ({degrees.nodes:,.0f}), got {batch_size}"

@@ -50,7 +50,7 @@ def read_root(root: Path) -> tuple[dict[str, Any], DegreeDistribution, int]:
         "nodes": float(nodes), "edges": float(edges), "dim": 0, "resident": resident_bytes(root),
     }  # fmt: skip
     if parts > 1 and edges:
-        known["remote"] = remote / edges
+        known["remote_share"] = remote / edges
     if rows:  # as they are stored, and travel: in fewer bytes, it may be, than batches have
         known |= {"dim": math.prod(rows[0].values.shape[1:]), "dtype": rows[0].dtype}
     return known, DegreeDistribution.measured(degrees, pulls, _is_seed(nodes, seeds)), parts

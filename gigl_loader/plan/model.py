@@ -129,7 +129,7 @@ def _enough(job: Job, batch: BatchSize, costs: Costs) -> int | None:
 
 
 def _estimate(job: Job, costs: Costs, degrees: DegreeDistribution | None) -> Plan:
-    batch = expect(degrees or job.degrees(), job.fanouts, job.batch_size, job.cache)
+    batch = expect(degrees or job.degrees(), job.num_neighbors, job.batch_size, job.remote_cache)
     wire = bytes_per_seed(job, batch)
     cpu = cpu_per_seed(job, batch, wire, costs)
     memory, machine = memory_of(job, batch, costs)
@@ -150,13 +150,15 @@ def _on_machines(job: Job, machines: int, servers: int) -> Job | None:
 
 
 _CHANGES: dict[str, Callable[[Job], Job | None]] = {
-    "one more worker per rank": lambda job: replace(job, workers=job.workers + 1),
-    "a cache of 20% of the remote rows": lambda job: replace(job, cache=max(job.cache, 0.2)),
+    "one more worker per rank": lambda job: replace(job, num_workers=job.num_workers + 1),
+    "a cache of 20% of the remote rows": lambda job: replace(
+        job, remote_cache=max(job.remote_cache, 0.2)
+    ),
     "features as float16": _smaller_dtype,
     "links 2.5 times as fast": lambda job: replace(job, link_gbit=2.5 * job.link_gbit),
-    "twice the training machines": lambda job: _on_machines(job, 2 * job.machines, job.servers),
+    "twice the training machines": lambda job: _on_machines(job, 2 * job.machines, job.num_servers),
     "twice the storage machines": lambda job: (
-        _on_machines(job, job.machines, 2 * job.servers) if job.servers else None
+        _on_machines(job, job.machines, 2 * job.num_servers) if job.num_servers else None
     ),
 }
 """Changes by name, the cheapest first."""
@@ -179,7 +181,7 @@ def bytes_per_seed(job: Job, batch: BatchSize) -> dict[str, float]:
     of a graph store all of them come, from the servers that own them.
     """
     # Questions go out as ids and come back as neighbours; with the rows of a node its id travels.
-    remote, missed = job.remote_share, 1 - batch.hit_rate
+    remote, missed = job.share_elsewhere, 1 - batch.hit_rate
     found = {
         "questions": batch.asked * remote * _ID_BYTES,
         "neighbours": batch.edges * remote * _ID_BYTES,
@@ -197,7 +199,7 @@ def cpu_per_seed(
     job: Job, batch: BatchSize, wire: dict[str, float], costs: Costs
 ) -> dict[str, float]:
     """Return by kind CPU seconds per seed, of all processes that have a part in it."""
-    remote, rows = job.remote_share, batch.nodes if job.row_bytes else 0.0
+    remote, rows = job.share_elsewhere, batch.nodes if job.row_bytes else 0.0
     width = job.row_bytes
     # What plain bytes cost is in the costs of rows and edges, which were measured over plain
     # connections: encryption is what it costs beyond that.
@@ -223,7 +225,7 @@ def cpu_per_seed(
         found["asking for rows"] = (costs.asked_rows_s if wanted else 0.0) + missed * (
             costs.asked_row_s + costs.asked_byte_s * width
         )
-    if job.cache and wanted:
+    if job.remote_cache and wanted:
         batch_s, row_s, byte_s = (
             (costs.kept_batch_s, costs.kept_row_s, costs.kept_byte_s)
             if job.is_store
@@ -278,10 +280,12 @@ def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[s
         storage = sum(cpu.values()) - training
         sampled = storage - sum(cpu.get(name, 0.0) for name in _OF_SERVERS_THEMSELVES)
         found = {
-            "workers": job.servers * ranks * job.workers * _cores_of_a_worker(job) / sampled,
-            "cores of servers": job.servers * job.cores / storage,
+            "workers": (
+                job.num_servers * ranks * job.num_workers * _cores_of_a_worker(job) / sampled
+            ),
+            "cores of servers": job.num_servers * job.cores / storage,
             # Servers send both to each other and to ranks; ranks receive only.
-            "links of servers": job.servers * link / (between + delivered),
+            "links of servers": job.num_servers * link / (between + delivered),
             "links of training machines": job.machines * link / delivered,
         }
         if training > 0:
@@ -289,7 +293,7 @@ def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[s
     else:
         work = sum(cpu.values())
         found = {
-            "workers": ranks * job.workers * _cores_of_a_worker(job) / work,
+            "workers": ranks * job.num_workers * _cores_of_a_worker(job) / work,
             "cores": job.machines * job.cores / work,
         }
         if between > 0:
@@ -339,13 +343,13 @@ _MOST_UNDER_WAY = 100
 
 def _under_way(job: Job) -> int:
     """Return how many batches are under way for each machine that has a part in all of them."""
-    a_machine = CONCURRENCY * job.ranks_per_machine * job.workers
+    a_machine = CONCURRENCY * job.ranks_per_machine * job.num_workers
     if job.is_store:  # of each rank, on each server
-        a_machine *= min(job.servers, job.machines)
+        a_machine *= min(job.num_servers, job.machines)
     return min(_MOST_UNDER_WAY, a_machine)
 
 
 def _cores_of_a_worker(job: Job) -> float:
     """Return how many cores the threads of a worker can use; see `Worker`."""
     of_a_machine = job.machines * job.ranks_per_machine if job.is_store else job.ranks_per_machine
-    return max(1.0, min(CONCURRENCY, job.cores / (of_a_machine * job.workers)))
+    return max(1.0, min(CONCURRENCY, job.cores / (of_a_machine * job.num_workers)))

@@ -171,13 +171,13 @@ class Job:
     edges: float
     dim: int
     """Columns of the node features."""
-    fanouts: tuple[int, ...]
+    num_neighbors: tuple[int, ...]
     batch_size: int
     machines: int
     """Training machines."""
     dtype: str = "float32"
     ranks_per_machine: int = 1
-    workers: int = 1
+    num_workers: int = 1
     """Sampling processes of each rank; graph store: of each server and rank."""
     cores: int = 16
     """CPU cores of each machine."""
@@ -186,24 +186,24 @@ class Job:
     step_ms: float = 0.0
     """Milliseconds of the model for a batch; 0: none, loading is all there is."""
     deployment: Deployment = "colocated"
-    servers: int = 0
+    num_servers: int = 0
     """Storage machines of a graph store."""
-    cache: float = 0.0
+    remote_cache: float = 0.0
     """Share of the rows of other machines that each machine keeps."""
     encrypted: bool = False
     resident: tuple[tuple[str, float], ...] = ()
-    """Bytes by part that the largest partition takes in memory; empty: reckoned, not known."""
+    """Bytes by part that the largest partition takes in memory; empty: predicted, not known."""
     memory_gb: float | None = None
     """10**9 bytes of each machine; None: not checked."""
     disk_gb_per_s: float = 1.0
     """10**9 bytes per second that partitions are read with."""
-    remote: float | None = None
-    """Share of neighbours that are in another partition. None: as if parts were drawn."""
-    law: str = "uniform"
-    """Distribution of degrees, where the graph is not there: ``"uniform"`` or ``"power-law"``."""
+    remote_share: float | None = None
+    """Share of neighbours in other partitions. None: as if nodes were spread at random."""
+    degree_distribution: str = "uniform"
+    """Of a graph that is given by figures: ``"uniform"`` or ``"power-law"``."""
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "edges", "batch_size", "machines", "ranks_per_machine", "workers",
+        for name in ("nodes", "edges", "batch_size", "machines", "ranks_per_machine", "num_workers",
                      "cores", "link_gbit", "memory_gb", "disk_gb_per_s"):  # fmt: skip
             value = getattr(self, name)
             # "not (>)", so that NaN, of which every comparison is false, is refused as well.
@@ -214,12 +214,15 @@ class Job:
         if self.dtype not in DTYPE_BYTES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
         self._check_machines()
-        for name in ("cache", "remote"):
+        for name in ("remote_cache", "remote_share"):
             share = getattr(self, name)
             if share is not None and not 0 <= share <= 1:
                 raise ConfigError(f"{name} is a share, 0 to 1, got {share}")
-        if self.law not in ("uniform", "power-law"):
-            raise ConfigError(f'law must be "uniform" or "power-law", got {self.law!r}')
+        if self.degree_distribution not in ("uniform", "power-law"):
+            raise ConfigError(
+                'degree_distribution must be "uniform" or "power-law", got '
+                f"{self.degree_distribution!r}"
+            )
 
     def _check_machines(self) -> None:
         if self.deployment not in ("colocated", "graph-store"):
@@ -227,10 +230,10 @@ class Job:
                 f'deployment must be "colocated" or "graph-store", got {self.deployment!r}'
             )
         # Said twice, so that neither is guessed: a count of servers alone may be a slip.
-        if (self.deployment == "graph-store") != (self.servers > 0) or self.servers < 0:
+        if (self.deployment == "graph-store") != (self.num_servers > 0) or self.num_servers < 0:
             raise ConfigError(
-                'servers must be above 0 with deployment "graph-store", and 0 with "colocated": '
-                f"got {self.servers} with {self.deployment!r}"
+                'num_servers must be above 0 with deployment "graph-store", and 0 with '
+                f'"colocated": got {self.num_servers} with {self.deployment!r}'
             )
         if self.parts > self.nodes:
             raise ConfigError(f"{self.nodes:,.0f} nodes cannot be in {self.parts:,} parts")
@@ -238,12 +241,12 @@ class Job:
     @property
     def is_store(self) -> bool:
         """Whether storage machines are apart from those that train."""
-        return self.servers > 0
+        return self.num_servers > 0
 
     @property
     def parts(self) -> int:
         """Machines that hold the graph."""
-        return self.servers or self.machines
+        return self.num_servers or self.machines
 
     @property
     def row_bytes(self) -> int:
@@ -251,28 +254,30 @@ class Job:
         return self.dim * DTYPE_BYTES[self.dtype]
 
     @property
-    def remote_share(self) -> float:
+    def share_elsewhere(self) -> float:
         """Share of what a machine samples that another machine holds."""
         if self.parts == 1:
             return 0.0
-        return (1 - 1 / self.parts) if self.remote is None else self.remote
+        return (1 - 1 / self.parts) if self.remote_share is None else self.remote_share
 
     def with_machines(self, machines: int, servers: int) -> "Job":
         """Return the job on others: a partitioning is as much better than drawn parts as before."""
         # Parts become smaller as they become more; the book of owners is of all nodes in each.
-        found = replace(self, machines=machines, servers=servers, remote=None)
+        found = replace(self, machines=machines, num_servers=servers, remote_share=None)
         times = self.parts / found.parts
         resident = [(name, n if name == BOOKS else n * times) for name, n in self.resident]
         found = replace(found, resident=tuple(resident))
-        if self.remote is None or self.parts == 1:
+        if self.remote_share is None or self.parts == 1:
             return found
         # Relative to parts that are drawn: half as many remote neighbours stay half as many.
         drawn = 1 - 1 / self.parts
-        return replace(found, remote=min(1.0, self.remote * found.remote_share / drawn))
+        share = min(1.0, self.remote_share * found.share_elsewhere / drawn)
+        return replace(found, remote_share=share)
 
     def degrees(self) -> DegreeDistribution:
         """Return the graph by the distribution of its degrees."""
-        make = DegreeDistribution.uniform if self.law == "uniform" else DegreeDistribution.power_law
+        is_uniform = self.degree_distribution == "uniform"
+        make = DegreeDistribution.uniform if is_uniform else DegreeDistribution.power_law
         return make(self.nodes, self.edges)
 
 
@@ -312,12 +317,12 @@ def graph_bytes(job: Job) -> dict[str, float]:
 
 
 def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
-    ranks, workers = job.ranks_per_machine, job.ranks_per_machine * job.workers
+    ranks, workers = job.ranks_per_machine, job.ranks_per_machine * job.num_workers
     is_alone = job.parts == 1
     # Threads that wait for other partitions cost no processor, so all of them sample; where nothing
     # is waited for, a worker starts as many as it has cores.
     threads = workers * (_cores_of_a_worker(job) if is_alone else CONCURRENCY)
-    remote = batch.nodes * job.remote_share * job.row_bytes
+    remote = batch.nodes * job.share_elsewhere * job.row_bytes
     answered = 0 if is_alone else workers * min(LANES, CONCURRENCY)
     # Finished ones wait for the trainer only where the model is what takes time; else as many slots
     # are in use as are being written.
@@ -325,7 +330,7 @@ def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     found = {
         **graph_bytes(job),
         "batches under way": (written + ranks * _HELD) * _slot(job, batch),
-        "sampling": threads * _thread(batch) + answered * job.remote_share * _answer(batch),
+        "sampling": threads * _thread(batch) + answered * job.share_elsewhere * _answer(batch),
         "rows asked for": threads * remote,
         "rows answered": answered * remote,
         "training processes": ranks * costs.process_bytes,
@@ -334,9 +339,9 @@ def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     }
     # Rows of the cache are copied out before a batch is put together: another batch may replace
     # them.
-    if job.cache and not is_alone:
+    if job.remote_cache and not is_alone:
         found["rows copied from the cache"] = threads * remote * batch.hit_rate
-        found["cache"] = cache_bytes(job, job.remote_share * job.nodes)
+        found["cache"] = cache_bytes(job, job.share_elsewhere * job.nodes)
         found["batches drawn ahead"] = ranks * _ahead(job, batch) * _drawn(job, batch)
     return found
 
@@ -344,14 +349,14 @@ def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
 def _storage(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     # Each rank of each machine has workers of its own on every server.
     clients = job.machines * job.ranks_per_machine
-    workers = clients * job.workers
+    workers = clients * job.num_workers
     answered = 0 if job.parts == 1 else workers * min(LANES, CONCURRENCY)
     slot = _structure(batch) if _rows_are_asked_for(job) else _slot(job, batch)
     found = {
         **graph_bytes(job),
-        "batches under way": clients * (job.workers * CONCURRENCY + _HELD) * slot,
+        "batches under way": clients * (job.num_workers * CONCURRENCY + _HELD) * slot,
         "sampling": workers * CONCURRENCY * _thread(batch)
-        + answered * job.remote_share * _answer(batch),
+        + answered * job.share_elsewhere * _answer(batch),
         "workers": workers * costs.worker_bytes + clients * costs.supervisor_bytes,
         "server": costs.process_bytes,
         "libraries": costs.library_bytes,
@@ -365,7 +370,7 @@ def _training(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     ranks, rows = job.ranks_per_machine, batch.nodes * job.row_bytes
     # A fetch of each server is answered as its batch is ready, so all of them may be here at once:
     # packed as they came, and unpacked.
-    fetches = CONCURRENCY * job.servers
+    fetches = CONCURRENCY * job.num_servers
     ready = fetches if job.step_ms else 1  # batches wait where the model is what takes time
     found = {
         "batches under way": ranks * fetches * (1 + _PACKED) * _structure(batch),
@@ -375,7 +380,7 @@ def _training(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     }
     if _rows_are_asked_for(job):
         found["rows asked for"] = ranks * _UNDER_WAY * rows
-    if job.cache:
+    if job.remote_cache:
         found["cache"] = cache_bytes(job, job.nodes)
         found["batches drawn ahead"] = ranks * _ahead(job, batch) * _structure(batch)
     return found
@@ -383,7 +388,7 @@ def _training(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
 
 def _rows_are_asked_for(job: Job) -> bool:
     """Return whether a graph store's batches come without rows, which ranks ask the owners for."""
-    return job.is_store and (job.parts > 1 or job.cache > 0)
+    return job.is_store and (job.parts > 1 or job.remote_cache > 0)
 
 
 # --- terms ----------------------------------------------------------------------------------------
@@ -416,19 +421,19 @@ def _answer(batch: BatchSize) -> float:
 
 def _drawn(job: Job, batch: BatchSize) -> float:
     """Return the bytes of a batch that waits for its rows: ids, positions by owner, and edges."""
-    return 16 * batch.edges + 8 * (3 + job.remote_share) * batch.nodes
+    return 16 * batch.edges + 8 * (3 + job.share_elsewhere) * batch.nodes
 
 
 def cache_bytes(job: Job, remote_rows: float) -> float:
     """Return the bytes of a machine's cache, rows and tables; its ranks share it."""
     if not job.row_bytes or remote_rows < 1:
         return 0.0
-    return segment_bytes(_tables(job, remote_rows, float(job.cache)))
+    return segment_bytes(_tables(job, remote_rows, float(job.remote_cache)))
 
 
 def share_kept(job: Job, nbytes: int) -> float:
     """Return the share of the rows of other machines for which a cache of ``nbytes`` has room."""
-    remote_rows = job.nodes * (1.0 if job.is_store else job.remote_share)
+    remote_rows = job.nodes * (1.0 if job.is_store else job.share_elsewhere)
     if not job.row_bytes or remote_rows < 1:
         return 0.0
     # The cache's own arithmetic, asked the other way around, so that a plan for 2 GB and a loader
@@ -447,8 +452,8 @@ def _tables(job: Job, remote_rows: float, size: int | float) -> dict[Owner, RowT
 
 def _ahead(job: Job, batch: BatchSize) -> float:
     """Return how many batches are drawn before their rows are read; see `LookAhead`."""
-    share = 1.0 if job.is_store else job.remote_share
-    wanted, slots = batch.nodes * share, job.cache * job.nodes * share
+    share = 1.0 if job.is_store else job.share_elsewhere
+    wanted, slots = batch.nodes * share, job.remote_cache * job.nodes * share
     if not wanted or not slots:
         return 0.0
     # Sizes as in `rowcache/look_ahead.py`: a window of so many batches as the cache turns over
@@ -458,11 +463,11 @@ def _ahead(job: Job, batch: BatchSize) -> float:
     window = WINDOW * slots / users / wanted
     # It grows while rows are kept whose next use it does not see: as far as they are apart.
     growth = min(_MOST_GROWTH, max(1.0, batch.horizon / window))
-    return max(1.0, min(window * growth, most)) + CONCURRENCY * job.workers
+    return max(1.0, min(window * growth, most)) + CONCURRENCY * job.num_workers
 
 
 def _cores_of_a_worker(job: Job) -> float:
-    return max(1.0, min(CONCURRENCY, job.cores / (job.ranks_per_machine * job.workers)))
+    return max(1.0, min(CONCURRENCY, job.cores / (job.ranks_per_machine * job.num_workers)))
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -489,8 +494,8 @@ def connections_of(job: Job) -> dict[str, int]:
     lanes = min(LANES, CONCURRENCY)
     found = {"training process": ranks - 1 + (_OF_A_GROUP if ranks > 1 else 0)}
     if job.is_store:
-        found["training process"] += _TO_A_SERVER * job.servers
-        found["storage server"] = _TO_A_SERVER * ranks + 2 * (job.servers - 1)
+        found["training process"] += _TO_A_SERVER * job.num_servers
+        found["storage server"] = _TO_A_SERVER * ranks + 2 * (job.num_servers - 1)
     found["worker"] = 2 * lanes * (job.parts - 1)  # it asks, and is asked
     return found
 
@@ -499,7 +504,7 @@ def descriptors_of(job: Job) -> dict[str, int]:
     """Return by process how many descriptors it has open: what ``ulimit -n`` has to allow."""
     found = {name: number + _FILES[name] for name, number in connections_of(job).items()}
     # Who reads batches has the memory of each slot open: the rank itself, or the server for it.
-    slots = job.workers * CONCURRENCY * _FILES_OF_A_SLOT
+    slots = job.num_workers * CONCURRENCY * _FILES_OF_A_SLOT
     if job.is_store:
         ranks = job.machines * job.ranks_per_machine
         found["storage server"] += ranks * (_FILES_OF_A_RANK + slots)
@@ -517,7 +522,7 @@ def start_of(job: Job, costs: Costs) -> dict[str, float]:
     # CPU seconds are wall seconds until there are more processes than cores.
     part_gb = sum(graph_bytes(job).values()) / 1e9
     alone = job.ranks_per_machine
-    workers_s = costs.supervisor_start_s + costs.worker_start_s * job.workers
+    workers_s = costs.supervisor_start_s + costs.worker_start_s * job.num_workers
     if job.is_store:  # a server starts those of all ranks at once
         ranks = job.machines * job.ranks_per_machine
         starting = max(workers_s, ranks * workers_s / job.cores)

@@ -341,6 +341,9 @@ class Followed(Protocol):
         """Whether a job goes on without server 0, which is then waited for meanwhile."""
 
 
+_NAME = "storage server 0"
+
+
 class Leader:
     """Storage server 0, as the other servers see it. They join it again where it is started again.
 
@@ -375,7 +378,7 @@ class Leader:
     def dial(self, address: tuple[str, int] | None = None, incarnation: int = 0) -> Caller:
         """Return a fresh caller of server 0, or of the server at ``address``; see `Caller`."""
         host, port = address or self._target
-        what = "storage server 0" if address is None else f"the storage server at {host}:{port}"
+        what = _NAME if address is None else f"the storage server at {host}:{port}"
         return Caller(
             host, port, self._security, self._name, patience_s=self._patience_s, what=what,
             incarnation=incarnation,
@@ -447,12 +450,12 @@ class Leader:
                 server.over.set()
                 return False
         if error is not None:
-            server.lose(f"storage server 0 is gone: {error}")
+            server.lose(_loss(error))
         return error is None
 
     def _rejoin(self, server: Followed, rejoin_s: float, error: Exception) -> Exception | None:
         """Wait for server 0 to be started again; return why that is given up."""
-        _log.warning("storage server 0 is gone: %s; it is expected back", error)
+        _log.warning("%s. It is expected back", _loss(error))
         self.why_away = str(error)
         deadline = time.monotonic() + rejoin_s
         while not server.is_over and (time.monotonic() < deadline or server.can_do_without_0):
@@ -465,6 +468,12 @@ class Leader:
                 return why
             return None
         return error
+
+
+def _loss(error: Exception) -> str:
+    """Return why server 0 is lost, in words that name it once."""
+    text = str(error)  # a caller's errors begin with its peer's name, a server's own do not
+    return text if text.startswith(_NAME) else f"{_NAME} is gone: {text}"
 
 
 def _is_final(error: Exception) -> bool:

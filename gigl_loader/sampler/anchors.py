@@ -100,7 +100,8 @@ class AnchorRoots:
             fields.append(Field.of(LABEL_COUNTS + name, counts))
         if not self._exclude:
             return Placed(fields)
-        return Placed(fields, self._without_copies(request.seeds, nodes, found).keep_edges)
+        copies = self._without_copies(request.seeds, nodes, found)
+        return Placed(fields, copies.keep_edges, copies.dropped)
 
     def _ask_input(
         self, edge_type: EdgeType, sign: str, request: SampleRequest
@@ -170,6 +171,15 @@ class _WithoutCopies:
     """``[num_links]`` int64: label of the expanded node * roots of the other type + other label."""
     roots: dict[NodeType, int]
     """Roots of each type."""
+
+    def dropped(self) -> dict[EdgeType, tuple[Array, Array]]:
+        """Return the copies by ids, of the nodes that are expanded and of their neighbours."""
+        found = {}
+        for edge_type, keys in self.keys.items():
+            expanded, neighbor = self.reader.ends(edge_type)
+            own, others = np.divmod(keys, max(1, self.roots[neighbor]))
+            found[edge_type] = self.nodes.ids(expanded)[own], self.nodes.ids(neighbor)[others]
+        return found
 
     def keep_edges(self, edge_type: EdgeType, targets: Array, drawn: Drawn) -> tuple[Array, Drawn]:
         """Return the edges that are no copy of a positive."""

@@ -8,12 +8,10 @@ Source:
     Keyed generation: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     The mixing function is the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
     Drawing without replacement: R. Floyd in Bentley, "Programming pearls: a sample of brilliance",
-    CACM 30(9), 1987. Weighted, without replacement: exponential keys, Efraimidis and Spirakis,
-    "Weighted random sampling with a reservoir", IPL 97(5), 2006.
+    CACM 30(9), 1987.
 """
 
 import logging
-import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -93,14 +91,15 @@ def mix(value):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _row_key(key, node):  # type: ignore[no-untyped-def]
+def row_key(key, node):  # type: ignore[no-untyped-def]
+    """Return the key of a node's row: a hash of the draw's key and the node's id."""
     # Mixed twice: of ``node ^ key`` alone, two nodes and two keys that differ in the same bits
     # would draw the same.
     return mix(mix(np.uint64(node) * _NODE + _GAMMA) ^ key)
 
 
 @jit
-def _unit(row_key, counter):  # type: ignore[no-untyped-def]
+def unit(row_key, counter):  # type: ignore[no-untyped-def]
     """Return the ``counter``-th number of a row, uniform in [0, 1)."""
     bits = mix(row_key + np.uint64(counter + 1) * _GAMMA)
     return float(bits >> np.uint64(11)) * _TO_UNIT
@@ -151,19 +150,19 @@ def draw_uniform(nodes, starts, degrees, counts, replace, key, taken, positions)
             for j in range(take):
                 positions[at + j] = start + j
         elif replace:
-            row = _row_key(key, nodes[i])
+            row = row_key(key, nodes[i])
             for j in range(take):
                 # The product is below the degree: the number is at most 1 - 2 ** -53, degrees are
                 # far below 2 ** 53.
-                positions[at + j] = start + int(_unit(row, j) * degree)
+                positions[at + j] = start + int(unit(row, j) * degree)
         else:
-            row = _row_key(key, nodes[i])
+            row = row_key(key, nodes[i])
             for j in range(take):
                 # Floyd: the j-th draw is from the first ``last + 1`` positions; one that is taken
                 # stands for ``last``, which no draw before could reach. Each set is equally likely,
                 # in ``take`` steps.
                 last = degree - take + j
-                choice = int(_unit(row, j) * (last + 1))
+                choice = int(unit(row, j) * (last + 1))
                 if taken[choice]:
                     choice = last
                 taken[choice] = 1
@@ -171,151 +170,6 @@ def draw_uniform(nodes, starts, degrees, counts, replace, key, taken, positions)
             # Only what was marked is wiped: to fill the whole array would cost its length each row.
             for j in range(take):
                 taken[positions[at + j] - start] = 0
-        at += take
-
-
-@jit
-def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, counts):  # type: ignore[no-untyped-def]
-    """Like `count_uniform`, where a neighbour of weight 0 is never drawn."""
-    total, most = count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts)
-    # Positions of weight 0 count for scratch memory (``most``), but are never drawn.
-    total = 0
-    for i in range(nodes.shape[0]):
-        possible = 0
-        for offset in range(starts[i], starts[i] + degrees[i]):
-            if weights[offset] > 0:
-                possible += 1
-        take = possible
-        if fanout >= 0 and (possible > fanout or (replace and possible > 0)):
-            take = fanout
-        counts[i] = take
-        total += take
-    return total, most
-
-
-@jit
-def _sift_down(keys, items, size):  # type: ignore[no-untyped-def]
-    """Restore a max-heap of ``size`` whose root was replaced."""
-    parent = 0
-    while True:
-        child = 2 * parent + 1
-        if child >= size:
-            return
-        if child + 1 < size and keys[child + 1] > keys[child]:
-            child += 1
-        if keys[child] <= keys[parent]:
-            return
-        keys[parent], keys[child] = keys[child], keys[parent]
-        items[parent], items[child] = items[child], items[parent]
-        parent = child
-
-
-@jit
-def _sift_up(keys, items, child):  # type: ignore[no-untyped-def]
-    """Restore a max-heap whose last item, at ``child``, was added."""
-    while child > 0 and keys[(child - 1) // 2] < keys[child]:
-        parent = (child - 1) // 2
-        keys[parent], keys[child] = keys[child], keys[parent]
-        items[parent], items[child] = items[child], items[parent]
-        child = parent
-
-
-@jit
-def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, items, positions):  # type: ignore[no-untyped-def]
-    """Draw by weight.
-
-    ``keys`` (float64) and ``items`` (int64) are scratch as long as the longest row.
-    """
-    at = 0
-    for i in range(nodes.shape[0]):
-        take = counts[i]
-        if take == 0:
-            continue
-        start = starts[i]
-        end = start + degrees[i]
-        row = _row_key(key, nodes[i])
-        if replace:
-            total = 0.0
-            for offset in range(start, end):
-                total += weights[offset]
-                # Sums are float64 though weights are float32: over long rows the small ones would
-                # vanish.
-                keys[offset - start] = total
-            for j in range(take):
-                goal = _unit(row, j) * total
-                # "right" passes over positions of weight 0, whose sum equals the one before.
-                position = np.searchsorted(keys[: end - start], goal, side="right")
-                # Only weights that are not finite get past the end: no finite total is reached by
-                # less than 1 of it, rounded or not.
-                positions[at + j] = min(start + position, end - 1)
-        else:
-            size = 0  # the `take` smallest exponential keys, in a max-heap
-            for offset in range(start, end):
-                weight = weights[offset]
-                if weight <= 0:
-                    continue
-                # 1 - unit is in (0, 1]: its logarithm is finite.
-                value = -math.log(1.0 - _unit(row, offset - start)) / weight
-                if size < take:
-                    keys[size] = value
-                    items[size] = offset
-                    _sift_up(keys, items, size)
-                    size += 1
-                elif value < keys[0]:
-                    keys[0] = value
-                    items[0] = offset
-                    _sift_down(keys, items, size)
-            # A heap leaves them in an order of its own; ascending, memory is read forwards and the
-            # answer does not depend on how the heap works.
-            positions[at : at + take] = np.sort(items[:take])
-        at += take
-
-
-@jit
-def draw_labor(indices, weights, starts, degrees, counts, key, keys, items, positions):  # type: ignore[no-untyped-def]
-    """Draw the neighbours whose random numbers are the smallest, by weight where there are weights.
-
-    A number belongs to the neighbour, and to which of parallel edges it is, not to the row; so rows
-    that have neighbours in common tend to draw the same ones. Of one row it is a uniform draw
-    without replacement. ``weights`` is empty where there are none.
-
-    Source:
-        LABOR-0 with fixed sizes (sequential Poisson sampling): Balin and Catalyurek,
-        "Layer-Neighbor Sampling", NeurIPS 2023, sections 3 and A.3.
-    """
-    at = 0
-    for i in range(starts.shape[0]):
-        take = counts[i]
-        if take == 0:
-            continue
-        start = starts[i]
-        end = start + degrees[i]
-        if take == degrees[i]:
-            for j in range(take):
-                positions[at + j] = start + j
-            at += take
-            continue
-        size = 0  # the `take` smallest numbers, in a max-heap
-        copy = 0
-        for offset in range(start, end):
-            neighbor = indices[offset]
-            # Parallel edges lie side by side, as neighbours of a row ascend.
-            copy = copy + 1 if offset > start and indices[offset - 1] == neighbor else 0
-            value = _unit(_row_key(key, neighbor), copy)
-            if weights.shape[0] > 0:
-                if weights[offset] <= 0:
-                    continue
-                value = -math.log(1.0 - value) / weights[offset]
-            if size < take:
-                keys[size] = value
-                items[size] = offset
-                _sift_up(keys, items, size)
-                size += 1
-            elif value < keys[0]:
-                keys[0] = value
-                items[0] = offset
-                _sift_down(keys, items, size)
-        positions[at : at + take] = np.sort(items[:take])
         at += take
 
 
@@ -494,14 +348,10 @@ def load() -> None:
     """Call every kernel once on nothing: compiles it, or loads it from Numba's cache on disk."""
     ids, none = np.zeros(1024, np.int64), np.zeros(0, np.int64)
     rows = none, none.copy(), none.copy()
-    weights, key = np.zeros(0, np.float32), np.uint64(1)
-    indptr = np.zeros(1, np.int64)
+    key, indptr = np.uint64(1), np.zeros(1, np.int64)
     for replace in (False, True):
         count_uniform(indptr, none, -1, replace, *rows)
         draw_uniform(none, *rows, replace, key, np.zeros(0, np.uint8), none)
-        count_weighted(indptr, weights, none, -1, replace, *rows)
-        draw_weighted(weights, none, *rows, replace, key, np.zeros(0), none, none)
-    draw_labor(none, weights, *rows, key, np.zeros(0), none, none)
     gather(none, none, none)
     insert_nodes(ids, np.uint64(1023), none, 0, 0)
     relabel(ids, np.uint64(1023), none, 0, none, none)

@@ -353,7 +353,7 @@ class _End:
         """Return ``[count]`` int64 nodes."""
         if self._ends is None:
             return (uniform(key, count) * self.num_nodes).astype(np.int64)
-        # "right" and the minimum: as in `gigl_loader.sampler.compiled.draw_weighted`.
+        # "right" and the minimum: as in `weighted_kernels.draw_weighted`.
         found = np.searchsorted(self._ends, uniform(key, count) * self._ends[-1], side="right")
         nodes: Array = np.minimum(found, self._ends.size - 1).astype(np.int64)
         return nodes

@@ -1,19 +1,13 @@
-"""`NeighborSampler`: seeds to the fields of one message, composed of roots, draw and expansion.
+"""`NeighborSampler`: seeds to the fields of one message, composed of roots, draw and expansion."""
 
-A batch grows from its roots hop after hop, merged or in disjoint trees. The last step of an
-`Expansion` may replace the sampled edges: ``"bidirectional"`` and ``"induced"`` have PyG's meaning;
-edges of an induced subgraph that are at other partitions are asked for.
-"""
-
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeType, NodeType, reverse_edge_type
+from gigl_loader.dataset.schema import NEIGHBOR_TIME, reverse_edge_type
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import (
@@ -27,262 +21,21 @@ from gigl_loader.message import (
     NODE_LABELS,
     NODES_PER_HOP,
     TREE,
-    BatchTicket,
     key,
 )
-from gigl_loader.sampler import compiled as kernels
+from gigl_loader.sampler.expansion import Expansion, Sampled
 from gigl_loader.sampler.nodes import BatchNodes
-from gigl_loader.sampler.plan import (
-    Asked,
-    Draw,
-    Drawn,
-    Field,
-    Peers,
-    SampleRequest,
-    SamplingPlan,
-    draw_key,
-)
+from gigl_loader.sampler.plan import Field, Peers, SampleRequest, SamplingPlan
 from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import (
     DistinctRoots,
-    EdgeFilter,
-    Limits,
     MakeRoots,
     NodeRoots,
+    Placed,
     Roots,
     SeedTimes,
 )
 from gigl_loader.sampler.row_exchange import FeatureRows, Split
-
-
-class EdgeCollector:
-    """Sampled edges of one type, hop after hop, by local labels."""
-
-    def __init__(self, *, has_ids: bool = True) -> None:
-        self.neighbors: list[Array] = []
-        self.targets: list[Array] = []
-        self.edge_ids: list[Array] = []
-        self.per_hop: list[int] = []
-        self.has_ids = has_ids
-        """False: an edge here stands for several of the graph."""
-
-    def add(self, neighbors: Array, targets: Array, edge_ids: Array | None) -> None:
-        """Add the edges of one hop."""
-        self.neighbors.append(neighbors)
-        self.targets.append(targets)
-        if edge_ids is not None:
-            self.edge_ids.append(edge_ids)
-        self.per_hop.append(neighbors.size)
-
-    @property
-    def count(self) -> int:
-        """How many edges there are."""
-        return sum(self.per_hop)
-
-    def ids(self) -> Array:
-        """Return ``[count]`` int64, the ids of all."""
-        return np.concatenate(self.edge_ids) if self.edge_ids else np.empty(0, np.int64)
-
-    def as_index(self) -> Array:
-        """Return ``[2, count]`` int64, neighbours and the nodes they were drawn for."""
-        index = np.empty((2, self.count), np.int64)
-        self.write_edge_index(index)
-        return index
-
-    def write_edge_index(self, out: Array) -> None:
-        """Write `as_index` to ``out``."""
-        if self.neighbors:
-            # Into the message: edges of all hops are put together once, where they are sent from.
-            np.concatenate(self.neighbors, out=out[0])
-            np.concatenate(self.targets, out=out[1])
-
-
-@dataclass
-class Sampled:
-    """Result of the expansion of a batch, besides its nodes."""
-
-    edges: dict[EdgeType, EdgeCollector]
-    nodes_per_hop: dict[NodeType, list[int]] = field(default_factory=dict)
-    """Empty where hops are not told apart any more."""
-
-
-class Expansion:
-    """Expands each node once, in the hop after the one that found it, as PyG does.
-
-    Args:
-        reader: Of all partitions.
-        plan: Fanouts, and how to draw.
-        nodes: Where new nodes get their labels.
-        times: What the times of seeds allow.
-    """
-
-    def __init__(
-        self, reader: GraphReader, plan: SamplingPlan, nodes: BatchNodes, times: SeedTimes
-    ) -> None:
-        self._reader, self._plan, self._nodes, self._times = reader, plan, nodes, times
-        self._ends = {name: reader.ends(name) for name in plan.fanouts}
-
-    def run(self, ticket: BatchTicket, keep_edges: EdgeFilter | None) -> Sampled:
-        """Grow the batch from the roots that are in its nodes; return its edges."""
-        counts = {name: self._nodes.count(name) for name in self._nodes.types}
-        found = Sampled({name: EdgeCollector() for name in self._plan.fanouts})
-        found.nodes_per_hop = {name: [count] for name, count in counts.items()}
-        # Labels of the nodes that the last hop found: [start, stop) by type. First, the roots.
-        frontier = {name: (0, count) for name, count in counts.items()}
-        # Once a batch: no tree is added after the roots, and a tree has one time.
-        limits = self._times.limits(self._nodes)
-        for hop in range(self._plan.num_hops):
-            self._expand(ticket, hop, frontier, found, limits, keep_edges)
-            for name in self._nodes.types:
-                # After all edge types of the hop: a node that one of them finds is expanded in the
-                # next hop, not by an edge type that comes later in this one.
-                frontier[name] = (frontier[name][1], self._nodes.count(name))
-                found.nodes_per_hop[name].append(frontier[name][1] - frontier[name][0])
-        # An induced subgraph starts from the nodes alone; the edges that led to them are dropped.
-        kind = self._plan.expansion.subgraph_type
-        if kind == "induced":
-            return induced(self._nodes, self._reader, self._plan, keep_edges)
-        if kind == "bidirectional":
-            return bidirectional(found, typed=self._reader.view.is_heterogeneous)
-        return found
-
-    def _expand(
-        self, ticket: BatchTicket, hop: int, frontier: dict[NodeType, tuple[int, int]],
-        found: Sampled, limits: Limits | None, keep_edges: EdgeFilter | None,
-    ) -> None:  # fmt: skip
-        pending = []
-        for edge_type, fanout in self._plan.fanouts.items():
-            expanded = self._ends[edge_type][0]
-            start, stop = frontier[expanded]
-            nodes = self._nodes.ids(expanded, start, stop)
-            nodes = nodes if self._nodes.disjoint else nodes.copy()  # a view of what may move
-            draw = self._draw(ticket, hop, edge_type, fanout[hop])
-            asked = None
-            if self._nodes.disjoint:
-                trees = self._nodes.trees(expanded, start, stop)
-                # An edge type may have no times though others have: its neighbours are of any time.
-                asked = limits.asked(trees) if limits and draw.timed else Asked(trees)
-            pending.append((edge_type, start, self._reader.draw(draw, nodes, asked)))
-        for edge_type, start, drawn in pending:  # asked all before the first is waited for
-            # In the order of the plan, whatever comes first: labels count up in the order of this.
-            self._collect(edge_type, start, drawn(), found.edges[edge_type], keep_edges)
-
-    def _collect(
-        self, edge_type: EdgeType, first: int, drawn: Drawn, edges: EdgeCollector,
-        keep_edges: EdgeFilter | None,
-    ) -> None:  # fmt: skip
-        targets = np.empty(drawn.neighbors.size, np.int64)
-        kernels.repeat_rows(drawn.counts, first, targets)
-        # Before nodes are labelled: one that only such edges lead to is not in the batch.
-        if keep_edges is not None:
-            targets, drawn = keep_edges(edge_type, targets, drawn)
-        expanded, neighbor = self._ends[edge_type]
-        labels = self._nodes.reach(neighbor, drawn.neighbors, expanded, targets)
-        edges.add(labels, targets, drawn.edge_ids)
-
-    def _draw(self, ticket: BatchTicket, hop: int, edge_type: EdgeType, fanout: int) -> Draw:
-        """Return the question that one hop of a batch asks over one edge type."""
-        plan, how = self._plan, self._plan.expansion
-        labor = how.sampling_method == "labor"
-        # of LABOR a neighbour's number is the same whichever edge type leads to it
-        keyed_by = ("", "labor", self._ends[edge_type][1]) if labor else edge_type
-        return Draw(
-            edge_type,
-            fanout,
-            draw_key(plan, ticket, hop, keyed_by),
-            replace=plan.replace,
-            with_weight=plan.with_weight,
-            with_edge=plan.with_edge,
-            labor=labor,
-            timed=how.time_attr is not None and edge_type in self._reader.view.times,
-            last=how.temporal_strategy == "last",
-        )
-
-
-def induced(
-    nodes: BatchNodes, reader: GraphReader, plan: SamplingPlan, keep_edges: EdgeFilter | None
-) -> Sampled:
-    """Return all edges between the sampled nodes, of the types that are walked."""
-    pending = []
-    for edge_type in plan.fanouts:
-        # No key: of all neighbours nothing is drawn.
-        draw = Draw(edge_type, fanout=-1, key=0, with_edge=plan.with_edge)
-        asked = nodes.ids(reader.ends(edge_type)[0]).copy()
-        pending.append((edge_type, reader.draw(draw, asked)))
-    found = Sampled({})
-    for edge_type, answer in pending:  # asked all before the first is waited for
-        drawn = answer()
-        targets = np.empty(drawn.neighbors.size, np.int64)
-        kernels.repeat_rows(drawn.counts, 0, targets)
-        if keep_edges is not None:
-            targets, drawn = keep_edges(edge_type, targets, drawn)
-        found.edges[edge_type] = _inside(nodes, reader.ends(edge_type)[1], targets, drawn)
-    return found
-
-
-def _inside(nodes: BatchNodes, neighbor: str, targets: Array, drawn: Drawn) -> EdgeCollector:
-    labels = nodes.find(neighbor, drawn.neighbors)
-    # Asked for whole rows, as owners do not know which nodes a batch has.
-    here = np.flatnonzero(labels >= 0)
-    edges = EdgeCollector()
-    ids = None if drawn.edge_ids is None else drawn.edge_ids[here]
-    edges.add(labels[here], targets[here], ids)
-    return edges
-
-
-def bidirectional(sampled: Sampled, *, typed: bool) -> Sampled:
-    """Return the sampled edges in both directions, each pair of nodes once.
-
-    An edge type between two node types takes in the edges of its reverse type: that of the name
-    ``rev_...``, or the only one between these types the other way round. One without a reverse
-    type stays as it was sampled. Of a graph with several types merged ones have no edge ids, as PyG
-    has it: an edge stands for two, perhaps of two types.
-
-    Args:
-        sampled: The edges.
-        typed: The batch will be a `HeteroData`.
-    """
-    found = Sampled(dict(sampled.edges))
-    for edge_type, reverse in _pairs(list(sampled.edges)):
-        both = _merged(sampled.edges[edge_type], sampled.edges[reverse], with_ids=not typed)
-        found.edges[edge_type] = both
-        if reverse[1] == f"rev_{edge_type[1]}":
-            turned = EdgeCollector(has_ids=False)
-            # That name says that it is the same edges turned round, which `_pairs` leaves to this.
-            turned.add(both.targets[0], both.neighbors[0], None)
-            found.edges[reverse] = turned
-    return found
-
-
-def _pairs(edge_types: list[EdgeType]) -> Iterator[tuple[EdgeType, EdgeType]]:
-    """Yield each edge type that has a reverse type, with it; a type may be its own."""
-    for edge_type in edge_types:
-        src, relation, dst = edge_type
-        # Paired, if at all, by the type that it is the reverse of.
-        if relation.startswith("rev_"):
-            continue
-        named = (dst, f"rev_{relation}", src)
-        turned = [other for other in edge_types if (other[0], other[2]) == (dst, src)]
-        if named in edge_types:
-            yield edge_type, named
-        elif src == dst:
-            yield edge_type, edge_type
-        elif len(turned) == 1:
-            yield edge_type, turned[0]
-
-
-def _merged(own: EdgeCollector, other: EdgeCollector, *, with_ids: bool) -> EdgeCollector:
-    """Return the edges of ``own`` and those of ``other`` turned round, ascending by target."""
-    first, second = own.as_index(), other.as_index()
-    neighbors, targets = np.concatenate([first, second[::-1]], axis=1)
-    width = 1 + int(neighbors.max(initial=0))
-    # Sorted by target, then neighbour; of a pair that is there twice the first edge gives its id.
-    keys, chosen = np.unique(targets * width + neighbors, return_index=True)
-    ids = own.ids()
-    edges = EdgeCollector(has_ids=with_ids and own.has_ids)
-    found = np.concatenate([ids, ids])[chosen] if with_ids and ids.size else None
-    edges.add(keys % width, keys // width, found)
-    return edges
 
 
 class NeighborSampler:
@@ -312,20 +65,19 @@ class NeighborSampler:
         self._reader = GraphReader(view, peers)
         self._roots: Roots = NodeRoots(self._reader, plan) if roots is None else roots(self._reader)
         how = plan.expansion
-        self._nodes = BatchNodes(view.num_nodes, disjoint=how.in_trees, by_time=how.by_time)
-        self._times = SeedTimes(self._reader, plan)
-        self._expansion = Expansion(self._reader, plan, self._nodes, self._times)
+        self.nodes = BatchNodes(view.num_nodes, disjoint=how.in_trees, by_time=how.by_time)
+        self.times = SeedTimes(self._reader, plan)
+        self._expansion = Expansion(self._reader, plan, self.nodes, self.times)
         self._elsewhere: FeatureRows | None = None
         if plan.feature_store is not None:
             self._elsewhere = FeatureRows(plan.feature_store, view)
         self._attributes: dict[Any, list[str]] = {}
         if plan.collect_features:
-            self._attributes = _names_by_type(view.node_attributes, view.edge_attributes)
+            self._attributes = attribute_names(view.node_attributes, view.edge_attributes)
 
     def sample(self, request: SampleRequest) -> Sequence[Field]:
         """Return the fields of the batch of ``request``."""
-        self._nodes.reset(self._times.of(request))
-        placed = self._roots.place(request, self._nodes)
+        placed = self.place(request)
         found = self._expansion.run(request.ticket, placed.keep_edges)
         # Fields are written after this returns, and before the next call: they may read the labels
         # and edges of this batch where they lie.
@@ -335,17 +87,22 @@ class NeighborSampler:
             *self._edge_fields(found),
         ]
 
+    def place(self, request: SampleRequest) -> Placed:
+        """Put the roots of a batch into `nodes`, which forgets the batch before."""
+        self.nodes.reset(self.times.of(request))
+        return self._roots.place(request, self.nodes)
+
     def _node_fields(self, found: Sampled) -> list[Field]:
         fields = []
         per_hop = found.nodes_per_hop
-        for node_type in self._nodes.types:
+        for node_type in self.nodes.types:
             name = node_type if self._view.is_heterogeneous else None
-            nodes = self._nodes.ids(node_type)
+            nodes = self.nodes.ids(node_type)
             fields.append(Field.of(key(NODE, name), nodes))
             if per_hop:
                 fields.append(Field.of(key(NODES_PER_HOP, name), np.array(per_hop[node_type])))
-            if self._nodes.disjoint:
-                write = partial(self._nodes.write_seeds, node_type)
+            if self.nodes.disjoint:
+                write = partial(self.nodes.write_seeds, node_type)
                 fields.append(Field(key(TREE, name), "int64", nodes.shape, write))
             # One split for features, labels and attributes: whose ids they are is found out once.
             split = self._reader.split(self._view.node_books.get(node_type), nodes)
@@ -412,7 +169,7 @@ def subgraph_sampler(
     return NeighborSampler(view, plan, peers, lambda reader: DistinctRoots(reader, plan))
 
 
-def _names_by_type(*attributes: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
+def attribute_names(*attributes: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
     """Return the names of attributes by the type that has them, ascending."""
     names: dict[Any, list[str]] = {}
     for owner, name in sorted(chain(*attributes), key=str):

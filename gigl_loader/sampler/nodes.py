@@ -198,6 +198,15 @@ class BatchNodes:
         # Keys without the tree: in trees this is a copy.
         return nodes & ((1 << self._apart[node_type].bits) - 1) if self.disjoint else nodes
 
+    def keys(self, node_type: NodeType) -> Array:
+        """Return ``[count]`` int64: ids or, in trees, ``tree << bits | id``; calls may move it."""
+        return self._labels[node_type].nodes
+
+    @property
+    def bits(self) -> dict[NodeType, int] | None:
+        """Bits of an id in a key, by type; None: nodes are merged, and keys are ids."""
+        return {name: one.bits for name, one in self._apart.items()} if self.disjoint else None
+
     # -- roots ----------------------------------------------------------------------------------
 
     def place(self, node_type: NodeType, ids: Array, seeds: Array | None = None) -> Array:

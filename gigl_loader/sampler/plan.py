@@ -8,7 +8,7 @@ answer was lost with a connection is simply sent again.
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ from gigl_loader.options import ExpansionOptions, FeatureStoreOptions
 __all__ = [
     "DRAW_VERSION",
     "STRICT_PAIRS_VERSION",
+    "WEIGHTED_VERSION",
     "Field",
     "SampleRequest",
     "Sampler",
@@ -36,6 +37,9 @@ one before is refused, in place of going on with other batches."""
 STRICT_PAIRS_VERSION = 2
 """The same of loaders with strict binary negatives, in place of `DRAW_VERSION`. In 1 a source kept
 its negative whatever share of its pairs were edges, so that pairs were not uniform."""
+WEIGHTED_VERSION = 3
+"""The same of loaders that draw by weight without replacement, strict pairs or not, in place of
+both. In 1 and 2 they took the logarithm of the machine's C library, which no GPU has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +109,14 @@ class Sampler(Protocol):
 SamplerFactory = Callable[[PartitionView[Array], SamplingPlan, Any], Sampler]
 
 
-def scale_fields(view: PartitionView[Array], fields: Sequence[Field]) -> list[Field]:
-    """Return what the trainer makes float32 of, for features stored in fewer bytes."""
+def scale_fields(view: PartitionView[Array], sent: Container[str]) -> list[Field]:
+    """Return what the trainer makes float32 of, for features stored in fewer bytes.
+
+    Args:
+        view: The partition.
+        sent: Keys of the batch.
+    """
     found = []
-    sent = {field.key for field in fields}
     for node_type, rows in view.node_features.items():
         name = key(NODE_FEATURES, node_type if view.is_heterogeneous else None)
         # Only with features that are in the batch: the trainer looks for these by that key.

@@ -14,7 +14,8 @@ from gigl_loader.options import PPRSamplerOptions
 from gigl_loader.sampler import ppr_kernels as kernels
 from gigl_loader.sampler.anchors import AnchorRoots
 from gigl_loader.sampler.edges import EdgeRoots
-from gigl_loader.sampler.neighbor import EdgeCollector, NeighborSampler, Sampled
+from gigl_loader.sampler.expansion import EdgeCollector, Sampled
+from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import (
     Draw,
     Drawn,
@@ -80,18 +81,17 @@ class PPRSampler(NeighborSampler):
 
     def sample(self, request: SampleRequest) -> Sequence[Field]:
         """Return the fields of the batch of ``request``."""
-        self._nodes.reset(self._times.of(request))
-        placed = self._roots.place(request, self._nodes)
-        types = self._nodes.types
+        placed = self.place(request)
+        types = self.nodes.types
         # Copies: what is labelled below may move the memory that these are views of.
-        roots = {name: self._nodes.ids(name).copy() for name in types}
+        roots = {name: self.nodes.ids(name).copy() for name in types}
         around = self._around(request.ticket, roots, placed.keep_edges)
         fields = []
         for seed_type in self._seed_types:
             tops = self._tops(around, seed_type, roots[seed_type])
             for node_type in types:
                 fields += self._ppr_fields(seed_type, node_type, tops[node_type])
-        count = self._nodes.count
+        count = self.nodes.count
         # After all tops were labelled: "hop 1" is what they have added to the roots.
         per_hop = {t: [roots[t].size, count(t) - roots[t].size] for t in types}
         followed = self._walked(around) if self._options.include_sampled_edges else {}
@@ -113,13 +113,13 @@ class PPRSampler(NeighborSampler):
             expanded = self._ends[edge_type][0]
             # Filters take labels of the batch, and know a root by one below the number of roots.
             # Other nodes have none yet, or one as the top of another seed type: they get one above.
-            labels = self._nodes.find(expanded, ids)
+            labels = self.nodes.find(expanded, ids)
             labels[(labels < 0) | (labels >= roots[expanded].size)] = _NOT_A_ROOT
             assert keep is not None
             return keep(edge_type, np.repeat(labels, drawn.counts), drawn)[1]
 
         return Neighbourhood(
-            self._reader, self._ends, draws, self._nodes.types, None if keep is None else kept
+            self._reader, self._ends, draws, self.nodes.types, None if keep is None else kept
         )
 
     def _tops(
@@ -134,13 +134,13 @@ class PPRSampler(NeighborSampler):
             pushed.append(push.run(seed_type, seeds))
         found = {}
         most, topup = options.max_ppr_nodes, options.enable_residual_topup
-        for node_type in self._nodes.types:
+        for node_type in self.nodes.types:
             tops = [top_nodes(slots, around, node_type, most, topup=topup) for slots in pushed]
             found[node_type] = merged(tops, self._targets) if self._channels else tops[0]
         return found
 
     def _ppr_fields(self, seed_type: NodeType, node_type: NodeType, top: Top) -> list[Field]:
-        links = np.stack([top.seed, self._nodes.label(node_type, top.ids)])
+        links = np.stack([top.seed, self.nodes.label(node_type, top.ids)])
         values = top.values.astype(np.float32)
         if self._view.is_heterogeneous:
             name = (seed_type, PPR, node_type)
@@ -160,8 +160,8 @@ class PPRSampler(NeighborSampler):
             owners, others, ids = around.rows[edge_type].edges(around.size)
             # Rows were asked for beyond the top nodes: only edges with both ends in the batch are
             # kept.
-            targets = self._nodes.find(expanded, around.ids_of_type(expanded, owners))
-            sources = self._nodes.find(neighbor, around.ids_of_type(neighbor, others))
+            targets = self.nodes.find(expanded, around.ids_of_type(expanded, owners))
+            sources = self.nodes.find(neighbor, around.ids_of_type(neighbor, others))
             both = np.flatnonzero((targets >= 0) & (sources >= 0))
             found[edge_type] = EdgeCollector()
             found[edge_type].add(

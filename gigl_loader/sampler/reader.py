@@ -18,7 +18,7 @@ from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import read_ahead
 from gigl_loader.memory.segments import Array, array_in, nbytes_of, storage_dtype
 from gigl_loader.sampler import compiled as kernels
-from gigl_loader.sampler import tree_kernels
+from gigl_loader.sampler import tree_kernels, weighted_kernels
 from gigl_loader.sampler.plan import (
     Asked,
     Draw,
@@ -122,7 +122,7 @@ class LocalReader:
         if order is not None and asked is not None:
             total, most = self._count_timed(draw, adjacency, order, at, asked, replace, rows)
         elif weights is not None:
-            total, most = kernels.count_weighted(
+            total, most = weighted_kernels.count_weighted(
                 adjacency.indptr, weights, at, draw.fanout, replace, *rows
             )
         else:
@@ -131,10 +131,10 @@ class LocalReader:
         if draw.labor:
             keys, items = get("keys", most, np.float64), get("items", most)
             some = weights if weights is not None else _NO_WEIGHTS
-            kernels.draw_labor(adjacency.indices, some, *rows, key, keys, items, offsets)
+            weighted_kernels.draw_labor(adjacency.indices, some, *rows, key, keys, items, offsets)
         elif weights is not None:
             keys, items = get("keys", most, np.float64), get("items", most)
-            kernels.draw_weighted(weights, ids, *rows, replace, key, keys, items, offsets)
+            weighted_kernels.draw_weighted(weights, ids, *rows, replace, key, keys, items, offsets)
         else:
             taken = get("taken", most, np.uint8)
             kernels.draw_uniform(ids, *rows, replace, key, taken, offsets)
@@ -273,8 +273,7 @@ class GraphReader:
 
     def ends(self, edge_type: EdgeType) -> tuple[NodeType, NodeType]:
         """Return (type that is expanded, type of its neighbours) of a type that is walked."""
-        src, _, dst = edge_type
-        return (dst, src) if self._view.edge_dir == "in" else (src, dst)
+        return ends_of(edge_type, self._view.edge_dir)
 
     def split(self, book: Book[Array] | None, ids: Array) -> Split | None:
         """Return the positions of ``ids`` by owner; None: all of them are here.
@@ -416,6 +415,12 @@ def matrix_asked(view: PartitionView[Any], request: RowsRequest) -> Rows[Any] | 
     name, attribute = request.name, request.attribute
     found: Rows[Any] | None = matrices.get(name if attribute is None else (name, attribute))
     return found
+
+
+def ends_of(edge_type: EdgeType, edge_dir: str) -> tuple[NodeType, NodeType]:
+    """Return (type that is expanded, type of its neighbours) of a type that is walked."""
+    src, _, dst = edge_type
+    return (dst, src) if edge_dir == "in" else (src, dst)
 
 
 def row_type(edge_type: EdgeType, edge_dir: str) -> NodeType:

@@ -2,7 +2,7 @@
 
 A sampler is roots x draw x expansion. `Roots` say which nodes a batch starts with and what it tells
 of them; the plan says how neighbours are drawn (`gigl_loader.sampler.plan.Draw`) and how the
-batch grows (`gigl_loader.sampler.neighbor`). Where the graph has times, the time of each seed
+batch grows (`gigl_loader.sampler.expansion`). Where the graph has times, the time of each seed
 limits what its tree may have (`SeedTimes`).
 """
 
@@ -33,6 +33,9 @@ class Placed:
     """The seeds of the batch, and all else that is told of them."""
     keep_edges: EdgeFilter | None = None
     """Which drawn edges stay; None: all."""
+    dropped: "Callable[[], dict[EdgeType, tuple[Array, Array]]] | None" = None
+    """Returns by edge type the edges that do not stay: global ids of the nodes that are expanded
+    and of their neighbours. Of merged nodes only; None: all edges stay."""
 
 
 class Roots(Protocol):

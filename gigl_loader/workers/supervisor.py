@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 
 from gigl_loader.rowcache import cache
-from gigl_loader.sampler import compiled, packing_kernels, tree_kernels
+from gigl_loader.sampler import compiled, packing_kernels, tree_kernels, weighted_kernels
 from gigl_loader.workers import pipe, worker
 
 _PR_SET_PDEATHSIG = 1
@@ -59,6 +59,7 @@ def _load_kernels() -> None:
     packing_kernels.load()
     cache.load()
     tree_kernels.load()
+    weighted_kernels.load()
 
 
 @contextlib.contextmanager

@@ -111,7 +111,7 @@ def sampled_fields(
 ) -> list[Field]:
     """Return the fields of a batch, with the scales of rows that are stored in fewer bytes."""
     fields = [f if isinstance(f, Field) else Field.of(*f) for f in sampler.sample(request)]
-    return [*fields, *scale_fields(view, fields)]
+    return [*fields, *scale_fields(view, {one.key for one in fields})]
 
 
 class Worker:

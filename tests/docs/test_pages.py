@@ -23,6 +23,7 @@ PAGES = (
     "docs/guide/node_classification.md",
     "docs/guide/link_prediction.md",
     "docs/guide/sampling.md",
+    "docs/guide/padding.md",
     "docs/guide/training_loop.md",
     "docs/guide/same_batches.md",
     "docs/guide/after_training.md",

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gigl_loader import DistABLPLoader, DistDataset, DistNeighborLoader, PeerError, replay
+from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.loader import device_rows
-from gigl_loader.loader.device_rows import RowMemory
 from gigl_loader.loader.in_process import InProcessSource
 from gigl_loader.testing import batch_digest, check_same_batches
 
@@ -32,7 +32,7 @@ GRAPH, CASES, COMMON = rank_jobs.GRAPH, rank_jobs.CASES, rank_jobs.COMMON
 BACKEND = "stand_in"
 
 
-class NotedMemory(RowMemory):
+class NotedMemory(DeviceMemory):
     """Memory of a pretended device."""
 
     pieces: ClassVar[list[Tensor]] = []
@@ -105,7 +105,7 @@ def pretended_device() -> Iterator[None]:
         dist.Backend.register_backend(BACKEND, StandIn, devices=["cuda"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device_rows, "backend_for", lambda device: BACKEND)
-        patch.setattr(device_rows, "RowMemory", NotedMemory)
+        patch.setattr(device_rows, "DeviceMemory", NotedMemory)
         yield
 
 

@@ -55,20 +55,36 @@ def test_batches_have_what_pyg_gives_them(kind: str | None) -> None:
                 assert batch.edge_label.tolist() == [*more, *[0] * len(negatives)]
 
 
-def test_states_of_strict_pairs_alone_are_of_a_later_version() -> None:
-    """Those of the version before had other pairs; all other batches are the same as then."""
+@pytest.mark.parametrize(
+    ("kind", "strict", "how", "version"),
+    [
+        ("binary", True, {}, 2),
+        ("binary", False, {}, 1),
+        ("triplet", True, {}, 1),
+        ("triplet", True, {"with_weight": True}, 3),
+        ("binary", True, {"with_weight": True}, 3),
+        ("binary", True, {"with_weight": True, "replace": True}, 2),
+        (None, False, {"with_weight": True, "sampling_method": "labor"}, 3),
+        (None, False, {"with_weight": True, "replace": True}, 1),
+    ],
+)
+def test_states_of_strict_pairs_and_of_weighted_draws_alone_are_of_later_versions(
+    kind: Any, strict: bool, how: dict[str, Any], version: int
+) -> None:
+    """Those of the versions before had other pairs or draws; the others are the same as then."""
     graph = TinyGraph.random(20, 60)
-    how = {"edge_label_index": graph.to_pyg().edge_index, "num_workers": 0, "seed": 1}
-    cases = [("binary", True, 2), ("binary", False, 1), ("triplet", True, 1)]
-    for kind, strict, version in cases:
-        with DistLinkNeighborLoader(
-            graph.dataset(), [2], neg_sampling=kind, strict=strict, **how
-        ) as loader:
-            state = loader.state_dict()
-            loader.load_state_dict(state)
-            assert state["draw_version"] == version
-            with pytest.raises(ConfigError, match="this version draws other batches"):
-                loader.load_state_dict({**state, "draw_version": 3 - version})
+    with DistLinkNeighborLoader(
+        graph.dataset(), [2], neg_sampling=kind, strict=strict, seed=1, num_workers=0,
+        edge_label_index=graph.to_pyg().edge_index, **how,
+    ) as loader:  # fmt: skip
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        assert state["draw_version"] == version
+        for other in {1, 2, 3} - {version}:
+            with pytest.raises(
+                ConfigError, match=f"draw_version: {other} -> {version}: .*draws other batches"
+            ):
+                loader.load_state_dict({**state, "draw_version": other})
 
 
 @pytest.mark.multiprocess

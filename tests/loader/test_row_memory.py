@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from gigl_loader.loader.device_rows import RowMemory
+from gigl_loader.device.memory import DeviceMemory
 
 
 def test_without_streams_the_host_waits_for_each_copy() -> None:
-    memory = RowMemory(torch.device("cpu"))
+    memory = DeviceMemory(torch.device("cpu"))
     host = memory.on_host(6)
     assert (host.dtype, host.shape, host.is_pinned()) == (torch.uint8, (6,), False)
     host[:] = torch.arange(6)
@@ -63,7 +63,7 @@ class _Cuda:
 def test_on_cuda_all_happens_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = _Cuda(monkeypatch)
     cuda.devices.append(torch.device("cuda", 2))
-    memory = RowMemory(torch.device("cuda"))
+    memory = DeviceMemory(torch.device("cuda"))
     assert memory.device == torch.device("cuda", 2), "the current one, whatever threads have later"
     cuda.devices.pop()
     with memory.in_use():
@@ -79,7 +79,7 @@ def test_on_cuda_all_happens_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPa
 
 def test_a_copy_is_pinned_and_not_waited_for_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     _Cuda(monkeypatch)
-    memory, asked = RowMemory(torch.device("cuda", 1)), []
+    memory, asked = DeviceMemory(torch.device("cuda", 1)), []
     monkeypatch.setattr(torch, "empty", lambda size, **how: asked.append((size, how)))
     memory.on_host(8)
     assert asked == [(8, {"dtype": torch.uint8, "pin_memory": True})]

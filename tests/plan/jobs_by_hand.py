@@ -14,4 +14,4 @@ COSTS = Costs(
     link_gbit=0.0, process_bytes=3e8, supervisor_bytes=5e7, worker_bytes=1e7, library_bytes=2e8,
     process_start_s=4.0, supervisor_start_s=1.0, worker_start_s=0.1, load_s_per_gb=0.5, spread=0.1,
 )  # fmt: skip
-JOB = Job(nodes=1e6, edges=2e7, dim=100, fanouts=(15, 10), batch_size=1000, machines=1)
+JOB = Job(nodes=1e6, edges=2e7, dim=100, num_neighbors=(15, 10), batch_size=1000, machines=1)

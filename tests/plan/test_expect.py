@@ -68,7 +68,7 @@ def test_fanouts_that_reach_more_nodes_than_there_are_reach_all() -> None:
 def test_what_cannot_be() -> None:
     with pytest.raises(ConfigError, match="batch_size must be 1 to"):
         expect(DegreeDistribution.uniform(10, 20), (2,), 11)
-    with pytest.raises(ConfigError, match="fanouts must be -1"):
+    with pytest.raises(ConfigError, match="num_neighbors must be -1"):
         expect(DegreeDistribution.uniform(10, 20), (2, -2), 1)
 
 

@@ -24,14 +24,14 @@ def test_one_machine_by_hand() -> None:
 
 jobs = st.builds(
     Job, nodes=st.floats(1e4, 1e10), edges=st.floats(1e5, 1e11), dim=st.integers(0, 1000),
-    fanouts=st.lists(st.integers(0, 30), min_size=1, max_size=3).map(tuple),
+    num_neighbors=st.lists(st.integers(0, 30), min_size=1, max_size=3).map(tuple),
     batch_size=st.integers(1, 10_000), machines=st.integers(1, 300),
-    ranks_per_machine=st.integers(1, 8), workers=st.integers(1, 8), cores=st.integers(1, 128),
+    ranks_per_machine=st.integers(1, 8), num_workers=st.integers(1, 8), cores=st.integers(1, 128),
     link_gbit=st.floats(0.1, 400), step_ms=st.just(0.0) | st.floats(0.01, 1000),
-    cache=st.floats(0, 1),
-    law=st.sampled_from(["uniform", "power-law"]), encrypted=st.booleans(),
+    remote_cache=st.floats(0, 1),
+    degree_distribution=st.sampled_from(["uniform", "power-law"]), encrypted=st.booleans(),
 )  # fmt: skip
-stores = jobs.map(lambda job: replace(job, deployment="graph-store", servers=2))
+stores = jobs.map(lambda job: replace(job, deployment="graph-store", num_servers=2))
 
 
 @given(st.one_of(jobs, stores))
@@ -39,15 +39,16 @@ def test_more_of_anything_never_gives_less(job: Job) -> None:
     plan = estimate(job, COSTS)
     assert 0 < plan.seeds_per_second < float("inf")
     assert all(value >= 0 for part in (plan.memory, plan.wire, plan.cpu) for value in part.values())
-    for more in ({"workers": job.workers + 1}, {"cores": job.cores * 2}, {"link_gbit": 1000.0},
-                 {"cache": 1.0}, {"encrypted": False}, {"step_ms": 0.0}):  # fmt: skip
+    for more in ({"num_workers": job.num_workers + 1}, {"cores": job.cores * 2},
+                 {"link_gbit": 1000.0}, {"remote_cache": 1.0},
+                 {"encrypted": False}, {"step_ms": 0.0}):  # fmt: skip
         found = estimate(replace(job, **more), COSTS).seeds_per_second
         assert found >= plan.seeds_per_second * (1 - 1e-9), more
     assert all(gain > 1 for gain in plan.changes.values())
 
 
 def test_changes_that_do_not_fit_are_not_proposed() -> None:
-    job = replace(JOB, machines=2, workers=8, link_gbit=1)
+    job = replace(JOB, machines=2, num_workers=8, link_gbit=1)
     cached = "a cache of 20% of the remote rows"
     memory_gb = estimate(job, COSTS).total_memory / 1e9 + 0.01
     assert cached in estimate(job, COSTS).changes
@@ -62,7 +63,7 @@ def test_a_machine_that_does_not_hold_its_part() -> None:
 
 def test_machines_that_the_nodes_do_not_fill_are_not_proposed() -> None:
     tiny = replace(JOB, nodes=3, edges=9, batch_size=1, machines=2)
-    store = replace(tiny, deployment="graph-store", servers=2)
+    store = replace(tiny, deployment="graph-store", num_servers=2)
     for job, wrong in (
         (tiny, "twice the training machines"),
         (store, "twice the storage machines"),
@@ -73,7 +74,7 @@ def test_machines_that_the_nodes_do_not_fill_are_not_proposed() -> None:
 
 
 def test_the_link_of_two_machines_by_hand() -> None:
-    plan = estimate(replace(JOB, machines=2, link_gbit=1, workers=8), COSTS)
+    plan = estimate(replace(JOB, machines=2, link_gbit=1, num_workers=8), COSTS)
     remote = plan.batch.nodes * 0.5 / 1000
     assert plan.wire["rows between partitions"] == pytest.approx(remote * (400 + 4))
     assert plan.cpu["asking for rows"] == pytest.approx(3e-6 + remote * (3e-7 + 400e-9))
@@ -90,7 +91,7 @@ def test_the_link_of_two_machines_by_hand() -> None:
 def test_limits_that_are_alike_leave_less_than_each() -> None:
     bounds = {"cores": 100.0, "links": 100.0, "the model's step": 1e3}
     assert together(JOB, bounds) == pytest.approx(100 * 4 / 5)  # four batches are under way
-    assert together(replace(JOB, workers=3), bounds) == pytest.approx(100 * 12 / 13)
+    assert together(replace(JOB, num_workers=3), bounds) == pytest.approx(100 * 12 / 13)
     assert together(JOB, {**bounds, "the model's step": 50.0}) == 50
     assert together(JOB, {"cores": 100.0}) == pytest.approx(100)
     # one batch at a time, then one that meets it
@@ -101,8 +102,8 @@ def test_limits_that_are_alike_leave_less_than_each() -> None:
 
 
 def test_rows_leave_a_graph_store_once() -> None:
-    store = replace(JOB, machines=2, deployment="graph-store", servers=2)
-    plan, cached = estimate(store, COSTS), estimate(replace(store, cache=0.2), COSTS)
+    store = replace(JOB, machines=2, deployment="graph-store", num_servers=2)
+    plan, cached = estimate(store, COSTS), estimate(replace(store, remote_cache=0.2), COSTS)
     rows = plan.batch.nodes * (400 + 4) / 1000
     assert plan.wire["rows of batches"] == pytest.approx(rows)
     assert cached.wire["rows of batches"] == pytest.approx(rows * (1 - cached.batch.hit_rate))
@@ -112,7 +113,7 @@ def test_rows_leave_a_graph_store_once() -> None:
 
 def test_encryption_is_counted_apart_at_both_ends() -> None:
     job = replace(JOB, machines=2)
-    store = replace(job, deployment="graph-store", servers=2)
+    store = replace(job, deployment="graph-store", num_servers=2)
     for one in (job, store):
         plain, encrypted = estimate(one, COSTS), estimate(replace(one, encrypted=True), COSTS)
         apart = {name: value for name, value in encrypted.cpu.items() if "encrypt" in name}

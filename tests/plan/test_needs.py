@@ -12,7 +12,7 @@ from gigl_loader.rowcache.tables import WINDOW, segment_bytes, tables_of
 
 
 def test_memory_by_hand() -> None:
-    job = replace(JOB, machines=2, workers=2)
+    job = replace(JOB, machines=2, num_workers=2)
     plan = estimate(job, COSTS)
     batch = plan.batch
     rows = batch.nodes * 400
@@ -25,7 +25,7 @@ def test_memory_by_hand() -> None:
     known = estimate(replace(job, resident=(("rows", 1.0), ("edges", 2.0))), COSTS)
     assert (known.memory["rows"], known.memory["edges"]) == (1.0, 2.0)
     assert "rows and labels" not in known.memory
-    cached = estimate(replace(job, cache=0.2), COSTS)
+    cached = estimate(replace(job, remote_cache=0.2), COSTS)
     assert cached.memory["cache"] > 0.2 * 0.5e6 * 400
     assert cached.memory["rows copied from the cache"] == pytest.approx(
         2 * 4 * rows / 2 * cached.batch.hit_rate
@@ -37,12 +37,14 @@ def test_the_cache_of_a_machine_is_the_one_that_its_ranks_make() -> None:
     owner: Any = ("node", "n")
     matrices: dict[Any, Any] = {owner: {("node_features", "n"): ("float32", (100,))}}
     for nodes in (10**6, 10**10):
-        job = replace(JOB, nodes=nodes, edges=10 * nodes, machines=2, cache=1e5 / nodes)
-        tables = tables_of(matrices, {owner: nodes}, {owner: nodes // 2}, job.cache)
+        job = replace(JOB, nodes=nodes, edges=10 * nodes, machines=2, remote_cache=1e5 / nodes)
+        tables = tables_of(matrices, {owner: nodes}, {owner: nodes // 2}, job.remote_cache)
         assert cache_bytes(job, nodes / 2) == segment_bytes(tables)
     assert cache_bytes(job, nodes / 2) < 5e4 * 800 + 2e7
     assert cache_bytes(replace(job, dim=0), nodes / 2) == 0, "there are no rows to keep"
-    store = replace(JOB, deployment="graph-store", servers=2, cache=0.4, resident=(("rows", 1.0),))
+    store = replace(
+        JOB, deployment="graph-store", num_servers=2, remote_cache=0.4, resident=(("rows", 1.0),)
+    )
     for ranks in (1, 4):
         plan = estimate(replace(store, ranks_per_machine=ranks), COSTS)
         assert plan.memory_machine == "training"
@@ -52,9 +54,9 @@ def test_the_cache_of_a_machine_is_the_one_that_its_ranks_make() -> None:
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.99])
 def test_a_cache_of_so_many_bytes_keeps_the_share_that_takes_them(share: float) -> None:
     for job in (replace(JOB, machines=4),
-                replace(JOB, machines=1, deployment="graph-store", servers=3)):  # fmt: skip
+                replace(JOB, machines=1, deployment="graph-store", num_servers=3)):  # fmt: skip
         rows = job.nodes * (1.0 if job.is_store else 0.75)
-        nbytes = cache_bytes(replace(job, cache=share), rows)
+        nbytes = cache_bytes(replace(job, remote_cache=share), rows)
         assert share_kept(job, int(nbytes)) == pytest.approx(share, rel=0.02)
     assert share_kept(JOB, 10**12) == 0.0, "nothing is elsewhere"
     assert share_kept(replace(JOB, machines=2, dim=0), 10**12) == 0.0
@@ -69,9 +71,9 @@ def test_a_part_of_the_graph() -> None:
 
 
 def test_the_machine_that_has_most_is_told() -> None:
-    store = replace(JOB, deployment="graph-store", servers=1)
+    store = replace(JOB, deployment="graph-store", num_servers=1)
     assert estimate(store, COSTS).memory_machine == "storage"
-    many = replace(store, servers=50, ranks_per_machine=32, batch_size=100_000)
+    many = replace(store, num_servers=50, ranks_per_machine=32, batch_size=100_000)
     assert estimate(many, COSTS).memory_machine == "training"
 
 
@@ -83,7 +85,7 @@ def test_ranks_of_a_machine_draw_ahead_for_their_share_of_its_cache() -> None:
     drawn batches.
     """
     for dim, cache, bound in ((1000, 0.2, "window"), (100, 0.9, "memory")):
-        job = replace(JOB, machines=2, ranks_per_machine=4, dim=dim, cache=cache)
+        job = replace(JOB, machines=2, ranks_per_machine=4, dim=dim, remote_cache=cache)
         plan = estimate(job, COSTS)
         batch, kept = plan.batch, cache * 0.5e6
         drawn = 16 * batch.edges + 8 * 3.5 * batch.nodes
@@ -98,20 +100,20 @@ def test_what_processes_have_open_by_hand() -> None:
     plan = estimate(replace(JOB, machines=3), COSTS)
     assert plan.connections == {"training process": 4, "worker": 16}  # 16 were counted
     assert plan.descriptors["worker"] == 22  # as were these
-    store = estimate(replace(JOB, machines=3, deployment="graph-store", servers=3), COSTS)
+    store = estimate(replace(JOB, machines=3, deployment="graph-store", num_servers=3), COSTS)
     assert store.connections == {"training process": 16, "storage server": 16, "worker": 16}
     assert store.descriptors["storage server"] >= 55
 
 
 def test_the_start_by_hand() -> None:
-    plan = estimate(replace(JOB, ranks_per_machine=32, workers=2, disk_gb_per_s=0.1), COSTS)
+    plan = estimate(replace(JOB, ranks_per_machine=32, num_workers=2, disk_gb_per_s=0.1), COSTS)
     part_gb = (plan.memory["rows and labels"] + plan.memory["edges"]) / 1e9
     assert plan.start == {
         "processes": 4.0 * 2,
         "loading a part": pytest.approx(part_gb / 0.1),
         "workers": 32 * 1.2,
     }
-    store = replace(JOB, machines=40, deployment="graph-store", servers=2, disk_gb_per_s=100.0)
+    store = replace(JOB, machines=40, deployment="graph-store", num_servers=2, disk_gb_per_s=100.0)
     start = estimate(store, COSTS).start
     assert start["loading a part"] == pytest.approx(part_gb / 2 * 0.5), "memory is slower"
     assert start["workers"] == pytest.approx(40 * 1.1 / 16)

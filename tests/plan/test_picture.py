@@ -14,7 +14,7 @@ from gigl_loader.commands.planning import draw
 from gigl_loader.errors import ConfigError
 from gigl_loader.plan.model import estimate
 
-STORE = replace(JOB, machines=2, deployment="graph-store", servers=2, step_ms=5.0)
+STORE = replace(JOB, machines=2, deployment="graph-store", num_servers=2, step_ms=5.0)
 
 
 @pytest.mark.parametrize(

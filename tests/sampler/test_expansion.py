@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gigl_loader import ConfigError
 from gigl_loader.options import EpochOptions, ExpansionOptions
-from gigl_loader.sampler.neighbor import EdgeCollector
+from gigl_loader.sampler.expansion import EdgeCollector
 from gigl_loader.sampler.plan import Draw
 from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.testing import (

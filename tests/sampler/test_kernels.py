@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.sampler import compiled as kernels
-from gigl_loader.sampler import tree_kernels
+from gigl_loader.sampler import tree_kernels, weighted_kernels
 
 
 def test_the_mixing_function_is_a_permutation_with_known_values() -> None:
@@ -60,10 +60,13 @@ def test_scratch_of_uniform_draws_is_left_clean() -> None:
 def test_load_compiles_every_kernel() -> None:
     kernels.load()
     names = (
-        "count_uniform", "draw_uniform", "count_weighted", "draw_weighted", "draw_labor", "gather",
-        "insert_nodes", "relabel", "look_up", "repeat_rows", "scatter_segments",
+        "count_uniform", "draw_uniform", "gather", "insert_nodes", "relabel", "look_up",
+        "repeat_rows", "scatter_segments",
     )  # fmt: skip
     assert all(getattr(kernels, name).signatures for name in names)
+    weighted_kernels.load()
+    by_weight = ("count_weighted", "draw_weighted", "draw_labor")
+    assert all(getattr(weighted_kernels, name).signatures for name in by_weight)
     tree_kernels.load()
     of_trees = ("enter", "reach", "count_timed", "seeds_of")
     assert all(getattr(tree_kernels, name).signatures for name in of_trees)

@@ -268,14 +268,16 @@ import numpy as np
 import torch
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import ExpansionOptions
-from gigl_loader.sampler import compiled
+from gigl_loader.sampler import compiled, weighted_kernels
 from support.scripts import run_python
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets, sample_message
 
 compiled.load()
-dispatchers = [value for value in vars(compiled).values() if hasattr(value, "signatures")]
+weighted_kernels.load()
+named = {**vars(compiled), **vars(weighted_kernels)}
+dispatchers = [value for value in named.values() if hasattr(value, "signatures")]
 loaded = [len(dispatcher.signatures) for dispatcher in dispatchers]
 graph = TinyGraph.random(30, 400, heterogeneous=True)
 for parts, weight, replace in itertools.product((1, 2), (False, True), (False, True)):

@@ -8,7 +8,7 @@ import numpy as np
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.dataset.schema import edge_type_str
-from gigl_loader.message import NODE_FEATURES, SCALES, BatchTicket, Field, key
+from gigl_loader.message import NODE_FEATURES, SCALES, BatchTicket, key
 from gigl_loader.sampler.plan import SamplingPlan, draw_key, scale_fields
 from gigl_loader.testing import TinyGraph, as_worker_gets
 
@@ -48,7 +48,7 @@ def test_scales_go_with_features_that_are_in_the_batch() -> None:
     scales = np.array([[0.5, 2.0], [1.0, -1.0]], np.float32)
     rows = dataclasses.replace(view.node_features["user"], scales=scales)
     view = dataclasses.replace(view, node_features={**view.node_features, "user": rows})
-    sent = [Field.of(key(NODE_FEATURES, name), np.zeros((1, 2))) for name in ("item", "user")]
+    sent = [key(NODE_FEATURES, name) for name in ("item", "user")]
     (found,) = scale_fields(view, sent)
     assert found.key == SCALES + "user.x"
     found.write(out := np.empty(found.shape, found.dtype))

@@ -41,11 +41,12 @@ def plan_of(case: dict[str, Any], costs: Costs) -> Plan:
     is_store = case["deployment"] != "colocated"
     gbit = float(case["rate"][:-4]) / {"gbit": 1, "mbit": 1000}[case["rate"][-4:]]
     job = Job(
-        **{**known, "dtype": case["dtype"]}, fanouts=(15, 10), batch_size=case["batch_size"],
-        machines=case["parts"], servers=case["parts"] if is_store else 0, link_gbit=gbit,
-        deployment="graph-store" if is_store else "colocated", workers=1,
+        **{**known, "dtype": case["dtype"]}, num_neighbors=(15, 10),
+        batch_size=case["batch_size"], machines=case["parts"],
+        num_servers=case["parts"] if is_store else 0, link_gbit=gbit,
+        deployment="graph-store" if is_store else "colocated", num_workers=1,
         cores=os.cpu_count() or 1,  # threads of a worker use what the others leave
-        cache=0.0 if case["cache"] == "none" else float(case["cache"].rstrip("%")) / 100,
+        remote_cache=0.0 if case["cache"] == "none" else float(case["cache"].rstrip("%")) / 100,
     )  # fmt: skip
     return estimate(job, costs, degrees)
 

@@ -1,0 +1,150 @@
+"""Where the tensors of a partition lie for sampling on a device: there, or in pinned host memory.
+
+The partition in shared memory stays as it is: a placement holds copies. A GPU reads pinned memory
+over its bus (UVA), so features that do not fit into the device's memory can stay on the host.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.view import PartitionView
+from gigl_loader.errors import ConfigError
+from gigl_loader.sizes import size_in_words
+
+FeaturesOn = Literal["device", "host"]
+_ROWS = ("node_features", "edge_features")
+"""What may stay on the host; everything else of a partition is small beside it, or read more."""
+_SPARE = 0.9
+"""Share of the free memory that a graph may take: the model needs some, too."""
+
+
+def existing_device(device: Any) -> torch.device:
+    """Return ``device`` with its index, that of the current device where none is given.
+
+    Raises:
+        ConfigError: torch has no such device, or it is of a kind that is not sampled on.
+    """
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device={device!r} is no torch device: {error}") from None
+    if found.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={device!r}: graphs are sampled on CUDA devices or on the CPU")
+    if found.type == "cpu":
+        return found
+    count = torch.cuda.device_count()
+    if (found.index or 0) >= count:
+        raise ConfigError(
+            f"device={device!r}, but torch finds {count} CUDA devices here: sample with workers, "
+            "on the CPU"
+        )
+    return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
+
+
+class Placement:
+    """Copies of a partition's tensors on one device.
+
+    Args:
+        device: A CUDA device; for tests and rehearsals the CPU.
+        features: ``"device"``, or ``"host"``: features lie in pinned memory of the host.
+        kernels: ``"torch"`` or ``"warp"``; None: chosen by the device.
+    """
+
+    def __init__(
+        self, device: torch.device, features: FeaturesOn = "device", kernels: str | None = None
+    ) -> None:
+        if features not in ("device", "host"):
+            raise ConfigError(f'features must be "device" or "host", got {features!r}')
+        if kernels not in (None, "torch", "warp"):
+            raise ConfigError(f'kernels must be None, "torch" or "warp", got {kernels!r}')
+        self.device, self.features, self.kernels = device, features, kernels
+        # by the memory that a tensor is in: views of one partition share most of theirs
+        self._copies: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+
+    def place(self, view: PartitionView) -> PartitionView:
+        """Return ``view`` with its tensors where they belong; what was copied before is shared.
+
+        Raises:
+            ConfigError: The device has not enough free memory; nothing was copied.
+        """
+        self._check_fits(view)
+        on_host = self._stays_on_host(view)
+        found: PartitionView = mapped(
+            view, lambda one: self._pinned(one) if _key(one) in on_host else self._moved(one)
+        )
+        return found
+
+    def nbytes(self, view: PartitionView) -> tuple[int, int]:
+        """Return the bytes that ``view`` takes on the device, and in pinned memory of the host."""
+        sizes = {_key(one): one.nbytes for one in _tensors(view)}
+        stays = self._stays_on_host(view)
+        on_host = sum(size for name, size in sizes.items() if name in stays)
+        return sum(sizes.values()) - on_host, on_host
+
+    def _stays_on_host(self, view: PartitionView) -> set[tuple[Any, ...]]:
+        """Return the keys of tensors that are not moved."""
+        if self.features == "device":
+            return set()
+        # only the values are many: what finds a row is on the device
+        return {_key(rows.values) for kind in _ROWS for rows in getattr(view, kind).values()}
+
+    def _check_fits(self, view: PartitionView) -> None:
+        if self.device.type != "cuda":
+            return
+        known = sum(copy.nbytes for _, copy in self._copies.values() if copy.is_cuda)
+        wanted = self.nbytes(view)[0] - known
+        free = torch.cuda.mem_get_info(self.device)[0]
+        if wanted > _SPARE * free:
+            raise ConfigError(
+                f"the graph takes {size_in_words(wanted)} of {self.device}, which has "
+                f"{size_in_words(free)} free: leave the features in pinned memory of the host with "
+                'dataset.to(device, features="host"), take more partitions, or sample with workers'
+            )
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        return self._copied(tensor, lambda: tensor.to(self.device, copy=True))
+
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        pin = self.device.type == "cuda"
+        return self._copied(
+            tensor,
+            lambda: torch.empty_like(tensor, pin_memory=pin).copy_(tensor) if pin else tensor,
+        )
+
+    def _copied(self, tensor: Tensor, copy: Callable[[], Tensor]) -> Tensor:
+        key = _key(tensor)
+        if key not in self._copies:
+            # with its source, whose address is the key
+            self._copies[key] = tensor, copy()
+        return self._copies[key][1]
+
+
+def _key(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def mapped(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
+    """Return ``value`` with each tensor in it moved."""
+    if isinstance(value, Tensor):
+        return move(value)
+    if isinstance(value, dict):
+        return {key: mapped(one, move) for key, one in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        moved = {one.name: mapped(getattr(value, one.name), move) for one in fields(value)}
+        return replace(value, **moved)
+    return value
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _tensors(one)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for one in fields(value):
+            yield from _tensors(getattr(value, one.name))

@@ -1,0 +1,103 @@
+"""Memory of a device that is written on a stream of its own, and the waits for that stream.
+
+This file needs torch, and of this package what finds a device.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader.device.engine import full_device
+
+# Seconds between two looks at the device. At most that is added to a wait; meanwhile other threads
+# have the interpreter.
+_POLL_S = 0.0002
+
+
+class DeviceMemory:
+    """Memory of one device, and of the host for what is copied there.
+
+    On CUDA all work is launched on a stream of its own: it waits for no step of the
+    model, and no step for it. Other devices have no streams here, and the host waits for each copy.
+
+    Args:
+        device: The device; without an index, the current one of its type.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = full_device(device)  # lanes are threads: their current one is the first
+        self._on_cuda = device.type == "cuda"
+        self._stream: Any = torch.cuda.Stream(self.device) if self._on_cuda else None
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Launch on this memory's stream inside the block, in this thread."""
+        if self._stream is None:
+            yield
+            return
+        # a thread starts with device 0, and NCCL asks for the current one
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            yield
+
+    def on_host(self, nbytes: int) -> Tensor:
+        """Return ``[nbytes]`` uint8 of the host to copy from.
+
+        Pinned for CUDA, by torch's allocator: it gives the memory to nobody else before the copy
+        from it is done.
+        """
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._on_cuda)
+
+    def empty(self, nbytes: int) -> Tensor:
+        """Return ``[nbytes]`` uint8 of the device."""
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def uploaded(self, host: Tensor) -> Tensor:
+        """Return a copy of what `on_host` returned, on the device."""
+        return host.to(self.device, non_blocking=self._on_cuda)
+
+    def downloaded(self, tensor: Tensor) -> Tensor:
+        """Return a copy of ``tensor`` on the host, complete once `mark` has passed."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._on_cuda)
+        return host.copy_(tensor, non_blocking=self._on_cuda)
+
+    def mark(self) -> Any:
+        """Return an event behind all that was launched so far; None: the host has waited for it."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event
+
+    def lend(self, tensors: Iterable[Tensor]) -> None:
+        """Keep the memory of ``tensors``, once dropped, for the calling thread's current stream.
+
+        It belongs to this memory's stream, which would write to it again at once.
+        """
+        if self._on_cuda:
+            current = torch.cuda.current_stream(self.device)
+            for tensor in tensors:
+                tensor.record_stream(current)
+
+    def has_passed(self, event: Any) -> bool:
+        """Return whether the device has passed ``event``, of `mark`."""
+        return event is None or event.query()
+
+    def wait(self, event: Any, timeout_s: float) -> bool:
+        """Wait until the device has passed ``event``, of `mark`; return whether it has in time."""
+        # Not `event.synchronize()`, which has no deadline: where a rank is gone, NCCL's kernel
+        # never ends.
+        deadline = time.monotonic() + timeout_s
+        while not self.has_passed(event):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def follow(self, event: Any) -> None:
+        """Let the calling thread's current stream wait for ``event``, of `mark`."""
+        if event is not None:
+            torch.cuda.current_stream(self.device).wait_event(event)

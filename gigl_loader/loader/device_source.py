@@ -1,0 +1,203 @@
+"""Sampling on the device of the model, ahead of the step, by the thread that takes the batches.
+
+::
+
+    next()   launch batch 3 | finish batch 0: counts are there, rows are gathered | hand it over
+    next()   launch batch 4 | finish batch 1 ...
+
+Launching waits for nothing on the device. When a batch is finished, its counts were launched some
+steps ago; so the host reads them, as a rule, without having to wait.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gigl_loader._glt import NodeSamplerInput, SamplingConfig
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.placement import Placement
+from gigl_loader.device.memory import DeviceMemory
+from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.loader.in_process import InProcessSource, named_errors
+from gigl_loader.memory.leases import OwnMessages
+from gigl_loader.message import (
+    AT_ONCE_EPOCH,
+    AT_ONCE_STREAM,
+    Attempt,
+    BatchTicket,
+    Received,
+    SampleMessage,
+)
+from gigl_loader.on_device.choose import kernels_for
+from gigl_loader.on_device.sampler import DeviceSampler, Launched, check_plan, checked
+from gigl_loader.options import EpochOptions, SamplerOptions
+from gigl_loader.sampler.plan import SampleRequest
+from gigl_loader.workers.agreement import StartTurns
+from gigl_loader.workers.sampled_input import view_of
+from gigl_loader.workers.worker import load_sampler
+
+
+class DeviceSource(InProcessSource):
+    """Samples one input on one device; a `gigl_loader.loader.batch_source.BatchSource`.
+
+    Args:
+        data: The dataset, with a placement; one partition.
+        sampler_input: Seeds; further columns in the attribute ``extra``.
+        config: What to sample.
+        epoch_options: Seed, order, deadline.
+        sampler_options: Another sampler than the k-hop neighbour sampler: the roots of links.
+        concurrency: Batches that are under way at once.
+        device: Where batches go: that of the placement.
+
+    Raises:
+        ConfigError: The device cannot do what is asked for, or its memory does not suffice.
+    """
+
+    def __init__(
+        self,
+        data: DistDataset,
+        sampler_input: NodeSamplerInput,
+        config: SamplingConfig,
+        epoch_options: EpochOptions,
+        sampler_options: SamplerOptions | None = None,
+        concurrency: int = 1,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(
+            data, sampler_input, config, epoch_options, sampler_options, concurrency, device
+        )
+        assert data.placement is not None, "only placed datasets are sampled on a device"
+        self._placement: Placement = data.placement
+        # before there is a sampler, which may open what is refused
+        check_plan(self._plan)
+        self._roots = checked(load_sampler(self._view, self._plan, None, self._custom))
+        self._launched: deque[_UnderWay] = deque()
+        self._num_launched = 0
+
+    def open(self, turns: StartTurns) -> None:
+        """Copy what is not on the device yet. No process is started."""
+        view = view_of(self.data, self.epoch_options.expansion.time_attr)
+        place = self._placement
+        self._memory = [OwnMessages()]
+        self._device_memory = DeviceMemory(place.device)
+        self._sampler = DeviceSampler(
+            self._roots, self._plan, place.place(view), kernels_for(place.device, place.kernels),
+            self._device_memory, self.epoch_options.timeout_s,
+        )  # fmt: skip
+        # seeds alone: links and labels add roots, which are counted when they are there
+        self._sampler.check(self.sampling_config.batch_size)
+
+    def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
+        """Begin an epoch; what is left of the one before is dropped."""
+        super().start_epoch(attempt, batches)
+        self._launched.clear()
+        self._num_launched = 0
+
+    def cancel_epoch(self) -> None:
+        """Break the epoch off: no further batch of it is sampled."""
+        super().cancel_epoch()
+        # what runs on the device ends by itself; its memory is used again behind it
+        self._launched.clear()
+
+    def next(self, timeout_s: float | None = None) -> Received | None:
+        """Return the next batch, or None at the end of the epoch.
+
+        Raises:
+            SamplingError: The sampler raised.
+            PeerTimeoutError: The device did not get so far in time.
+        """
+        epoch = self._epoch
+        if epoch is None or epoch.is_broken_off:
+            raise UsageError("no epoch is under way: start one first")
+        if epoch.taken == len(epoch.batches):
+            return None
+        # one more than are under way while the model computes: the one that is handed over now
+        while self._num_launched < min(len(epoch.batches), epoch.taken + self._concurrency + 1):
+            self._launched.append(self._launch(self._request_of(epoch, self._num_launched)))
+            self._num_launched += 1
+        found = self._finish(self._launched.popleft())
+        epoch.taken += 1
+        return found
+
+    def sample(self, index: Any) -> Received:
+        """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch under way.
+
+        Raises:
+            SamplingError: The sampler raised.
+        """
+        if self._shut_down:
+            raise UsageError("this loader was shut down: build a new one")
+        ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
+        size = self.sampling_config.batch_size
+        return self._finish(self._launch(self._input.request(ticket, index.numpy(), size)))
+
+    def ready(self) -> bool:
+        """Return whether `next` would not wait."""
+        return bool(self._launched) and self._device_memory.has_passed(
+            self._launched[0].launched.event
+        )
+
+    def count_waiting(self) -> int:
+        """Return how many batches were launched and not taken."""
+        return len(self._launched)
+
+    def _launch(self, request: SampleRequest) -> "_UnderWay":
+        started = time.perf_counter()
+        with named_errors(request.ticket):
+            launched = self._sampler.launch(request)
+            # now: the next launch may write to what the fields read
+            message, nbytes = self._memory[0].write(launched.fields)
+        return _UnderWay(launched, message, nbytes, time.perf_counter() - started)
+
+    def _finish(self, under_way: "_UnderWay") -> Received:
+        request, started = under_way.launched.request, time.perf_counter()
+        with named_errors(request.ticket):
+            host, rows = self._sampler.finish(under_way.launched)
+        stats = {
+            "seeds": request.seeds.size, "idle_s": 0.0, "sample_s": under_way.seconds,
+            "gather_s": time.perf_counter() - started, "ended_ns": time.time_ns(), "asked": 0,
+            "worker": 0, "nbytes": under_way.nbytes + rows.nbytes,
+        }  # fmt: skip
+        return Received(request.ticket, {**under_way.message, **host}, stats, rows)
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """A batch that was launched, and what its roots add to it."""
+
+    launched: Launched
+    message: SampleMessage
+    nbytes: int
+    seconds: float
+    """What launching it took the host."""
+
+
+def check_on_device(data: DistDataset, device: torch.device, *, in_process: bool) -> None:
+    """Check that a loader can sample where its dataset was placed.
+
+    Raises:
+        ConfigError: It cannot; the message says what to change.
+    """
+    placement = data.placement
+    if placement is None:
+        return
+    if not in_process:
+        raise ConfigError(
+            f"the dataset was moved to {placement.device}, where this process samples: add "
+            "num_workers=0, or take it back with dataset.to('cpu') and sample with workers"
+        )
+    if placement.device != device:
+        raise ConfigError(
+            f"the dataset was moved to {placement.device}, and batches go to {device}: move it "
+            "there, or name its device in pin_memory_device"
+        )
+    if data.num_partitions > 1:
+        raise ConfigError(
+            f"partition {data.partition_idx} of {data.num_partitions} was moved to "
+            f"{placement.device}: a device samples a whole graph; load one partition, or take the "
+            "dataset back with dataset.to('cpu')"
+        )

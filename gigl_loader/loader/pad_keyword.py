@@ -1,0 +1,361 @@
+"""``pad=``: what it says, checked, and the shape that it gives the batches of a loader."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from gigl_loader.collate.padding import LEAST_DEAD, PadShape, padded
+from gigl_loader.collate.splitting import SeedLayout, parts_of
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    DatasetSchema,
+    EdgeType,
+    NodeType,
+    message_passing_to_negative_label,
+    reverse_edge_type,
+)
+from gigl_loader.errors import ConfigError
+from gigl_loader.loader.config import SamplerClass
+from gigl_loader.message import NEGATIVE, POSITIVE, SampleMessage, label_column
+from gigl_loader.options import (
+    CustomSamplerOptions,
+    ExpansionOptions,
+    PPRSamplerOptions,
+    SamplerOptions,
+)
+from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
+from gigl_loader.sampler.edges import TRIPLET
+
+SPLIT, BOUND = "split", "bound"
+"""What becomes of a batch that is larger than the sizes given."""
+_SIZES, _LARGER = ("nodes", "edges"), "larger"
+_OF_EDGES, _OF_ANCHORS = "edge_sampler", "anchor_sampler"
+
+
+def check_pad(pad: Any) -> None:
+    """Raise `ConfigError` where ``pad`` cannot be read, whatever the graph."""
+    if isinstance(pad, bool):
+        return
+    if not isinstance(pad, Mapping) or not set(_SIZES) <= set(pad) <= {*_SIZES, _LARGER}:
+        raise ConfigError(
+            'pad must be True, False or {"nodes": sizes, "edges": sizes}, and may have '
+            f'"larger": "split" or "bound"; got {pad!r}'
+        )
+    if pad.get(_LARGER, SPLIT) not in (SPLIT, BOUND):
+        raise ConfigError(f'pad["larger"] must be "split" or "bound", got {pad[_LARGER]!r}')
+    for name in _SIZES:
+        sizes = pad[name]
+        for size in sizes.values() if isinstance(sizes, Mapping) else (sizes,):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+                raise ConfigError(
+                    f'pad["{name}"] must be an integer >= 0, or one for each type, got {sizes!r}'
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padding:
+    """How the batches of one loader get their shape."""
+
+    shape: PadShape
+    larger: PadShape | None
+    """Shape of batches that do not fit ``shape``; None: they are split."""
+    may_split: bool
+    layout: SeedLayout
+    batch_size: int
+    of_edges: frozenset[str]
+    """Further attributes that edges have, of a homogeneous graph."""
+
+    def split(self, message: SampleMessage) -> list[SampleMessage]:
+        """Return a batch as those that it is handed out as: mostly itself."""
+        if not self.may_split:
+            return [message]
+        return parts_of(message, self.shape, self.layout, self.of_edges)
+
+    def padded(self, message: SampleMessage) -> SampleMessage:
+        """Return a batch with dead nodes and edges.
+
+        Raises:
+            ConfigError: It is too large, which only one that is asked for by its seeds can be.
+        """
+        for shape in (self.shape, self.larger):
+            if shape is not None and shape.fits(message):
+                return padded(message, shape, self.batch_size, self.of_edges)
+        raise ConfigError(
+            f"a batch of {self.layout.count(message)} seeds has no place in {self.shape}: with "
+            f"pad=, one that is asked for by its seeds has {self.batch_size} at most, and sizes "
+            "that are given have to be enough for all of them at once"
+        )
+
+    def __str__(self) -> str:
+        """Return what parts of a batch depend on."""
+        return f"nodes {self.shape.nodes}, edges {self.shape.edges}"
+
+
+def make_padding(
+    pad: Any,
+    *,
+    fanouts: Any,
+    batch_size: int,
+    expansion: ExpansionOptions,
+    schema: DatasetSchema,
+    num_nodes: Mapping[NodeType, int],
+    inputs: Sequence[Any],
+    sampler: SamplerClass | None,
+    chosen: SamplerOptions | None,
+    in_step: bool,
+) -> Padding | None:
+    """Return how batches are padded; None: they are not.
+
+    Args:
+        pad: The keyword, which `check_pad` has passed.
+        fanouts: Of the sampling config: by message-passing edge type, or a list.
+        batch_size: Seeds of a batch.
+        expansion: How batches grow.
+        schema: What the dataset holds.
+        num_nodes: Nodes of the whole graph, by type.
+        inputs: The sampler's inputs, all of one type; of anchors with their columns.
+        sampler: The loader's own sampler; None: around nodes.
+        chosen: What the user gave in place of it.
+        in_step: Ranks have to take as many steps as each other, so no batch can be split.
+
+    Raises:
+        ConfigError: There is no bound, or the sizes do not fit the graph or the loader.
+    """
+    if pad is False:
+        return None
+    _check_sampler(sampler, chosen, expansion)
+    graph = _PaddedGraph(fanouts, schema, num_nodes, expansion)
+    roots = _Seeds(sampler, inputs, schema)
+    bound = _bound(pad, graph, roots, batch_size)
+    layout = roots.layout(typed=graph.typed)
+    of_edges = frozenset(name for names in schema.edge_attributes.values() for name in names)
+    shape = bound if pad is True else graph.read(pad)
+    assert shape is not None, "without sizes a missing bound was raised"
+    enough = bound is not None and shape.covers(
+        {name: size - LEAST_DEAD for name, size in bound.nodes.items()}, bound.edges
+    )
+    larger = None if enough or pad is True or pad.get(_LARGER) != BOUND else bound
+    may_split = not enough and larger is None
+    if may_split:
+        _check_least(shape, graph, roots)
+    if may_split and in_step:
+        raise ConfigError(
+            f"pad={pad!r} may split batches, and the ranks of this job take the same number of "
+            'steps: add "larger": "bound", by which a batch that does not fit has the shape of '
+            "the bound, or give pad=True"
+        )
+    return Padding(
+        shape=shape, larger=larger, may_split=may_split, layout=layout, batch_size=batch_size,
+        of_edges=of_edges,
+    )  # fmt: skip
+
+
+def _bound(pad: Any, graph: "_PaddedGraph", roots: "_Seeds", batch_size: int) -> PadShape | None:
+    """Return the shape that any batch fits; None: nothing bounds a batch, and sizes are given."""
+    try:
+        return graph.shape(graph.bounds(roots.most(batch_size), repeat=roots.repeat))
+    except ConfigError as error:
+        if pad is True or pad.get(_LARGER) == BOUND:
+            raise ConfigError(
+                f"pad has no bound: {error}; give sizes, as gigl_loader.padding_sizes measures them"
+            ) from None
+        return None
+
+
+def _check_sampler(
+    sampler: SamplerClass | None, chosen: SamplerOptions | None, expansion: ExpansionOptions
+) -> None:
+    if isinstance(chosen, PPRSamplerOptions | CustomSamplerOptions):
+        raise ConfigError(
+            f"pad does not go with {type(chosen).__name__}: fan-outs do not bound its batches"
+        )
+    if expansion.subgraph_type != "directional":
+        raise ConfigError(
+            f'pad does not go with subgraph_type="{expansion.subgraph_type}": edges are added '
+            "to those that fan-outs bound; leave one of them out"
+        )
+    name = _kind(sampler)
+    if name not in ("", _OF_EDGES, _OF_ANCHORS):
+        raise ConfigError(
+            f"pad does not go with the sampler {name!r}, whose batches need not grow hop by hop "
+            "from seeds; DistNeighborLoader, DistLinkNeighborLoader and DistABLPLoader can pad"
+        )
+
+
+def _kind(sampler: SamplerClass | None) -> str:
+    return "" if sampler is None else sampler[0].rpartition(".")[2]
+
+
+def _check_least(shape: PadShape, graph: "_PaddedGraph", roots: "_Seeds") -> None:
+    """Raise `ConfigError` where one seed may have no place, in which case no split would help."""
+    try:
+        least = graph.shape(graph.bounds(roots.most(1), repeat=roots.repeat, widest=True))
+    except ConfigError:  # fan-outs of -1 bound nothing: then it is found out by a batch
+        return
+    # A seed may find itself once more: a node that came twice has two labels, and only one of them
+    # is what others find.
+    again = {name: min(count, 1) if roots.repeat else 0 for name, count in roots.most(1).items()}
+    for names, given, needed in (
+        ("nodes", shape.nodes, {n: c + again.get(graph.type_of(n), 0) for n, c in
+                                least.nodes.items()}),
+        ("edges", shape.edges, least.edges),
+    ):  # fmt: skip
+        small = {name: needed[name] for name, size in given.items() if size < needed[name]}  # type: ignore[index]
+        if small:
+            raise ConfigError(
+                f'pad["{names}"]={_plain(given)} may have no place for a single seed, and such a '
+                f"batch cannot be split: give at least {_plain(small)}"
+            )
+
+
+def _plain(sizes: Mapping[Any, int]) -> Any:
+    return sizes[None] if None in sizes else dict(sizes)
+
+
+class _PaddedGraph:
+    """Types of a graph as batches name them, and the bounds that it sets."""
+
+    def __init__(
+        self, fanouts: Any, schema: DatasetSchema, num_nodes: Mapping[NodeType, int],
+        expansion: ExpansionOptions,
+    ) -> None:  # fmt: skip
+        labeled = schema.is_homogeneous_with_labeled_edge_type
+        self.typed = schema.edge_types is not None and not labeled
+        by_type = (
+            fanouts if isinstance(fanouts, Mapping) else {DEFAULT_HOMOGENEOUS_EDGE_TYPE: fanouts}
+        )
+        self._fanouts: dict[EdgeType, tuple[int, ...]] = {
+            name: tuple(hops) for name, hops in by_type.items()
+        }
+        self._num_nodes, self._edge_dir = num_nodes, schema.edge_dir
+        self._disjoint = expansion.in_trees
+
+    def bounds(
+        self, roots: Mapping[NodeType, int], *, repeat: bool, widest: bool = False
+    ) -> BatchBounds:
+        """Return the bounds of a batch of ``roots``.
+
+        Args:
+            roots: By type.
+            repeat: Whether a node may be a root more than once.
+            widest: Of a part of a batch: a node of it may have been found in an earlier hop than
+                the part finds it in, and was given as many neighbours as that hop gives.
+        """
+        fanouts = self._fanouts
+        if widest:
+            fanouts = {name: tuple(accumulate(hops, max)) for name, hops in fanouts.items()}
+        return batch_bounds(
+            fanouts, roots, self._num_nodes, edge_dir=self._edge_dir, disjoint=self._disjoint,
+            roots_repeat=repeat,
+        )  # fmt: skip
+
+    def shape(self, bounds: BatchBounds) -> PadShape:
+        """Return the shape that has place for all within ``bounds``."""
+        nodes: dict[NodeType | None, int] = {}
+        edges: dict[EdgeType | None, int] = {}
+        for node_type, count in bounds.nodes.items():
+            nodes[node_type if self.typed else None] = count + LEAST_DEAD
+        for edge_type, count in bounds.edges.items():
+            edges[self._in_batch(edge_type) if self.typed else None] = count
+        return PadShape(nodes, edges)
+
+    def read(self, pad: Mapping[str, Any]) -> PadShape:
+        """Return the shape that the user gave."""
+        nodes: list[NodeType | None] = [None]
+        edges: list[EdgeType | None] = [None]
+        if self.typed:
+            nodes = [*sorted(self._num_nodes)]
+            edges = [self._in_batch(name) for name in self._fanouts]
+        return PadShape(self._sizes(pad, "nodes", nodes), self._sizes(pad, "edges", edges))
+
+    def _sizes(self, pad: Mapping[str, Any], name: str, known: list[Any]) -> dict[Any, int]:
+        given = pad[name]
+        if not self.typed:
+            if isinstance(given, Mapping):
+                raise ConfigError(
+                    f'pad["{name}"]={dict(given)} is by type, but the graph is homogeneous: give '
+                    "one integer"
+                )
+            return {None: given}
+        if not isinstance(given, Mapping) or set(given) != set(known):
+            raise ConfigError(
+                f'pad["{name}"] must name exactly the types of a batch, {known}, got {given!r}'
+            )
+        return {one: given[one] for one in known}
+
+    def _in_batch(self, edge_type: EdgeType) -> EdgeType:
+        return reverse_edge_type(edge_type) if self._edge_dir == "out" else edge_type
+
+    def type_of(self, name: NodeType | None) -> NodeType:
+        """Return the type of the graph that a batch names so."""
+        return next(iter(self._num_nodes)) if name is None else name
+
+
+class _Seeds:
+    """What batches of a loader start with."""
+
+    def __init__(
+        self, sampler: SamplerClass | None, inputs: Sequence[Any], schema: DatasetSchema
+    ) -> None:
+        self._kind, self._schema, self._inputs = _kind(sampler), schema, inputs
+        self._keywords: Mapping[str, Any] = {} if sampler is None else sampler[1]
+        self._type: NodeType = inputs[0].input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
+        # Ends of edges and labels are merged; seeds that are nodes come as they are given.
+        self.repeat = self._kind != _OF_EDGES
+
+    def most(self, num_seeds: int) -> dict[NodeType, int]:
+        """Return the most roots of a batch of so many seeds, by type.
+
+        Raises:
+            ConfigError: Labels of anchors are not bounded.
+        """
+        found = {self._type: num_seeds}
+        if self._kind == _OF_EDGES:
+            src, _, dst = self._keywords["edge_type"]
+            amount, kind = self._keywords.get("amount", 0), self._keywords.get("negatives")
+            # Of triplets each edge has as many; of pairs so many are drawn for all together.
+            sources = math.ceil(num_seeds * amount) if kind else 0
+            ends = num_seeds * math.ceil(amount) if kind == TRIPLET else sources
+            found = {src: num_seeds + (0 if kind == TRIPLET else sources)}
+            found[dst] = found.get(dst, 0) + num_seeds + ends
+        for edge_type in self._supervision:
+            for sign in (POSITIVE, NEGATIVE):
+                most = self._most_labels(edge_type, sign)
+                found[edge_type[2]] = found.get(edge_type[2], 0) + num_seeds * most
+        return found
+
+    @property
+    def _supervision(self) -> tuple[EdgeType, ...]:
+        return tuple(self._keywords.get("supervision", ()))
+
+    def _most_labels(self, edge_type: EdgeType, sign: str) -> int:
+        """Return the most labels that an anchor has of one sign."""
+        if self._keywords["labels_in_input"]:
+            columns = [(getattr(one, "extra", None) or {}).get(label_column(sign, edge_type))
+                       for one in self._inputs]  # fmt: skip
+            return max((one.shape[1] for one in columns if one is not None), default=0)
+        known = self._schema.edge_types or ()
+        if sign == NEGATIVE and message_passing_to_negative_label(edge_type) not in known:
+            return 0
+        if self._keywords["max_labels"] is None:
+            raise ConfigError(
+                f"anchors may have any number of labels of {edge_type} (set "
+                "max_labels_per_anchor_node of the dataset)"
+            )
+        most: int = self._keywords["max_labels"]
+        return most
+
+    def layout(self, *, typed: bool) -> SeedLayout:
+        """Return where the seeds of a batch are."""
+        if self._kind != _OF_EDGES:
+            return SeedLayout(
+                input_type=self._type if typed else None, supervision=self._supervision, typed=typed
+            )
+        src, _, dst = self._keywords["edge_type"]
+        return SeedLayout(
+            input_type=src if typed else None, other_type=dst if typed else None, of_edges=True,
+            triplets=self._keywords.get("negatives") == TRIPLET, typed=typed,
+        )  # fmt: skip

@@ -1,0 +1,44 @@
+"""Which kernels a device gets."""
+
+import importlib
+import logging
+from functools import cache
+from typing import Literal
+
+import torch
+
+from gigl_loader.errors import ConfigError
+from gigl_loader.on_device.kernels import Kernels
+from gigl_loader.on_device.torch_kernels import TorchKernels
+
+logger = logging.getLogger(__name__)
+
+
+def kernels_for(device: torch.device, kind: Literal["torch", "warp"] | None = None) -> Kernels:
+    """Return the kernels of a device; one call for each thread that samples.
+
+    Args:
+        device: Where the graph is.
+        kind: Which ones; None: Warp's on CUDA where Warp is installed, otherwise torch's. Both
+            draw the same.
+
+    Raises:
+        ConfigError: Warp's were asked for, and it is not installed.
+    """
+    if kind == "torch" or (kind is None and device.type != "cuda"):
+        return TorchKernels(device)
+    try:
+        # Warp takes half a second to load, and whoever samples elsewhere does without it.
+        found = importlib.import_module("gigl_loader.on_device.warp_kernels")
+    except ConfigError as error:
+        if kind is not None:
+            raise
+        _warn(str(error))
+        return TorchKernels(device)
+    kernels: Kernels = found.WarpKernels(device)
+    return kernels
+
+
+@cache  # once for the process, not for each thread
+def _warn(text: str) -> None:
+    logger.warning("%s; until then torch's operators draw there, slower", text)

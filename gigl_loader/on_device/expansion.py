@@ -1,0 +1,318 @@
+"""How a batch grows on a device: as `gigl_loader.sampler.expansion`, with sizes known beforehand.
+
+The host launches all hops of a batch and reads no result. Each array has the size that the fan-outs
+allow at most; which of its places are used, the device knows. The counts come to the host at the
+end, in one copy that nobody waits for; with them `Grown.sampled` cuts the arrays.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.view import PartitionView
+from gigl_loader.errors import ConfigError
+from gigl_loader.message import BatchTicket
+from gigl_loader.on_device.kernels import DeviceDraw, DeviceLabels, Kernels
+from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
+from gigl_loader.sampler.expansion import draw_of
+from gigl_loader.sampler.plan import SamplingPlan
+from gigl_loader.sampler.reader import ends_of, row_type
+
+_MOST_PLACES = 1 << 28
+"""Neighbours that one hop over one edge type may have room for: 2 GiB for each array of them."""
+
+
+@dataclass(frozen=True)
+class DeviceRoots:
+    """What a batch starts from, on the device."""
+
+    keys: dict[NodeType, Tensor]
+    """``[num_roots]`` int64, in the order of their labels, repeats too; see `DeviceLabels.keys`."""
+    until: Tensor | None = None
+    """``[num_trees]`` int64, the latest time of a neighbour in each tree."""
+    since: Tensor | None = None
+    """``[num_trees]`` int64, the earliest."""
+    dropped: dict[EdgeType, Tensor] = field(default_factory=dict)
+    """``[n]`` int64, ascending: pairs of nodes whose edges are left out, as `pair_keys` numbers
+    them."""
+
+
+def pair_keys(expanded: Any, neighbors: Any, num_nodes: int) -> Any:
+    """Return one int64 for each pair of a node and its neighbour, of ``num_nodes`` that there are.
+
+    Of fewer than ``2 ** 31`` nodes of each type no two pairs have the same.
+    """
+    return expanded * num_nodes + neighbors
+
+
+@dataclass
+class _Edges:
+    """Edges of one type, in places of which some are used."""
+
+    neighbors: list[Tensor] = field(default_factory=list)
+    targets: list[Tensor] = field(default_factory=list)
+    offsets: list[Tensor] = field(default_factory=list)
+    valid: list[Tensor] = field(default_factory=list)
+    counts: list[Tensor] = field(default_factory=list)
+    """Of each hop, ``[]`` int64."""
+
+
+@dataclass(frozen=True)
+class SampledEdges:
+    """Edges of one type, cut to those there are."""
+
+    edge_index: Tensor
+    """``[2, count]`` int64: neighbours, and the nodes they were drawn for, by label."""
+    offsets: Tensor
+    """``[count]`` int64, positions in the adjacency."""
+    per_hop: list[int]
+
+
+class Grown:
+    """A batch that was launched.
+
+    Args:
+        labels: Its nodes by type.
+        edges: Its edges by type, hop after hop.
+        stops: Of each type, how many nodes there were after the roots and after each hop: numbers
+            of the host for the roots, ``[]`` int64 of the device behind them.
+    """
+
+    def __init__(
+        self,
+        labels: dict[NodeType, DeviceLabels],
+        edges: dict[EdgeType, _Edges],
+        stops: dict[NodeType, list[Tensor]],
+    ) -> None:
+        self._labels = labels
+        self._stops = stops
+        self._edges: dict[EdgeType, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self._num_hops = len(next(iter(stops.values()), [None])) - 1
+        counts = [count for name in sorted(stops) for count in stops[name]]
+        for name, found in edges.items():
+            counts += found.counts
+            if found.valid:
+                self._edges[name] = _in_front(found)
+        self.counts = torch.stack(counts)
+        """``[n]`` int64: all counts of the batch, for `sampled`."""
+
+    def sampled(
+        self, counts: list[int], edge_types: list[EdgeType]
+    ) -> tuple[dict[NodeType, Tensor], dict[NodeType, list[int]], dict[EdgeType, SampledEdges]]:
+        """Return keys of the nodes by type, nodes per hop by type, and edges by type.
+
+        Args:
+            counts: `counts`, on the host.
+            edge_types: All that the plan walks.
+        """
+        read = iter(counts)
+        keys, per_hop = {}, {}
+        for name in sorted(self._stops):
+            stops = [next(read) for _ in self._stops[name]]
+            keys[name] = self._labels[name].keys[: stops[-1]]
+            # the roots, then what each hop added
+            per_hop[name] = [b - a for a, b in zip([0, *stops], stops, strict=False)]
+        edges = {}
+        for edge_type in edge_types:
+            hops = [next(read) for _ in range(self._num_hops)]
+            edges[edge_type] = self._cut(edge_type, hops)
+        return keys, per_hop, edges
+
+    def _cut(self, name: EdgeType, per_hop: list[int]) -> SampledEdges:
+        count = sum(per_hop)
+        if name not in self._edges:
+            empty = self.counts.new_empty(0)
+            return SampledEdges(empty.new_empty(2, 0), empty, per_hop)
+        order, neighbors, targets, offsets = self._edges[name]
+        at = order[:count]
+        index = torch.stack([neighbors[at], targets[at]])
+        return SampledEdges(index, offsets[at], per_hop)
+
+
+def _in_front(found: _Edges) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return (places that are used, in order, in front of others; neighbours; targets; offsets)."""
+    valid = torch.cat(found.valid)
+    # each used place is written to its rank among these; all others to one place behind the end
+    to = torch.where(valid, valid.cumsum(0) - 1, valid.numel())
+    order = torch.zeros(valid.numel() + 1, dtype=torch.int64, device=valid.device)
+    order.scatter_(0, to, torch.arange(valid.numel(), device=valid.device))
+    return order, torch.cat(found.neighbors), torch.cat(found.targets), torch.cat(found.offsets)
+
+
+class DeviceExpansion:
+    """Expands each node once, in the hop after the one that found it.
+
+    Args:
+        view: The whole graph, on the device.
+        plan: Fan-outs, and how to draw.
+        kernels: Of the device.
+        bits: Bits of an id in a key, by type; None: nodes are merged, and a key is an id.
+
+    Raises:
+        ConfigError: A fan-out of -1 has no bound that fits into memory.
+    """
+
+    def __init__(
+        self,
+        view: PartitionView[Tensor],
+        plan: SamplingPlan,
+        kernels: Kernels,
+        bits: Mapping[NodeType, int] | None,
+    ) -> None:
+        self._view, self._plan, self._kernels, self._bits = view, plan, kernels, bits
+        self._ends = {name: ends_of(name, view.edge_dir) for name in plan.fanouts}
+        # once, when the loader is built: the only time that the host waits for the device
+        self._degrees = {name: _max_degree(view.adjacency[name].indptr) for name in plan.fanouts}
+
+    def ends(self, edge_type: EdgeType) -> tuple[NodeType, NodeType]:
+        """Return (type that is expanded, type of its neighbours)."""
+        return self._ends[edge_type]
+
+    def check(self, num_roots: Mapping[NodeType, int]) -> None:
+        """Raise `ConfigError` where a batch of so many roots has no bound that fits into memory."""
+        bounds = self._bounds(num_roots).edges_per_hop
+        sizes = [(name, hop, size) for name in bounds for hop, size in enumerate(bounds[name])]
+        for name, hop, size in sizes:
+            if size > _MOST_PLACES:
+                fanout = self._plan.fanouts[name][hop]
+                raise ConfigError(
+                    f"num_neighbors: hop {hop + 1} over {name} may draw {size:,} neighbours "
+                    f"(fan-out {fanout}, largest degree {self._degrees[name]:,}): a device makes "
+                    "room for all of them before it draws; give smaller fan-outs or batches, or "
+                    "sample with workers"
+                )
+
+    def width(self, edge_type: EdgeType, hop: int) -> int:
+        """Return the most neighbours that a node is given in a hop."""
+        fanout, degree = self._plan.fanouts[edge_type][hop], self._degrees[edge_type]
+        if fanout < 0:
+            return degree
+        # with replacement a node of one neighbour has as many draws as any other
+        return fanout if self._plan.replace and degree else min(fanout, degree)
+
+    def _bounds(self, num_roots: Mapping[NodeType, int]) -> BatchBounds:
+        widths = {
+            name: [self.width(name, hop) for hop in range(len(hops))]
+            for name, hops in self._plan.fanouts.items()
+        }
+        return batch_bounds(
+            widths, num_roots, self._view.num_nodes, edge_dir=self._view.edge_dir,
+            disjoint=self._bits is not None,
+        )  # fmt: skip
+
+    def run(self, ticket: BatchTicket, roots: DeviceRoots) -> Grown:
+        """Launch all hops of a batch; returns before they are done."""
+        bounds = self._bounds({name: keys.numel() for name, keys in roots.keys.items()})
+        new = bounds.nodes_per_hop
+        labels = {name: self._labels(keys, bounds.nodes[name]) for name, keys in roots.keys.items()}
+        edges = {name: _Edges() for name in self._plan.fanouts}
+        # Labels of the nodes that the last hop found begin and end here, as the device knows.
+        starts = {name: torch.zeros_like(one.count) for name, one in labels.items()}
+        stops = {name: [one.count.clone()] for name, one in labels.items()}
+        for hop in range(self._plan.num_hops):
+            drawn = []
+            for name in self._plan.fanouts:
+                expanded = self._ends[name][0]
+                asked = self._frontier(labels[expanded], starts[expanded], new[expanded][hop])
+                drawn.append((name, asked, self._draw(ticket, hop, name, asked, roots)))
+            for name, (at, keys, there), found in drawn:
+                self._collect(name, at, keys, there, found, labels, edges[name], roots)
+            for node_type, one in labels.items():
+                starts[node_type] = stops[node_type][-1]
+                stops[node_type].append(one.count.clone())
+        return Grown(labels, edges, stops)
+
+    def _labels(self, roots: Tensor, capacity: int) -> DeviceLabels:
+        labels = DeviceLabels(roots.new_full((capacity,), -1), roots.new_zeros(()))
+        self._kernels.append(labels, roots)
+        return labels
+
+    def _frontier(
+        self, labels: DeviceLabels, start: Tensor, size: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (labels, keys, which of these there are) of the nodes from ``start`` on."""
+        size = min(size, labels.keys.numel())
+        at = start + torch.arange(size, device=labels.keys.device)
+        there = at < labels.count
+        keys = labels.keys[at.clamp(max=max(0, labels.keys.numel() - 1))]
+        return at, keys, there
+
+    def _draw(
+        self, ticket: BatchTicket, hop: int, name: EdgeType, asked: tuple[Tensor, Tensor, Tensor],
+        roots: DeviceRoots,
+    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        """Return (positions in the adjacency, counts) of the neighbours that are drawn."""
+        _, keys, there = asked
+        width = self.width(name, hop)
+        if not width or not keys.numel():
+            return None
+        expanded = self._ends[name][0]
+        draw = draw_of(self._plan, ticket, hop, name, self._view)
+        ids, until, since = keys, None, None
+        drawn_by = keys
+        if self._bits is not None:
+            trees = torch.where(there, keys >> self._bits[expanded], 0)
+            ids = keys & ((1 << self._bits[expanded]) - 1)
+            drawn_by = ids + trees * max(
+                1, self._view.num_nodes[row_type(name, self._view.edge_dir)]
+            )
+            if draw.timed and roots.until is not None:
+                until = roots.until[trees]
+                since = None if roots.since is None else roots.since[trees]
+        adjacency = self._view.adjacency[name]
+        times = self._view.times[name] if draw.timed else None
+        rows = torch.where(there, adjacency.locate(ids), -1)
+        found = self._kernels.draw(
+            DeviceDraw(
+                draw, adjacency, rows, drawn_by, width, times, until, since, self._degrees[name]
+            )
+        )
+        return found.offsets, found.counts
+
+    def _collect(
+        self, name: EdgeType, at: Tensor, keys: Tensor, there: Tensor,
+        found: tuple[Tensor, Tensor] | None, labels: dict[NodeType, DeviceLabels], edges: _Edges,
+        roots: DeviceRoots,
+    ) -> None:  # fmt: skip
+        """Label the neighbours that one edge type found in one hop."""
+        if found is None:
+            edges.counts.append(at.new_zeros(()))
+            return
+        expanded, neighbor = self._ends[name]
+        offsets, counts = found
+        width = offsets.shape[1]
+        valid = torch.arange(width, device=at.device) < counts[:, None]
+        neighbors = self._view.adjacency[name].indices[offsets].long()
+        if name in roots.dropped:
+            valid &= ~self._is_dropped(name, keys, neighbors, roots.dropped[name])
+        if self._bits is not None:
+            trees = keys[:, None] >> self._bits[expanded]
+            neighbors = trees << self._bits[neighbor] | neighbors
+        flat = valid.reshape(-1)
+        reached = self._kernels.label(labels[neighbor], neighbors.reshape(-1), flat)
+        edges.neighbors.append(reached)
+        edges.targets.append(at[:, None].expand(-1, width).reshape(-1))
+        edges.offsets.append(offsets.reshape(-1))
+        edges.valid.append(flat)
+        edges.counts.append(flat.sum())
+
+    def _is_dropped(
+        self, name: EdgeType, keys: Tensor, neighbors: Tensor, dropped: Tensor
+    ) -> Tensor:
+        """Return which edges are left out: those between nodes that a link of the batch joins."""
+        number = self._view.num_nodes[self._ends[name][1]]
+        pairs = pair_keys(keys[:, None], neighbors, number)
+        if not dropped.numel():
+            return torch.zeros_like(pairs, dtype=torch.bool)
+        place = torch.searchsorted(dropped, pairs).clamp(max=dropped.numel() - 1)
+        found: Tensor = dropped[place] == pairs
+        return found
+
+
+def _max_degree(indptr: Tensor) -> int:
+    degrees = indptr[1:] - indptr[:-1]
+    return int(degrees.max()) if degrees.numel() else 0

@@ -1,0 +1,74 @@
+"""Keyed random numbers in plain torch operators: bit for bit those of `sampler.compiled`.
+
+torch has no shifts and few other operators of uint64. So a uint64 is an int64 of the same bits
+here: sums and products wrap around alike, and what a shift to the right pulls in from the sign is
+masked off.
+"""
+
+import torch
+from torch import Tensor
+
+from gigl_loader.sampler.weighted_kernels import (
+    EXPONENT_OF_ONE,
+    FRACTION,
+    LN_2_HIGH,
+    LN_2_LOW,
+    SERIES,
+    SQRT_2,
+)
+
+_BITS = 1 << 64
+
+
+def signed(value: int) -> int:
+    """Return the int64 that has the bits of a uint64."""
+    return value - _BITS if value >= _BITS >> 1 else value
+
+
+_GAMMA = signed(0x9E3779B97F4A7C15)
+_MIX_1 = signed(0xBF58476D1CE4E5B9)
+_MIX_2 = signed(0x94D049BB133111EB)
+_NODE = signed(0xD6E8FEB86659FD93)
+_TO_UNIT = 2.0**-53
+
+
+def _shifted(values: Tensor, bits: int) -> Tensor:
+    """Return uint64 ``values`` shifted to the right; torch's own shift repeats the sign."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix(values: Tensor) -> Tensor:
+    """Return a well-mixed uint64 of each uint64; see `gigl_loader.sampler.compiled.mix`."""
+    values = (values ^ _shifted(values, 30)) * _MIX_1
+    values = (values ^ _shifted(values, 27)) * _MIX_2
+    return values ^ _shifted(values, 31)
+
+
+def row_keys(key: int, ids: Tensor) -> Tensor:
+    """Return the key of each of ``ids`` (int64) under ``key``, a uint64."""
+    return mix(mix(ids * _NODE + _GAMMA) ^ signed(key))
+
+
+def units(keys: Tensor, counters: Tensor) -> Tensor:
+    """Return the ``counters``-th number of each row key, float64, uniform in [0, 1)."""
+    # 53 bits are exact in a float64, and so is the product with a power of two.
+    return _shifted(mix(keys + (counters + 1) * _GAMMA), 11).double() * _TO_UNIT
+
+
+def exponentials(uniform: Tensor) -> Tensor:
+    """Return ``-log(1 - uniform)`` of `units`: see `weighted_kernels.exponential`.
+
+    One operator a step, so that nothing is fused: not to be compiled.
+    """
+    bits = (1.0 - uniform).view(torch.int64)
+    scaled = ((bits & FRACTION) | (EXPONENT_OF_ONE << 52)).view(torch.float64)
+    large = scaled > SQRT_2
+    exponent = ((bits >> 52) - EXPONENT_OF_ONE + large).double()
+    scaled = torch.where(large, scaled * 0.5, scaled)
+    ratio = (scaled - 1.0) / (scaled + 1.0)
+    square = ratio * ratio
+    fourth = square * square
+    even = fourth * (SERIES[1] + fourth * (SERIES[3] + fourth * SERIES[5]))
+    odd = square * (SERIES[0] + fourth * (SERIES[2] + fourth * (SERIES[4] + fourth * SERIES[6])))
+    fraction = ratio * 2.0 + ratio * (even + odd)
+    return -(exponent * LN_2_HIGH + (exponent * LN_2_LOW + fraction))

@@ -1,0 +1,122 @@
+"""The most nodes and edges that a batch can have, from fan-outs, roots and the graph's sizes.
+
+Batches of one shape are as large as these bounds, and a device makes room by them, so none of them
+may be too small for any batch. Arithmetic alone: no torch, and no array.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class BatchBounds:
+    """The most that a batch can have. Edge types have their names in the graph.
+
+    The total of a type may be less than the sum over its hops: a node that one hop found is not
+    found by another.
+    """
+
+    nodes_per_hop: dict[NodeType, tuple[int, ...]]
+    """``[hops + 1]``: the roots, then the nodes that each hop can find."""
+    edges_per_hop: dict[EdgeType, tuple[int, ...]]
+    """``[hops]``: the edges that each hop can draw."""
+    nodes: dict[NodeType, int]
+    """Of all hops together."""
+    edges: dict[EdgeType, int]
+    """Of all hops together."""
+
+
+def batch_bounds(
+    fanouts: Mapping[EdgeType, Sequence[int]],
+    roots: Mapping[NodeType, int],
+    num_nodes: Mapping[NodeType, int],
+    *,
+    edge_dir: str,
+    disjoint: bool = False,
+    roots_repeat: bool = True,
+    degrees: Mapping[EdgeType, int] | None = None,
+) -> BatchBounds:
+    """Return the most nodes and edges of a batch that is grown hop by hop.
+
+    Args:
+        fanouts: Neighbours per hop by edge type, the same number of hops for all; -1: all.
+        roots: The most nodes that a batch starts with, by type; types left out have none.
+        num_nodes: Nodes of the whole graph by type: all types that a batch can have.
+        edge_dir: ``"in"``: the destination of an edge type is expanded, ``"out"``: its source.
+        disjoint: Nodes come once in each tree, so the graph's size limits nothing.
+        roots_repeat: Whether a node may be a root more than once, each time with a label of its
+            own. Only merged nodes are counted otherwise for that.
+        degrees: The largest degree of the nodes that are expanded, by edge type. It stands in for
+            a fan-out of -1. None: there is no bound then.
+
+    Raises:
+        ConfigError: A fan-out is -1 and ``degrees`` does not say how much that is at most.
+    """
+    expanded, neighbor = (2, 0) if edge_dir == "in" else (0, 2)
+    widths = {name: _widths(name, hops, degrees) for name, hops in fanouts.items()}
+    start = {name: roots.get(name, 0) for name in num_nodes}
+    if not (roots_repeat or disjoint):
+        start = {name: min(count, num_nodes[name]) for name, count in start.items()}
+    # With roots, one node at least is not found any more: all of them may be that one.
+    most = {name: None if disjoint else max(count - min(start[name], 1), 0)
+            for name, count in num_nodes.items()}  # fmt: skip
+    nodes_per_hop = {name: [count] for name, count in start.items()}
+    edges_per_hop: dict[EdgeType, list[int]] = {name: [] for name in widths}
+    for hop in range(len(next(iter(widths.values()), ()))):
+        for name, counts in edges_per_hop.items():
+            counts.append(nodes_per_hop[name[expanded]][hop] * widths[name][hop])
+        for node_type, counts in nodes_per_hop.items():
+            # At worst each edge of the hop leads to a node that no other edge led to.
+            found = sum(drawn[hop] for name, drawn in edges_per_hop.items()
+                        if name[neighbor] == node_type)  # fmt: skip
+            counts.append(_at_most(found, most[node_type]))
+    nodes = {}
+    for node_type, (first, *later) in nodes_per_hop.items():
+        nodes[node_type] = first + _at_most(sum(later), most[node_type])
+        if not (roots_repeat or disjoint):
+            nodes[node_type] = min(nodes[node_type], num_nodes[node_type])
+    ends = {name: name[expanded] for name in widths}
+    return BatchBounds(
+        {name: tuple(counts) for name, counts in nodes_per_hop.items()},
+        {name: tuple(counts) for name, counts in edges_per_hop.items()},
+        nodes,
+        {name: _most_edges(widths[name], nodes_per_hop[end], nodes[end])
+         for name, end in ends.items()},
+    )  # fmt: skip
+
+
+def _widths(
+    edge_type: EdgeType, hops: Sequence[int], degrees: Mapping[EdgeType, int] | None
+) -> tuple[int, ...]:
+    """Return the most neighbours that a node is given in each hop."""
+    if min(hops, default=0) >= 0:
+        return tuple(hops)
+    if degrees is None or edge_type not in degrees:
+        raise ConfigError(
+            f"num_neighbors of {edge_type} is {list(hops)}: -1 takes all neighbours of a node, "
+            "which bounds no batch"
+        )
+    return tuple(degrees[edge_type] if fanout < 0 else fanout for fanout in hops)
+
+
+def _at_most(found: int, most: int | None) -> int:
+    return found if most is None else min(found, most)
+
+
+def _most_edges(widths: Sequence[int], frontiers: Sequence[int], num_nodes: int) -> int:
+    """Return the most edges of a type over all hops, as each node is expanded once.
+
+    Args:
+        widths: ``[hops]``, the most neighbours of a node.
+        frontiers: ``[hops + 1]``, the most nodes that are expanded in each hop.
+        num_nodes: The most nodes of that type in all hops together.
+    """
+    # At worst as many nodes as there can be are expanded in the hops that draw most.
+    total, left = 0, num_nodes
+    for width, frontier in sorted(zip(widths, frontiers, strict=False), reverse=True):
+        taken = min(frontier, left)
+        total, left = total + taken * width, left - taken
+    return total

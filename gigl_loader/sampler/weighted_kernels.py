@@ -1,0 +1,220 @@
+"""Compiled inner loops of draws by weight, and of LABOR.
+
+They take a logarithm, of which every C library has another last bit, and a GPU one more. So this is
+one of our own: separate additions, multiplications and divisions of float64 in a fixed order, each
+rounded as IEEE 754 says. `gigl_loader.on_device` computes the same in the same order.
+
+Source:
+    Weighted, without replacement: exponential keys, Efraimidis and Spirakis, "Weighted random
+    sampling with a reservoir", IPL 97(5), 2006.
+"""
+
+import numpy as np
+
+from gigl_loader.sampler.compiled import count_uniform, jit, row_key, unit
+
+FRACTION, EXPONENT_OF_ONE = (1 << 52) - 1, 1023
+"""Of a float64: the bits of its fraction; what is added to its exponent."""
+SQRT_2 = 1.4142135623730951
+LN_2_HIGH, LN_2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+"""ln 2 in two parts: the first has 33 bits, so that its product with an exponent is exact."""
+SERIES = (
+    6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01,
+    2.222219843214978396e-01, 1.818357216161805012e-01, 1.531383769920937332e-01,
+    1.479819860511658591e-01,
+)  # fmt: skip
+"""Factors of the powers of the logarithm's series: near 2/3, 2/5... 2/15, and off by less than
+2 ** -58 in sum."""
+_S1, _S2, _S3, _S4, _S5, _S6, _S7 = SERIES
+
+
+@jit
+def exponential(uniform):  # type: ignore[no-untyped-def]
+    """Return ``-log(1 - uniform)`` of a number in [0, 1) that is a multiple of 2 ** -53.
+
+    Exponentially distributed where the number is uniform. The relative error is below 2 ** -51. The
+    compiler must not fuse a product with a sum: `compiled.jit` allows no such mathematics.
+
+    Source:
+        log m = 2 artanh s with s = (m - 1) / (m + 1), as a series of s: fdlibm's e_log.c (Sun
+        Microsystems, 1993), whose factors and parts of ln 2 these are.
+    """
+    # In (0, 1], and exact: its logarithm is finite, and its bits are those of a normal number.
+    bits = np.float64(1.0 - uniform).view(np.int64)
+    exponent = (bits >> 52) - EXPONENT_OF_ONE
+    scaled = np.int64((bits & FRACTION) | (EXPONENT_OF_ONE << 52)).view(np.float64)
+    if scaled > SQRT_2:  # now within [sqrt 1/2, sqrt 2]: near 1, where a logarithm is small
+        scaled = scaled * 0.5
+        exponent += 1
+    ratio = (scaled - 1.0) / (scaled + 1.0)
+    square = ratio * ratio
+    fourth = square * square
+    even = fourth * (_S2 + fourth * (_S4 + fourth * _S6))
+    odd = square * (_S1 + fourth * (_S3 + fourth * (_S5 + fourth * _S7)))
+    fraction = ratio * 2.0 + ratio * (even + odd)
+    return -(exponent * LN_2_HIGH + (exponent * LN_2_LOW + fraction))
+
+
+@jit
+def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, counts):  # type: ignore[no-untyped-def]
+    """Like `count_uniform`, where a neighbour of weight 0 is never drawn."""
+    total, most = count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts)
+    # Positions of weight 0 count for scratch memory (``most``), but are never drawn.
+    total = 0
+    for i in range(nodes.shape[0]):
+        possible = 0
+        for offset in range(starts[i], starts[i] + degrees[i]):
+            if weights[offset] > 0:
+                possible += 1
+        take = possible
+        if fanout >= 0 and (possible > fanout or (replace and possible > 0)):
+            take = fanout
+        counts[i] = take
+        total += take
+    return total, most
+
+
+@jit
+def _comes_later(keys, items, one, other):  # type: ignore[no-untyped-def]
+    """Return whether the item at ``one`` is chosen after that at ``other``.
+
+    Of equal keys the earlier position is chosen, so that a selection by other means agrees.
+    """
+    if keys[one] == keys[other]:
+        return items[one] > items[other]
+    return keys[one] > keys[other]
+
+
+@jit
+def _sift_down(keys, items, size):  # type: ignore[no-untyped-def]
+    """Restore a max-heap of ``size`` whose root was replaced."""
+    parent = 0
+    while True:
+        child = 2 * parent + 1
+        if child >= size:
+            return
+        if child + 1 < size and _comes_later(keys, items, child + 1, child):
+            child += 1
+        if not _comes_later(keys, items, child, parent):
+            return
+        keys[parent], keys[child] = keys[child], keys[parent]
+        items[parent], items[child] = items[child], items[parent]
+        parent = child
+
+
+@jit
+def _sift_up(keys, items, child):  # type: ignore[no-untyped-def]
+    """Restore a max-heap whose last item, at ``child``, was added."""
+    while child > 0 and _comes_later(keys, items, child, (child - 1) // 2):
+        parent = (child - 1) // 2
+        keys[parent], keys[child] = keys[child], keys[parent]
+        items[parent], items[child] = items[child], items[parent]
+        child = parent
+
+
+@jit
+def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, items, positions):  # type: ignore[no-untyped-def]
+    """Draw by weight.
+
+    ``keys`` (float64) and ``items`` (int64) are scratch as long as the longest row.
+    """
+    at = 0
+    for i in range(nodes.shape[0]):
+        take = counts[i]
+        if take == 0:
+            continue
+        start = starts[i]
+        end = start + degrees[i]
+        row = row_key(key, nodes[i])
+        if replace:
+            total = 0.0
+            for offset in range(start, end):
+                total += weights[offset]
+                # Sums are float64 though weights are float32: over long rows the small ones would
+                # vanish.
+                keys[offset - start] = total
+            for j in range(take):
+                goal = unit(row, j) * total
+                # "right" passes over positions of weight 0, whose sum equals the one before.
+                position = np.searchsorted(keys[: end - start], goal, side="right")
+                # Only weights that are not finite get past the end: no finite total is reached by
+                # less than 1 of it, rounded or not.
+                positions[at + j] = min(start + position, end - 1)
+        else:
+            size = 0  # the `take` smallest exponential keys, in a max-heap
+            for offset in range(start, end):
+                weight = weights[offset]
+                if weight <= 0:
+                    continue
+                value = exponential(unit(row, offset - start)) / weight
+                if size < take:
+                    keys[size] = value
+                    items[size] = offset
+                    _sift_up(keys, items, size)
+                    size += 1
+                elif value < keys[0]:
+                    keys[0] = value
+                    items[0] = offset
+                    _sift_down(keys, items, size)
+            # A heap leaves them in an order of its own; ascending, memory is read forwards and the
+            # answer does not depend on how the heap works.
+            positions[at : at + take] = np.sort(items[:take])
+        at += take
+
+
+@jit
+def draw_labor(indices, weights, starts, degrees, counts, key, keys, items, positions):  # type: ignore[no-untyped-def]
+    """Draw the neighbours whose random numbers are the smallest, by weight where there are weights.
+
+    A number belongs to the neighbour, and to which of parallel edges it is, not to the row; so rows
+    that have neighbours in common tend to draw the same ones. Of one row it is a uniform draw
+    without replacement. ``weights`` is empty where there are none.
+
+    Source:
+        LABOR-0 with fixed sizes (sequential Poisson sampling): Balin and Catalyurek,
+        "Layer-Neighbor Sampling", NeurIPS 2023, sections 3 and A.3.
+    """
+    at = 0
+    for i in range(starts.shape[0]):
+        take = counts[i]
+        if take == 0:
+            continue
+        start = starts[i]
+        end = start + degrees[i]
+        if take == degrees[i]:
+            for j in range(take):
+                positions[at + j] = start + j
+            at += take
+            continue
+        size = 0  # the `take` smallest numbers, in a max-heap
+        copy = 0
+        for offset in range(start, end):
+            neighbor = indices[offset]
+            # Parallel edges lie side by side, as neighbours of a row ascend.
+            copy = copy + 1 if offset > start and indices[offset - 1] == neighbor else 0
+            value = unit(row_key(key, neighbor), copy)
+            if weights.shape[0] > 0:
+                if weights[offset] <= 0:
+                    continue
+                value = exponential(value) / weights[offset]
+            if size < take:
+                keys[size] = value
+                items[size] = offset
+                _sift_up(keys, items, size)
+                size += 1
+            elif value < keys[0]:
+                keys[0] = value
+                items[0] = offset
+                _sift_down(keys, items, size)
+        positions[at : at + take] = np.sort(items[:take])
+        at += take
+
+
+def load() -> None:
+    """Call every kernel once on nothing; see `gigl_loader.sampler.compiled.load`."""
+    none, weights, key = np.zeros(0, np.int64), np.zeros(0, np.float32), np.uint64(1)
+    rows = none, none.copy(), none.copy()
+    for replace in (False, True):
+        count_weighted(np.zeros(1, np.int64), weights, none, -1, replace, *rows)
+        draw_weighted(weights, none, *rows, replace, key, np.zeros(0), none, none)
+    draw_labor(none, weights, *rows, key, np.zeros(0), none, none)

@@ -1,0 +1,55 @@
+"""What ranks and clients of a graph store do in `test_pad.py`."""
+
+from pathlib import Path
+from typing import Any
+
+import digest_cases
+import pytest
+from digest_cases import CASES
+from pad_cases import one_shape, real, seeds_of
+
+from gigl_loader import ConfigError, DistNeighborLoader, RemoteDistDataset, padding_sizes
+from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.testing import batch_digest
+
+
+def padded_digests(loader: BaseDistLoader, rank: int, size: int) -> digest_cases.Digests:
+    """Return the digests of the batches of this rank, without what is dead in them."""
+    return {
+        (epoch, step * size + rank): batch_digest(real(batch))
+        for epoch in range(digest_cases.EPOCHS)
+        for step, batch in enumerate(one_shape(loader))
+    }
+
+
+def of_a_rank(rank: int, size: int, folder: Path, names: list[str], how: dict[str, Any]) -> None:
+    """Run cases on one of several ranks, each with a partition of its own."""
+    for name in names:
+        case = CASES[name]
+        dataset = case.partition(rank, size)
+        dataset.max_labels_per_anchor_node = 1 if "anchors" in name else None
+        with case.make(dataset, case.seeds(), pad=True, **how) as loader:
+            digest_cases.write(folder, name, rank, padded_digests(loader, rank, size))
+    case = CASES["nodes"]
+    with pytest.raises(ConfigError, match='same number of steps: add "larger": "bound"'):
+        case.make(
+            case.partition(rank, size), case.seeds(), pad={"nodes": 60, "edges": 80}, **how
+        )  # fmt: skip
+
+
+def of_a_client(info: Any, rank: int, folder: Path, names: list[str]) -> None:
+    """Run cases on the servers of a graph store, and split some of their batches."""
+    size = info.num_processes_per_compute
+    for name in names:
+        case, remote = CASES[name], RemoteDistDataset(info, rank)
+        with case.make(remote, case.seeds_of(remote), pad=True) as loader:
+            digest_cases.write(folder, name, rank, padded_digests(loader, rank, size))
+    remote, how = RemoteDistDataset(info, rank), {"batch_size": 8, "seed": 4, "shard": "none"}
+    seeds = remote.fetch_node_ids()
+    with DistNeighborLoader(remote, [4, 4], seeds, **how) as loader:  # type: ignore[arg-type]
+        whole = list(loader)
+        sizes = padding_sizes(whole, share=0.5)
+    with DistNeighborLoader(remote, [4, 4], seeds, pad=sizes, **how) as loader:  # type: ignore[arg-type]
+        parts = one_shape(loader)
+        assert seeds_of(parts) == seeds_of(whole)
+        assert len(parts) > len(whole)

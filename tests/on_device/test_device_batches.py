@@ -1,0 +1,143 @@
+"""Sampling on a device gives the batches of the CPU, bit for bit, and does not wait for the device.
+
+The device is the CPU here, by both kinds of kernels: the code is the same, launched on no stream.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import digest_cases as cases
+import pytest
+import torch
+from digest_cases import CASES
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch_geometric.data import Data
+
+from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
+from gigl_loader.dataset.placement import Placement, mapped
+from gigl_loader.errors import ConfigError
+from gigl_loader.message import BatchTicket
+from gigl_loader.on_device.expansion import DeviceExpansion, DeviceRoots
+from gigl_loader.on_device.torch_kernels import TorchKernels
+from gigl_loader.options import FeatureStoreOptions
+from gigl_loader.sampler.plan import SamplingPlan
+from gigl_loader.testing import batch_digest
+
+KNOWN = json.loads((Path(cases.__file__).parent / "digests.json").read_text())
+REFUSED = {"nodes, ppr", "nodes, bidirectional", "subgraphs", "typed subgraphs"}
+ONE: dict[str, Any] = {"batch_size": 4, "seed": 5, "num_workers": 0}
+
+
+@pytest.mark.parametrize("kernels", ["torch", "warp"])
+@pytest.mark.parametrize("name", sorted(set(CASES) - REFUSED))
+def test_the_bits_of_the_cpu(name: str, kernels: str) -> None:
+    case = CASES[name]
+    dataset = case.partition(0, 1).to("cpu", kernels=kernels)
+    assert cases.in_one_process(case, dataset, num_workers=0) == KNOWN[name]
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_only_the_host_samples_is_refused(name: str) -> None:
+    case = CASES[name]
+    dataset = case.partition(0, 1).to("cpu", kernels="torch")
+    with pytest.raises(ConfigError, match=r"is not sampled on a device.*dataset\.to\('cpu'\)"):
+        case.make(dataset, case.seeds(), num_workers=0)
+
+
+def small(**keywords: Any) -> DistDataset:
+    return cases.partition(0, 1, typed=False, **keywords)
+
+
+def test_features_on_the_host_and_batches_at_once() -> None:
+    nodes = torch.arange(20)
+    with DistNeighborLoader(small(), [3, 2], nodes, **ONE) as loader:
+        known, at_once = [batch_digest(b) for b in loader], batch_digest(loader(nodes[:3]))
+    dataset = small().to("cpu", kernels="torch", features="host")
+    with DistNeighborLoader(dataset, [3, 2], nodes, **ONE) as loader:
+        assert [batch_digest(batch) for batch in loader] == known
+        assert batch_digest(loader(nodes[:3])) == at_once
+        iterator = iter(loader)
+        next(iterator)
+        at = loader.state_dict()
+    with DistNeighborLoader(dataset, [3, 2], nodes, **ONE, worker_concurrency=1) as loader:
+        list(loader)
+        loader.load_state_dict(at)
+        rest = [batch_digest(batch) for batch in loader]
+    assert len(rest) == 4
+    dataset.to("cpu")
+    with DistNeighborLoader(dataset, [3, 2], nodes, **ONE, worker_concurrency=1) as loader:
+        loader.load_state_dict(at)
+        assert [batch_digest(batch) for batch in loader] == rest
+
+
+def test_quantised_rows_are_widened(tmp_path: Path) -> None:
+    rows = torch.linspace(-1, 1, 60).reshape(20, 3)
+    edges = torch.stack([torch.arange(40) % 20, torch.arange(40) * 7 % 20])
+    partition_graph(Data(x=rows, edge_index=edges), 1, tmp_path, feature_dtype="int8")
+    loaded = DistDataset.load(tmp_path, 0)
+    with DistNeighborLoader(loaded, [3], torch.arange(20), **ONE) as loader:
+        known = [batch_digest(batch) for batch in loader]
+    loaded.to("cpu", kernels="torch")
+    with DistNeighborLoader(loaded, [3], torch.arange(20), **ONE) as loader:
+        batches = list(loader)
+    assert [batch_digest(batch) for batch in batches] == known
+    assert batches[0].x.dtype == torch.float32
+
+
+@pytest.mark.parametrize("disjoint", [False, True])
+@pytest.mark.parametrize("replace", [False, True])
+def test_no_launch_waits_for_the_device(disjoint: bool, replace: bool) -> None:
+    """On a device without values: what has to know one, to go on, raises."""
+    view = Placement(torch.device("cpu")).place(small().view())
+    edge_type = next(name for name in view.adjacency if "label" not in name[1])
+    plan = SamplingPlan(
+        input_type=edge_type[0], fanouts={edge_type: (3, 2)}, seed=1, replace=replace
+    )
+    bits = {name: 8 for name in view.num_nodes} if disjoint else None
+    expansion = DeviceExpansion(view, plan, TorchKernels(torch.device("cpu")), bits)
+    device = torch.device("meta")
+    with FakeTensorMode():
+        expansion._view = mapped(view, lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
+        expansion._kernels = TorchKernels(device)
+        roots = {name: torch.empty(4, dtype=torch.int64, device=device) for name in view.num_nodes}
+        grown = expansion.run(BatchTicket(0, 0, 0, 0), DeviceRoots(roots))
+        assert grown.counts.device == device
+        # as many as the roots and each hop, of nodes and of edges
+        assert grown.counts.shape == (3 * len(view.num_nodes) + 2,)
+        # what is cut later is cut by numbers that have come to the host
+        sizes = [4, 9, 12] * len(view.num_nodes) + [8, 6]
+        keys, _, edges = grown.sampled(sizes, [edge_type])
+        assert keys[edge_type[0]].shape == (12,)
+        assert edges[edge_type].edge_index.shape == (2, 14)
+
+
+def test_mistakes_are_named() -> None:
+    nodes = torch.arange(8)
+    with pytest.raises(ConfigError, match="torch finds 0 CUDA devices"):
+        small().to("cuda:3") if not torch.cuda.is_available() else small().to("cuda:99")
+    with pytest.raises(ConfigError, match="no torch device"):
+        small().to("gpu")
+    with pytest.raises(ConfigError, match=r'kernels must be None, "torch" or "warp"'):
+        small().to("cpu", kernels="cuda")
+    with pytest.raises(ConfigError, match='features must be "device" or "host"'):
+        small().to("cpu", kernels="torch", features="disk")  # type: ignore[arg-type]
+    placed = small().to("cpu", kernels="torch")
+    with pytest.raises(ConfigError, match=r"add num_workers=0"):
+        DistNeighborLoader(placed, [2], nodes, batch_size=4)
+    half = cases.partition(0, 2, typed=False).to("cpu", kernels="torch")
+    with pytest.raises(ConfigError, match="a device samples a whole graph"):
+        DistNeighborLoader(half, [2], nodes, **ONE, exchange="collective")
+    store = FeatureStoreOptions("digest_cases.Case")
+    bare = DistDataset.from_pyg(Data(edge_index=cases.edges(2), num_nodes=cases.NODES))
+    with pytest.raises(ConfigError, match="feature_store is not sampled on a device"):
+        DistNeighborLoader(bare.to("cpu", kernels="torch"), [2], nodes, **ONE, feature_store=store)
+
+
+def test_a_batch_that_finds_no_room_is_refused_before_it_is_drawn() -> None:
+    hub = 40_000
+    star = torch.stack([torch.arange(1, hub), torch.zeros(hub - 1, dtype=torch.int64)])
+    data = Data(edge_index=torch.cat([star, star.flip(0)], 1), num_nodes=hub)
+    dataset = DistDataset.from_pyg(data).to("cpu", kernels="torch")
+    with pytest.raises(ConfigError, match=r"hop 2 .* largest degree 39,999"):
+        DistNeighborLoader(dataset, [-1, -1], torch.arange(64), **ONE | {"batch_size": 64})

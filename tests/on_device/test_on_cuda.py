@@ -1,0 +1,74 @@
+"""The same on a real GPU: the bits of the CPU, no wait at a launch, rows over the bus.
+
+Run by ``make gpu``; nothing here is needed where there is no GPU.
+"""
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import digest_cases as cases
+import pytest
+import torch
+from digest_cases import CASES
+from test_device_batches import REFUSED
+
+from gigl_loader import DistNeighborLoader
+from gigl_loader.loader.device_source import DeviceSource
+from gigl_loader.testing import batch_digest
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no gpu on this machine"),
+]
+KNOWN = json.loads((Path(cases.__file__).parent / "digests.json").read_text())
+KERNELS = ["torch", *(["warp"] if importlib.util.find_spec("warp") else [])]
+ONE: dict[str, Any] = {"batch_size": 4, "seed": 5, "num_workers": 0}
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("name", sorted(set(CASES) - REFUSED))
+def test_the_bits_of_the_cpu(name: str, kernels: str) -> None:
+    case = CASES[name]
+    dataset = case.partition(0, 1).to("cuda", kernels=kernels)
+    assert cases.in_one_process(case, dataset, num_workers=0) == KNOWN[name]
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_features_that_stay_on_the_host(kernels: str) -> None:
+    nodes, plain = torch.arange(40), cases.partition(0, 1, typed=False)
+    with DistNeighborLoader(plain, [3, 2], nodes, **ONE) as loader:
+        known = [batch_digest(batch) for batch in loader]
+    placed = plain.to("cuda", kernels=kernels, features="host")
+    with DistNeighborLoader(placed, [3, 2], nodes, **ONE) as loader:
+        batches = list(loader)
+    assert all(batch.x.is_cuda for batch in batches)
+    assert [batch_digest(batch) for batch in batches] == known
+
+
+@contextmanager
+def waits_are_errors() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_no_launch_waits(kernels: str) -> None:
+    """What would wait for the device raises: torch watches its own calls."""
+    nodes, placed = torch.arange(40), cases.partition(0, 1, typed=True).to("cuda", kernels=kernels)
+    with DistNeighborLoader(placed, [3, 2], ("user", nodes), **ONE) as loader:
+        list(loader)  # kernels are compiled, memory is allocated
+        source = loader._source
+        assert isinstance(source, DeviceSource)
+        assert source._epoch is not None
+        request = source._request_of(source._epoch, 0)
+        with waits_are_errors():
+            launched = source._launch(request)
+        torch.cuda.synchronize()
+        assert source._finish(launched).rows is not None
