@@ -479,7 +479,7 @@ def _gather(
     rows: wp.array[wp.int64],
     out: wp.array2d[Any],
 ) -> None:
-    i, j = wp.tid()
+    i, j = wp.tid()  # type: ignore[misc]
     position = rows[i] * wp.int64(out.shape[1]) + wp.int64(j)
     out[i, j] = values[_page(position), _place(position)]
 
