@@ -25,3 +25,15 @@ def test_all_kernels_compile_for(arch: int, tmp_path: Path) -> None:
         "_gather",
     ]
     assert all(f"{name}_" in source for name in kernels)
+
+
+def test_no_product_is_fused_with_a_sum(tmp_path: Path) -> None:
+    """A fused one is rounded once where the CPU rounds twice: the logarithm would have other bits.
+
+    Read in the assembly for the GPU, as the CPU's compiler is another one.
+    """
+    wp.compile_aot_module(warp_kernels, device=None, arch=90, module_dir=tmp_path, use_ptx=True)
+    (assembly,) = (path.read_text() for path in tmp_path.glob("*.ptx"))
+    assert "mul.rn.f64" in assembly
+    assert "add.rn.f64" in assembly
+    assert "fma.rn.f64" not in assembly
