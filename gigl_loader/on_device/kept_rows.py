@@ -20,7 +20,7 @@ from torch import Tensor
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.memory.segments import Array
-from gigl_loader.on_device.kernels import Kernels
+from gigl_loader.on_device.device_kernels import Kernels
 from gigl_loader.rowcache.cache import MISSING, RowCache
 from gigl_loader.rowcache.tables import (
     WINDOW,

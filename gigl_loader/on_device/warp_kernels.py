@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.on_device.kernels import DeviceDraw, DeviceDrawn
+from gigl_loader.on_device.device_kernels import DeviceDraw, DeviceDrawn
 from gigl_loader.on_device.torch_kernels import TorchKernels
 from gigl_loader.sampler.weighted_kernels import (
     EXPONENT_OF_ONE,
