@@ -49,6 +49,7 @@ ONLY_IMPORTERS = {
         "workers/pipe.py",
         "workers/worker.py",
     },
+    "warp": {"on_device/warp_kernels.py"},  # an extra: `choose.kernels_for` does without it
     "torch.distributed.rpc": {
         "_glt/__init__.py",  # loads it before GLT does, so that it does not meet the stand-ins
     },

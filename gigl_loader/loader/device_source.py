@@ -208,7 +208,7 @@ class _UnderWay:
     message: SampleMessage
     nbytes: int
     seconds: float
-    """What launching it took the host."""
+    """Seconds of the host to launch it."""
 
 
 @dataclass(frozen=True)

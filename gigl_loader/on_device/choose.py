@@ -3,7 +3,6 @@
 import importlib
 import logging
 from functools import cache
-from typing import Literal
 
 import torch
 
@@ -14,13 +13,13 @@ from gigl_loader.on_device.torch_kernels import TorchKernels
 logger = logging.getLogger(__name__)
 
 
-def kernels_for(device: torch.device, kind: Literal["torch", "warp"] | None = None) -> Kernels:
+def kernels_for(device: torch.device, kind: str | None = None) -> Kernels:
     """Return the kernels of a device; one call for each thread that samples.
 
     Args:
         device: Where the graph is.
-        kind: Which ones; None: Warp's on CUDA where Warp is installed, otherwise torch's. Both
-            draw the same.
+        kind: ``"torch"`` or ``"warp"``, which draw the same; None: Warp's on CUDA where Warp is
+            installed, otherwise torch's.
 
     Raises:
         ConfigError: Warp's were asked for, and it is not installed.

@@ -28,7 +28,7 @@ _MOST_PLACES = 1 << 28
 
 @dataclass(frozen=True)
 class DeviceRoots:
-    """What a batch starts from, on the device."""
+    """The roots of a batch, on the device."""
 
     keys: dict[NodeType, Tensor]
     """``[num_roots]`` int64, in the order of their labels, repeats too; see `DeviceLabels.keys`."""
@@ -58,7 +58,7 @@ class _Edges:
     offsets: list[Tensor] = field(default_factory=list)
     valid: list[Tensor] = field(default_factory=list)
     counts: list[Tensor] = field(default_factory=list)
-    """Of each hop, ``[]`` int64."""
+    """Edges of each hop, ``[]`` int64."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from gigl_loader.rowcache.tables import (
 
 @dataclass(frozen=True)
 class KeptPlan:
-    """What one batch does with the rows of one owner."""
+    """The plan of one batch for the rows of one owner."""
 
     hits: Tensor
     """``[h]`` int64, positions of the batch whose rows are in slots."""

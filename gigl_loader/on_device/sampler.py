@@ -102,7 +102,7 @@ class CutBatch:
     """Whose features are kept: the ids of a batch, on the host once ``event`` has passed."""
     event: Any
     number: int = -1
-    """Of the cache; -1: it does not know this batch."""
+    """Number of the batch in the cache; -1: it has none."""
     wanted: dict[Owner, Array] = field(default_factory=dict)
     """``ids``, each once."""
     places: dict[Owner, Array] = field(default_factory=dict)

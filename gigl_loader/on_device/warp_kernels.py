@@ -31,7 +31,7 @@ except ImportError as error:
         "compiled kernels for GPUs need NVIDIA Warp: pip install 'gigl_loader[gpu]'"
     ) from error
 
-wp.config.quiet = True  # it would greet whoever trains, on standard output
+wp.config.log_level = wp.LOG_WARNING  # it would greet whoever trains, on standard output
 # Products must not be fused with sums: each step is rounded, as on the CPU.
 wp.set_module_options({"fuse_fp": False, "enable_backward": False})
 
@@ -484,8 +484,12 @@ def _gather(
     out[i, j] = values[_page(position), _place(position)]
 
 
-_WORDS = {8: (torch.int64, wp.int64), 4: (torch.int32, wp.int32), 1: (torch.uint8, wp.uint8)}
-"""What rows are copied by, whatever is in them, by size in bytes."""
+_WORDS: dict[int, tuple[torch.dtype, Any]] = {
+    8: (torch.int64, wp.int64),
+    4: (torch.int32, wp.int32),
+    1: (torch.uint8, wp.uint8),
+}
+"""Types of the words that rows are copied by, by size in bytes."""
 for _, _word in _WORDS.values():  # named: kernels are compiled ahead of time, too
     wp.overload(_gather, {"values": wp.array2d[_word], "out": wp.array2d[_word]})
 

@@ -33,11 +33,11 @@ class Question:
         assert drawn.edge_ids is not None
         return drawn.edge_ids, drawn.counts
 
-    def on_device(self, unused: np.ndarray) -> DeviceDraw:
+    def on_device(self, unused: np.ndarray, largest_degree: int | None = None) -> DeviceDraw:
         """Return the same question of tensors, with a place of no node where ``unused`` says so."""
         adjacency = self.view.adjacency[EDGE_TYPE]
         degrees = np.diff(adjacency.indptr)
-        largest = int(degrees.max(initial=0))
+        largest = int(degrees.max(initial=0)) if largest_degree is None else largest_degree
         order = self.view.times.get(EDGE_TYPE) if self.draw.timed else None
         asked = self.asked or Asked(np.zeros_like(self.ids))
         spread: list[Any] = [
@@ -63,10 +63,10 @@ class Question:
             until=spread[2], since=spread[3], largest_degree=largest,
         )  # fmt: skip
 
-    def check(self, kernels: Kernels, unused: np.ndarray) -> None:
+    def check(self, kernels: Kernels, unused: np.ndarray, largest_degree: Any = None) -> None:
         """Make sure that ``kernels`` draw the positions that the CPU draws."""
         offsets, counts = self.on_cpu()
-        asked = self.on_device(unused)
+        asked = self.on_device(unused, largest_degree)
         drawn = kernels.draw(asked)
         assert drawn.offsets.dtype == drawn.counts.dtype == torch.int64
         assert drawn.offsets.shape == (unused.size, asked.width)
@@ -76,6 +76,21 @@ class Question:
         used = np.arange(asked.width) < wanted[:, None]
         assert drawn.offsets.numpy()[used].tolist() == offsets.tolist()
         assert not drawn.offsets.numpy()[~used].any(), "places that are unused hold 0"
+
+
+def view_of(
+    adjacency: Adjacency[Any], num_nodes: int, order: TimeOrder[Any] | None = None
+) -> PartitionView[Any]:
+    """Return a partition of one edge type, whose edge ids are positions."""
+    times = {} if order is None else {EDGE_TYPE: order}
+    return PartitionView(
+        False, "in", 1, 0, {"node": num_nodes}, {EDGE_TYPE: adjacency}, times=times
+    )
+
+
+def draw_of(fanout: int, key: int, **how: bool) -> Draw:
+    """Return a question for neighbours and the edges that lead to them."""
+    return Draw(EDGE_TYPE, fanout, key, with_edge=True, **how)
 
 
 def _spread(column: np.ndarray, unused: np.ndarray, fill: int) -> torch.Tensor:
@@ -103,25 +118,17 @@ def questions(draw: st.DrawFn) -> Question:
     if weights is not None and not replace:
         # Not allowed to users, but a way to two numbers that are equal: 0 each.
         weights[rng.random(indices.size) < draw(st.sampled_from([0, 0.3]))] = np.inf
-    how = Draw(
-        EDGE_TYPE,
+    how = draw_of(
         draw(st.integers(-1, 10)),
         draw(KEYS),
         replace=replace,
         with_weight=with_weight,
-        with_edge=True,
         labor=kind == "labor",
         timed=kind == "timed",
         last=kind == "timed" and draw(st.booleans()),
     )
-    view = PartitionView(
-        False, "in", 1, 0, {"node": num_nodes},
-        {EDGE_TYPE: Adjacency(
-            indptr, indices, None, weights,
-            first_row=first_row, first_edge=0,
-        )},
-        times={} if order is None else {EDGE_TYPE: order},
-    )  # fmt: skip
+    adjacency = Adjacency(indptr, indices, None, weights, first_row=first_row, first_edge=0)
+    view = view_of(adjacency, num_nodes, order)
     ids = np.array(draw(st.lists(st.integers(first_row, num_nodes - 1), max_size=12)), np.int64)
     return Question(view, how, ids, _asked(draw, rng, ids.size, kind))
 
