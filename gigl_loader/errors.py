@@ -56,7 +56,7 @@ class GiglLoaderError(Exception):
 
 
 class ConfigError(GiglLoaderError, ValueError):
-    """A caller's value cannot work. Raised before any process or connection starts."""
+    """An argument or a setting cannot work. Raised before any process or connection starts."""
 
 
 class WrongTypeError(ConfigError, TypeError):
@@ -64,7 +64,7 @@ class WrongTypeError(ConfigError, TypeError):
 
 
 class UsageError(GiglLoaderError, RuntimeError):
-    """The values are good, the moment is wrong: no process group yet, or used after shutdown."""
+    """A call at the wrong moment: before there is a process group, or after shutdown."""
 
 
 class PeerError(GiglLoaderError, RuntimeError):
@@ -74,10 +74,9 @@ class PeerError(GiglLoaderError, RuntimeError):
 class WorkerDiedError(PeerError):
     """A sampling process exited early. ``exitcode`` ``-n`` means killed by signal ``n``.
 
-    ``pid`` is None where it ended before its supervisor could start it, ``exitcode`` where nobody
-    knows.
-    ``note`` says why no other took its place; "" where ``max_restarts`` is 0. ``where`` names the
-    storage server whose process it was; "" for one of this process's own.
+    ``pid`` is None if it ended before its supervisor could start it, ``exitcode`` if it is unknown.
+    ``note`` says why it was not replaced; "" if ``max_restarts`` is 0. ``where`` names the storage
+    server of the process; "" for one of this process's own.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class KHopNeighborSamplerOptions:
 
 @dataclass(frozen=True)
 class CustomSamplerOptions:
-    """Sample with a class of one's own, imported by the sampling workers.
+    """Sample with your own class, which the sampling workers import.
 
     The class is built as ``cls(view, plan, peers, **keywords)`` and has
     ``sample(request) -> fields``; see ``gigl_loader.sampler.plan.Sampler``. It reads and returns
@@ -69,13 +69,13 @@ class CustomSamplerOptions:
 
 @dataclass(frozen=True)
 class FeatureStoreOptions:
-    """Node features from a PyG ``FeatureStore`` of one's own: a database, an object store.
+    """Node features from your own PyG ``FeatureStore``: a database, an object store.
 
     The class is imported by the sampling workers, or by the training process with
-    ``num_workers=0``, and opened as ``cls(**keywords)`` once in each thread that samples. It is
-    asked by ``get_tensor(group_name, attr_name, index)`` for the rows of a batch that were not used
-    lately; ``group_name`` is the node type, None on a homogeneous graph. What it raises is raised
-    in the training loop as a ``SamplingError``. From a graph store, the servers open it, if they
+    ``num_workers=0``, and opened as ``cls(**keywords)`` once in each thread that samples. Its
+    ``get_tensor(group_name, attr_name, index)`` returns the rows of a batch that were not used
+    lately; ``group_name`` is the node type, None on a homogeneous graph. An exception of the store
+    is a ``SamplingError`` in the training loop. From a graph store, the servers open it, if they
     were started with ``--allow-samplers`` for it.
 
     Raises:
@@ -86,11 +86,11 @@ class FeatureStoreOptions:
     """``package.module.ClassName``, importable where it samples."""
     keywords: dict[str, Any] = field(default_factory=dict)
     attr_name: str = "x"
-    """Which attribute of the store is the features."""
+    """Attribute of the store that has the features."""
     node_types: tuple[NodeType, ...] | None = None
-    """Which types it has features of. None: all that have none in the dataset."""
+    """Node types of the store. None: all types without features in the dataset."""
     cache_bytes: int = 64 * 2**20
-    """Bytes of rows, those used last, that each thread that samples keeps."""
+    """Bytes of the rows that each sampling thread keeps, those used last."""
 
     def __post_init__(self) -> None:
         if "." not in self.class_path:
@@ -122,12 +122,12 @@ class PPRSamplerOptions:
     A batch has an edge from each seed to each of its nodes, and no edge of the graph: on a `Data`
     ``edge_index`` (row 0 the seed, row 1 its node) and ``edge_attr``, on a `HeteroData` the same by
     ``(seed type, "ppr", node type)``. ``edge_attr`` is ``[num_edges, 2]`` float32: the score, and
-    ``1 / (1 + hops)`` from the seed; rows of a seed descend by score. With ``num_neighbors`` of the
-    loader nothing is done.
+    ``1 / (1 + hops)`` from the seed; rows of a seed descend by score. ``num_neighbors`` of the
+    loader has no effect.
 
-    Walks go as neighbours are sampled: from a destination to its sources where ``edge_dir="in"``,
-    else from a source to its destinations, evenly over all edges of all types. A walk that comes to
-    a node without edges ends there.
+    Walks follow the direction of sampling: from a destination to its sources with
+    ``edge_dir="in"``, else from a source to its destinations, evenly over all edges of all types. A
+    walk ends at a node without edges.
 
     Raises:
         ConfigError: A value is out of range, or channels do not add up.
@@ -136,18 +136,17 @@ class PPRSamplerOptions:
     alpha: float = 0.5
     """Probability to go back to the seed at each step, in (0, 1)."""
     eps: float = 1e-4
-    """A node is pushed while what has not been pushed there is at least ``eps`` times its degree:
-    on an undirected graph no score is more than that below the exact one."""
+    """A node is pushed while its residual is at least ``eps`` times its degree. On an undirected
+    graph, a score is at most that much below the exact one."""
     max_ppr_nodes: int = 50
     """Most nodes of each type for one seed."""
     enable_residual_topup: bool = True
-    """Add to each score what arrived at the node and was not pushed on, and fill positions that are
-    left over with nodes that have nothing but that."""
+    """Add the residual of each node, which was not pushed on, to its score. Fill free positions
+    with nodes that have only a residual."""
     num_neighbors_per_hop: int = 1_000
-    """Most edges of one type that are followed from a node; beyond, as many are drawn."""
+    """Most edges of one type that walks follow from a node; of more edges, this many are drawn."""
     max_fetch_iterations: int | None = None
-    """Most rounds of questions for rows; afterwards walks end where rows are missing. None: no
-    limit."""
+    """Most rounds of requests for rows; afterwards walks end at missing rows. None: no limit."""
     typed_channel_ratios: dict[Channel, float] | None = None
     """Heterogeneous: walks that use the edge types of one channel only, and the share of
     ``max_ppr_nodes`` that each is to fill; a node counts for the channel where it scores most, and
@@ -249,17 +248,18 @@ class ExpansionOptions:
     """``"directional"``: the sampled edges; ``"bidirectional"``: these in both directions, each
     once; ``"induced"``: all edges between the sampled nodes."""
     disjoint: bool | str = False
-    """True: every seed has a tree of its own; ``batch`` tells it of each node. ``"by_time"``, with
-    ``time_attr``: the seeds of one time share a tree, and ``batch`` tells the first of them."""
+    """True: every seed has its own tree, and ``batch`` has the seed of each node. ``"by_time"``,
+    with ``time_attr``: the seeds of one time share a tree, and ``batch`` has the first of them."""
     time_attr: str | None = None
-    """An attribute of nodes or of edges: nothing later than its seed is sampled. Makes trees
-    disjoint, as each has its own time."""
+    """An attribute of nodes or edges: no node or edge later than its seed is sampled. Trees are
+    then disjoint, since each has its own time."""
     temporal_strategy: str = "uniform"
     """``"last"``: the latest neighbours instead of any."""
     time_window: float | None = None
-    """Nothing is older than this before its seed, in units of the attribute; None: any age."""
+    """Greatest age of a neighbour at the time of its seed, in units of the attribute; None: any
+    age."""
     sampling_method: str = "uniform"
-    """How neighbours are drawn. ``"labor"``: seeds of a batch share neighbours (layer-neighbour
+    """Method of the draws. ``"labor"``: seeds of a batch share neighbours (layer-neighbour
     sampling); each still has a uniform draw."""
 
     def __post_init__(self) -> None:
@@ -321,7 +321,7 @@ def sampler_text(options: SamplerOptions | None) -> str:
 def options_of_batches(
     config: Any, sampler_options: SamplerOptions | None, options: "EpochOptions"
 ) -> dict[str, str]:
-    """Return what has to be the same on all ranks of a job, as texts by name.
+    """Return the options that have to be the same on all ranks of a job, as strings by name.
 
     Args:
         config: GLT's ``SamplingConfig``.
@@ -384,7 +384,7 @@ class EpochOptions:
     have to ask other machines for, so that none leaves a server twice."""
 
     def of_batches(self) -> dict[str, str]:
-        """Return what the content of a batch depends on, as texts by name."""
+        """Return the options that decide the content of a batch, as strings by name."""
         names = [one.name for one in fields(self) if one.name not in _NOT_OF_BATCHES]
         return {name: repr(getattr(self, name)) for name in names}
 
@@ -419,8 +419,14 @@ class CacheOptions:
     many as decide what to keep."""
 
     @classmethod
-    def of(cls, remote_cache: int | str | None) -> "CacheOptions | None":
+    def of(
+        cls, remote_cache: int | str | None, name: str = "remote_cache"
+    ) -> "CacheOptions | None":
         """Return the options for what a user gave: ``"2GB"``, ``"20%"``, bytes; None: no cache.
+
+        Args:
+            remote_cache: The size.
+            name: The keyword, for errors.
 
         Raises:
             ConfigError: Neither a size nor a share.
@@ -429,18 +435,16 @@ class CacheOptions:
             return None
         # 0.2 could be a share or a number of bytes: the share is written "20%", and floats refused
         if isinstance(remote_cache, str) and remote_cache.strip().endswith("%"):
-            return cls(size=_share(remote_cache))
-        size = parse_size(remote_cache, "remote_cache", also=', or a share such as "20%"')
+            return cls(size=_share(remote_cache, name))
+        size = parse_size(remote_cache, name, also=', or a share such as "20%"')
         return cls(size=size)
 
 
-def _share(text: str) -> float:
+def _share(text: str, name: str) -> float:
     try:
         share = float(text.strip()[:-1]) / 100
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise ConfigError(
-            f"remote_cache as a share must be above 0% and at most 100%, got {text!r}"
-        )
+        raise ConfigError(f"{name} as a share must be above 0% and at most 100%, got {text!r}")
     return share

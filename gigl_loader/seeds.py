@@ -132,8 +132,8 @@ def _check_order(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -> N
                     f"ranks {rank} and {other} build their loaders in another order: rank {rank} "
                     f"is given now the seeds that rank {other} was given for an earlier loader, "
                     "which is still open. Ranks share seeds loader by loader, so build them in "
-                    'the same order on all ranks; shard="none" says that each rank is to use '
-                    "all the seeds that it is given"
+                    'the same order on all ranks; shard="none" lets each rank use all its '
+                    "seeds"
                 )
 
 

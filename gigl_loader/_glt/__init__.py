@@ -8,13 +8,13 @@ Where it is installed, GLT 0.2.4 cannot be imported as it is on most machines. T
 it on any torch from 2.4 on, with or without CUDA, and leaves the process as it found it:
 
 - GLT converts COO to CSR through ``torch_sparse``, which has no wheels for new torch releases and
-  takes long to compile. Where it is not installed, a stand-in with that one conversion takes its
+  takes long to compile. Where it is not installed, a stub with that one conversion takes its
   place for the time of the import. GLT's ``utils.topo`` keeps its reference to it afterwards;
   ``torch_geometric``, imported before, never sees it.
 - Default arguments of GLT read ``torch.device(0)`` while its modules run, an error on torch >= 2.5
   without a GPU. Meanwhile ``torch.device`` reads 0 as ``cuda:0``, without asking for the device.
 - The native library ``py_graphlearn_torch`` loads on CUDA builds of torch 2.4 to 2.6 only.
-  Elsewhere a stand-in lets GLT's Python layer work: what is native raises `NativeLibraryError` when
+  Elsewhere a stub lets GLT's Python layer work: what is native raises `NativeLibraryError` when
   called, except for the graph handle that ``init_graph(graph_mode="CPU")`` builds and never uses.
 - GLT sets ``TORCH_CPP_LOG_LEVEL`` in the environment. It is put back.
 
@@ -175,7 +175,7 @@ class _SparseTensor:
 
 
 def _find_torch_sparse() -> ModuleType:
-    """Return the real ``torch_sparse`` where it loads, else the stand-in."""
+    """Return the real ``torch_sparse`` where it loads, else the stub."""
     try:
         return importlib.import_module("torch_sparse")
     # a library that misses a symbol of this torch is an OSError, a refused one a RuntimeError
@@ -261,7 +261,7 @@ class _NativeStandIn(ModuleType):
     """In the place of ``py_graphlearn_torch`` where that does not load."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(_NATIVE, "A stand-in: see gigl_loader._glt.")
+        super().__init__(_NATIVE, "A stub: see gigl_loader._glt.")
         self._gigl_loader_reason = reason
         self.QueueTimeoutError = _QueueTimeoutError
         self.Graph = type("Graph", (_CsrGraph,), {"_reason": reason, "__module__": _NATIVE})
@@ -277,7 +277,7 @@ class _NativeStandIn(ModuleType):
 
 
 def _load_native(search_path: list[str]) -> ModuleType:
-    """Return GLT's native library, or the stand-in that knows why it did not load."""
+    """Return GLT's native library, or the stub that knows why it did not load."""
     # by the path, not by importing graphlearn_torch, whose __init__ needs the library already
     spec = importlib.machinery.PathFinder.find_spec(_NATIVE, search_path)
     if spec is None or spec.loader is None:
@@ -316,8 +316,8 @@ def _find_glt() -> list[str] | None:
 
 
 def _import_glt(search_path: list[str]) -> None:
-    """Import ``graphlearn_torch`` with the stand-ins that this machine needs."""
-    # What GLT imports comes first, so that no other module meets the stand-ins.
+    """Import ``graphlearn_torch`` with the stubs that this machine needs."""
+    # What GLT imports comes first, so that no other module meets the stubs.
     importlib.import_module("torch.distributed.rpc")
     importlib.import_module("torch_geometric.data")
     torch_sparse = _find_torch_sparse()
@@ -335,7 +335,7 @@ def _import_glt(search_path: list[str]) -> None:
             vars(torch)["device"] = _Device
             package = importlib.import_module(_GLT)
     except BaseException:
-        # or the next `import graphlearn_torch` of the user meets the stand-in
+        # or the next `import graphlearn_torch` of the user meets the stub
         sys.modules.pop(_NATIVE, None)
         raise
     # The import system binds a submodule to its package when it loads it; this one was put in place
@@ -355,8 +355,8 @@ def _try_glt() -> bool:
     # whatever GLT's own modules raise at import time: gigl_loader does not depend on it
     except Exception as error:
         warnings.warn(
-            f"graphlearn-torch is installed and cannot be imported ({error}); gigl_loader goes on "
-            f"with classes of its own. GLT's own loaders and partitioners need: pip install "
+            f"graphlearn-torch is installed and cannot be imported ({error}); gigl_loader uses "
+            f"its own classes. GLT's own loaders and partitioners need: pip install "
             f"'{_SUPPORTED}'",
             RuntimeWarning,
             stacklevel=2,

@@ -78,11 +78,11 @@ def batch_types(
 
     Args:
         message: What was sampled.
-        schema: What the dataset holds.
+        schema: Types and widths of the dataset.
         edge_dir: Of the dataset; with ``"out"`` a batch has the reversed edge types.
     """
     # Types come from the schema and not from the message: a batch without any edge of a type has to
-    # have that type all the same, or a model that goes by `edge_index_dict` fails on it.
+    # have that type anyway, or a model that goes by `edge_index_dict` fails on it.
     known = schema.edge_types or []
     walked = [edge_type for edge_type in known if not is_label_edge_type(edge_type)]
     node_types = {end for edge_type in known for end in (edge_type[0], edge_type[2])}

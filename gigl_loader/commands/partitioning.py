@@ -125,16 +125,14 @@ def _parser() -> argparse.ArgumentParser:
                         help="column and ldg: for tables")  # fmt: skip
     parser.add_argument("--edge-dir", choices=("in", "out"), default="in")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--memory", default="2GB", help="what the process may use (default 2GB)")
-    parser.add_argument(
-        "--scratch", help="directory for what does not fit (default: beside --root)"
-    )
+    parser.add_argument("--memory", default="2GB", help="memory limit of the process (default 2GB)")
+    parser.add_argument("--scratch", help="directory for temporary files (default: beside --root)")
     parser.add_argument("--threads", type=int, help="default: one for each CPU")
     parser.add_argument("--drop-dangling", action="store_true",
-                        help="leave out edges of which an end is no node")  # fmt: skip
+                        help="leave out edges to unknown nodes")  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace partitions at --root")
     parser.add_argument("--format", choices=FORMATS, default="mapped",
-                        help="glt: what graphlearn-torch's own classes read")  # fmt: skip
+                        help="glt: the format of graphlearn-torch's own classes")  # fmt: skip
     parser.add_argument("--engine", choices=ENGINES, default="duckdb",
                         help="ray: joins and sorts as tasks of a Ray cluster")  # fmt: skip
     parser.add_argument("--time-attr", help="attribute of nodes to sample by: edges keep the "
@@ -204,7 +202,7 @@ def read_yaml(path: Path) -> tuple[Any, Any, dict[str, Any]]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no YAML: {error}") from error
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(content, dict) or set(content) - set(_OPTIONS) != {"nodes", "edges"}:
         raise ConfigError(
             f"{path} must have the keys nodes and edges, may have {' and '.join(_OPTIONS)}, and no "
@@ -249,7 +247,7 @@ def _edges_by_type(path: Path, edges: Any) -> dict[Any, list[EdgeTable]]:
 def _make(kind: Any, given: Any, where: str) -> Any:
     names = {field.name for field in dataclasses.fields(kind)}
     if not isinstance(given, Mapping) or "source" not in given:
-        raise ConfigError(f"{where}: there is no source")
+        raise ConfigError(f"{where}: source is missing")
     unknown = sorted(set(given) - names)
     if unknown:
         raise ConfigError(f"{where}: unknown {', '.join(unknown)}; there are {sorted(names)}")

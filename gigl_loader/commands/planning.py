@@ -83,7 +83,7 @@ def _check(args: argparse.Namespace) -> None:
         what = "--answer" if args.answer else "--calibrate"
         raise ConfigError(
             f"{what} measures a machine, and plans nothing: leave out {', '.join(graph)}; a plan "
-            "takes what was measured by --costs FILE"
+            "reads the costs by --costs FILE"
         )
     for path in (args.calibrate, args.picture):
         _check_is_writable(path)
@@ -115,8 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     graph.add_argument("--dtype", choices=list(DTYPE_BYTES))
     graph.add_argument("--degree-distribution", choices=("uniform", "power-law"), default="uniform",
                        help="without --root (default uniform)")  # fmt: skip
-    graph.add_argument("--remote-share", type=share, help="of neighbours in other partitions "
-                       "(default: what --root has, else as if parts were drawn)")  # fmt: skip
+    graph.add_argument("--remote-share", type=share, help="share of neighbours in other partitions "
+                       "(default: that of --root, else of random parts)")  # fmt: skip
     work = parser.add_argument_group("the work")
     work.add_argument("--num-neighbors", type=fanouts, default=(15, 10),
                       help="default 15,10; all, or -1, for all neighbours")  # fmt: skip
@@ -136,19 +136,19 @@ def _parser() -> argparse.ArgumentParser:
     machines.add_argument("--memory", type=gigabytes, metavar="GB", help="of each machine, as in "
                           "64GB")  # fmt: skip
     machines.add_argument("--gpu", type=gigabytes, metavar="GB", help="memory of a GPU that "
-                          "samples the graph itself, as in 80GB: say what fits where")  # fmt: skip
-    machines.add_argument("--link", type=gigabits, help="as in 25Gbit (default: what was measured "
+                          "samples the graph itself, as in 80GB")  # fmt: skip
+    machines.add_argument("--link", type=gigabits, help="as in 25Gbit (default: as measured "
                           "with a second host, else 10)")  # fmt: skip
     machines.add_argument("--disk", type=gigabytes, default=1.0, metavar="GB", help="that a "
                           "second reads of partitions (default 1GB)")  # fmt: skip
     machines.add_argument("--encrypted", action="store_true", help="connections use TLS")
-    parser.add_argument("--costs", help="what --calibrate wrote (default: what this package has)")
+    parser.add_argument("--costs", help="file of --calibrate (default: the costs of this package)")
     measure = parser.add_argument_group("measuring machines")
     measure.add_argument("--calibrate", metavar="FILE", help="measure this machine, a minute")
     measure.add_argument("--with", dest="other", metavar="HOST:PORT", type=host_and_port,
                          help="and the link to a second host, where --answer runs")  # fmt: skip
     measure.add_argument("--answer", metavar="HOST:PORT", type=host_and_port,
-                         help="be that second host, at this address of it")  # fmt: skip
+                         help="be the second host, and listen at this address")  # fmt: skip
     add_security(parser)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--picture", metavar="FILE", help="seeds/s over machines")

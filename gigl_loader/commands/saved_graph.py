@@ -41,7 +41,7 @@ def read_saved_graph(path: Path) -> Data | HeteroData:
             f"({str(error).splitlines()[0]})"
         ) from error
     except (RuntimeError, EOFError, ValueError) as error:
-        raise ConfigError(f"--pyg {path} is no file of torch.save: {error}") from error
+        raise ConfigError(f"--pyg {path} is not a file of torch.save: {error}") from error
     return _graph_of(found, path)
 
 

@@ -53,8 +53,7 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--num-servers", type=int, default=int(environ.get("WORLD_SIZE", "1")),
-        help="of all storage servers: as many as partitions, or a multiple of it, so that each "
-        "partition has several: a lost one's work goes to the others at once",
+        help="storage servers in all: the number of partitions, or for replicas a multiple of it",
     )  # fmt: skip
     parser.add_argument(
         "--master-addr", default=environ.get("MASTER_ADDR", "127.0.0.1"),

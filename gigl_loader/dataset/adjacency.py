@@ -384,7 +384,7 @@ def weighted_view(view: PartitionView, name: str) -> PartitionView:
         known = sorted({attribute for _, attribute in view.edge_attributes})
         raise ConfigError(
             f"weight_attr={name!r} is no attribute of the edges: they have {known}; give the graph "
-            "one before it is made a dataset"
+            "one before it becomes a dataset"
         )
     adjacency = dict(view.adjacency)
     for edge_type in walked:

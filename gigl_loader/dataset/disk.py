@@ -387,7 +387,7 @@ def _read_splits(folder: Path, extras: GltExtras) -> Splits:
 
 
 class _TensorUnpickler(pickle.Unpickler):
-    """Reads numbers, texts, containers and tensors, and nothing that could run code."""
+    """Reads numbers, strings, containers and tensors, and nothing that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         # as torch defines it, it unpickles without restriction what it is given: code again, one
@@ -416,7 +416,7 @@ def _open(path: Path) -> io.BufferedReader:
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path} is missing: the partition directory is incomplete; copy it again or write it "
-            "anew with partition_graph"
+            "again with partition_graph"
         ) from error
 
 

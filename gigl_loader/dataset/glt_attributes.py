@@ -183,7 +183,7 @@ def _labels(rows: Rows, num_ids: int) -> Any:
 
 def _book_of(view: PartitionView, node_type: NodeType) -> Book:
     count = view.num_nodes[node_type]
-    # a view of one partition has no books, and GLT's code looks owners up all the same
+    # a view of one partition has no books, and GLT's code looks owners up anyway
     return view.node_books.get(node_type, Book(bounds=torch.tensor([count])))
 
 

@@ -164,20 +164,19 @@ def split_links(
 
     The keywords mean what they mean in PyG's ``RandomLinkSplit``. Validation and test links leave
     message passing, and their reverse edges with them. Between nodes of one type both directions
-    are one link and share its split, as do parallel edges. All edge attributes are kept for the
-    edges that stay; edge ids count the edges that stay.
+    are one link and share its split, as do parallel edges. The remaining edges keep all their
+    attributes, and edge ids count them.
 
     Args:
         data: A `Data` or `HeteroData`, or a share of one: the result for an edge does not depend on
-            which others are there.
+            the other edges.
         edge_type: The type to predict; None: the only one of a `Data`.
         num_val: Fraction of the links for validation, expected, in ``[0, 1)``.
         num_test: Fraction for test. The test links do not depend on ``num_val``.
         disjoint_train_ratio: Fraction of the training links that supervise and pass no messages;
             the other training links then pass messages and do not supervise. 0: all do both.
         rev_edge_types: The type with the same links turned round, or a list of such types.
-            ``"auto"``: those that GLT's and PyG's naming gives, where there are any; None: there is
-            none.
+            ``"auto"``: those by GLT's and PyG's naming, if there are any; None: there is none.
         seed: Another seed, other splits.
 
     Raises:
@@ -328,8 +327,8 @@ def split_partitions(
 
     Args:
         root: A directory that `DistDataset.load` reads.
-        output_root: Where to write the new one: a new path or an empty directory. Its datasets have
-            label edges by split and, as training, validation and test nodes, the anchors.
+        output_root: Directory to write: a new path or an empty directory. Its datasets have label
+            edges by split and, as training, validation and test nodes, the anchors.
         edge_type: As in `split_links`; None in a homogeneous graph.
         num_val: As in `split_links`, and so are the splits of all links.
         num_test: As in `split_links`.

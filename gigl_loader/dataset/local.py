@@ -29,7 +29,7 @@ from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.mapped import is_mapped_format
 from gigl_loader.dataset.mapped_reader import MappedPart, Memory, OriginalIds
 from gigl_loader.dataset.partition_output import PartitionBook, PartitionOutput, read_output
-from gigl_loader.dataset.placement import FeaturesOn, Placement, existing_device
+from gigl_loader.dataset.placement import FeaturesOn, KernelsBy, Placement, existing_device
 from gigl_loader.dataset.progress import showing
 from gigl_loader.dataset.pyg_graph import (
     CheckedGraph,
@@ -136,14 +136,14 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         supervision: Supervision | None = None,
         time_attr: str | None = None,
     ) -> "DistDataset":
-        """Return a PyG graph in memory as a dataset, whole or the named partition's share.
+        """Return a PyG graph in memory as a dataset: all of it, or the share of one partition.
 
-        Read are ``x``, ``edge_index``, ``edge_attr``, ``edge_weight`` (or ``weights``), ``y`` with
+        It reads ``x``, ``edge_index``, ``edge_attr``, ``edge_weight`` (or ``weights``), ``y`` with
         all columns, ``num_nodes``, and ``train_mask``, ``val_mask``, ``test_mask``, which also
-        become the split ids. Every other tensor or array with a row per node or edge, by PyG's
-        rules, is carried into the batches under its name, and so are masks and weights. A warning
-        names what cannot be carried. Edge ids are positions in ``edge_index``. Edge types of a
-        `HeteroData` with the label suffixes become label edges.
+        become the split ids. Batches have every other tensor or array with a row per node or edge,
+        by PyG's rules, under its name, and so masks and weights. A warning names attributes that
+        batches cannot carry. Edge ids are positions in ``edge_index``. Edge types of a `HeteroData`
+        with the label suffixes become label edges.
 
         Args:
             data: A `Data` or `HeteroData`, with all nodes and edges.
@@ -151,11 +151,11 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
             partition_book: ``[num_nodes]`` integer tensor, the owner of each node; for a
                 `HeteroData` a dict of them by node type. None: everything is in one partition.
             partition_idx: The partition to keep.
-            num_partitions: How many there are. None: as many as the book mentions.
+            num_partitions: Their number. None: as many as the book mentions.
             supervision: ``{edge_type: (positives, negatives or None)}``, each ``[2, n]`` int64 with
                 the anchors in row 0. For a `Data` one such pair is enough.
-            time_attr: A node attribute that loaders are to sample by. With several partitions it
-                has to be said here: edges then keep the times of neighbours of other partitions.
+            time_attr: A node attribute to sample by. With several partitions it has to be named
+                here: edges then keep the times of neighbours in other partitions.
 
         Raises:
             ConfigError: An attribute is malformed; the message names it.
@@ -192,25 +192,23 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
     ) -> "DistDataset":
         """Return a partition from disk.
 
-        Read is what `partition_tables` or `partition_graph` wrote, and what one of GLT's
-        partitioners did.
+        It reads directories of `partition_tables`, `partition_graph` and GLT's partitioners.
 
         Args:
             root: The directory.
             partition_idx: The partition to read.
-            edge_dir: None: as the directory says, or, where GLT wrote it, as its edges show
+            edge_dir: None: that of the directory. GLT's directories show it by their edges
                 (assigned by destination: ``"in"``; by source: ``"out"``; if both fit: ``"in"``).
             progress: Show a bar that moves as files are read (log lines where ``tqdm`` is not
                 installed). None: a log line now and then, once it takes longer than five seconds.
                 False: nothing.
             whole_node_label_file: As GLT's ``load`` takes it: a file with the labels of all nodes,
                 or a dict of files by node type. Not for our own format, which has labels.
-            mmap: Map the files instead of reading them into shared memory now. They are read
-                through the page cache when they are needed, so a graph may be larger than memory.
-                Not for GLT's format.
-            verify: When checksums are compared: ``"now"``; in the ``"background"``, where a file
-                that has changed is logged and is an error when the dataset is next used; or
-                ``"off"``. Sizes and runs are always compared. GLT's format has none.
+            mmap: Map the files instead of reading them into shared memory now. The page cache reads
+                them as needed, so a graph may be larger than memory. Not for GLT's format.
+            verify: When to compare checksums: ``"now"``; in the ``"background"``, where a changed
+                file is logged and is an error at the next use of the dataset; or ``"off"``. Sizes
+                and runs are always compared. GLT's format has no checksums.
             memory: Deprecated: ``"mapped"`` is ``mmap=True``, ``"resident"`` the default.
 
         Raises:
@@ -279,12 +277,12 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         # the pickle names a path: the directory may have been replaced before it was unpickled, and
         # this process would have another graph than the one that sent it
         if part.run != run:
-            raise ConfigError(f"{root} was written anew while it was in use: load it again")
+            raise ConfigError(f"{root} was rewritten while it was in use: load it again")
         return cls._made(part.view(), splits, max_labels, part=part).weighted_by(weight_attr)
 
     @classmethod
     def wrap(cls, dataset: _glt.Dataset) -> "DistDataset":
-        """Return a plain GLT dataset as one of ours; nothing is copied where the order allows.
+        """Return a plain GLT dataset as one of ours, without a copy if the order allows.
 
         Neighbours must ascend by (id, edge id) within a row; an adjacency in another order is
         copied, which is logged. One of ours is returned as it is.
@@ -423,7 +421,8 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         device: torch.device | str | int,
         *,
         features: FeaturesOn = "device",
-        kernels: str | None = None,
+        cache: int | str | None = None,
+        kernels: KernelsBy | None = None,
     ) -> "DistDataset":
         """Move this dataset to a device, where loaders with ``num_workers=0`` then sample it.
 
@@ -436,6 +435,9 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
                 the last loader that uses them.
             features: ``"host"``: features of nodes and edges lie in pinned memory of the host,
                 which the device reads over its bus. For features that do not fit.
+            cache: With ``features="host"``: memory of the device for them, of each loader, as bytes
+                (``"8GB"``) or as a share (``"20%"``). Batches are drawn ahead, so that those rows
+                are kept that are needed again soonest. None: nothing is kept.
             kernels: ``"torch"`` or ``"warp"``: what draws. None: Warp where it is installed (extra
                 ``gpu``). Named with ``"cpu"``, the CPU does all that a device would: for tests and
                 rehearsals.
@@ -450,7 +452,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         if target.type == "cpu" and kernels is None:
             self._placement = None
             return self
-        placement = Placement(target, features, kernels)
+        placement = Placement(target, features, kernels, cache)
         placement.place(view)
         self._placement = placement
         return self
@@ -495,8 +497,9 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
             UsageError: The dataset was not loaded from a directory in our own format.
         """
         if self._mapped is None:
-            raise UsageError("only what was loaded from partition_tables or partition_graph has "
-                             "checksums")  # fmt: skip
+            raise UsageError(
+                "only partitions of partition_tables and partition_graph have checksums"
+            )
         self._mapped.verify()
 
     @property

@@ -131,7 +131,7 @@ def allow_files(count: int) -> None:
     if hard != resource.RLIM_INFINITY and need > hard:
         raise UsageError(
             f"{need} files have to be open at a time, and this process may have {hard}: raise "
-            "ulimit -n and call again to go on, or make fewer partitions"
+            "ulimit -n and call again to continue, or make fewer partitions"
         )
     # To what is needed and no more: programs that still use select() break on descriptors past
     # 1,023, and it is the caller's process.

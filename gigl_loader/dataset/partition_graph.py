@@ -60,39 +60,38 @@ def partition_graph(
 ) -> None:
     """Write ``data`` as ``num_partitions`` partitions below ``root``.
 
-    The directory appears under its name when it is complete; a run that fails leaves nothing that
-    could be loaded. The same arguments give the same partitions.
+    The directory appears under its name when it is complete. The same arguments give the same
+    partitions.
 
     Args:
-        data: A PyG `Data` or `HeteroData`; what is read of it says `DistDataset.from_pyg`.
+        data: A PyG `Data` or `HeteroData`; `DistDataset.from_pyg` lists the attributes that count.
         num_partitions: At least 1.
-        root: Where to write: a path that does not exist, or an empty directory.
-        method: ``"contiguous"``: runs of ids of equal length, in which owners are found fastest;
+        root: Directory to write: a path that does not exist, or an empty directory.
+        method: ``"contiguous"``: runs of ids of equal length, with the fastest look-up of owners;
             ``"random"``: equal parts at random; ``"metis"``: few edges between partitions (all node
             types together as one graph), needs the extra ``metis``.
         edge_dir: An edge goes to the owner of its destination (``"in"``) or its source (``"out"``).
         seed: For ``"random"`` and ``"metis"``.
         supervision: Label edges, as in `DistDataset.from_pyg`; they go to their anchor's owner.
         progress: Show a progress bar (log lines where ``tqdm`` is not installed).
-        format: ``"mapped"``: our own, which `DistDataset.load` maps or reads; ``"glt"``:
-            graphlearn-torch's, which its own classes read too.
+        format: ``"mapped"``: our own, which `DistDataset.load` maps or reads; ``"glt"``: that of
+            graphlearn-torch's own classes.
         overwrite: Replace partitions that are at ``root``, when the new ones are complete.
-        time_attr: A node attribute that loaders are to sample by: edges then keep the times of
-            neighbours of other partitions.
+        time_attr: A node attribute to sample by: edges then keep the times of neighbours in other
+            partitions.
         feature_dtype: How to store node features: ``"int8"`` or ``"uint8"``, with scale and offset
             of each column, ``"float16"`` or ``"bfloat16"``; by node type, or one for all. Workers
-            read and send them so, batches have float32, made of them on the trainer's device.
-            None, and types that are not named: as they are.
-        order: How rows of features, labels and attributes of nodes lie in a partition: ``"ids"``:
-            ascending; ``"degree"``: those that most edges lead to as a neighbour first: batches
-            of a graph that is read from disk then touch fewer pages. Ids and batches are the
-            same; finding rows takes 4 bytes for each node of the partition, where it owns a range
-            of ids (``"contiguous"``), else for each of the whole graph.
+            read and send the stored bytes; batches are float32 again on the trainer's device. None,
+            and types without an entry: unchanged.
+        order: Order of the rows of nodes in a partition. ``"ids"``: ascending. ``"degree"``: nodes
+            with most edges first, so that batches of a graph on disk touch fewer pages. Ids and
+            batches stay the same. The index of rows takes 4 bytes per node of the partition
+            (``"contiguous"``), or of the whole graph.
 
     Raises:
         ConfigError: An argument or an attribute of ``data`` cannot work, or ``root`` holds files.
             Nothing was written.
-        ResourceError: The disk is full, or a limit is reached. What was written is removed.
+        ResourceError: The disk is full, or a limit is reached. The written files are removed.
         UsageError: Another process is writing to ``root``.
     """
     check_partitions(num_partitions, 0)

@@ -167,7 +167,7 @@ def _add_adjacency(part: Part, view: PartitionView, edge_type: EdgeType, found: 
     if book is not None and book.bounds is not None:
         bounds = [0, *book.bounds.tolist()]
         first, last = bounds[view.partition_idx], bounds[view.partition_idx + 1]
-        # nodes of others have no edge here, so that offsets begin at 0 all the same; 8 bytes
+        # nodes of others have no edge here, so that offsets begin at 0 anyway; 8 bytes
         # for each node of the graph would be in every partition
         indptr = indptr[first - found.first_row : last + 1 - found.first_row]
         part.ranges[where] = {"first_row": first}
@@ -279,9 +279,7 @@ def _write_glt(
 
 def _write_books(folder: Path, view: PartitionView) -> None:
     nodes, edges = dict(view.node_books), dict(view.edge_books)
-    if (
-        view.num_partitions == 1
-    ):  # a view of one partition has no books; GLT wants them all the same
+    if view.num_partitions == 1:  # a view of one partition has no books; GLT wants them anyway
         nodes = {t: contiguous_book(count, 1) for t, count in view.num_nodes.items()}
         edges = {
             t: contiguous_book(found.indices.numel(), 1)

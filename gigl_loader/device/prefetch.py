@@ -352,16 +352,16 @@ class DevicePrefetcher(Generic[T]):
             loss = step(model, batch)
 
     Any iterable of `Data`, `HeteroData`, tensors, or nests of them will do. Its batches should lie
-    in pinned memory (``pin_memory=True`` of a `DataLoader`); from other memory the values are
-    the same, but a copy holds the host up. Batches of the loader are never modified. To a CPU
-    without ``cast`` they pass through as they are.
+    in pinned memory (``pin_memory=True`` of a `DataLoader`); from other memory the values are the
+    same, but the host waits for each copy. Batches of the loader are never modified. To a CPU
+    without ``cast`` they pass through unchanged.
 
-    Attributes of the loader (``set_epoch``, ``dataset``...) can be read here too. Where it has
-    ``state_dict``, the one here counts the batches handed to the user, not those prefetched.
+    It has the attributes of the loader (``set_epoch``, ``dataset``...). Its ``state_dict`` counts
+    the batches that the user got, without those prefetched.
 
     Args:
-        loader: Where the batches come from.
-        device: Where they go.
+        loader: Source of the batches.
+        device: Target of the copies.
         depth: Batches to copy ahead; each takes device memory.
         non_blocking: False: plain blocking copies, one batch at a time, same values.
         cast: As in ``CopyEngine``, e.g. ``{"x": torch.float32}`` for features stored as float16.

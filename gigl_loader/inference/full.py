@@ -28,7 +28,6 @@ from torch_geometric.data import Data, HeteroData
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
-from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.local_graph import EdgePlan, Level, LocalGraph, local_graph
 from gigl_loader.inference.modules import (
     SEVERAL_HOPS,
@@ -37,6 +36,7 @@ from gigl_loader.inference.modules import (
     is_normalized,
     units,
 )
+from gigl_loader.ranks import RankExchange
 
 logger = logging.getLogger(__name__)
 
@@ -57,29 +57,28 @@ def full_graph(
 
     All ranks enter together, run the model equally often, and, in training, all call ``backward``
     (a rank whose rows have no loss adds ``0 * out.sum()``). Edges are those of a sampled batch with
-    all neighbours: from a neighbour to the node that it is a neighbour of. ::
+    all neighbours: they point from a neighbour to its node. ::
 
         with full_graph(model, dataset) as data, torch.no_grad():
             out = model(data.x, data.edge_index)  # a row for each of data.n_id
 
-    Sums of gradients over ranks are those of one process, where the loss is a sum over nodes.
-    Dropout of nodes and edges is drawn by global id on a homogeneous graph, so that it does not
-    depend on the number of ranks; ``BatchNorm`` takes its statistics over all ranks.
+    If the loss is a sum over nodes, the ranks' gradients add up to those of one process. Dropout of
+    nodes and edges is drawn by global id on a homogeneous graph, so that it does not depend on the
+    number of ranks; ``BatchNorm`` takes its statistics over all ranks.
 
     Args:
         model: Of PyG's modules; homogeneous, or heterogeneous by ``HeteroConv`` or ``to_hetero``.
         dataset: This rank's partition. Ranks that hold the same one share its nodes.
-        nodes: Global ids (``{node type: ids}`` where there are types) whose output is wanted, of
-            any owner; the union over ranks counts. Each layer then computes only the rows that
-            these depend on; the other rows of the output mean nothing. ``data.out_index`` says
-            which rows of this rank they are, ascending. None: all nodes.
-        device: Where rows and edges go; None: where the model's parameters are.
+        nodes: Global ids of the nodes to compute (``{node type: ids}`` if there are types), of any
+            owner; the union over ranks counts. Each layer then computes only the rows that these
+            need; other rows of the output have no meaning. ``data.out_index`` has their rows on
+            this rank, ascending. None: all nodes.
+        device: Device of rows and edges; None: that of the model's parameters.
         seed: Decides dropout; the forwards of one context differ.
         group: Process group of the ranks; None: the default one, or a single process.
 
-    Yields:
-        Rows of own nodes in the order of ``n_id`` (``x``, ``y``, ``train_mask``...), and the edges
-        into them. ``edge_index`` must reach the layers as it is: it says which edges they are.
+    Yields: Rows of own nodes in the order of ``n_id`` (``x``, ``y``, ``train_mask``...), and the
+    edges into them. ``edge_index`` must reach the layers unchanged, since it identifies the edges.
 
     Raises:
         ConfigError: A module does not fit; names it. Or the ranks do not hold all partitions.

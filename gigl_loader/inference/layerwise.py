@@ -19,7 +19,6 @@ from gigl_loader.dataset.progress import ProgressLine
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, NodeType
 from gigl_loader.device.prefetch import DevicePrefetcher
 from gigl_loader.errors import ConfigError
-from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.layers import Chunk, ChunkReader, Layer, LayerFunction, Reads, layers_of
 from gigl_loader.inference.modules import Norm
 from gigl_loader.inference.results import (
@@ -38,6 +37,7 @@ from gigl_loader.inference.sources import (
     StoredGraph,
 )
 from gigl_loader.memory.tensors import dtype_name, dtype_named, give_back_freed
+from gigl_loader.ranks import RankExchange
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 logger = logging.getLogger(__name__)
@@ -83,50 +83,50 @@ def full_graph_inference(
 ) -> NodeEmbeddings | dict[NodeType, NodeEmbeddings]:
     """Compute the embedding of every node from all of its neighbours, layer by layer.
 
-    For graphs and widths that `full_graph` has no memory for: a layer is computed in chunks of
-    destination rows, and what it gives is written to a file before the next one reads it. All ranks
-    call this together; rows of neighbours that other ranks computed come by ``all_to_all``, chunk
-    by chunk. Of a graph store, the servers send edges and features, and each compute process
-    computes a range of the nodes; it keeps the edges that came for the layers after the first one,
-    in memory, or with ``out`` in a file there that is gone with the process.
+    For graphs and widths that do not fit into memory with `full_graph`. Each layer is computed in
+    chunks of destination rows, and written to a file before the next layer reads it. All ranks call
+    this together, and exchange rows of neighbours by ``all_to_all``, chunk by chunk. With a graph
+    store, the servers send edges and features, and each compute process computes a range of the
+    nodes. It keeps the edges for the layers after the first one: in memory, or with ``out`` in a
+    file there that ends with the process.
 
-    With ``out``, a run that was killed goes on where it was when it is started again in the same
-    way: finished chunks are kept, if a digest says that they are whole.
+    With ``out``, a killed run continues when it is started again in the same way. Finished chunks
+    stay, if their digest fits.
 
     Args:
         model_or_layers: PyG's ``BasicGNN`` in evaluation mode, with ``jk=None`` or ``"last"``. Or a
             list, with an item for each layer: layers of PyG (``HeteroConv`` on a heterogeneous
-            graph), or callables ``(x_src, edge_index, num_dst) -> x_dst``: in ``x_src`` the
-            ``num_dst`` destinations come first, ``edge_index`` counts its rows. On a heterogeneous
+            graph), or callables ``(x_src, edge_index, num_dst) -> x_dst``. ``x_src`` has the
+            ``num_dst`` destinations first, and ``edge_index`` counts its rows. On a heterogeneous
             graph all of these are dicts by type, with the destinations of one type at a time. A
-            callable that has parameters named ``edge_weight``, ``edge_attr`` or ``n_id`` (global
-            ids of the rows of ``x_src``) is given these, too.
+            callable may also have the parameters ``edge_weight``, ``edge_attr`` and ``n_id``
+            (global ids of the rows of ``x_src``).
         dataset: This rank's partition; ranks that hold the same one share its nodes. Or a graph
             store.
         out: A folder; each rank writes ``part-RANK.npy`` and ``part-RANK.ids.npy``, or
-            ``part-RANK.parquet``; on a heterogeneous graph in a folder for each node type. Files
-            have these names when they are complete; what begins with ``_`` is of use to a run that
-            goes on, and can be removed. Meanwhile it holds the layer before too. None: all stays in
-            memory.
-        batch_size: Destination rows of a chunk. Its in-neighbours have to fit in memory about five
-            times; None: what makes that 8 MiB for the features, by the mean number of neighbours.
-        device: Where layers compute; None: where the model's parameters are.
-        dtype: Of what is kept of every layer: float16, float32 or float64; None: as computed.
-        format: ``"parquet"``: columns ``id`` (as in the tables that the graph was made of, else
-            the same as ``node``; of a graph store, which does not tell, left out), ``node`` (global
-            id in the dataset) and ``embedding``, written as they are computed.
-        edge_weight: Give layers of PyG that take them the graph's edge weights; None: no, with a
-            warning where there are some and a layer takes them.
-        edge_attr: Give layers of PyG that take them the graph's edge features.
+            ``part-RANK.parquet``; on a heterogeneous graph in a folder for each node type. Only
+            complete files have these names. Files that begin with ``_`` serve a later run, and may
+            be deleted. During the run it also holds the layer before. None: all stays in memory.
+        batch_size: Destination rows of a chunk, whose in-neighbours have to fit in memory about
+            five times. None: as many as have 8 MiB of features, by the mean number of neighbours.
+        device: Device of the layers; None: that of the model's parameters.
+        dtype: Type of the stored rows of every layer: float16, float32 or float64; None: as
+            computed.
+        format: ``"parquet"``: columns ``id`` (as in the tables of the graph, else equal to
+            ``node``; missing with a graph store), ``node`` (global id in the dataset) and
+            ``embedding``.
+        edge_weight: Whether PyG's layers get the graph's edge weights; None: no, with a warning if
+            there are weights and a layer takes them.
+        edge_attr: Whether PyG's layers get the graph's edge features.
         progress: Write a line with rows per second to stderr, on rank 0; None: on a terminal.
         group: Process group of the ranks; None: the default one, or a single process.
 
     Returns:
-        This rank's embeddings; on a heterogeneous graph by node type, of those that the last layer
-        computes.
+        This rank's embeddings; on a heterogeneous graph by node type, for the types that the last
+        layer computes.
 
     Raises:
-        ConfigError: The model or graph does not fit, or ``out`` holds what another run computed.
+        ConfigError: The model or graph does not fit, or ``out`` holds results of another run.
         UsageError: The model is in training mode.
         PeerError: A rank ended, or a storage server.
     """

@@ -86,8 +86,7 @@ class Results:
         for found in (self._path(".npy"), self._path(".parquet")):
             if found.exists() and not path.exists():
                 raise ConfigError(
-                    f"{found} is there, and not what it was computed from: give out= another "
-                    "folder, or remove it"
+                    f"{found} was not written by such a run: give out= another folder, or remove it"
                 )
         half = path.with_suffix(".json.half")
         half.write_text(json.dumps(identity, indent=1) + "\n")

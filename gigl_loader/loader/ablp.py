@@ -61,9 +61,9 @@ class DistABLPLoader(BaseDistLoader):
     - ``y_positive``: ``{local anchor index: local label nodes}``, an empty tensor for an anchor
       without labels; or, with ``use_label_edge_index_output=True``, ``[2, num_labels]`` int64 with
       anchors in row 0 and label nodes in row 1.
-    - ``y_negative``: the same of given negatives, where there are any.
+    - ``y_negative``: the same for negatives, if there are any.
 
-    Both are a dict of these by edge type where several supervision edge types were given.
+    With several supervision edge types, both are dicts by edge type.
 
     Args:
         dataset: Colocated: a ``DistDataset`` with label edges. Graph store: a
@@ -71,16 +71,16 @@ class DistABLPLoader(BaseDistLoader):
         num_neighbors: As `DistNeighborLoader` takes it; label edge types are never named.
         input_nodes: Anchors. Colocated: as `DistNeighborLoader` takes them. Graph store:
             ``{server_rank: ABLPInputNodes}``, from ``RemoteDistDataset.fetch_ablp_input``.
-        supervision_edge_type: Colocated: what is predicted, ``(anchor type, relation, label
+        supervision_edge_type: Colocated: the edge type to predict, ``(anchor type, relation, label
             type)``, or a list of these. None: the default edge type of a labeled-homogeneous
-            dataset. Graph store: None, for the input says it.
+            dataset. Graph store: None, since the input names it.
         batch_size: Anchors per batch.
         sampler_options: Another sampler, one with ``AnchorRoots``, or again the fanout.
         use_label_edge_index_output: Labels as one tensor instead of a dict by anchor.
-        exclude_supervision: Leave edges of a batch out that are a copy of one of its positives, in
-            either direction. True: over all message-passing edge types that connect the two node
-            types; a list: over these types only.
-        input_time: The time of each anchor, which its labels have too; see `DistNeighborLoader`.
+        exclude_supervision: Leave out the edges of a batch that copy one of its positives, in
+            either direction. True: for all message-passing edge types between the two node types; a
+            list: for these types only.
+        input_time: The time of each anchor and its labels; see `DistNeighborLoader`.
         **keywords: Those of `gigl_loader.loader.keywords.LoaderKeywords`.
 
     Raises:
@@ -139,8 +139,7 @@ class DistABLPLoader(BaseDistLoader):
             if supervision_edge_type is not None:
                 raise ConfigError(
                     f"supervision_edge_type={supervision_edge_type} belongs to colocated mode: "
-                    "with a graph store, give it to fetch_ablp_input, whose result says what is "
-                    "predicted"
+                    "with a graph store, give it to fetch_ablp_input"
                 )
             servers = range(dataset.cluster_info.num_storage_nodes)
             self._supervision, inputs = link_inputs(input_nodes, dataset.fetch_num_nodes(), servers)
@@ -299,7 +298,7 @@ def _check_types(labels: Any, where: str) -> None:
         if is_label_edge_type(edge_type):
             raise ConfigError(
                 f"{where} must be by supervision edge type, got the label edge type {edge_type}: "
-                "name what is predicted, without the suffix"
+                "name the edge type to predict, without the suffix"
             )
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ConfigError(
@@ -312,7 +311,7 @@ def supervision_types(schema: DatasetSchema, given: Any) -> list[EdgeType]:
     """Return the supervision edge types, each with positives in the dataset.
 
     Args:
-        schema: What the dataset holds.
+        schema: Types and widths of the dataset.
         given: One type, a list of them, or None: the default type of a labeled-homogeneous dataset.
 
     Raises:
@@ -339,7 +338,7 @@ def supervision_types(schema: DatasetSchema, given: Any) -> list[EdgeType]:
         _check_type(edge_type)
         if is_label_edge_type(edge_type):
             raise ConfigError(
-                f"supervision_edge_type {edge_type} is a label edge type: name what is predicted, "
+                f"supervision_edge_type {edge_type} is a label edge type: name the one to predict, "
                 f"without the suffix: {labeled}"
             )
         if tuple(edge_type) not in labeled:
@@ -394,7 +393,7 @@ def excluded_types(
 
     Args:
         known: All edge types of the dataset.
-        supervision: What is predicted.
+        supervision: The edge types to predict.
         exclude: True: all that connect the two node types of a supervision edge type, in either
             direction; or the types.
 

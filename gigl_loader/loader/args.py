@@ -50,7 +50,7 @@ _PPR = "gigl_loader.sampler.ppr.ppr_sampler"
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """All that loaders of every kind are given: type, default and meaning of each keyword.
+    """The keywords of all loaders: type, default and meaning of each.
 
     Built once, by the constructor that the user called, and handed down as it is. The first
     sixteen stand in each loader's signature, where they may be given by position, and mean what
@@ -79,7 +79,7 @@ class LoaderOptions:
     sampler_options: SamplerOptions | None = None
     non_blocking_transfers: bool = True
     seed: int | None = None
-    """Decides shuffle and draws. None: drawn once, and logged."""
+    """Decides shuffle and draws. None: a seed is drawn once, and logged."""
     replace: bool = False
     """Draw neighbours with replacement."""
     in_order: bool = True
@@ -87,52 +87,50 @@ class LoaderOptions:
     timeout: float = DEFAULT_TIMEOUT_S
     """Seconds without progress before a wait is an error."""
     max_restarts: int = DEFAULT_MAX_RESTARTS
-    """Workers that are replaced in an epoch when they die, or make no progress for ``timeout``; the
-    batches stay the same. 0: the first one lost is an error."""
+    """Workers to replace in an epoch when they die, or make no progress for ``timeout``; the
+    batches stay the same. 0: the first loss is an error."""
     reconnect_timeout: float = DEFAULT_RECONNECT_S
-    """Graph store: seconds that a storage server may be away, killed and started again or out of
-    reach; the batches stay the same. 0: that is an error at once."""
+    """Graph store: longest absence of a storage server in seconds, whether it is started again or
+    out of reach; the batches stay the same. 0: its loss is an error at once."""
     worker_init_fn: Callable[[int], None] | None = None
     """Called with the worker's number in each worker before it samples."""
     even_ranks: str | None = None
     """``"drop"`` or ``"wrap"``: all ranks take the same number of steps."""
     with_edge: bool | None = None
-    """Deliver edge ids. None: where there are edge features."""
+    """Whether batches have edge ids. None: if there are edge features."""
     device_prefetch: int = 2
     """Batches copied ahead to a CUDA device."""
     exchange: str = "workers"
-    """Colocated, with several partitions: how they are asked. ``"workers"``: by sampling processes,
-    over connections. ``"collective"``: this process samples ahead in threads, in step with the
-    other ranks, which exchange by ``all_to_all``, rows from device to device where the process
-    group has a backend for that; no sampling process, no port. ``timeout`` is then also how long a
-    rank may compute between batches."""
+    """Colocated, with several partitions: how ranks exchange neighbours and rows. ``"workers"``:
+    sampling processes request them over connections. ``"collective"``: without sampling processes
+    and ports, threads of this process sample ahead, in step with the other ranks. They exchange by
+    ``all_to_all``, rows from device to device if the process group has a backend for that.
+    ``timeout`` then also limits the time that a rank computes between batches."""
     shard: str = "machine"
-    """How seeds are split over ranks. ``"machine"``: the ranks of a machine that are given the same
-    seeds, in the same order, share them; those that are given others use theirs alone. Seeds that
-    would come twice, as where two machines are given the same, are an error. ``"world"``: all ranks
-    are given the seeds of the whole job, whose batches are numbered over all ranks; rank ``r`` of
-    ``W`` takes ``r``, ``r + W``... A state then counts what the job has taken, and goes on with any
-    number of ranks. ``"none"``: each rank uses all the seeds that it is given, whoever has them
-    too. All else that decides batches (``batch_size``, fanouts, ``seed``...) is the same on all
-    ranks."""
+    """How seeds are split over ranks. ``"machine"``: ranks of a machine with the same seeds, in the
+    same order, share them; a rank with other seeds keeps its own. Seeds that two ranks would both
+    use are an error. ``"world"``: all ranks pass the seeds of the whole job, whose batches are
+    numbered over all ranks; rank ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts the
+    batches of the job, and any number of ranks can continue from it. ``"none"``: each rank uses all
+    its seeds, even those of other ranks. All other options that decide batches (``batch_size``,
+    fanouts, ``seed``...) are the same on all ranks."""
     feature_store: FeatureStoreOptions | None = None
-    """A PyG ``FeatureStore`` of one's own, for features that the dataset has not."""
+    """Your own PyG ``FeatureStore``, for features that the dataset lacks."""
     remote_cache: int | str | None = None
-    """With workers: memory for rows of other machines, of all with a graph store, as bytes
-    (``"2GB"``, with what it takes to find them) or as a share of these rows (``"20%"``). Batches
-    are drawn ahead, as many as ask for 5 times what the cache holds, so that those rows are kept
-    that are needed again soonest. The ranks of a machine share it. Colocated, the loaders of a
-    process over the same dataset share it too; with a graph store each has one of its own. Where a
-    colocated worker is lost, its loader draws none ahead for the rest of the epoch. None: nothing
-    is kept."""
+    """With workers: a cache for rows of other machines, or with a graph store for all rows; its
+    memory as bytes (``"2GB"``, with its index) or as a share of these rows (``"20%"``). Batches are
+    drawn ahead, until they need 5 times as many rows as fit, and the cache keeps the rows that are
+    needed soonest. The ranks of a machine share it. Colocated, the loaders of a process over the
+    same dataset share it, too; with a graph store each loader has its own. A colocated loader that
+    lost a worker draws no batches ahead for the rest of the epoch. None: no cache."""
     weight_attr: str | None = None
     """Name of the edge attribute to draw by, in place of ``edge_weight``; implies
     ``with_weight``."""
     transform: Callable[[Any], Any] | None = None
-    """Called in this process with each batch; what it returns is yielded in its place."""
+    """Called in this process with each batch; the loader yields its result instead."""
     transform_sampler_output: Callable[[Any], Any] | None = None
-    """Called in this process with PyG's ``SamplerOutput`` of each batch, before it becomes one;
-    returns it changed. Nothing that was not sampled can be added."""
+    """Called in this process with PyG's ``SamplerOutput`` of each batch; returns it changed. It
+    cannot add nodes or edges that were not sampled."""
     pad: bool | dict[str, Any] = False
     """Give all batches the same shapes, by dead nodes and edges that no real node hears of:
     ``pad_node_mask`` and ``pad_edge_mask`` are False there, and all else is 0. True: by what batch
@@ -263,11 +261,11 @@ class LoaderOptions:
 
         Args:
             default: Sampler of the loader's own kind; None: around the seeds.
-            schema: What the dataset holds.
+            schema: Types and widths of the dataset.
             input_type: Node type of the seeds.
 
         Raises:
-            ConfigError: PPR does not go with the graph or with what else was asked for.
+            ConfigError: PPR cannot be combined with the graph or another option.
         """
         options = self.sampler_options
         if not isinstance(options, PPRSamplerOptions):
@@ -292,13 +290,13 @@ class LoaderOptions:
     def _check_ppr(self, options: PPRSamplerOptions, schema: DatasetSchema) -> None:
         if self.is_weighted:
             raise ConfigError(
-                "with_weight=True does not go with PPRSamplerOptions: a push goes to all "
+                "with_weight=True cannot be combined with PPRSamplerOptions: a push goes to all "
                 "neighbours evenly; leave one of them out"
             )
         if self.expansion != ExpansionOptions():
             raise ConfigError(
-                f"{self.expansion} does not go with PPRSamplerOptions, which take the nodes of "
-                "largest score and no trees, times or hops: leave one of them out"
+                f"{self.expansion} cannot be combined with PPRSamplerOptions, which take the nodes "
+                "of largest score and no trees, times or hops: leave one of them out"
             )
         plain = schema.edge_types is None or schema.is_homogeneous_with_labeled_edge_type
         if plain and (options.typed_channel_ratios or options.include_sampled_edges):
@@ -352,7 +350,7 @@ class LoaderOptions:
         )
 
     def same_on_all_ranks(self, config: SamplingConfig, options: EpochOptions) -> dict[str, str]:
-        """Return what the ranks of a job have to agree on, as texts by name, from what was given.
+        """Return the options that the ranks of a job have to agree on, as strings by name.
 
         Args:
             config: Made of these arguments and the schema.

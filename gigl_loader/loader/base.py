@@ -64,21 +64,21 @@ class _NotTorchsError(UsageError, AttributeError):
 class BaseDistLoader(DistLoader):
     """Base of the distributed loaders: resolves the runtime, starts producers, yields PyG batches.
 
-    It does not call GLT's ``DistLoader.__init__``; it sets what that would set, so that the
-    producer can be any class. Subclasses make the parts with the static methods and hand them in.
+    It sets the attributes of GLT's ``DistLoader.__init__`` without calling it, so that the producer
+    can be any class. Subclasses make the parts with the static methods and pass them.
 
     Args:
         dataset: Colocated: a ``DistDataset``. Graph store: a ``RemoteDistDataset``.
         sampler_input: Colocated: one ``NodeSamplerInput``. Graph store: a list, one per server.
-        dataset_schema: What the dataset holds.
+        dataset_schema: Types and widths of the dataset.
         worker_options: Colocated: ``MpDistSamplingWorkerOptions``; graph store:
             ``RemoteDistSamplingWorkerOptions``.
         sampling_config: From `create_sampling_config`.
-        device: Where batches go.
+        device: Device of the batches.
         runtime: From `resolve_runtime`.
         producer: Colocated: a built, not yet started ``DistSamplingProducer``. Graph store: the
             callable to run on each server, which returns a producer id.
-        sampler_options: Which sampler the workers run.
+        sampler_options: The sampler of the workers.
         process_start_gap_seconds: Colocated: local rank ``i`` starts its workers ``i`` times this
             later. None: as soon as the local rank before it is ready. Graph store: seconds between
             batches of leaders.
@@ -86,15 +86,14 @@ class BaseDistLoader(DistLoader):
         non_blocking_transfers: Copy to a CUDA device on a side stream, ahead of use.
         epoch_options: Seed, order, deadline.
         even_ranks: ``"drop"`` or ``"wrap"``: every rank takes as many steps as the rank with the
-            fewest, or the most, batches. None: each takes its own. With ``shard="world"`` the
-            batches of the last step, where they are not enough for all ranks, are left out, or
-            made enough by the first ones of the epoch.
+            fewest, or the most, batches. None: each takes its own. With ``shard="world"``, an
+            incomplete last step is left out, or completed by the first batches of the epoch.
         device_prefetch: Batches copied ahead to a CUDA device.
         shard: ``"machine"``: this rank takes all batches of its input, whose seeds no other rank
-            has (a graph store checks it). ``"none"``: the same, and others may have them too.
-            ``"world"``: all ranks have the same input, and rank ``r`` of ``W`` takes its batches
-            ``r``, ``r + W``...
-        transform: Called with each batch; what it returns is yielded in its place.
+            has (a graph store checks it). ``"none"``: the same, but other ranks may have the same
+            seeds. ``"world"``: all ranks have the same input, and rank ``r`` of ``W`` takes its
+            batches ``r``, ``r + W``...
+        transform: Called with each batch; the loader yields its result instead.
         transform_sampler_output: Called with PyG's ``SamplerOutput`` of each batch.
         padding: Shape of all batches; None: each has its own.
 
@@ -354,16 +353,16 @@ class BaseDistLoader(DistLoader):
         return self._epochs.next_epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this loader is, by the contract of torchdata's ``StatefulDataLoader``.
+        """Return the position of this loader, as torchdata's ``StatefulDataLoader`` does.
 
-        Counts batches that were yielded, not those prefetched. Before the first ``iter`` it says
-        that nothing was yielded. With ``shard="world"`` it counts those of the whole job, all ranks
-        having done as many steps as this one: one rank's state is the state of all.
+        It counts batches that were yielded, without those prefetched. With ``shard="world"`` it
+        counts those of the whole job, since all ranks have done as many steps as this one: one
+        rank's state is the state of all.
         """
         return self._epochs.state(self._identity())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next ``iter`` go on where ``state`` was taken: no batch twice, none left out.
+        """Let the next ``iter`` continue from ``state``: no batch twice, none left out.
 
         Raises:
             ConfigError: The state is of a loader with other seeds, batch size, world size,
@@ -399,20 +398,19 @@ class BaseDistLoader(DistLoader):
         return digest_of_seeds(self.input_data if self._is_remote_worker else [self.input_data])
 
     def stats(self, reset: bool = False) -> dict[str, Any]:
-        """Return what the loader did since it was built, or since the last reset.
+        """Return counts and times since the loader was built, or since the last reset.
 
         Keys: ``batches``, ``seeds``, ``bytes``; in seconds ``elapsed_s``, ``wait_s`` (for a batch),
         ``collate_s``, ``sample_s``, ``gather_s`` (in workers), ``worker_busy_s`` (by worker); rates
         of these: ``seeds_per_s``, ``bytes_per_s``, ``wait_share``, ``collate_share`` (of the
         elapsed time), ``sample_ms``, ``gather_ms`` (per batch), ``worker_busy_share`` (by worker);
-        ``queue_depth`` (mean, batches ready at each hand-over), ``partitions_over_tcp`` (how many a
-        worker asks for, as they are not in memory that it can read), ``restarts`` (workers that
-        were replaced), ``network_bytes`` (that crossed machines, ``"rows"`` and ``"structure"``:
-        ids, edges), ``network_share`` (of workers' time, waiting for other machines),
-        ``link_share`` (of what this machine's network carries; None: its system does not say),
-        ``rows_by_partition`` (how many rows were fetched), ``hit_rate`` (share of the rows of other
-        machines that ``remote_cache`` had; None without), ``verdict`` (one line: what to change
-        first).
+        ``queue_depth`` (mean, batches ready at each hand-over), ``partitions_over_tcp`` (partitions
+        that workers reach over TCP), ``restarts`` (replaced workers), ``network_bytes`` (between
+        machines, ``"rows"`` and ``"structure"``: ids, edges), ``network_share`` (of workers' time,
+        waiting for other machines), ``link_share`` (of the capacity of this machine's network;
+        None: unknown), ``rows_by_partition`` (fetched rows), ``hit_rate`` (share of the rows of
+        other machines that ``remote_cache`` had; None without), ``verdict`` (the limit of the loop,
+        in one line).
         """
         counts = self._handed_out
         summary = counts.stats.summary(self._source.remote_bytes, link_bytes_per_s())
@@ -431,8 +429,8 @@ class BaseDistLoader(DistLoader):
     def sampler(self) -> Any:
         """Raise: a loader has no torch sampler, which accelerate's ``skip_first_batches`` wants."""
         raise _NotTorchsError(
-            f"a {type(self).__name__} has no sampler of torch's: it numbers its batches by itself. "
-            "To go on within an epoch, as skip_first_batches does, keep loader.state_dict() and "
+            f"a {type(self).__name__} has no torch sampler: it numbers its batches itself. To "
+            "continue within an epoch, as skip_first_batches does, keep loader.state_dict() and "
             "give it to load_state_dict(); ranks share seeds by shard="
         )
 
@@ -440,9 +438,9 @@ class BaseDistLoader(DistLoader):
 
     def __getitem__(self, index: Any) -> Any:
         raise UsageError(
-            f"a {type(self).__name__} is a loader, and no dataset of torch's DataLoader: iterate "
-            "over it as it is, it has workers of its own (num_workers=); loader(index) is the "
-            "batch of the seeds at some positions"
+            f"a {type(self).__name__} is a loader, not a dataset for torch's DataLoader: iterate "
+            "over it, it has its own workers (num_workers=); loader(index) is the batch of the "
+            "seeds at some positions"
         )
 
     def __call__(self, index: Positions) -> Data | HeteroData:

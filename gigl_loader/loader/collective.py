@@ -364,7 +364,7 @@ class CollectivePeers:
         # answers.
         sent, lengths, error = self._answers(questions)
         # Lengths and failures in one exchange. A rank that failed says 0 bytes to each, and takes
-        # part in this one all the same: the others are waiting in it.
+        # part in this one anyway: the others are waiting in it.
         told = self._swap_words([[length, int(error is not None)] for length in lengths])
         if error is not None:
             raise error

@@ -142,12 +142,12 @@ def create_sampling_config(
     Args:
         num_neighbors: Neighbours per hop, -1 for all. A list holds for every message-passing
             edge type; a dict must name exactly those.
-        dataset_schema: What the dataset holds.
+        dataset_schema: Types and widths of the dataset.
         batch_size: Seeds per batch.
         shuffle: Shuffle the seeds every epoch.
-        drop_last: Leave an incomplete last batch out.
+        drop_last: Leave out an incomplete last batch.
         with_weight: Draw neighbours by edge weight.
-        with_edge: Deliver edge ids; None: where there are edge features.
+        with_edge: Whether batches have edge ids; None: if there are edge features.
         seed: Decides every draw.
 
     Raises:

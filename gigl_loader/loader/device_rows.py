@@ -210,7 +210,7 @@ class DeviceRows:
         """
         here = self._view.partition_idx
         wanted = [_Wanted(one, here) for one in fields]
-        # A rank without a batch asks nothing, and takes part in every exchange all the same.
+        # A rank without a batch asks nothing, and takes part in every exchange anyway.
         asked, receive = self._questions(peers, wanted)
         questions = peers.trade(asked, receive)
         load: _Load | None = None

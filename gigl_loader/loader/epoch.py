@@ -23,13 +23,13 @@ _PAD = "pad"
 
 @dataclass
 class EpochProgress:
-    """How far the epoch is: what ``state_dict`` holds. Counts batches handed to the user."""
+    """The position within an epoch, as ``state_dict`` has it. Counts batches handed to the user."""
 
     epoch: int = 0
     yielded: int = 0
-    """Batches of the leading run, all handed out; of the whole job's where there is a share."""
+    """Batches of the prefix that is handed out; with shards, of the whole job."""
     ahead: set[int] = field(default_factory=set)
-    """Positions handed out beyond that run; only where ``in_order=False``."""
+    """Positions handed out beyond that prefix; only with ``in_order=False``."""
     finished: bool = False
     parts: dict[int, int] = field(default_factory=dict)
     """Of batches that are split and not handed out whole: how many parts were, by position."""
@@ -93,7 +93,7 @@ class EpochProgress:
         if version != _STATE_VERSION:
             raise ConfigError(
                 f"not a loader state of this version: version={version!r}, expected "
-                f"{_STATE_VERSION}; give what state_dict() of a loader returned"
+                f"{_STATE_VERSION}; give the result of a state_dict()"
             )
         of_other_rank = state.get("rank") != identity.get("rank")
         # Not with batches taken out of order: which ones they were is true of one rank only.

@@ -239,7 +239,7 @@ class Epochs:
         resumes_at = self._progress.epoch if self._resumed else None
         if resumes_at is not None and epoch != resumes_at:
             logger.warning(
-                "set_epoch(%d) drops where load_state_dict() was to go on, after %d batches of "
+                "set_epoch(%d) drops the position of load_state_dict(), after %d batches of "
                 "epoch %d: begin the loop with loader.epoch",
                 epoch, self._progress.yielded, resumes_at,
             )  # fmt: skip
@@ -301,7 +301,7 @@ class Epochs:
         # One stream has one epoch: starting this one would end the other's.
         if (iterator := self.iterator) is not None and not iterator.is_over:
             raise UsageError(
-                "replay cannot go beside an epoch that is under way: end its loop first; to go on "
+                "replay cannot run during an epoch: end its loop first; to continue "
                 "with that epoch later, keep loader.state_dict() and give it to load_state_dict()"
             )
         source = self._source

@@ -39,14 +39,14 @@ _LONGEST_TYPE = 60
 
 
 GROUPS = {
-    "What is loaded": (
+    "Data": (
         "dataset", "num_neighbors", "input_nodes", "edge_label_index", "edge_label",
         "supervision_edge_type", "use_label_edge_index_output", "exclude_supervision",
         "neg_sampling", "neg_sampling_ratio", "strict", "batch_size", "shuffle", "drop_last",
         "seed", "with_edge", "feature_store", "transform", "transform_sampler_output",
         "pad",
     ),
-    "How neighbours are drawn": (
+    "Draws": (
         "replace", "weight_attr", "with_weight", "sampling_method", "sampler_options",
         "subgraph_type", "disjoint", "time_attr", "input_time", "edge_label_time",
         "temporal_strategy", "time_window",

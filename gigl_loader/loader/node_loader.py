@@ -43,32 +43,31 @@ class DistNeighborLoader(BaseDistLoader):
         num_neighbors: Neighbours per hop, -1 for all: a list, or on a heterogeneous graph a dict by
             edge type.
         input_nodes: Seeds: global ids as an int64 tensor, an array or a list, or a bool mask over
-            all nodes of the type, of which ``input_id`` is then the node id, as in PyG. Colocated:
+            all nodes of the type; with a mask ``input_id`` is the node id, as in PyG. Colocated:
             seeds, ``(node_type, seeds)``, or None or a node type for all nodes that this partition
             owns. Graph store: ``{server_rank: seeds}`` or ``(node_type, {server_rank: seeds})``.
-            Colocated seeds are split contiguously over the processes of the machine that were given
-            the same ones; a process with seeds of its own, such as those of a partition that only
-            it holds, keeps them all.
-        num_workers: Sampling processes of this loader. 0: this process samples, when a batch is
-            asked for.
+            Colocated, the processes of a machine with the same seeds split them contiguously; a
+            process with its own seeds, such as those of its own partition, keeps them all.
+        num_workers: Sampling processes of this loader. 0: this process samples each batch when the
+            loop requests it.
         batch_size: Seeds per batch.
         context: Deprecated; see `BaseDistLoader.resolve_runtime`.
         local_process_rank: Deprecated, with ``context``.
         local_process_world_size: Deprecated, with ``context``.
-        pin_memory_device: Where batches go. None: this process's CUDA device, or the CPU.
-        worker_concurrency: Batches that a worker has under way; with ``exchange="collective"``,
-            this process.
-        channel_size: Most shared memory of the batches under way: bytes, or a text as ``"4GB"``
+        pin_memory_device: Device of the batches. None: this process's CUDA device, or the CPU.
+        worker_concurrency: Batches that a worker, or with ``exchange="collective"`` this process,
+            samples at a time.
+        channel_size: Limit on the shared memory of sampled batches: bytes, or a string as ``"4GB"``
             (10^9) or ``"4GiB"`` (2^30).
-        prefetch_size: Graph store only: batches that are requested ahead from each server. None: as
-            many as ``worker_concurrency``, at least 4.
+        prefetch_size: Graph store only: batches to request ahead from each server. None: as many as
+            ``worker_concurrency``, at least 4.
         process_start_gap_seconds: None: a local rank starts its workers when the local rank before
             it is ready, so that memory peaks do not add up. A number: local rank ``i`` starts them
             ``i`` times this many seconds later.
-        num_cpu_threads: Threads of torch operations of this process, on a CPU device. None: they
-            are left as they are.
+        num_cpu_threads: Threads of torch operations of this process, on a CPU device. None: torch's
+            own number.
         shuffle: Shuffle the seeds every epoch.
-        drop_last: Leave an incomplete last batch out.
+        drop_last: Leave out an incomplete last batch.
         with_weight: Draw neighbours by edge weight.
         sampler_options: Another sampler, or again the fanout.
         non_blocking_transfers: Copy to a CUDA device on a side stream, ahead of use.

@@ -183,16 +183,16 @@ def _lanes(batches: list[_WorkedOn]) -> list[list[_WorkedOn]]:
 def replay(loader: BaseDistLoader, epoch: int, batch: int) -> Data | HeteroData:
     """Return batch ``batch`` of epoch ``epoch`` again, bit for bit, sampled now and alone.
 
-    It may be of any epoch, past or to come, of this run or of one before: what counts is that the
-    loader is built as that one was, with the same ``seed``. Where the loader is, and its
-    `BaseDistLoader.stats`, stay as they are.
+    It may be of any epoch, past or to come, of this run or an earlier one, if the loader is built
+    in the same way, with the same ``seed``. The position of the loader and its
+    `BaseDistLoader.stats` do not change.
 
     Args:
         loader: Any loader of this package, in any deployment, with no epoch under way. Ranks that
             sample together (``exchange="collective"``) have to call it together, with one epoch.
         epoch: Number of the epoch.
-        batch: Position of the batch in the epoch: the first batch that this rank is given is 0.
-            With ``shard="world"`` it counts over the whole job, and any rank has every batch.
+        batch: Position of the batch in the epoch: the first batch of this rank is 0. With
+            ``shard="world"`` it counts over the whole job, and any rank has every batch.
 
     Raises:
         ConfigError: There is no such epoch or batch.

@@ -366,7 +366,7 @@ class RankInput:
     partition: tuple[int, int] | None = None
     """How many partitions there are, and which one it has."""
     options: dict[str, str] = field(default_factory=lambda: {"shard": "machine"})
-    """Texts that have to be the same on all ranks, by name; among them ``shard``."""
+    """Strings that have to be the same on all ranks, by name; among them ``shard``."""
     seeds: SeedsTold = field(default_factory=SeedsTold)
 
 

@@ -6,8 +6,8 @@
     taken by 4 ranks        0  1  2  3 | 0  1  2  3 |               the job has taken 8: the state
     then by 2 ranks                                   0  1  0  1  0
 
-After every step the job has taken a leading run of the sequence, so one number says where it is,
-and any number of ranks can go on from there.
+After every step the job has consumed a prefix of the sequence, so its position is one number, and
+any number of ranks can continue from it.
 """
 
 import logging

@@ -41,7 +41,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class SharedMemoryError(PeerError, OSError):
-    """The machine could not give the shared memory that was asked for."""
+    """This machine has too little shared memory for the requested bytes."""
 
     def __init__(self, nbytes: int, reason: str) -> None:
         super().__init__(nbytes, reason)

@@ -41,7 +41,7 @@ from gigl_loader.system import meminfo, number_in
 from gigl_loader.transport.codec import ARRAY_EXTENSION
 
 _LEAST_PAGES = 16
-"""Of a tensor: the last page is not full, and a small tensor stays in the cache all the same."""
+"""Of a tensor: the last page is not full, and a small tensor stays in the cache anyway."""
 _SET_ASIDE = "/sys/kernel/mm/hugepages/hugepages-{}kB/{}_hugepages"
 _MADE = "/sys/kernel/mm/transparent_hugepage/{}"
 _POPULATE_WRITE = 23

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.on_device.kernels import DeviceDraw, DeviceDrawn
+from gigl_loader.on_device.device_kernels import DeviceDraw, DeviceDrawn
 from gigl_loader.on_device.torch_kernels import TorchKernels
 from gigl_loader.sampler.weighted_kernels import (
     EXPONENT_OF_ONE,
@@ -479,7 +479,7 @@ def _gather(
     rows: wp.array[wp.int64],
     out: wp.array2d[Any],
 ) -> None:
-    i, j = wp.tid()
+    i, j = wp.tid()  # type: ignore[misc]
     position = rows[i] * wp.int64(out.shape[1]) + wp.int64(j)
     out[i, j] = values[_page(position), _place(position)]
 

@@ -170,7 +170,7 @@ class BatchFetcher:
             # `append` of a deque needs no lock, which a finalizer in any thread could not take
             buffer = self._mappings.lease(batch.region, lambda: released.append(lease))
         except OSError as error:
-            # it was not read, and is back all the same
+            # it was not read, and is back anyway
             released.append(lease)
             raise self._unreadable(error) from error
         return tensors_over(buffer, batch.layout)

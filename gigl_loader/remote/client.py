@@ -50,22 +50,21 @@ def init_compute_process(
 ) -> None:
     """Join the storage cluster, then the process group of the compute processes.
 
-    A process group that is up already is used as it is, with its rank and world size, and left up
-    at `shutdown_compute_process`. Waits for servers that are still loading, and says so in the log.
-    Call it once per process.
+    If a process group is up, it uses that, with its rank and world size, and
+    `shutdown_compute_process` leaves it up. It waits for servers that still load, and names them in
+    the log. Call it once per process.
 
     Args:
-        local_rank: This process on its machine; not looked at where a process group is up.
+        local_rank: This process on its machine; ignored if a process group is up.
         cluster_info: A ``GraphStoreInfo``.
         compute_world_backend: Backend of ``torch.distributed``; None: torch's default.
         tls_dir: Folder with ``ca.pem``, ``cert.pem`` and ``key.pem``. None: the environment's
             ``GIGL_LOADER_TLS_DIR``.
         token: The cluster's secret. None: the environment's ``GIGL_LOADER_CLUSTER_TOKEN``.
-        insecure: Plain sockets, as the servers were told. None: the environment's
+        insecure: Plain sockets, as on the servers. None: the environment's
             ``GIGL_LOADER_INSECURE``.
-        timeout: Seconds that all of that may take.
-        network_timeout: Seconds that an outage of the network may last before a server that cannot
-            be reached is given up; as the servers were told.
+        timeout: Seconds for all of that.
+        network_timeout: Longest outage of the network in seconds; the same as on the servers.
 
     Raises:
         UsageError: This process has joined already.

@@ -100,8 +100,8 @@ class RemoteDistDataset:
             local rank 0 fetches ids and labels, and the others map the same memory.
         mp_barrier: A barrier of these processes. All of them have to make the same fetches.
         timeout: Seconds that each ``fetch_*`` may take.
-        reconnect_timeout: Seconds that a storage server without a replica may be away meanwhile,
-            killed and started again. 0: a lost one is an error at once.
+        reconnect_timeout: Longest absence in seconds of a storage server without a replica. 0: a
+            lost server is an error at once.
 
     Raises:
         ConfigError: A value cannot work.
@@ -216,9 +216,8 @@ class RemoteDistDataset:
     ) -> dict[int, Tensor]:
         """Return ``{server_rank: ids}``: the share of one compute rank.
 
-        Whole servers are handed out contiguously, as in GiGL: of 4 servers, rank 0 of 2 has all
-        ids of servers 0 and 1, and none of the others. A server is cut only where counts do not
-        fit: of 3 servers, rank 0 of 2 has server 0 and the first half of server 1.
+        It deals out whole servers contiguously, as GiGL does: of 4 servers, rank 0 of 2 has all ids
+        of servers 0 and 1. Of 3 servers, rank 0 of 2 has server 0 and the first half of server 1.
 
         Args:
             rank: Whose share (a process, or in GiGL's scripts a machine); None, with

@@ -114,7 +114,7 @@ class Attendance:
         # what it has seen came from the server before this one
         if member is None and seen > 0:
             raise PeerError(
-                "this storage server was started anew and does not know this process: start the "
+                "this storage server was restarted and does not know this process: start the "
                 "job again"
             )
         return member

@@ -18,7 +18,7 @@ from gigl_loader.errors import (
     PeerLostError,
     PeerTimeoutError,
 )
-from gigl_loader.remote.compact import NOBODY, NOWHERE, Addresses, Runs
+from gigl_loader.remote.requests import NOBODY, NOWHERE, Addresses, Runs
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, End, Security
 
@@ -177,7 +177,7 @@ def hear(caller: Caller, join: Join, on_news: Callable[[News], None]) -> GiglLoa
     try:
         while True:
             # no deadline: nothing new may happen for the whole job. A server that is gone or silent
-            # ends this wait all the same, as the caller gives it up
+            # ends this wait anyway, as the caller gives it up
             news = caller.ask("watch", Watch(join, seen), News).wait()
             seen = news.number
             on_news(news)

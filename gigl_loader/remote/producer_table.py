@@ -16,9 +16,8 @@ from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, ProtocolError, UsageError
 from gigl_loader.options import CustomSamplerOptions, FeatureStoreOptions
-from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.remote.membership import MOST_RANKS
-from gigl_loader.remote.requests import ProducerRequest
+from gigl_loader.remote.requests import NOBODY, ProducerRequest, Runs
 from gigl_loader.remote.shared import SharedProducer
 
 _MOST_REQUESTS = 4096
@@ -184,8 +183,8 @@ def check_leave(options: Any, allowed: Sequence[str], server: int) -> None:
     # with the dot: leave for `mine.samplers` is none for `mine.samplers_of_others`
     if not any(path == one or path.startswith(f"{one}.") for one in allowed):
         raise ConfigError(
-            f"storage server {server} has no leave to import the {what} {path!r}: start it with "
-            f"--allow-samplers {path.rpartition('.')[0]}, or "
+            f"storage server {server} has no permission to import the {what} {path!r}: start it "
+            f"with --allow-samplers {path.rpartition('.')[0]}, or "
             "init_storage_process(allow_samplers=[...]); nothing was started"
         )
 
@@ -236,7 +235,7 @@ def check_columns(config: SamplingConfig, view: PartitionView) -> None:
     # one type with weights suffices, others are drawn uniformly; edge ids are a column of the batch
     # for each type
     if config.with_weight and all(one.weights is None for one in walked.values()):
-        raise ConfigError(f"edge types {list(walked)} have no weights, which were asked for")
+        raise ConfigError(f"edge types {list(walked)} have no weights, which were requested")
     missing = [name for name, one in walked.items() if not one.has_edge_ids]
     if config.with_edge and missing:
-        raise ConfigError(f"edge types {missing} have no edge_ids, which were asked for")
+        raise ConfigError(f"edge types {missing} have no edge_ids, which were requested")

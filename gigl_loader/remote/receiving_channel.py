@@ -24,10 +24,9 @@ from gigl_loader.message import Attempt, Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
 from gigl_loader.remote.batch_transfer import BatchFetcher
 from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.connection import result_of
 from gigl_loader.remote.payload import BufferPool
-from gigl_loader.remote.requests import EpochRequest, FetchAnswer
+from gigl_loader.remote.requests import EpochRequest, FetchAnswer, Runs
 from gigl_loader.remote.storage_cluster import Cluster, raise_if_broken
 from gigl_loader.workers.schedule import BatchStream
 
@@ -244,7 +243,7 @@ class RemoteReceivingChannel(ChannelBase):
                 if ticket.batch != wanted or not fetcher.stream.arrived(ticket, received):
                     raise ProtocolError(
                         f"{fetcher.name} sent batch {ticket.batch} of epoch {ticket.epoch}, which "
-                        "was not asked for"
+                        "was not requested"
                     )
                 self._num_waiting += 1
                 if not self._in_order:

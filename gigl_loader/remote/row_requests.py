@@ -282,7 +282,7 @@ class ComingRows:
             self._future.result(self._timeout_s)
         except FutureTimeoutError as error:
             raise PeerTimeoutError(
-                "rows that were asked for did not come in time: a storage server is stopped, or "
+                "requested rows did not come in time: a storage server is stopped, or "
                 "the network is slow; look at the servers' logs, or raise `timeout`"
             ) from error
         return RowsAnswer(self._rows)

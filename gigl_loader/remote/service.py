@@ -33,7 +33,6 @@ from gigl_loader.memory.same_host import HostMark, Mark
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import EpochOptions, SamplerOptions
 from gigl_loader.remote.calls import calls_of, served
-from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.membership import MOST_RANKS
 from gigl_loader.remote.metrics import ServerCounts
 from gigl_loader.remote.partition_answers import PartitionAnswers
@@ -45,7 +44,7 @@ from gigl_loader.remote.producer_table import (
     check_request,
     check_workers,
 )
-from gigl_loader.remote.requests import EpochRequest, FetchRequest, ProducerRequest
+from gigl_loader.remote.requests import EpochRequest, FetchRequest, ProducerRequest, Runs
 from gigl_loader.remote.shared import THIS_PROCESS, Clients, SharedProducer
 from gigl_loader.sizes import parse_size
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
@@ -84,7 +83,7 @@ class DistServer(PartitionAnswers):
         server_rank: This server among the storage servers.
         num_servers: How many there are.
         host: The address of this machine, on which ports are looked for.
-        security: Who may ask the sampling workers.
+        security: Authentication of those who call the sampling workers.
         allow_samplers: Packages, modules or classes that clients may name as samplers.
         meet: Returns a rendezvous with other servers, given a name for it, a timeout in seconds
             and the servers that meet. None: this server is alone.
@@ -166,7 +165,7 @@ class DistServer(PartitionAnswers):
             if entry.shared is None:
                 raise PeerTimeoutError(
                     f"storage server {self.server_rank}: the producer of worker key "
-                    f"{worker_options.worker_key!r}, which another process asked for, is not up"
+                    f"{worker_options.worker_key!r}, which another process requested, is not up"
                 )
             return entry.id
         try:
@@ -516,7 +515,7 @@ class DistServer(PartitionAnswers):
     def get_free_ports(self, num_ports: int) -> list[int]:
         """Return ports that are free on this server at this moment."""
         if not 0 <= num_ports <= MOST_RANKS:
-            raise ConfigError(f"{num_ports} ports were asked for, at most {MOST_RANKS} are told")
+            raise ConfigError(f"{num_ports} ports were requested, at most {MOST_RANKS} are told")
         return free_ports(num_ports, self._host)
 
     @served

@@ -221,8 +221,8 @@ def tables_of(
     least = min(2 * segment_bytes(tables(0.0)), segment_bytes(tables(1.0)))
     if found and size < least:
         _log.warning(
-            "remote_cache of %d bytes keeps %d of %d rows of other machines, as finding them takes "
-            'most of it: the smallest useful size here is "%dMB"',
+            "remote_cache of %d bytes keeps %d of %d rows of other machines, since their index "
+            'takes most of it: the smallest useful size here is "%dMB"',
             size, sum(table.capacity for table in found.values()),
             sum(remote[owner] for owner in found), -(-least // 10**6),
         )  # fmt: skip

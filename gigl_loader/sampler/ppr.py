@@ -276,7 +276,7 @@ def merged(channels: Sequence[Top], targets: Sequence[int]) -> Top:
 def target_counts(ratios: Sequence[float], most: int) -> list[int]:
     """Return positions of each channel: ``ratios`` of ``most``, largest remainders rounded up."""
     exact = np.asarray(ratios) * most
-    # 0.29 * 100 is 28.999...: a whole number that floats miss by a little is one all the same.
+    # 0.29 * 100 is 28.999...: a whole number that floats miss by a little is one anyway.
     counts = np.floor(exact + 1e-9).astype(np.int64)
     remainders = exact - counts
     for channel in np.argsort(-remainders, kind="stable")[: most - int(counts.sum())]:

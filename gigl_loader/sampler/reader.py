@@ -102,7 +102,7 @@ class LocalReader:
             kernels.gather(adjacency.edge_ids, offsets, edge_ids)
             return edge_ids
         if adjacency.first_edge is None:
-            raise ProtocolError(f"edge ids of {draw.edge_type} were asked for, none are kept")
+            raise ProtocolError(f"edge ids of {draw.edge_type} were requested, none are kept")
         return offsets + adjacency.first_edge
 
     def _draw_offsets(
@@ -189,12 +189,12 @@ class LocalReader:
         _check_ids(request.nodes)
         draw = request.draw
         if draw.edge_type not in self._view.adjacency:
-            raise ProtocolError(f"neighbours by {draw.edge_type} were asked for, an unknown type")
+            raise ProtocolError(f"neighbours by {draw.edge_type} were requested, an unknown type")
         if not (-1 <= draw.fanout < 1 << 31 and 0 <= draw.key < 1 << 64):
             raise ProtocolError(f"fanout {draw.fanout} with key {draw.key} is out of range")
         asked = request.asked
         if draw.timed and (draw.edge_type not in self._view.times or asked is None):
-            raise ProtocolError(f"neighbours by time were asked for, {draw.edge_type} has no times")
+            raise ProtocolError(f"neighbours by time were requested, {draw.edge_type} has no times")
         if asked is not None and not asked.fits(request.nodes.size, draw.timed):
             raise ProtocolError(f"trees and times must be int64, one for each node: {asked}")
         return self.draw(draw, request.nodes, asked)
@@ -224,7 +224,7 @@ class LocalReader:
         kind, ids = request.kind, request.ids
         rows = matrix_asked(self._view, request)
         if rows is None and not (kind == DEGREES and request.name in self._view.adjacency):
-            raise ProtocolError(f"{kind!r} of {request.name!r} were asked for, none are")
+            raise ProtocolError(f"{kind!r} of {request.name!r} were requested, none are")
         part = self.part(DEGREES, request.name, ids) if rows is None else part_of(rows, ids)
         dtype = "int64" if rows is None else rows.dtype
         return dtype, (ids.size, *part[0].shape[1:]), lambda out: gather_rows([part], out)
@@ -444,7 +444,7 @@ def _rows_of(adjacency: Adjacency[Array], ids: Array) -> Array:
     at: Array = adjacency.locate(ids)
     if at.size and at.min() < 0:
         raise ProtocolError(
-            f"edges of node {ids[at.argmin()]} were asked for, where the first is "
+            f"edges of node {ids[at.argmin()]} were requested, where the first is "
             f"{adjacency.first_row}"
         )
     return at

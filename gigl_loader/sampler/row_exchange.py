@@ -69,7 +69,7 @@ def split_by_owner(book: Book[Array], ids: Array, num_partitions: int) -> Split:
     # owner past the last one, for whom the kernel would count beyond ``sizes``
     if ids.size and not 0 <= ids.min() <= ids.max() < book.num_ids:
         raise ProtocolError(
-            f"ids {ids.min()} to {ids.max()} were asked for, where there are {book.num_ids}"
+            f"ids {ids.min()} to {ids.max()} were requested, where there are {book.num_ids}"
         )
     order, sizes = np.empty(ids.size, np.int64), np.empty(num_partitions, np.int64)
     kernels.group_by_owner(book.owner(ids), order, sizes)
@@ -139,7 +139,7 @@ def located(rows: Rows[Array], ids: Array) -> Array:
         # -1 would be found, at the end of the index, and be the row of another id
         if at.size and not 0 <= at.min() <= at.max() < end:
             raise ProtocolError(
-                f"rows of ids {ids.min()} to {ids.max()} were asked for, where there are only "
+                f"rows of ids {ids.min()} to {ids.max()} were requested, where there are only "
                 f"{rows.first} to {rows.first + end - 1}"
             )
         read_ahead.want(rows.index, at)
@@ -177,7 +177,7 @@ def gather_rows(parts: Sequence[Part], out: Array) -> None:
         wrong = kernels.row_addresses(rows, row_bytes, start, values.shape[0], to, addresses)
         if wrong >= 0:
             raise ProtocolError(
-                f"row {rows[wrong]} of a matrix with {values.shape[0]} rows was asked for"
+                f"row {rows[wrong]} of a matrix with {values.shape[0]} rows was requested"
             )
         read_ahead.want(values, rows)
     # There is no word of 2 bytes: such rows are copied by bytes, and there is one kernel less.

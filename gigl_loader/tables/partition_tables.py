@@ -68,54 +68,51 @@ def partition_tables(
     order: str = "ids",
     edge_rows: bool = False,
 ) -> Report:
-    """Write the graph in some tables as partitions below ``root``; tables may exceed memory.
+    """Write the graph of some tables as partitions below ``root``; tables may exceed memory.
 
-    Ids become numbers: partition by partition, in the order of the tables. `DistDataset` gives the
-    ids back (``to_original``). A run that was killed goes on where it was if it is called again
-    with the same arguments; the directory appears when it is complete. The same tables and
-    arguments give the same bytes.
+    Ids become numbers: partition by partition, in the order of the tables;
+    ``DistDataset.to_original`` maps them back. A killed run continues when it is called again with
+    the same arguments; the directory appears when it is complete. The same tables and arguments
+    give the same bytes.
 
     Args:
         nodes: A `NodeTable`, or of a heterogeneous graph a dict of them by node type.
-        edges: An `EdgeTable`, or several (one that is walked, others with ``supervision``), or a
-            dict of those by edge type.
+        edges: An `EdgeTable`, or several (one to sample, others with ``supervision``), or a dict of
+            those by edge type.
         num_partitions: 1 to 1024.
-        root: Where to write: a path that does not exist, or an empty directory.
+        root: Directory to write: a path that does not exist, or an empty directory.
         method: ``"contiguous"``: equal runs of rows; ``"random"``: each row by itself;
             ``"column"``: as a column says; ``"ldg"``: few edges between partitions, edges read
             from disk; ``"metis"``: fewer, where the graph fits into memory.
         edge_dir: An edge goes to the owner of its destination (``"in"``) or its source (``"out"``).
         seed: For ``"random"`` and ``"metis"``.
-        memory: What the process may use, in bytes, or as ``"4GB"`` (10^9) or ``"4GiB"`` (2^30).
-            What does not fit is spilled.
-        scratch: A directory for that, and for the state of the run. None: beside ``root``.
+        memory: Memory limit of the process, in bytes, or as ``"4GB"`` (10^9) or ``"4GiB"`` (2^30).
+            Other data is spilled to ``scratch``.
+        scratch: A directory for spilled data and the state of the run. None: beside ``root``.
         threads: Of the engine. None: one for each CPU.
-        drop_dangling: Leave edges out of which an end is no node, instead of an error.
-        overwrite: Replace partitions that are at ``root``, and what a killed run with other
-            tables or settings left beside it.
+        drop_dangling: Leave out edges to unknown nodes, instead of an error.
+        overwrite: Replace partitions at ``root``, and unfinished work of a run with other tables or
+            settings.
         progress: Show rows, rows/s and time left for each stage on stderr.
-        format: ``"mapped"``: our own; ``"glt"``: graphlearn-torch's, which its own classes read
-            too. That one has a partition in memory at a time, and a book of 8 bytes an edge.
-        engine: ``"duckdb"``: in this process; ``"ray"``: joins and sorts are the same functions as
-            tasks of a Ray cluster, each with ``threads`` and ``memory``, several at a time. Files
-            of tables, ``root`` and ``scratch`` must then be on a file system that all nodes share.
-        time_attr: An attribute of nodes that loaders are to sample by, as in `partition_graph`:
-            ``"time"`` for the column that ``NodeTable.time`` names. Edges then keep the times of
-            neighbours of other partitions.
-        order: How rows of features, labels and attributes of nodes lie in a partition, as in
-            `partition_graph`: ``"ids"``, or ``"degree"``: those that most edges lead to first, so
-            that batches touch fewer pages of a disk. Ids and batches are the same. Rows are
-            written twice, to ``scratch`` and from there to ``root``.
-        edge_rows: Keep the row that each edge had in its table, so that
-            ``dataset.to_table_rows(batch.e_id)`` gives it. Takes 8 bytes for each edge, once for
-            all partitions, beside the 4 of its neighbour; and 8 more of scratch.
+        format: ``"mapped"``: our own; ``"glt"``: that of graphlearn-torch's own classes, which
+            needs a partition in memory, and 8 bytes per edge of the graph.
+        engine: ``"duckdb"``: in this process; ``"ray"``: joins and sorts run as tasks of a Ray
+            cluster, each with ``threads`` and ``memory``. All nodes must share the file system of
+            tables, ``root`` and ``scratch``.
+        time_attr: A node attribute to sample by, as in `partition_graph`: ``"time"`` for the column
+            that ``NodeTable.time`` names.
+        order: Order of the rows of nodes in a partition, as in `partition_graph`: ``"ids"`` or
+            ``"degree"``. With ``"degree"`` rows are written twice, to ``scratch`` and from there to
+            ``root``.
+        edge_rows: Keep the table row of each edge, for ``dataset.to_table_rows(batch.e_id)``. It
+            takes 8 bytes per edge, and 8 more in ``scratch``.
 
     Returns:
         Sizes and the edge cut; also written as ``report.json`` and ``report.svg``.
 
     Raises:
-        ConfigError: An argument, a file or a row of a table cannot work: the message says which.
-        UsageError: Memory or disk are too small; what is done is kept. Or another process is
+        ConfigError: An argument, a file or a row of a table cannot work; the message names it.
+        UsageError: Memory or disk are too small; finished work is kept. Or another process is
             writing to ``root`` or ``scratch``.
     """
     began = time.monotonic()
@@ -222,8 +219,8 @@ def _check_fits(report: Report, limit: int) -> None:
     need = _GLT_COPIES * max(part.nbytes for part in report.parts) + 8 * edges
     if need > limit:
         raise UsageError(
-            f'format="glt" has a whole partition in memory and needs about {need / 1e9:.1f} GB of '
-            f"it, memory is {limit / 1e9:.1f} GB: call again with more memory to go on, or with "
+            f'format="glt" keeps a whole partition in memory and needs about {need / 1e9:.1f} GB, '
+            f"memory is {limit / 1e9:.1f} GB: call again with more memory, or with "
             'format="mapped"'
         )
 

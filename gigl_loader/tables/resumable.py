@@ -175,10 +175,10 @@ class ResumableJob:
             raise UsageError(
                 f"{limit / 1e6:.0f} MB for the engine are too few, or {spill} is full: "
                 f"{str(error).splitlines()[0]}; call again with more memory, or with free space "
-                "there, to go on"
+                "there, to continue"
             ) from error
         except duckdb.IOException as error:
-            raise UsageError(f"{error}; call again to go on where it was") from error
+            raise UsageError(f"{error}; call again to continue") from error
         finally:
             connection.close()
             shutil.rmtree(spill, ignore_errors=True)
@@ -293,7 +293,7 @@ def run_tasks(
                 yield positions.pop(one), _result(ray, one)
             # Nodes may have left since tasks began. Ray would wait for new ones without a word.
             if not done and not _fits(ray, memory, threads):
-                raise UsageError(f"{_too_small(ray, memory, threads)}; call again to go on")
+                raise UsageError(f"{_too_small(ray, memory, threads)}; call again to continue")
     finally:  # of an error of one, or where who takes results stops: nothing is left otherwise
         _end(ray, list(positions))
 
@@ -322,7 +322,7 @@ def _result(ray: Any, task: Any) -> Any:
         # The task's own error, of our classes: callers tell by it what may go on, and what to undo.
         raise error.cause from error
     except ray.exceptions.RayError as error:
-        raise UsageError(f"a task of Ray was lost: {error}; call again to go on") from error
+        raise UsageError(f"a task of Ray was lost: {error}; call again to continue") from error
 
 
 def _nodes(ray: Any) -> list[Any]:

@@ -55,7 +55,7 @@ class NodeTable:
     that of the columns, and float32 for float64, which fractions in CSV and Python's own floats
     are: models compute in float32."""
     label: Columns = None
-    """One column of numbers, or several. A node without a label needs a number that is none: -1."""
+    """One column of numbers, or several; use -1 for unlabelled nodes."""
     split: str | None = None
     """A column with ``"train"``, ``"val"`` (or ``"valid"``, ``"validation"``), ``"test"``, or
     nothing."""
@@ -132,7 +132,7 @@ def read_graph(nodes: Nodes, edges: Edges) -> TableGraph:
         for one in [tables] if isinstance(tables, EdgeTable) else list(tables):
             _add_edges(found, edge_type, one)
     if not found.walked:
-        raise ConfigError("there is no table of edges but supervision: give edges to be walked")
+        raise ConfigError("all tables of edges are supervision: give edges to sample")
     return found
 
 

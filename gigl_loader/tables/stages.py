@@ -95,7 +95,7 @@ class Run:
         if changed:
             raise ConfigError(
                 f"the tables have changed since the run began: {', '.join(changed[:3])}"
-                f"{'...' if len(changed) > 3 else ''}; what was done is removed: run again when "
+                f"{'...' if len(changed) > 3 else ''}; unfinished work is removed: run again when "
                 "nothing writes to them"
             )
 

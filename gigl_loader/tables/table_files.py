@@ -126,7 +126,7 @@ class Table:
         except ImportError as error:
             raise ConfigError(
                 f"{path} needs a file system that is not installed ({error}): install fsspec and "
-                "what it asks for, or copy the files to a disk"
+                "its requirements, or copy the files to a disk"
             ) from error
         files: Any = self.filesystem
         if files.isdir(inner):

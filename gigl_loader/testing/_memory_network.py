@@ -64,7 +64,7 @@ class Clock:
                 function()
             else:
                 break
-        # nothing is left to happen: time passes all the same, as for who waits with a timeout
+        # nothing is left to happen: time passes anyway, as for who waits with a timeout
         if not done() and until < math.inf:
             self.now = max(self.now, until)
 

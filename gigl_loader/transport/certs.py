@@ -130,7 +130,7 @@ def in_memory(pem: bytes) -> Iterator[str]:
 def _issue(
     work: Path, name: str, days: float, issuer: Path | None, hosts: Sequence[str] = ()
 ) -> tuple[bytes, bytes]:
-    """Return a certificate and its key as PEM texts.
+    """Return a certificate and its key as PEM strings.
 
     Args:
         work: Folder for what ``openssl`` reads and writes.

@@ -122,7 +122,8 @@ def read_header(data: bytes | bytearray) -> tuple[str, msgspec.Raw, list[Incomin
         header = _headers.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         words = one_line(str(error))
-        raise ProtocolError(f"what came is not a message of this version: {words}") from error
+        text = f"the received bytes are not a message of this version: {words}"
+        raise ProtocolError(text) from error
     return header.method, header.body, [_spec(code, shape) for code, shape in header.specs]
 
 
@@ -157,7 +158,9 @@ def decode(body: msgspec.Raw, arrays: Sequence[Array], expected: type[T]) -> T:
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         name = getattr(expected, "__name__", str(expected))
         # msgspec shows what came in place of a name that it knows
-        raise ProtocolError(f"what came is not a {name}: {one_line(str(error))}") from error
+        raise ProtocolError(
+            f"the received value is not a {name}: {one_line(str(error))}"
+        ) from error
     if missing:
         raise ProtocolError(f"{len(missing)} arrays came that nothing names")
     return value

@@ -218,7 +218,9 @@ class Listener:
                     self._say_alive()
             except Exception:  # nothing that one caller does may end this thread
                 if not self.closed:
-                    _log.exception("%s: accepting failed; it goes on", self.name)
+                    _log.exception(
+                        "%s: could not accept a connection; the listener continues", self.name
+                    )
                     time.sleep(0.1)
         self._release()
 

@@ -58,7 +58,7 @@ class Reply(Generic[T]):
             return _checked(self._into(specs), specs)
         except Exception as error:  # the asker's own: only this answer fails
             self._error = error
-            # its bytes are read all the same: the next answer begins behind them
+            # its bytes are read anyway: the next answer begins behind them
             return empty_arrays(specs)
 
     def take(self, frame: Frame, where: str) -> None:

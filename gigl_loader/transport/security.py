@@ -83,7 +83,7 @@ class Security:
             insecure = _flag(os.environ.get(INSECURE_VARIABLE, ""))
         if tls_dir and insecure:
             raise ConfigError(
-                f"certificates ({tls_dir}) and --insecure were both asked for: drop one of "
+                f"certificates ({tls_dir}) and --insecure are both set: drop one of "
                 f"--tls/{TLS_DIR_VARIABLE} and --insecure/{INSECURE_VARIABLE}"
             )
         if tls_dir:
@@ -135,21 +135,21 @@ class Security:
             return
         if self.mode is Mode.USER:
             raise ConfigError(
-                f"a listener at {host} can be reached from other machines, and nothing says who "
-                f"may connect: give certificates (--tls DIR or {TLS_DIR_VARIABLE}; `gigl-loader "
-                f"certs` makes them), or a token ({TOKEN_VARIABLE}; `gigl-loader token` makes "
-                f"one), or, on a closed network, --insecure or {INSECURE_VARIABLE}=1"
+                f"a listener at {host} can be reached from other machines, and no "
+                f"authentication is set: give certificates (--tls DIR or {TLS_DIR_VARIABLE}; "
+                f"`gigl-loader certs` makes them), or a token ({TOKEN_VARIABLE}; `gigl-loader "
+                f"token` makes one), or, on a closed network, --insecure or {INSECURE_VARIABLE}=1"
             )
         weak = len(self.token) < MIN_TOKEN_BYTES or len(set(self.token)) < _MIN_DISTINCT
         if self.mode is Mode.TOKEN and weak:
             raise ConfigError(
                 f"the cluster token has {len(self.token)} characters and can be guessed; a "
-                f"listener at {host} needs 128 bits: set {TOKEN_VARIABLE} to what `gigl-loader "
-                "token` prints"
+                f"listener at {host} needs 128 bits: set {TOKEN_VARIABLE} to the output of "
+                "`gigl-loader token`"
             )
         if self.mode is Mode.INSECURE:
             _log.warning(
-                "this process listens on %s without encryption: whoever can read the network reads "
+                "this process listens on %s without encryption: anybody on the network can read "
                 "the data",
                 host,
             )

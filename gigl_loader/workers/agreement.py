@@ -184,7 +184,7 @@ class Agreement:
 
         Args:
             rendezvous: Closed here. None: this process is alone.
-            security: Who may ask workers that other machines can reach.
+            security: Authentication at workers that other machines can reach.
             towards: Address or name of the machine that all ranks can reach, rank 0's: workers
                 listen on the interface that leads there.
 
@@ -350,7 +350,7 @@ class Agreement:
             assignments: From `assignments`.
         """
         name = worker_name(self.rank, worker)
-        # none where this process is alone: the message lets the worker begin all the same
+        # none where this process is alone: the message lets the worker begin anyway
         how = (assignments.get(name), self._offers, self._ahead is not None, self.rows_apart)
         return (pipe.PEERS, name, *how), self._ahead
 

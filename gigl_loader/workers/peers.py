@@ -138,7 +138,7 @@ class Answering:
     """Answers for one partition, each caller in a thread of its own.
 
     Args:
-        access: Where to listen, and who may ask.
+        access: Address to listen on, and authentication.
         view: The partition.
         name: This worker, for logs.
         listener: Descriptor of the socket that the worker before it listened on; None: a fresh one.

@@ -305,6 +305,6 @@ def _check_script(path: Path) -> None:
     ):
         raise ConfigError(
             f"worker_init_fn is defined in {path}, which workers have to import, and which has no "
-            '`if __name__ == "__main__":`, so that each of them would run all of it again: put '
-            "what starts the job below that line, or the function into a module"
+            '`if __name__ == "__main__":`, so each of them would run all of it again: put the '
+            "start of the job below that line, or the function into a module"
         )

@@ -28,7 +28,7 @@ _SEND_TIMEOUT_S = 30.0
 _PROGRESS_S = 10.0
 _EXIT_REPORT_S = 10.0
 """How long the supervisor may take to say how a worker ended: milliseconds, where it gets to run.
-Then the worker is gone all the same, and nobody knows why."""
+Then the worker is gone anyway, and nobody knows why."""
 _STATES = {
     "T": "stopped by a signal (SIGSTOP or SIGTSTP)", "t": "stopped by a debugger",
     "D": "waiting for a disk or device", "R": "running", "S": "sleeping", "Z": "dead",

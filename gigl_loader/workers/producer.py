@@ -167,7 +167,7 @@ class DistSamplingProducer:
 
         Args:
             rendezvous: Closed by this producer. None: this process is alone.
-            security: Who may ask this producer's workers; None: as the environment says.
+            security: Authentication at this producer's workers; None: that of the environment.
 
         Raises:
             ConfigError: The dataset is one of several partitions and this process is alone, or

@@ -243,7 +243,7 @@ class StoreRendezvous(Rendezvous):
         """Return the values; or None where some are not there so far.
 
         Raises:
-            PeerError: A rank failed. What is there is taken all the same: that rank may have failed
+            PeerError: A rank failed. What is there is taken anyway: that rank may have failed
                 at a later step, which this one finds out about when it gets there.
         """
         names = [_of(key, rank) for rank in ranks]

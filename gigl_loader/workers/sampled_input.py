@@ -134,8 +134,8 @@ def check_seed_times(view: PartitionView, sampler_input: Any, time_attr: str | N
     if given is None:
         if (node_type, time_attr) not in view.node_attributes:
             raise ConfigError(
-                f"time_attr={time_attr!r} is no attribute of the seeds, nodes {node_type!r}: say "
-                "their times with input_time"
+                f"time_attr={time_attr!r} is no attribute of the seeds, nodes {node_type!r}: "
+                "give their times as input_time"
             )
         return
     rows = [*view.node_attributes.items(), *view.edge_attributes.items()]

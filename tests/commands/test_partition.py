@@ -113,9 +113,9 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("nodes: {source: a}", "must have the keys nodes and edges"),
-        ("nodes: [", "is no YAML"),
+        ("nodes: [", "is not valid YAML"),
         ("nodes: {source: a, colour: b}\nedges: {source: b}", "unknown colour"),
-        ("nodes: {user: {id: a}}\nedges: []", "nodes, user: there is no source"),
+        ("nodes: {user: {id: a}}\nedges: []", "nodes, user: source is missing"),
         ("nodes: {user: {source: a}}\nedges: [{source: b}]", "each table needs type"),
         ("nodes: {source: gone.parquet}\nedges: {source: b}", "no Parquet or CSV file at gone"),
     ],

@@ -115,5 +115,5 @@ def test_a_directory_that_was_replaced_is_not_opened_again(tmp_path: Path) -> No
     write(RING, tmp_path / "graph", seed=1, method="random")
     handle = DistDataset.load(tmp_path / "graph", 0, mmap=True).share_ipc()
     write(RING, tmp_path / "graph", seed=2, method="random")
-    with pytest.raises(ConfigError, match="written anew"):
+    with pytest.raises(ConfigError, match="rewritten"):
         DistDataset.from_ipc_handle(handle)

@@ -261,7 +261,7 @@ def test_times_survive_partitioning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "match"),
     [
-        ({"time_attr": "edge_time"}, "say their times with input_time"),
+        ({"time_attr": "edge_time"}, "give their times as input_time"),
         ({"time_attr": "edge_time", "input_time": torch.rand(40)}, "give integers"),
         ({"time_attr": "edge_time", "input_time": torch.arange(3)}, "one number for each"),
         ({"time_attr": "edge_time", "input_time": {0: torch.arange(40)}}, "dataset is local"),

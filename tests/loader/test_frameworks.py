@@ -94,11 +94,11 @@ def test_what_is_written_for_pygs_and_torchs_loaders() -> None:
         (pair, *others) = ZipLoader([loader, loader], batch_size=16)
         assert len(others) == 2
         assert [one.batch.tolist() for one in pair] == [list(range(16))] * 2
-        with pytest.raises(UsageError, match=r"no sampler of torch's.*load_state_dict\(\)"):
+        with pytest.raises(UsageError, match=r"no torch sampler: .*load_state_dict\(\)"):
             skip_first_batches(loader, 2)
         assert not hasattr(loader, "sampler")
         for workers in (0, 1):
-            with pytest.raises(UsageError, match="iterate over it as it is, it has workers of its"):
+            with pytest.raises(UsageError, match="iterate over it, it has its own workers"):
                 next(iter(DataLoader(loader, num_workers=workers)))
         with pytest.raises(UsageError, match=r"was built in another process.*fork") as caught:
             next(iter(DataLoader(_Wrapped(loader), batch_size=None, num_workers=1)))

@@ -32,7 +32,7 @@ def test_a_loader_that_was_broken_off_goes_on_where_it_was() -> None:
         loader.set_epoch(0)
         batches = iter(loader)
         taken = [batch_digest(next(batches)) for _ in range(4)]
-        with pytest.raises(UsageError, match=r"under way.*state_dict\(\)"):
+        with pytest.raises(UsageError, match=r"during an epoch.*state_dict\(\)"):
             replay(loader, 0, 1)
         state = loader.state_dict()
         del batches

@@ -60,7 +60,7 @@ def test_pushes_start_where_the_loaders_own_sampler_would() -> None:
 @pytest.mark.parametrize(
     ("options", "schema", "how", "words"),
     [
-        ({}, PLAIN, {"with_weight": True}, "with_weight=True does not go with"),
+        ({}, PLAIN, {"with_weight": True}, "with_weight=True cannot be combined with"),
         ({}, PLAIN, {"disjoint": True}, "no trees, times or hops"),
         ({"include_sampled_edges": True}, PLAIN, {}, "for heterogeneous graphs"),
         ({"typed_channel_ratios": {LABELED: 1.0}}, TYPED, {}, r"can be walked are \[.*buys.*knows"),

@@ -7,7 +7,7 @@ from device_questions import KEYS, Question, questions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigl_loader.on_device.kernels import DeviceLabels, Kernels
+from gigl_loader.on_device.device_kernels import DeviceLabels, Kernels
 from gigl_loader.on_device.torch_kernels import TorchKernels
 from gigl_loader.on_device.torch_numbers import mix, signed
 from gigl_loader.on_device.warp_kernels import WarpKernels

@@ -223,10 +223,10 @@ def test_answers_of_an_epoch_that_was_broken_off_are_dropped(make: Make) -> None
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (FetchAnswer(_batch(9), False), "batch 9 of epoch 0, which was not asked for"),
-        (FetchAnswer(_batch(1), False), "batch 1 of epoch 0, which was not asked for"),
-        (FetchAnswer(_batch(0, 7), False), "batch 0 of epoch 0, which was not asked for"),
-        (FetchAnswer(_batch(0, serial=9), False), "batch 0 of epoch 0, which was not asked for"),
+        (FetchAnswer(_batch(9), False), "batch 9 of epoch 0, which was not requested"),
+        (FetchAnswer(_batch(1), False), "batch 1 of epoch 0, which was not requested"),
+        (FetchAnswer(_batch(0, 7), False), "batch 0 of epoch 0, which was not requested"),
+        (FetchAnswer(_batch(0, serial=9), False), "batch 0 of epoch 0, which was not requested"),
         (FetchAnswer(_batch(0), True), "ended epoch 0 with 1 batches to come"),
         (FetchAnswer(None, False), "ended epoch 0 with 2 batches to come"),
         (FetchAnswer(_batch(0, layout=[("x", "float32", (2,), -8)]), False), "at byte -8"),

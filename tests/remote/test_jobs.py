@@ -167,7 +167,7 @@ def test_who_was_given_up_is_told_so_and_a_stranger_that_the_server_is_new(
     attendance, member, _ = here
     assert attendance.find(member.session, 5) is member
     assert attendance.find("another", 0) is None
-    with pytest.raises(PeerError, match="was started anew and does not know this process"):
+    with pytest.raises(PeerError, match="was restarted and does not know this process"):
         attendance.find("another", 5)
     assert attendance.left(member)
     assert not attendance.left(member), "that was done"

@@ -42,7 +42,7 @@ def test_only_what_was_allowed_is_imported() -> None:
         check_leave(CustomSamplerOptions(path), allowed, 1)
     check_leave(None, allowed, 1)
     for path in ("mine.samplers_of_others.Sampler", "os.system"):
-        with pytest.raises(ConfigError, match=f"server 1 has no leave to import.*{path}"):
+        with pytest.raises(ConfigError, match=f"server 1 has no permission to import.*{path}"):
             check_leave(CustomSamplerOptions(path), allowed, 1)
 
 

@@ -201,6 +201,6 @@ def test_a_wait_has_a_deadline() -> None:
     cluster.go_on.clear()
     with (
         _questions(cluster, timeout_s=0.05) as questions,
-        pytest.raises(PeerTimeoutError, match="rows that were asked for did not come in time"),
+        pytest.raises(PeerTimeoutError, match="requested rows did not come in time"),
     ):
         _ask(questions, (4, TABLE))[0].wait()

@@ -34,7 +34,7 @@ class _Told(logging.Handler):
         self._start, self._count = start, 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "the epoch goes on" in record.getMessage():
+        if "the epoch continues" in record.getMessage():
             Path(f"{self._start} {self._count}").touch()
             self._count += 1
 

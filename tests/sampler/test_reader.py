@@ -378,7 +378,7 @@ def test_questions_for_nodes_before_the_first(node: int, first_row: int) -> None
     for how in ({}, {"with_weight": True}, {"replace": True}, {"labor": True}):
         with pytest.raises(ProtocolError, match=f"where the first is {first_row}"):
             store.answer_draw(DrawRequest(Draw(EDGE, 2, 1, **how), nodes))
-    with pytest.raises(ProtocolError, match=f"edges of node {nodes[1]} were asked for"):
+    with pytest.raises(ProtocolError, match=f"edges of node {nodes[1]} were requested"):
         store.answer_rows(RowsRequest("degrees", EDGE, nodes))
     past = np.array([first_row + 4, 2**62])
     assert store.answer_draw(DrawRequest(Draw(EDGE, 2, 1), past)).counts.tolist() == [0, 0]

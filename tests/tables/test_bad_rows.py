@@ -87,7 +87,7 @@ def test_nulls_are_refused_where_dangling_edges_are_left_out(tmp_path: Path) -> 
         ({"memory": "4 apples"}, "such as \"4GB\""),
         ({"memory": "1MB"}, "at least 300 MB"),
         ({"nodes": "nodes.parquet"}, "must be a NodeTable"),
-        ({"edges": EdgeTable("edges", supervision="positive")}, "give edges to be walked"),
+        ({"edges": EdgeTable("edges", supervision="positive")}, "give edges to sample"),
         ({"nodes": NodeTable("no/such/file.parquet")}, "no Parquet or CSV file at no/such"),
         ({"edges": {("a", "to", "b"): EdgeTable("x")}}, "'a', of which there is no table"),
     ],

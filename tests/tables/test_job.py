@@ -102,7 +102,7 @@ def test_an_engine_leaves_no_spill_and_says_what_to_do(tmp_path: Path) -> None:
     job = _job(tmp_path)
     for error, text in (
         (duckdb.OutOfMemoryException("failed to pin\nmore"), r"too few.*failed to pin; call again"),
-        (duckdb.IOException("disk full"), "disk full; call again to go on"),
+        (duckdb.IOException("disk full"), "disk full; call again to continue"),
     ):
         with pytest.raises(UsageError, match=text):
             _fail(job, error)

@@ -48,7 +48,7 @@ def test_several_types_keep_their_order_and_labels_have_types_of_their_own() -> 
      (EDGES, EDGES, WrongTypeError, "must be a NodeTable, got EdgeTable"),
      (NODES, [NODES], WrongTypeError, "must be a EdgeTable, got NodeTable"),
      (NODES, [EDGES, EDGES], ConfigError, "two tables of"),
-     (NODES, EdgeTable("e", supervision="positive"), ConfigError, "give edges to be walked"),
+     (NODES, EdgeTable("e", supervision="positive"), ConfigError, "give edges to sample"),
      (NODES, [EDGES, EdgeTable("e", supervision=MAYBE)], ConfigError, "got 'maybe'"),
      (NODES, [EDGES, EdgeTable("e", supervision="positive", time="t")], ConfigError, "leave them"),
      ({"a/b": NODES}, {}, ConfigError, "'a/b' cannot be the name of a file"),

@@ -16,7 +16,7 @@ from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
 from gigl_loader.message import BatchTicket
-from gigl_loader.on_device.kernels import DeviceDraw, DeviceLabels, Kernels
+from gigl_loader.on_device.device_kernels import DeviceDraw, DeviceLabels, Kernels
 from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
 from gigl_loader.sampler.expansion import draw_of
 from gigl_loader.sampler.plan import SamplingPlan
