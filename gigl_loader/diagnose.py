@@ -23,9 +23,8 @@ from typing import NamedTuple
 import gigl_loader
 from gigl_loader._gloo import VARIABLE, interface_needed
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.footprint import Footprint
 from gigl_loader.memory import segments
-from gigl_loader.system import meminfo, number_in, usable_cpus
+from gigl_loader.system import Footprint, meminfo, number_in, usable_cpus
 from gigl_loader.transport import own_address, sockets
 
 _GIB = 2**30

@@ -419,8 +419,14 @@ class CacheOptions:
     many as decide what to keep."""
 
     @classmethod
-    def of(cls, remote_cache: int | str | None) -> "CacheOptions | None":
+    def of(
+        cls, remote_cache: int | str | None, name: str = "remote_cache"
+    ) -> "CacheOptions | None":
         """Return the options for what a user gave: ``"2GB"``, ``"20%"``, bytes; None: no cache.
+
+        Args:
+            remote_cache: The size.
+            name: The keyword, for errors.
 
         Raises:
             ConfigError: Neither a size nor a share.
@@ -429,18 +435,16 @@ class CacheOptions:
             return None
         # 0.2 could be a share or a number of bytes: the share is written "20%", and floats refused
         if isinstance(remote_cache, str) and remote_cache.strip().endswith("%"):
-            return cls(size=_share(remote_cache))
-        size = parse_size(remote_cache, "remote_cache", also=', or a share such as "20%"')
+            return cls(size=_share(remote_cache, name))
+        size = parse_size(remote_cache, name, also=', or a share such as "20%"')
         return cls(size=size)
 
 
-def _share(text: str) -> float:
+def _share(text: str, name: str) -> float:
     try:
         share = float(text.strip()[:-1]) / 100
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise ConfigError(
-            f"remote_cache as a share must be above 0% and at most 100%, got {text!r}"
-        )
+        raise ConfigError(f"{name} as a share must be above 0% and at most 100%, got {text!r}")
     return share

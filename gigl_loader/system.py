@@ -1,7 +1,18 @@
-"""Facts that the kernel tells of this machine and its processes: CPUs, memory, states."""
+"""What the kernel tells of this machine and its processes: CPUs, memory, states, leftovers."""
 
+import contextlib
 import os
+import re
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
+
+_SHM = Path("/dev/shm")
+_LISTEN = "0A"  # the state of a listening socket in /proc/net/tcp
+_POLL_S = 0.02
+IGNORED: set[str] = set()
+"""Names in ``/proc/<pid>/comm`` of processes that are not counted, nor what is below them."""
 
 
 def usable_cpus() -> int:
@@ -73,3 +84,165 @@ def read_stat(pid: int) -> list[str] | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+
+
+# --- what processes leave behind ------------------------------------------------------------------
+
+
+@dataclass
+class Footprint:
+    """Processes, listening ports and named shared memory of processes, as seen while they lived.
+
+    Processes are told apart by pid and start time, so that a pid used again is no leftover. A
+    process that has ended and that nobody has waited for counts as gone.
+    """
+
+    pids: dict[int, str] = field(default_factory=dict)
+    """Start time by pid."""
+    sockets: set[str] = field(default_factory=set)
+    """Inodes of listening TCP sockets."""
+    others: frozenset[int] = frozenset()
+    """Processes that are not looked at, nor what is below them: they were there before."""
+
+    @classmethod
+    def below(cls, pid: int | None = None, *, itself: bool = False) -> "Footprint":
+        """Return what all processes below ``pid`` (None: this one) hold right now.
+
+        Args:
+            pid: Root of the tree.
+            itself: Include ``pid``.
+        """
+        found = cls()
+        root = os.getpid() if pid is None else pid
+        found.look(root, itself=itself)
+        return found
+
+    def look(self, pid: int, *, itself: bool = False) -> None:
+        """Add what the processes below ``pid`` hold right now."""
+        pids = _descendants(pid, self.others) + ([pid] if itself else [])
+        # the start time now: later the pid may be another process's
+        for one in pids:
+            started = _start_time(one)
+            if started is not None:
+                self.pids[one] = started
+        # sockets that only listen count: others end with their process, and are many
+        self.sockets |= _listening() & {i for one in pids for i in _socket_inodes(one)}
+
+    def alive(self) -> list[int]:
+        """Return the pids of the processes that still run."""
+        return [pid for pid, started in self.pids.items() if _start_time(pid) == started]
+
+    def leftovers(self) -> list[str]:
+        """Return in words what is still there."""
+        found = [f"process {pid} ({_command(pid)})" for pid in self.alive()]
+        found += [f"listening socket (inode {inode})" for inode in self.sockets & _listening()]
+        # by name: a segment in /dev/shm outlives whoever made it
+        found += [f"{_SHM / name}" for name in _shared_memory_of(self.pids)]
+        found += [f"System V segment of process {pid}" for pid in _sysv_creators() & set(self.pids)]
+        return found
+
+    def check_gone(self, timeout: float = 120.0) -> None:
+        """Wait until nothing is left.
+
+        Raises:
+            AssertionError: Something still is after ``timeout`` seconds; names it.
+        """
+        deadline = time.monotonic() + timeout
+        while left := self.leftovers():
+            if time.monotonic() >= deadline:
+                raise AssertionError(f"left after {timeout:g} s: {left}")
+            time.sleep(_POLL_S)  # processes that end, and sockets, tell nobody
+
+
+def _start_time(pid: int) -> str | None:
+    stat = read_stat(pid)
+    # fields after the name in brackets: state, and the start in clock ticks since boot
+    return None if stat is None or stat[0] in "ZX" else stat[19]
+
+
+def _descendants(root: int, others: Collection[int] = ()) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (stat := read_stat(int(entry.name))) is not None:
+            # one pass over /proc, then a walk down: /proc knows parents, not children
+            children.setdefault(int(stat[1]), []).append(int(entry.name))
+    found: list[int] = []
+    frontier = [root]
+    while frontier:
+        below = [
+            pid
+            for pid in children.get(frontier.pop(), [])
+            if pid not in others and not _is_ignored(pid)
+        ]
+        found += below
+        frontier += below
+    return found
+
+
+def _is_ignored(pid: int) -> bool:
+    """Whether the process is a helper of whoever looks, and ends with its parent."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() in IGNORED
+    except OSError:  # it has ended
+        return False
+
+
+def open_files(pid: int | None = None) -> list[str]:
+    """Return what the descriptors of a process (None: this one) lead to, like ``socket:[7]``.
+
+    Other threads open and close some meanwhile: what is gone when it is looked at is left out.
+    """
+    folder = Path(f"/proc/{os.getpid() if pid is None else pid}/fd")
+    found = []
+    with contextlib.suppress(OSError):  # the process has ended
+        for fd in os.listdir(folder):
+            with contextlib.suppress(OSError):  # also the descriptor that lists them
+                found.append(os.readlink(folder / fd))
+    return found
+
+
+def _socket_inodes(pid: int) -> set[str]:
+    return {name[8:-1] for name in open_files(pid) if name.startswith("socket:[")}
+
+
+def _listening() -> set[str]:
+    found = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = Path("/proc/net", name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        # fields: 3 is the state, 9 the inode, which /proc/PID/fd shows as socket:[inode]
+        found |= {fields[9] for fields in map(str.split, lines) if fields[3] == _LISTEN}
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return "gone"
+    return b" ".join(words).decode(errors="replace")[:120]
+
+
+def _shared_memory_of(pids: dict[int, str]) -> list[str]:
+    """Return names in /dev/shm that this package, which makes none, or one of ``pids`` made.
+
+    torch and multiprocessing put the pid between dashes; others' names are left out.
+    """
+    names = os.listdir(_SHM) if _SHM.is_dir() else []
+    return [
+        name
+        for name in names
+        if "gigl" in name
+        or {int(pid) for pid in re.findall(r"(?<=[_-])\d+(?=[_-])", name)} & set(pids)
+    ]
+
+
+def _sysv_creators() -> set[int]:
+    try:
+        lines = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+    except OSError:
+        return set()
+    # cpid, who created it
+    return {int(line.split()[4]) for line in lines}

@@ -10,8 +10,8 @@ import pytest
 import torch
 from exchange_in_threads import ThreadExchange, run_threads
 
-from gigl_loader import exchange, ranks
-from gigl_loader.exchange import AskedRanks, RankExchange
+from gigl_loader import ranks
+from gigl_loader.ranks import AskedRanks, RankExchange
 
 
 class _Backend:
@@ -42,8 +42,7 @@ class _Backend:
 
 def _exchange(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[RankExchange, _Backend]:
     backend = _Backend(name)
-    for module in (exchange, ranks):
-        monkeypatch.setattr(module, "dist", backend)
+    monkeypatch.setattr(ranks, "dist", backend)
     return RankExchange(), backend
 
 

@@ -3,19 +3,22 @@
 import logging
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from gigl_loader import logs
 from gigl_loader.logs import WhereFilter, answering, know, showing_where
+
+HOST = f"host={platform.node()}"
+NOTHING = {"job": None, "rank": None, "server": None}
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_process", {})
-    monkeypatch.setattr(platform, "node", lambda: "gpu7")
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    know(**NOTHING)
     monkeypatch.delenv("RANK", raising=False)
+    yield
+    know(**NOTHING)
 
 
 def _where() -> str:
@@ -25,13 +28,13 @@ def _where() -> str:
 
 
 def test_a_line_says_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _where() == "host=gpu7"
+    assert _where() == HOST
     monkeypatch.setenv("RANK", "5")
-    assert _where() == "rank=5 host=gpu7"
+    assert _where() == f"rank=5 {HOST}"
     know(job=2, rank=3)
-    assert _where() == "job=2 rank=3 host=gpu7", "the environment is for those that know nothing"
+    assert _where() == f"job=2 rank=3 {HOST}", "the environment is for those that know nothing"
     know(job=None, rank=None, nothing=None)
-    assert _where() == "rank=5 host=gpu7"
+    assert _where() == f"rank=5 {HOST}"
 
 
 def test_a_server_speaks_for_whom_it_answers_in_that_thread_alone() -> None:
@@ -49,12 +52,12 @@ def test_a_server_speaks_for_whom_it_answers_in_that_thread_alone() -> None:
     other.append(_where())
     go_on.set()
     thread.join()
-    assert other == ["server=0 host=gpu7"]
+    assert other == [f"server=0 {HOST}"]
     with answering(job=1, rank=4):
         with answering(job=2, rank=6):
-            assert _where() == "server=0 job=2 rank=6 host=gpu7"
-        assert _where() == "server=0 job=1 rank=4 host=gpu7"
-    assert _where() == "server=0 host=gpu7"
+            assert _where() == f"server=0 job=2 rank=6 {HOST}"
+        assert _where() == f"server=0 job=1 rank=4 {HOST}"
+    assert _where() == f"server=0 {HOST}"
 
 
 def test_handlers_show_it_inside_the_block(handlers_of_root: Callable[..., None]) -> None:
@@ -76,6 +79,6 @@ def test_where_there_is_no_handler_lines_go_to_stderr(
     handlers_of_root()
     with showing_where():
         logging.getLogger("gigl_loader.test").info("hello")
-    assert "INFO [host=gpu7] gigl_loader.test: hello" in capsys.readouterr().err
+    assert f"INFO [{HOST}] gigl_loader.test: hello" in capsys.readouterr().err
     assert root.handlers == []
     assert root.level == level

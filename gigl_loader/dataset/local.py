@@ -29,7 +29,7 @@ from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.mapped import is_mapped_format
 from gigl_loader.dataset.mapped_reader import MappedPart, Memory, OriginalIds
 from gigl_loader.dataset.partition_output import PartitionBook, PartitionOutput, read_output
-from gigl_loader.dataset.placement import FeaturesOn, Placement, existing_device
+from gigl_loader.dataset.placement import FeaturesOn, KernelsBy, Placement, existing_device
 from gigl_loader.dataset.progress import showing
 from gigl_loader.dataset.pyg_graph import (
     CheckedGraph,
@@ -421,7 +421,8 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         device: torch.device | str | int,
         *,
         features: FeaturesOn = "device",
-        kernels: str | None = None,
+        cache: int | str | None = None,
+        kernels: KernelsBy | None = None,
     ) -> "DistDataset":
         """Move this dataset to a device, where loaders with ``num_workers=0`` then sample it.
 
@@ -434,6 +435,9 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
                 the last loader that uses them.
             features: ``"host"``: features of nodes and edges lie in pinned memory of the host,
                 which the device reads over its bus. For features that do not fit.
+            cache: With ``features="host"``: memory of the device for them, of each loader, as bytes
+                (``"8GB"``) or as a share (``"20%"``). Batches are drawn ahead, so that those rows
+                are kept that are needed again soonest. None: nothing is kept.
             kernels: ``"torch"`` or ``"warp"``: what draws. None: Warp where it is installed (extra
                 ``gpu``). Named with ``"cpu"``, the CPU does all that a device would: for tests and
                 rehearsals.
@@ -448,7 +452,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         if target.type == "cpu" and kernels is None:
             self._placement = None
             return self
-        placement = Placement(target, features, kernels)
+        placement = Placement(target, features, kernels, cache)
         placement.place(view)
         self._placement = placement
         return self

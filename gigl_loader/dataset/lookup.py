@@ -18,7 +18,7 @@ from torch import Tensor
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
-from gigl_loader.exchange import AskedRanks, RankExchange
+from gigl_loader.ranks import AskedRanks, RankExchange
 
 if TYPE_CHECKING:  # it imports this module
     from gigl_loader.dataset.local import DistDataset

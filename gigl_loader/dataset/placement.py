@@ -13,9 +13,11 @@ from torch import Tensor
 
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
+from gigl_loader.options import CacheOptions
 from gigl_loader.sizes import size_in_words
 
 FeaturesOn = Literal["device", "host"]
+KernelsBy = Literal["torch", "warp"]
 _ROWS = ("node_features", "edge_features")
 """What may stay on the host; everything else of a partition is small beside it, or read more."""
 _SPARE = 0.9
@@ -52,16 +54,29 @@ class Placement:
         device: A CUDA device; for tests and rehearsals the CPU.
         features: ``"device"``, or ``"host"``: features lie in pinned memory of the host.
         kernels: ``"torch"`` or ``"warp"``; None: chosen by the device.
+        cache: Memory of the device for features on the host, as ``remote_cache`` of a loader.
+
+    Raises:
+        ConfigError: A value cannot work.
     """
 
     def __init__(
-        self, device: torch.device, features: FeaturesOn = "device", kernels: str | None = None
+        self,
+        device: torch.device,
+        features: FeaturesOn = "device",
+        kernels: KernelsBy | None = None,
+        cache: int | str | None = None,
     ) -> None:
         if features not in ("device", "host"):
             raise ConfigError(f'features must be "device" or "host", got {features!r}')
         if kernels not in (None, "torch", "warp"):
             raise ConfigError(f'kernels must be None, "torch" or "warp", got {kernels!r}')
+        if cache is not None and features == "device":
+            raise ConfigError(
+                f'cache={cache!r} is for features="host": all features are on the device anyway'
+            )
         self.device, self.features, self.kernels = device, features, kernels
+        self.cache = CacheOptions.of(cache, "cache")
         # by the memory that a tensor is in: views of one partition share most of theirs
         self._copies: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 

@@ -59,6 +59,12 @@ class DeviceMemory:
         """Return a copy of what `on_host` returned, on the device."""
         return host.to(self.device, non_blocking=self._on_cuda)
 
+    def uploaded_array(self, array: Any) -> Tensor:
+        """Return a numpy array, flat, as a tensor on the device."""
+        host = self.on_host(array.nbytes)
+        host.numpy().view(array.dtype)[:] = array.reshape(-1)
+        return self.uploaded(host).view(getattr(torch, array.dtype.name))
+
     def downloaded(self, tensor: Tensor) -> Tensor:
         """Return a copy of ``tensor`` on the host, complete once `mark` has passed."""
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._on_cuda)

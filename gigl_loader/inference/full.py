@@ -28,7 +28,6 @@ from torch_geometric.data import Data, HeteroData
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
-from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.local_graph import EdgePlan, Level, LocalGraph, local_graph
 from gigl_loader.inference.modules import (
     SEVERAL_HOPS,
@@ -37,6 +36,7 @@ from gigl_loader.inference.modules import (
     is_normalized,
     units,
 )
+from gigl_loader.ranks import RankExchange
 
 logger = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from gigl_loader.dataset.adjacency import EdgeBlock
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.modules import Norm, check_model, is_normalized
 from gigl_loader.inference.sources import GraphSource, OwnedRows, RowFetcher, RowSource
+from gigl_loader.ranks import RankExchange
 from gigl_loader.sampler.nodes import NodeLabels
 
 

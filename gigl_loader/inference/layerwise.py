@@ -19,7 +19,6 @@ from gigl_loader.dataset.progress import ProgressLine
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, NodeType
 from gigl_loader.device.prefetch import DevicePrefetcher
 from gigl_loader.errors import ConfigError
-from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.layers import Chunk, ChunkReader, Layer, LayerFunction, Reads, layers_of
 from gigl_loader.inference.modules import Norm
 from gigl_loader.inference.results import (
@@ -38,6 +37,7 @@ from gigl_loader.inference.sources import (
     StoredGraph,
 )
 from gigl_loader.memory.tensors import dtype_name, dtype_named, give_back_freed
+from gigl_loader.ranks import RankExchange
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 logger = logging.getLogger(__name__)

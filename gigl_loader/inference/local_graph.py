@@ -29,7 +29,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView
 from gigl_loader.errors import ConfigError
-from gigl_loader.exchange import RankExchange
+from gigl_loader.ranks import RankExchange
 
 _NO_ID = torch.iinfo(torch.int64).max
 

@@ -22,7 +22,7 @@ from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.loader.in_process import InProcessSource, named_errors
+from gigl_loader.loader.in_process import EpochBatches, InProcessSource, named_errors
 from gigl_loader.memory.leases import OwnMessages
 from gigl_loader.message import (
     AT_ONCE_EPOCH,
@@ -33,12 +33,15 @@ from gigl_loader.message import (
     SampleMessage,
 )
 from gigl_loader.on_device.choose import kernels_for
-from gigl_loader.on_device.sampler import DeviceSampler, Launched, check_plan, checked
+from gigl_loader.on_device.sampler import DeviceSampler, Drawn, Launched, check_plan, checked
 from gigl_loader.options import EpochOptions, SamplerOptions
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.workers.agreement import StartTurns
 from gigl_loader.workers.sampled_input import view_of
 from gigl_loader.workers.worker import load_sampler
+
+_MOST_AHEAD = 256
+"""Batches that are drawn before the cache knows enough, at most; each keeps its edges."""
 
 
 class DeviceSource(InProcessSource):
@@ -76,6 +79,7 @@ class DeviceSource(InProcessSource):
         check_plan(self._plan)
         self._roots = checked(load_sampler(self._view, self._plan, None, self._custom))
         self._launched: deque[_UnderWay] = deque()
+        self._drawn: deque[_Drawn] = deque()
         self._num_launched = 0
 
     def open(self, turns: StartTurns) -> None:
@@ -87,6 +91,7 @@ class DeviceSource(InProcessSource):
         self._sampler = DeviceSampler(
             self._roots, self._plan, place.place(view), kernels_for(place.device, place.kernels),
             self._device_memory, self.epoch_options.timeout_s,
+            None if place.cache is None else place.cache.size,
         )  # fmt: skip
         # seeds alone: links and labels add roots, which are counted when they are there
         self._sampler.check(self.sampling_config.batch_size)
@@ -94,14 +99,16 @@ class DeviceSource(InProcessSource):
     def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
         """Begin an epoch; what is left of the one before is dropped."""
         super().start_epoch(attempt, batches)
-        self._launched.clear()
         self._num_launched = 0
 
     def cancel_epoch(self) -> None:
         """Break the epoch off: no further batch of it is sampled."""
         super().cancel_epoch()
+        for under_way in self._drawn:
+            self._sampler.forget(under_way.drawn)
         # what runs on the device ends by itself; its memory is used again behind it
         self._launched.clear()
+        self._drawn.clear()
 
     def next(self, timeout_s: float | None = None) -> Received | None:
         """Return the next batch, or None at the end of the epoch.
@@ -115,13 +122,27 @@ class DeviceSource(InProcessSource):
             raise UsageError("no epoch is under way: start one first")
         if epoch.taken == len(epoch.batches):
             return None
-        # one more than are under way while the model computes: the one that is handed over now
-        while self._num_launched < min(len(epoch.batches), epoch.taken + self._concurrency + 1):
+        while self._num_launched < len(epoch.batches) and self._may_launch(epoch):
             self._launched.append(self._launch(self._request_of(epoch, self._num_launched)))
             self._num_launched += 1
-        found = self._finish(self._launched.popleft())
+        # Those whose counts, or ids, have come: the more the cache knows, the better it keeps.
+        while self._launched and (not self._drawn or self._has_come(self._launched[0].launched)):
+            self._drawn.append(self._cut(self._launched.popleft()))
+        for one in self._drawn:
+            if one is not self._drawn[0] and not self._sampler.has_come(one.drawn):
+                break
+            self._tell(one)
+        found = self._finish(self._drawn.popleft())
         epoch.taken += 1
         return found
+
+    def _may_launch(self, epoch: EpochBatches) -> bool:
+        """Return whether another batch is to be under way."""
+        ahead = self._num_launched - epoch.taken
+        # one more than are under way while the model computes: the one that is handed over now
+        if ahead <= self._concurrency:
+            return True
+        return ahead < _MOST_AHEAD and self._sampler.wants_more(ahead)
 
     def sample(self, index: Any) -> Received:
         """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch under way.
@@ -133,17 +154,17 @@ class DeviceSource(InProcessSource):
             raise UsageError("this loader was shut down: build a new one")
         ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
         size = self.sampling_config.batch_size
-        return self._finish(self._launch(self._input.request(ticket, index.numpy(), size)))
+        return self._finish(
+            self._cut(self._launch(self._input.request(ticket, index.numpy(), size)))
+        )
 
     def ready(self) -> bool:
         """Return whether `next` would not wait."""
-        return bool(self._launched) and self._device_memory.has_passed(
-            self._launched[0].launched.event
-        )
+        return bool(self._drawn or (self._launched and self._has_come(self._launched[0].launched)))
 
     def count_waiting(self) -> int:
         """Return how many batches were launched and not taken."""
-        return len(self._launched)
+        return len(self._launched) + len(self._drawn)
 
     def _launch(self, request: SampleRequest) -> "_UnderWay":
         started = time.perf_counter()
@@ -153,10 +174,24 @@ class DeviceSource(InProcessSource):
             message, nbytes = self._memory[0].write(launched.fields)
         return _UnderWay(launched, message, nbytes, time.perf_counter() - started)
 
-    def _finish(self, under_way: "_UnderWay") -> Received:
-        request, started = under_way.launched.request, time.perf_counter()
+    def _tell(self, under_way: "_Drawn") -> None:
+        with named_errors(under_way.drawn.request.ticket):
+            self._sampler.tell(under_way.drawn)
+
+    def _has_come(self, launched: Launched) -> bool:
+        return self._device_memory.has_passed(launched.event)
+
+    def _cut(self, under_way: "_UnderWay") -> "_Drawn":
+        started = time.perf_counter()
+        with named_errors(under_way.launched.request.ticket):
+            drawn = self._sampler.cut(under_way.launched)
+        seconds = under_way.seconds + time.perf_counter() - started
+        return _Drawn(drawn, under_way.message, under_way.nbytes, seconds)
+
+    def _finish(self, under_way: "_Drawn") -> Received:
+        request, started = under_way.drawn.request, time.perf_counter()
         with named_errors(request.ticket):
-            host, rows = self._sampler.finish(under_way.launched)
+            host, rows = self._sampler.finish(under_way.drawn)
         stats = {
             "seeds": request.seeds.size, "idle_s": 0.0, "sample_s": under_way.seconds,
             "gather_s": time.perf_counter() - started, "ended_ns": time.time_ns(), "asked": 0,
@@ -174,6 +209,16 @@ class _UnderWay:
     nbytes: int
     seconds: float
     """What launching it took the host."""
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A batch of which only the rows are missing."""
+
+    drawn: Drawn
+    message: SampleMessage
+    nbytes: int
+    seconds: float
 
 
 def check_on_device(data: DistDataset, device: torch.device, *, in_process: bool) -> None:

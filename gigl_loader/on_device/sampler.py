@@ -4,11 +4,16 @@ Roots are a handful of ids, and seed edges, labels and negatives are found with 
 wherever a batch is sampled. What grows with the fan-outs is done on the device: draws, labels,
 edges and rows. A batch is launched first, and later cut to what there is of it::
 
-    launch    roots, host -> device; all hops; counts, device -> host       waits for nothing
-    finish    when the counts have come: edges, rows at their exact sizes   waits for nothing else
+    launch    roots, host -> device; all hops; counts, device -> host   waits for nothing
+    cut       nodes and edges at their exact sizes                      waits for the counts
+    finish    rows                                                      waits for nothing
+
+Features may lie on the host, and some of them be kept on the device (`gigl_loader.on_device.
+kept_rows`). Then batches are cut many steps ahead, and their ids come to the host (`tell`).
 """
 
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType, NodeType, reverse_edge_type
-from gigl_loader.dataset.view import Adjacency, PartitionView, Rows
+from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.errors import ConfigError, PeerTimeoutError
 from gigl_loader.memory.segments import Array
@@ -42,9 +47,13 @@ from gigl_loader.on_device.expansion import (
     SampledEdges,
     pair_keys,
 )
+from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.on_device.kernels import Kernels
+from gigl_loader.rowcache.tables import Matrix, Owner
 from gigl_loader.sampler.neighbor import NeighborSampler, attribute_names
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SamplingPlan
+
+_NO_IDS = np.empty(0, np.int64)
 
 
 class DeviceTensors:
@@ -80,6 +89,26 @@ class Launched:
     event: Any
 
 
+@dataclass
+class Drawn:
+    """A batch whose nodes and edges are known, without rows."""
+
+    request: SampleRequest
+    keys: dict[NodeType, Tensor]
+    per_hop: dict[NodeType, list[int]]
+    edges: dict[EdgeType, SampledEdges]
+    seeds: Tensor | None
+    ids: dict[Owner, Tensor]
+    """Whose features are kept: the ids of a batch, on the host once ``event`` has passed."""
+    event: Any
+    number: int = -1
+    """Of the cache; -1: it does not know this batch."""
+    wanted: dict[Owner, Array] = field(default_factory=dict)
+    """``ids``, each once."""
+    places: dict[Owner, Array] = field(default_factory=dict)
+    """Where the row of each id is among ``wanted``, if some are there twice."""
+
+
 class DeviceSampler:
     """Samples on one device. One object per thread.
 
@@ -90,6 +119,8 @@ class DeviceSampler:
         kernels: Of the device.
         memory: Of the device.
         timeout_s: Seconds that a batch may take there.
+        cache: Memory of the device for features that lie on the host, in bytes, or as a float the
+            share of them; None: nothing is kept.
 
     Raises:
         ConfigError: The plan asks for something that is only done on the host.
@@ -97,15 +128,24 @@ class DeviceSampler:
 
     def __init__(
         self, sampler: Sampler, plan: SamplingPlan, view: PartitionView[Tensor], kernels: Kernels,
-        memory: DeviceMemory, timeout_s: float,
+        memory: DeviceMemory, timeout_s: float, cache: int | float | None = None,
     ) -> None:  # fmt: skip
         self._roots = checked(sampler)
         self._plan, self._view, self._kernels = plan, view, kernels
         self._memory, self._timeout_s = memory, timeout_s
+        self.kept = self._kept_rows(cache)
+        self._rows_of_a_batch = 0
         self._expansion = DeviceExpansion(view, plan, kernels, self._roots.nodes.bits)
         self._attributes: dict[Any, list[str]] = {}
         if plan.collect_features:
             self._attributes = attribute_names(view.node_attributes, view.edge_attributes)
+
+    def _kept_rows(self, cache: int | float | None) -> KeptRows | None:
+        plan = self._plan
+        kinds = ("node_features", *(["edge_features"] if plan.with_edge else []))
+        if cache is None or not plan.collect_features:
+            return None
+        return KeptRows(self._view, kinds, cache, self._kernels, self._memory)
 
     def check(self, batch_size: int) -> None:
         """Raise `ConfigError` where a batch of so many seeds finds no room on the device."""
@@ -122,85 +162,155 @@ class DeviceSampler:
         self._expansion.check({name: nodes.count(name) for name in nodes.types})
         with self._memory.in_use():
             limits = roots.times.limits(nodes)
+            since = None if limits is None else limits.since
             start = DeviceRoots(
-                {name: self._uploaded(nodes.keys(name)) for name in nodes.types},
-                None if limits is None else self._uploaded(limits.until),
-                None if limits is None or limits.since is None else self._uploaded(limits.since),
+                {name: self._memory.uploaded_array(nodes.keys(name)) for name in nodes.types},
+                None if limits is None else self._memory.uploaded_array(limits.until),
+                None if since is None else self._memory.uploaded_array(since),
                 {} if placed.dropped is None else self._pairs(placed.dropped()),
             )
-            seeds = self._uploaded(nodes.seeds) if nodes.disjoint else None
+            seeds = self._memory.uploaded_array(nodes.seeds) if nodes.disjoint else None
             grown = self._expansion.run(request.ticket, start)
             counts = self._memory.downloaded(grown.counts)
             return Launched(request, list(placed.fields), grown, seeds, counts, self._memory.mark())
-
-    def _uploaded(self, array: Array) -> Tensor:
-        host = self._memory.on_host(array.nbytes)
-        np.copyto(host.numpy().view(array.dtype), array.reshape(-1))
-        return self._memory.uploaded(host).view(getattr(torch, array.dtype.name))
 
     def _pairs(self, dropped: dict[EdgeType, tuple[Array, Array]]) -> dict[EdgeType, Tensor]:
         found = {}
         for edge_type, (expanded, neighbors) in dropped.items():
             _, neighbor = self._expansion.ends(edge_type)
             pairs = pair_keys(expanded, neighbors, self._view.num_nodes[neighbor])
-            found[edge_type] = self._uploaded(np.sort(pairs))
+            found[edge_type] = self._memory.uploaded_array(np.sort(pairs))
         return found
 
     # -- finish ------------------------------------------------------------------------------------
 
-    def finish(self, launched: Launched) -> tuple[dict[str, Tensor], DeviceTensors]:
-        """Return the tensors of a batch that stay on the host, and those on the device.
+    def has_come(self, under_way: Launched | Drawn) -> bool:
+        """Return whether the next step of a batch would not wait."""
+        return self._memory.has_passed(under_way.event)
+
+    def cut(self, launched: Launched) -> Drawn:
+        """Return a batch cut to the nodes and edges there are; waits for its counts.
 
         Raises:
             PeerTimeoutError: The device did not get so far in time.
         """
-        if not self._memory.wait(launched.event, self._timeout_s):
-            ticket = launched.request.ticket
-            raise PeerTimeoutError(
-                f"batch {ticket.batch} of epoch {ticket.epoch} was not sampled on "
-                f"{self._memory.device} in {self._timeout_s:.0f} s: the device is busy or hangs; "
-                "if a step of the model really takes that long, raise `timeout`"
-            )
+        self._wait(launched.event, launched.request)
         with self._memory.in_use():
-            host: dict[str, Tensor] = {}
-            found: dict[str, Tensor] = {}
             keys, per_hop, edges = launched.grown.sampled(
                 launched.counts.tolist(), list(self._plan.fanouts)
             )
+            ids = {}
+            if self.kept is not None:
+                # without the places that were not used, as batches are many now
+                keys = {name: one.clone() for name, one in keys.items()}
+                ids = self._ids_of_kept(self.kept.owners, keys, edges)
+            return Drawn(
+                launched.request, keys, per_hop, edges, launched.seeds, ids, self._memory.mark()
+            )
+
+    def _ids_of_kept(
+        self, owners: Container[Owner], keys: dict[NodeType, Tensor],
+        edges: dict[EdgeType, SampledEdges],
+    ) -> dict[Owner, Tensor]:  # fmt: skip
+        """Start to copy to the host the ids of a batch whose features are kept."""
+        found: dict[Owner, Tensor] = {}
+        for name, some in keys.items():
+            if ("node", name) in owners:
+                found["node", name] = self._memory.downloaded(self._node_ids(name, some))
+        for edge_type, sampled in edges.items():
+            if ("edge", edge_type) in owners:
+                ids = self._edge_ids(edge_type, sampled)
+                found["edge", edge_type] = self._memory.downloaded(ids)
+        return found
+
+    def tell(self, drawn: Drawn) -> None:
+        """Tell the cache which rows a batch needs, after all batches before it.
+
+        Raises:
+            PeerTimeoutError: The device did not get so far in time.
+        """
+        if self.kept is None or drawn.number >= 0:
+            return
+        self._wait(drawn.event, drawn.request)
+        for owner, ids in drawn.ids.items():
+            drawn.wanted[owner], drawn.places[owner] = np.unique(ids.numpy(), return_inverse=True)
+        drawn.number = self.kept.add(drawn.wanted)
+        self._rows_of_a_batch = sum(one.size for one in drawn.wanted.values())
+
+    def wants_more(self, ahead: int) -> bool:
+        """Return whether the cache would keep better if more than ``ahead`` batches were known."""
+        return self.kept is not None and ahead * self._rows_of_a_batch < self.kept.window
+
+    def forget(self, drawn: Drawn) -> None:
+        """Tell the cache that a batch is not going to be finished."""
+        if self.kept is not None and drawn.number >= 0:
+            self.kept.forget(drawn.number)
+
+    def finish(self, drawn: Drawn) -> tuple[dict[str, Tensor], DeviceTensors]:
+        """Return the tensors of a batch that stay on the host, and those on the device."""
+        with self._memory.in_use():
+            features = {} if drawn.number < 0 else self._kept_features(drawn)
+            host: dict[str, Tensor] = {}
+            found: dict[str, Tensor] = {}
             for node_type in self._roots.nodes.types:
                 name = node_type if self._view.is_heterogeneous else None
-                host[key(NODES_PER_HOP, name)] = torch.tensor(per_hop[node_type])
-                self._add_nodes(found, node_type, name, keys[node_type], launched.seeds)
-            for edge_type, sampled in edges.items():
-                self._add_edges(host, found, edge_type, sampled)
+                host[key(NODES_PER_HOP, name)] = torch.tensor(drawn.per_hop[node_type])
+                self._add_nodes(found, node_type, name, drawn, features)
+            for edge_type, sampled in drawn.edges.items():
+                self._add_edges(host, found, edge_type, sampled, features)
             return host, DeviceTensors(found, self._memory, self._memory.mark())
 
+    def _wait(self, event: Any, request: SampleRequest) -> None:
+        if self._memory.wait(event, self._timeout_s):
+            return
+        ticket = request.ticket
+        raise PeerTimeoutError(
+            f"batch {ticket.batch} of epoch {ticket.epoch} was not sampled on "
+            f"{self._memory.device} in {self._timeout_s:.0f} s: the device is busy or hangs; "
+            "if a step of the model really takes that long, raise `timeout`"
+        )
+
+    def _kept_features(self, drawn: Drawn) -> dict[Matrix, Tensor]:
+        """Return the features of a batch, as far as the cache has them."""
+        assert self.kept is not None, "there is a cache"
+        found = {}
+        for owner, plan in self.kept.plan(drawn.number, drawn.wanted).items():
+            ids = self._memory.uploaded_array(drawn.wanted.get(owner, _NO_IDS))
+            places = self._memory.uploaded_array(drawn.places.get(owner, _NO_IDS))
+            for matrix in self.kept.matrices(owner):
+                found[matrix] = self.kept.rows(matrix, ids, plan).index_select(0, places)
+        return found
+
     def _add_nodes(
-        self, found: dict[str, Tensor], node_type: NodeType, name: Any, keys: Tensor,
-        seeds: Tensor | None,
+        self, found: dict[str, Tensor], node_type: NodeType, name: Any, drawn: Drawn,
+        features: dict[Matrix, Tensor],
     ) -> None:  # fmt: skip
-        ids = keys
+        keys, view = drawn.keys[node_type], self._view
+        ids = self._node_ids(node_type, keys)
         bits = self._roots.nodes.bits
         if bits is not None:
-            assert seeds is not None, "trees have seeds"
-            ids = keys & ((1 << bits[node_type]) - 1)
-            found[key(TREE, name)] = seeds[keys >> bits[node_type]]
+            assert drawn.seeds is not None, "trees have seeds"
+            found[key(TREE, name)] = drawn.seeds[keys >> bits[node_type]]
         found[key(NODE, name)] = ids
-        view = self._view
         if self._plan.collect_features and node_type in view.node_features:
-            features = view.node_features[node_type]
-            found[key(NODE_FEATURES, name)] = self._rows(features, ids)
-            if features.scales is not None:
-                found[SCALES + key(NODE_FEATURES, name)] = features.scales
+            rows = view.node_features[node_type]
+            kept = features.get(("node_features", node_type))
+            found[key(NODE_FEATURES, name)] = self._rows(rows, ids) if kept is None else kept
+            if rows.scales is not None:
+                found[SCALES + key(NODE_FEATURES, name)] = rows.scales
         if node_type in view.node_labels:
             found[key(NODE_LABELS, name)] = self._rows(view.node_labels[node_type], ids)
         for attribute in self._attributes.get(node_type, ()):
             rows = view.node_attributes[node_type, attribute]
             found[key(ATTRIBUTE + attribute, name)] = self._rows(rows, ids)
 
+    def _node_ids(self, node_type: NodeType, keys: Tensor) -> Tensor:
+        bits = self._roots.nodes.bits
+        return keys if bits is None else keys & ((1 << bits[node_type]) - 1)
+
     def _add_edges(
         self, host: dict[str, Tensor], found: dict[str, Tensor], edge_type: EdgeType,
-        sampled: SampledEdges,
+        sampled: SampledEdges, features: dict[Matrix, Tensor],
     ) -> None:  # fmt: skip
         view, name = self._view, None
         if view.is_heterogeneous:
@@ -209,16 +319,17 @@ class DeviceSampler:
         host[key(EDGES_PER_HOP, name)] = torch.tensor(sampled.per_hop, dtype=torch.int64)
         if not self._plan.with_edge:
             return
-        ids = self._edge_ids(view.adjacency[edge_type], sampled.offsets)
+        ids = self._edge_ids(edge_type, sampled)
         found[key(EDGE, name)] = ids
         if self._plan.collect_features and edge_type in view.edge_features:
-            found[key(EDGE_FEATURES, name)] = self._rows(view.edge_features[edge_type], ids)
+            rows, kept = view.edge_features[edge_type], features.get(("edge_features", edge_type))
+            found[key(EDGE_FEATURES, name)] = self._rows(rows, ids) if kept is None else kept
         for attribute in self._attributes.get(edge_type, ()):
             rows = view.edge_attributes[edge_type, attribute]
             found[key(ATTRIBUTE + attribute, name)] = self._rows(rows, ids)
 
-    def _edge_ids(self, adjacency: Adjacency[Tensor], offsets: Tensor) -> Tensor:
-        ids: Tensor = adjacency.edge_ids_at(offsets)
+    def _edge_ids(self, edge_type: EdgeType, sampled: SampledEdges) -> Tensor:
+        ids: Tensor = self._view.adjacency[edge_type].edge_ids_at(sampled.offsets)
         return ids.long()
 
     def _rows(self, rows: Rows[Tensor], ids: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ write has a size that the host knows. Where Warp keeps compiled kernels is Warp'
 (``WARP_CACHE_PATH``).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -469,6 +470,26 @@ def _look_up(
         out[i] = wp.int64(firsts[found[i]])
 
 
+# -- rows of features ------------------------------------------------------------------------------
+
+
+@wp.kernel
+def _gather(
+    values: wp.array2d[Any],
+    rows: wp.array[wp.int64],
+    out: wp.array2d[Any],
+) -> None:
+    i, j = wp.tid()  # type: ignore[misc]
+    position = rows[i] * wp.int64(out.shape[1]) + wp.int64(j)
+    out[i, j] = values[_page(position), _place(position)]
+
+
+_WORDS = {8: (torch.int64, wp.int64), 4: (torch.int32, wp.int32), 1: (torch.uint8, wp.uint8)}
+"""What rows are copied by, whatever is in them, by size in bytes."""
+for _, _word in _WORDS.values():  # named: kernels are compiled ahead of time, too
+    wp.overload(_gather, {"values": wp.array2d[_word], "out": wp.array2d[_word]})
+
+
 class WarpKernels(TorchKernels):
     """`Kernels` in Warp: draws, and where each key first stands; the rest is torch's.
 
@@ -523,6 +544,28 @@ class WarpKernels(TorchKernels):
             )  # fmt: skip
         return drawn
 
+    def gather(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Return ``values[rows]``; a GPU reads values in pinned memory of the host where they are.
+
+        Source:
+            Unified virtual addressing: an address of pinned memory is one of the device, too (CUDA
+            C++ Programming Guide, "Unified Virtual Address Space").
+        """
+        out = torch.empty((rows.numel(), *values.shape[1:]), dtype=values.dtype, device=self.device)
+        if not out.numel():
+            return out
+        if values.is_cuda:
+            return torch.index_select(values, 0, rows, out=out)
+        row_bytes = out.nbytes // rows.numel()
+        word = next(size for size in _WORDS if row_bytes % size == 0)
+        as_words, dtype = _WORDS[word]
+        words = out.view(rows.numel(), -1).view(as_words)
+        self._launch(
+            _gather, words.shape, self._pages(values, dtype, values.nbytes // word),
+            self._array(rows), wp.from_torch(words),
+        )  # fmt: skip
+        return out
+
     def _first_places(self, keys: Tensor) -> Tensor:
         """Return the first place of ``keys`` at which each of them stands; 0 of those below 0."""
         found = torch.empty_like(keys, dtype=torch.int32)
@@ -539,7 +582,7 @@ class WarpKernels(TorchKernels):
         self._launch(_look_up, num_keys, wp.from_torch(firsts), at, self._array(places))
         return places
 
-    def _launch(self, kernel: Any, threads: int, *inputs: Any) -> None:
+    def _launch(self, kernel: Any, threads: int | Sequence[int], *inputs: Any) -> None:
         stream = wp.stream_from_torch(self.device) if self.device.type == "cuda" else None
         wp.launch(kernel, dim=threads, inputs=inputs, device=self._on, stream=stream)
 
@@ -549,11 +592,18 @@ class WarpKernels(TorchKernels):
             return wp.empty(0, dtype=wp.int64, device=self._on)
         return wp.from_torch(values.contiguous())
 
-    def _pages(self, values: Tensor | None, dtype: Any) -> Any:
-        """Return an array of one dimension as pages; the last one may go past the end, unread."""
+    def _pages(self, values: Tensor | None, dtype: Any, count: int | None = None) -> Any:
+        """Return an array as pages; the last one may go past the end, unread.
+
+        Args:
+            values: Contiguous; None: an empty array.
+            dtype: Of the items.
+            count: How many there are; None: as many as ``values`` has.
+        """
         if values is None:
             return wp.empty((0, 0), dtype=dtype, device=self._on)
+        count = values.numel() if count is None else count
         return wp.array(
-            ptr=values.data_ptr(), shape=(-(-values.numel() // (1 << _PAGE_BITS)), 1 << _PAGE_BITS),
+            ptr=values.data_ptr(), shape=(-(-count // (1 << _PAGE_BITS)), 1 << _PAGE_BITS),
             dtype=dtype, device=self._on, copy=False,
         )  # fmt: skip

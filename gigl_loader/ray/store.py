@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError
-from gigl_loader.ray.actor import ServerOptions, StorageServer, free_address
-from gigl_loader.ray.watchdog import Watchdog
+from gigl_loader.ray.actor import ServerOptions, StorageServer, Watchdog, free_address
 from gigl_loader.remote.info import GraphStoreInfo
 from gigl_loader.remote.membership import PATIENCE_S, check_patience
 from gigl_loader.transport.security import Security

@@ -18,7 +18,7 @@ from gigl_loader.errors import (
     PeerLostError,
     PeerTimeoutError,
 )
-from gigl_loader.remote.compact import NOBODY, NOWHERE, Addresses, Runs
+from gigl_loader.remote.requests import NOBODY, NOWHERE, Addresses, Runs
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, End, Security
 

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, ServerDiedError
 from gigl_loader.remote.batch_transfer import BatchSender
-from gigl_loader.remote.compact import Addresses, Runs
 from gigl_loader.remote.jobs import Attendance, JobBook, Member, ServerBook
 from gigl_loader.remote.membership import (
     Join,
@@ -21,6 +20,7 @@ from gigl_loader.remote.membership import (
     check_figures,
     check_same,
 )
+from gigl_loader.remote.requests import Addresses, Runs
 from gigl_loader.remote.server_rendezvous import RendezvousTable
 from gigl_loader.remote.service import DistServer
 from gigl_loader.threads import new_thread, nothing_hangs_on_it

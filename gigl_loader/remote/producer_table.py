@@ -16,9 +16,8 @@ from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, ProtocolError, UsageError
 from gigl_loader.options import CustomSamplerOptions, FeatureStoreOptions
-from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.remote.membership import MOST_RANKS
-from gigl_loader.remote.requests import ProducerRequest
+from gigl_loader.remote.requests import NOBODY, ProducerRequest, Runs
 from gigl_loader.remote.shared import SharedProducer
 
 _MOST_REQUESTS = 4096

@@ -31,10 +31,9 @@ from gigl_loader.errors import (
 from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import check_same_options
 from gigl_loader.remote.client import call_server
-from gigl_loader.remote.compact import NOBODY, ByServer, Runs
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.membership import WaitReport
-from gigl_loader.remote.requests import ProducerRequest
+from gigl_loader.remote.requests import NOBODY, ByServer, ProducerRequest, Runs
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.rowcache.machine import RowsOffer, firsts_of_machines

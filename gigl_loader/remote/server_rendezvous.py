@@ -18,8 +18,7 @@ from gigl_loader.errors import (
     ProtocolError,
     UsageError,
 )
-from gigl_loader.remote.compact import NOBODY, Runs
-from gigl_loader.remote.requests import Nothing
+from gigl_loader.remote.requests import NOBODY, Nothing, Runs
 from gigl_loader.transport import Caller, Method
 from gigl_loader.workers.rendezvous import Rendezvous
 

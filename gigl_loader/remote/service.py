@@ -33,7 +33,6 @@ from gigl_loader.memory.same_host import HostMark, Mark
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import EpochOptions, SamplerOptions
 from gigl_loader.remote.calls import calls_of, served
-from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.membership import MOST_RANKS
 from gigl_loader.remote.metrics import ServerCounts
 from gigl_loader.remote.partition_answers import PartitionAnswers
@@ -45,7 +44,7 @@ from gigl_loader.remote.producer_table import (
     check_request,
     check_workers,
 )
-from gigl_loader.remote.requests import EpochRequest, FetchRequest, ProducerRequest
+from gigl_loader.remote.requests import EpochRequest, FetchRequest, ProducerRequest, Runs
 from gigl_loader.remote.shared import THIS_PROCESS, Clients, SharedProducer
 from gigl_loader.sizes import parse_size
 from gigl_loader.threads import new_thread, nothing_hangs_on_it

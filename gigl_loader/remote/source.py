@@ -34,7 +34,6 @@ from gigl_loader.message import (
 from gigl_loader.options import EpochOptions, options_of_batches
 from gigl_loader.ranks import decide_with_ranks
 from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.compact import NOBODY, ByServer, Runs, compacted, those_of
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.filling_channel import FillingChannel
 from gigl_loader.remote.producers import (
@@ -49,6 +48,7 @@ from gigl_loader.remote.producers import (
     sum_up,
 )
 from gigl_loader.remote.receiving_channel import RemoteReceivingChannel
+from gigl_loader.remote.requests import NOBODY, ByServer, Runs, compacted, those_of
 from gigl_loader.remote.shared import OwnBatches
 from gigl_loader.rowcache.machine import MachineRows, RowsClaim
 from gigl_loader.seeds import SeedsTold

@@ -1,11 +1,10 @@
-from gigl_loader.footprint import Footprint as Footprint
-from gigl_loader.footprint import open_files as open_files
+from gigl_loader.system import Footprint as Footprint
+from gigl_loader.system import open_files as open_files
 from gigl_loader.testing._batches import BatchError as BatchError
 from gigl_loader.testing._batches import batch_digest as batch_digest
 from gigl_loader.testing._batches import batch_tensors as batch_tensors
 from gigl_loader.testing._batches import check_batch as check_batch
 from gigl_loader.testing._batches import check_same_batches as check_same_batches
-from gigl_loader.testing._cluster import run_cluster as run_cluster
 from gigl_loader.testing._graphs import InProcessPeers as InProcessPeers
 from gigl_loader.testing._graphs import TinyGraph as TinyGraph
 from gigl_loader.testing._graphs import as_worker_gets as as_worker_gets
@@ -16,5 +15,6 @@ from gigl_loader.testing._memory_network import Clock as Clock
 from gigl_loader.testing._memory_network import MemoryNetwork as MemoryNetwork
 from gigl_loader.testing._processes import RankFailed as RankFailed
 from gigl_loader.testing._processes import one_rank as one_rank
+from gigl_loader.testing._processes import run_cluster as run_cluster
 from gigl_loader.testing._processes import run_ranks as run_ranks
 from gigl_loader.testing._processes import worker_pid as worker_pid

@@ -9,6 +9,7 @@ import torch
 from dataset_reference import RING, SHOP, E, Graph, N, check_partitions, graphs, written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.conditions import files_up_to
 
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.partition_graph import partition_graph
@@ -153,16 +154,12 @@ def test_names_that_are_no_file_names_are_refused(tmp_path: Path) -> None:
         written(graph, 2, tmp_path / "graph")
 
 
-def test_a_run_that_fails_leaves_the_old_directory(tmp_path: Path, monkeypatch) -> None:
+def test_a_run_that_fails_leaves_the_old_directory(tmp_path: Path) -> None:
     written(RING, 2, tmp_path / "graph")
     before = _files(tmp_path / "graph")
 
-    def fail(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(torch, "save", fail)
     for name in ("graph", "new"):
-        with pytest.raises(OSError, match="disk full"):
+        with files_up_to(100), pytest.raises((OSError, RuntimeError)):  # of open files, of torch's
             written(SHOP, 2, tmp_path / name)
     assert _files(tmp_path / "graph") == before
     assert [path.name for path in tmp_path.iterdir()] == ["graph"]

@@ -93,11 +93,11 @@ class _Loader:
         yield from (Data(n_id=ids) for ids in (*map(torch.tensor, self._first), *seeds))
 
 
-def test_what_the_comparison_says(scripts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_comparison_says(scripts, clock_of) -> None:
     case, compare = scripts("_compare_case"), scripts("compare")
     assert case.ROWS.keys() == compare.ROWS.keys() == compare.PROMISED.keys()
     assert case.CONTESTANTS.keys() == compare.CONTESTANTS.keys()
-    monkeypatch.setattr(case.time, "sleep", lambda seconds: None)
+    clock_of(case)
 
     def broken_off(first: list[list[int]]) -> str:
         return case.broken_off(lambda workers: contextlib.nullcontext(_Loader(case, first)))

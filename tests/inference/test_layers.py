@@ -12,7 +12,6 @@ from torch import Tensor
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.layers import (
     Chunk,
     ChunkReader,
@@ -23,6 +22,7 @@ from gigl_loader.inference.layers import (
     layers_of,
 )
 from gigl_loader.inference.sources import OwnedRows, PartitionGraph
+from gigl_loader.ranks import RankExchange
 
 DATA = full_jobs.graph()
 ALONE = RankExchange()

@@ -14,10 +14,17 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def backends(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def torch_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let `torch.distributed` answer each question by its name with what a test gives."""
+
+    def answer(**answers: object) -> None:
+        for question, told in answers.items():
+            monkeypatch.setattr(dist, question, lambda group=None, told=told: told)
+
+    return answer
+
+
+@pytest.fixture
+def backends(torch_says: Callable[..., None]) -> Callable[[str], None]:
     """Let the process group have the backends that a test says, by device."""
-
-    def set_to(config: str) -> None:
-        monkeypatch.setattr(dist, "get_backend_config", lambda group=None: config)
-
-    return set_to
+    return lambda config: torch_says(get_backend_config=config)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from gigl_loader import (
     BaseDistLoader,
@@ -227,9 +226,11 @@ def test_a_missing_file(tmp_path) -> None:
         DistDataset.load(tmp_path / "nowhere", 0)
 
 
-def test_no_process_group(plain: DistDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_group(
+    plain: DistDataset, monkeypatch: pytest.MonkeyPatch, torch_says: Callable[..., None]
+) -> None:
     """torchrun started several processes, and the script made no group of them."""
-    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    torch_says(is_initialized=False)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match=r"init_process_group.*torchrun"):
         _make(plain)

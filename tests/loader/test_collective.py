@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -163,9 +162,9 @@ def test_fewer_bytes_than_were_said() -> None:
 
 
 def test_questions_need_a_backend_for_the_cpu(
-    backends: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    backends: Callable[[str], None], torch_says: Callable[..., None]
 ) -> None:
     backends("cuda:nccl")
-    monkeypatch.setattr(dist, "is_gloo_available", lambda: False)
+    torch_says(is_gloo_available=False)
     with pytest.raises(ConfigError, match=r"\(cuda:nccl\) has no backend .* without gloo"):
         host_backend()

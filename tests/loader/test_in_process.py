@@ -76,20 +76,22 @@ def test_labels_too() -> None:
 
 
 class Watched(NeighborSampler):
-    """Notes the threads that it runs in; raises where it is told to."""
+    """Notes the threads that it runs in."""
 
     threads: ClassVar[set[Any]] = set()
-    fails = False
 
     def sample(self, request: Any) -> Any:
         self.threads.add(threading.current_thread())
-        if self.fails:
-            raise ZeroDivisionError("on purpose")
         return super().sample(request)
 
 
-def _watched(**how: Any) -> DistNeighborLoader:
-    options = CustomSamplerOptions(f"{__name__}.Watched", {})
+class Failing(NeighborSampler):
+    def sample(self, request: Any) -> Any:
+        raise ZeroDivisionError("on purpose")
+
+
+def _watched(sampler: type[NeighborSampler] = Watched, **how: Any) -> DistNeighborLoader:
+    options = CustomSamplerOptions(f"{__name__}.{sampler.__name__}", {})
     return DistNeighborLoader(
         GRAPH.dataset(), [2], num_workers=0, sampler_options=options, **how
     )  # fmt: skip
@@ -104,10 +106,9 @@ def test_it_samples_in_the_thread_that_asks() -> None:
     assert Watched.threads == {threading.current_thread()}
 
 
-def test_an_error_of_the_sampler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Watched, "fails", True)
+def test_an_error_of_the_sampler_is_named() -> None:
     with (
-        _watched() as loader,
+        _watched(Failing) as loader,
         pytest.raises(SamplingError, match=r"in this process, epoch 0, batch 0, .*on purpose"),
     ):
         next(iter(loader))

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.conditions import no_descriptors_but
 
-from gigl_loader.footprint import Footprint
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.tensors import as_array
+from gigl_loader.system import Footprint
 from gigl_loader.testing import open_files, wait_until
 
 

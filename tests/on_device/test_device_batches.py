@@ -17,6 +17,7 @@ from torch_geometric.data import Data
 from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
 from gigl_loader.dataset.placement import Placement, mapped
 from gigl_loader.errors import ConfigError
+from gigl_loader.loader.device_source import DeviceSource
 from gigl_loader.message import BatchTicket
 from gigl_loader.on_device.expansion import DeviceExpansion, DeviceRoots
 from gigl_loader.on_device.torch_kernels import TorchKernels
@@ -31,7 +32,7 @@ ONE: dict[str, Any] = {"batch_size": 4, "seed": 5, "num_workers": 0}
 
 @pytest.mark.parametrize("kernels", ["torch", "warp"])
 @pytest.mark.parametrize("name", sorted(set(CASES) - REFUSED))
-def test_the_bits_of_the_cpu(name: str, kernels: str) -> None:
+def test_the_bits_of_the_cpu(name: str, kernels: Any) -> None:
     case = CASES[name]
     dataset = case.partition(0, 1).to("cpu", kernels=kernels)
     assert cases.in_one_process(case, dataset, num_workers=0) == KNOWN[name]
@@ -69,6 +70,72 @@ def test_features_on_the_host_and_batches_at_once() -> None:
     with DistNeighborLoader(dataset, [3, 2], nodes, **ONE, worker_concurrency=1) as loader:
         loader.load_state_dict(at)
         assert [batch_digest(batch) for batch in loader] == rest
+
+
+@pytest.mark.parametrize("kernels", ["torch", "warp"])
+@pytest.mark.parametrize("cache", ["5%", "40%", "100%"])
+@pytest.mark.parametrize(
+    "name", ["nodes", "nodes, disjoint", "typed nodes", "links, binary", "typed anchors"]
+)
+def test_features_that_are_kept_have_the_same_bits(name: str, cache: str, kernels: Any) -> None:
+    case = CASES[name]
+    dataset = case.partition(0, 1).to("cpu", kernels=kernels, features="host", cache=cache)
+    assert cases.in_one_process(case, dataset, num_workers=0) == KNOWN[name]
+
+
+def test_rows_are_kept_until_their_next_use() -> None:
+    """Little more rows come from the host than for a cache that knows all that comes."""
+    nodes = torch.arange(cases.NODES)
+    fetched, wanted = {}, []
+    for cache in ("10%", "50%", "100%"):
+        dataset = small().to("cpu", kernels="torch", features="host", cache=cache)
+        with DistNeighborLoader(
+            dataset, [4, 3], nodes, **ONE, shuffle=True, with_edge=False
+        ) as loader:
+            wanted = [batch.n_id.unique() for _ in range(3) for batch in loader]
+            source = loader._source
+            assert isinstance(source, DeviceSource)
+            kept = source._sampler.kept
+            assert kept is not None
+            assert kept.hits + kept.misses == sum(one.numel() for one in wanted)
+            fetched[cache] = kept.misses
+    assert fetched["100%"] == torch.cat(wanted).unique().numel()  # each row once
+    assert fetched["100%"] < fetched["50%"] < fetched["10%"] < sum(map(len, wanted))
+    # Belady's rule over all three epochs is the least that any rule fetches
+    assert fetched["50%"] < 1.3 * optimum([one.tolist() for one in wanted], cases.NODES // 2)
+
+
+def optimum(batches: list[list[int]], slots: int) -> int:
+    """Return the rows that a cache fetches by Belady's rule, which knows all that comes."""
+    uses: dict[int, list[int]] = {}
+    for number, ids in enumerate(batches):
+        for one in ids:
+            uses.setdefault(one, []).append(number)
+    held: set[int] = set()
+    fetched = 0
+    for number, ids in enumerate(batches):
+        fetched += len(set(ids) - held)
+        later = {one: min((at for at in uses[one] if at > number), default=1 << 30)
+                 for one in held | set(ids)}  # fmt: skip
+        held = set(sorted(later, key=later.__getitem__)[:slots])
+    return fetched
+
+
+def test_an_epoch_that_is_broken_off_leaves_the_cache_right() -> None:
+    nodes, plain = torch.arange(cases.NODES), small()
+    with DistNeighborLoader(plain, [4, 3], nodes, **ONE) as loader:
+        known = [batch_digest(batch) for epoch in range(2) for batch in loader]
+    dataset = plain.to("cpu", kernels="torch", features="host", cache="30%")
+    with DistNeighborLoader(dataset, [4, 3], nodes, **ONE) as loader:
+        next(iter(loader))
+        loader.set_epoch(0)
+        found = []
+        for epoch in range(2):
+            for number, batch in enumerate(loader):
+                found.append(batch_digest(batch))
+                if not number and not epoch:
+                    loader(nodes[:5])  # at once, beside the epoch: the cache knows nothing of it
+    assert found == known
 
 
 def test_quantised_rows_are_widened(tmp_path: Path) -> None:
@@ -119,9 +186,13 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ConfigError, match="no torch device"):
         small().to("gpu")
     with pytest.raises(ConfigError, match=r'kernels must be None, "torch" or "warp"'):
-        small().to("cpu", kernels="cuda")
+        small().to("cpu", kernels="cuda")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match='features must be "device" or "host"'):
         small().to("cpu", kernels="torch", features="disk")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match='is for features="host"'):
+        small().to("cpu", kernels="torch", cache="20%")
+    with pytest.raises(ConfigError, match="cache as a share must be above 0%"):
+        small().to("cpu", kernels="torch", features="host", cache="0%")
     placed = small().to("cpu", kernels="torch")
     with pytest.raises(ConfigError, match=r"add num_workers=0"):
         DistNeighborLoader(placed, [2], nodes, batch_size=4)

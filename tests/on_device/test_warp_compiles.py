@@ -16,5 +16,12 @@ def test_all_kernels_compile_for(arch: int, tmp_path: Path) -> None:
     )
     assert any(path.suffix == ".cubin" and path.stat().st_size for path in made), made
     source = "".join(path.read_text() for path in tmp_path.glob("*.cu"))
-    kernels = ["_draw_uniform", "_draw_whole_rows", "_draw_with_replacement", "_enter", "_look_up"]
+    kernels = [
+        "_draw_uniform",
+        "_draw_whole_rows",
+        "_draw_with_replacement",
+        "_enter",
+        "_look_up",
+        "_gather",
+    ]
     assert all(f"{name}_" in source for name in kernels)

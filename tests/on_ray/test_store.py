@@ -20,7 +20,7 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.ray import start_graph_store
-from gigl_loader.ray.watchdog import Watchdog
+from gigl_loader.ray.actor import Watchdog
 from gigl_loader.testing import batch_digest, wait_until
 from gigl_loader.transport import Mode, Security
 from gigl_loader.transport.security import (

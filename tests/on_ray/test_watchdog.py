@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gigl_loader.ray.watchdog import Watchdog
+from gigl_loader.ray.actor import Watchdog
 
 SERVING = {"state": "serving", "generation": 1, "pid": 10}
 

@@ -12,10 +12,10 @@ from gigl_loader.graph_store import DistServer, RemoteReceivingChannel
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.membership import Leader
 from gigl_loader.remote.requests import ProducerRequest
 from gigl_loader.remote.storage_cluster import Cluster
+from gigl_loader.remote.storage_process import Endpoint
 from gigl_loader.transport import Security
 
 SECURITY = Security.local()

@@ -14,10 +14,10 @@ from store_cluster import HOST, tiny_graph
 from gigl_loader import DistDataset
 from gigl_loader.errors import ConfigError, ServerDiedError
 from gigl_loader.graph_store import DistServer
-from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.membership import Leader
 from gigl_loader.remote.requests import NodeIdsRequest
 from gigl_loader.remote.storage_cluster import Cluster
+from gigl_loader.remote.storage_process import Endpoint
 from gigl_loader.testing import wait_until
 
 pytestmark = pytest.mark.multiprocess

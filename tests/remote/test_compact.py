@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.remote.compact import Addresses, ByServer, Runs
 from gigl_loader.remote.membership import News
+from gigl_loader.remote.requests import Addresses, ByServer, Runs
 from gigl_loader.remote.shared import Clients
 from gigl_loader.transport.codec import decode, encode, read_header
 

@@ -16,9 +16,9 @@ from gigl_loader.commands import status
 from gigl_loader.errors import PeerError, ServerDiedError
 from gigl_loader.graph_store import DistServer, init_storage_process, run_storage_server
 from gigl_loader.remote.connection import ServerConnection
-from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.membership import Join, Leader, News, Role, WaitReport
 from gigl_loader.remote.storage_cluster import Cluster
+from gigl_loader.remote.storage_process import Endpoint
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import End, Security, listener
 from gigl_loader.transport.security import TOKEN_VARIABLE

@@ -18,7 +18,7 @@ from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import META
 from gigl_loader.options import SAME_MEMORY_VARIABLE
-from gigl_loader.remote import endpoint
+from gigl_loader.remote import storage_process
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field
 from gigl_loader.testing import Footprint, batch_tensors, one_rank, wait_until
@@ -43,7 +43,7 @@ WIDE = CustomSamplerOptions("test_epochs.WideSampler")
 def _serve(info, rank, folder):
     """As `serve`, with a log that says every moment how the server is."""
     logging.basicConfig(filename=folder / f"server{rank}.log", level=logging.INFO)
-    endpoint._HEALTH_EVERY_S = 0.2
+    storage_process._HEALTH_EVERY_S = 0.2
     serve(info, rank)
 
 

@@ -42,8 +42,6 @@ from gigl_loader.errors import (
 from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.compact import Runs
-from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.membership import Join, Leader, News, Role, Watch, check_same
 from gigl_loader.remote.requests import (
     EpochRequest,
@@ -51,10 +49,12 @@ from gigl_loader.remote.requests import (
     FetchRequest,
     Nothing,
     ProducerRequest,
+    Runs,
 )
 from gigl_loader.remote.server_rendezvous import Gather, Gathered
 from gigl_loader.remote.service import CALLS
 from gigl_loader.remote.storage_cluster import Cluster
+from gigl_loader.remote.storage_process import Endpoint
 from gigl_loader.testing import TinyGraph, batch_tensors, wait_until
 from gigl_loader.transport import Caller, Security
 

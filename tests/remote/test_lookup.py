@@ -23,9 +23,9 @@ from gigl_loader import (
 )
 from gigl_loader.graph_store import DistServer
 from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.membership import Leader
 from gigl_loader.remote.row_requests import merged_edges
+from gigl_loader.remote.storage_process import Endpoint
 from gigl_loader.testing import TinyGraph, wait_until
 
 PLAIN = TinyGraph.random(60, 400, seed=5)

@@ -19,8 +19,7 @@ from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions, KHopNeighborSamplerOptions
 from gigl_loader.remote import calls, requests
 from gigl_loader.remote.calls import SchemaMessage
-from gigl_loader.remote.compact import Runs
-from gigl_loader.remote.requests import EpochRequest, ProducerRequest
+from gigl_loader.remote.requests import EpochRequest, ProducerRequest, Runs
 from gigl_loader.remote.service import CALLS
 from gigl_loader.transport.codec import decode, encode, read_header
 

@@ -17,11 +17,11 @@ from gigl_loader.errors import (
 )
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote import membership, producers
-from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.remote.producers import (
     RemoteProducers,
     name_of_recovery,
 )
+from gigl_loader.remote.requests import NOBODY, Runs
 from gigl_loader.workers.producer import LINGER_S
 
 OPTIONS = EpochOptions(seed=1, timeout_s=0.1)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
-from gigl_loader.remote.compact import Runs
+from gigl_loader.remote.requests import Runs
 from gigl_loader.remote.server_rendezvous import (
     Gather,
     Gathered,

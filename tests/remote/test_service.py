@@ -12,11 +12,11 @@ from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.requests import (
     EpochRequest,
     FetchRequest,
     ProducerRequest,
+    Runs,
 )
 from gigl_loader.remote.shared import share_of_batches
 

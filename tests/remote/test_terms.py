@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.compact import ByServer
 from gigl_loader.remote.producers import Outcome, Proposal, settle, sum_up
+from gigl_loader.remote.requests import ByServer
 from gigl_loader.seeds import SeedsTold
 from gigl_loader.transport.failures import Failure, describe
 

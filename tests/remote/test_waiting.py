@@ -15,8 +15,8 @@ from gigl_loader.commands.storage import parse_serve
 from gigl_loader.errors import ConfigError, JoinRefusedError, PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.remote import client
-from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.storage_cluster import Cluster
+from gigl_loader.remote.storage_process import Endpoint
 from gigl_loader.testing import free_port, wait_until
 from gigl_loader.transport import Security
 

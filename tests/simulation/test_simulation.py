@@ -21,8 +21,7 @@ from support.simulation import (
 )
 
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.compact import Runs
-from gigl_loader.remote.requests import ProducerRequest
+from gigl_loader.remote.requests import ProducerRequest, Runs
 from gigl_loader.remote.shared import OwnBatches, share_of_batches
 from gigl_loader.workers.sampled_input import epoch_order
 
@@ -146,7 +145,7 @@ def test_start_up_does_not_grow_with_ranks_and_servers() -> None:
         means.append(sum(rank.messages_at_start for rank in followers) / len(followers))
         assert max(rank.connections for rank in followers) <= 2
     assert means[1] <= 1.5 * means[0]
-    # of each server an address takes 16 bytes and an incarnation 40: see `remote.compact`
+    # of each server an address takes 16 bytes and an incarnation 40: see `remote.requests`
     assert 0 < held[0].rank < held[1].rank < held[0].rank + 9 * 100
     assert 0 < held[0].server < held[1].server < held[0].server + 9 * 200
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import util
 from typing import Any
 
-from gigl_loader import footprint, processes
+from gigl_loader import processes, system
 from gigl_loader.errors import ProtocolError
 from gigl_loader.workers import pipe, pool
 
@@ -42,7 +42,7 @@ NAME = "gigl-zygote"
 """What a zygote is called in ``/proc/<pid>/comm``."""
 _VARIABLE = "GIGL_LOADER_TESTS_FORK"
 """Set where each `ForkedProcess` is to have a zygote."""
-footprint.IGNORED.add(NAME)
+system.IGNORED.add(NAME)
 
 _libc = ctypes.CDLL(None)
 

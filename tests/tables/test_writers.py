@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,50 +97,21 @@ def test_a_killed_run_does_not_keep_the_next_one_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", ["owners", "sort", "ids"])
 def test_a_table_that_changes_within_a_run_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+    tmp_path: Path, before_stage: Callable[..., None], stage: str
 ) -> None:
-    from gigl_loader.tables.resumable import ResumableJob
-
     given = _tables(tmp_path / "tables") | {"root": str(tmp_path / "graph")}
-    step = ResumableJob.step
-    changed: list[str] = []
-
-    def changing(job: ResumableJob, name: str, make):
-        if name.startswith(f"{stage}/") and not changed:
-            changed.append(name)
-            # as large as before: only the time tells
-            os.utime(given["edges"], ns=(1, 1))
-        return step(job, name, make)
-
-    steps = ResumableJob.steps
-
-    def changing_many(job: ResumableJob, makes):
-        if any(name.startswith(f"{stage}/") for name in makes):
-            os.utime(given["edges"], ns=(1, 1))
-        return steps(job, makes)
-
-    monkeypatch.setattr(ResumableJob, "step", changing)
-    monkeypatch.setattr(ResumableJob, "steps", changing_many)
+    # as large as before: only the time tells
+    before_stage(stage, lambda: os.utime(given["edges"], ns=(1, 1)))
     with pytest.raises(ConfigError, match=r"changed since the run began: .*/edges\.parquet;"):
         _partition(given)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tables"], "nothing half is left"
-    monkeypatch.undo()
     _partition(given)
 
 
 def test_a_table_that_is_replaced_by_something_unreadable_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, before_stage: Callable[..., None]
 ) -> None:
-    from gigl_loader.tables.resumable import ResumableJob
-
     given = _tables(tmp_path / "tables") | {"root": str(tmp_path / "graph")}
-    steps = ResumableJob.steps
-
-    def changing(job: ResumableJob, makes):
-        if any(name.startswith("map/") for name in makes):
-            Path(given["edges"]).write_bytes(b"no parquet")
-        return steps(job, makes)
-
-    monkeypatch.setattr(ResumableJob, "steps", changing)
+    before_stage("map", lambda: Path(given["edges"]).write_bytes(b"no parquet"))
     with pytest.raises(ConfigError, match=r"changed since the run began: .*/edges\.parquet;"):
         _partition(given)

@@ -19,7 +19,7 @@ from _chaos_plan import ALONE, Fault, Plan
 from _cluster import HOST, Job, Store, children_of, end, workers_below
 from _machines import ADDRESSES, Link, Machines
 
-from gigl_loader.footprint import IGNORED
+from gigl_loader.system import IGNORED
 from gigl_loader.testing import Footprint, wait_until
 from gigl_loader.transport.certs import make_folder, token
 

@@ -25,9 +25,9 @@ from gigl_loader import (
     partition_graph,
 )
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
-from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.layers import ChunkReader, Reads
 from gigl_loader.inference.sources import PartitionGraph
+from gigl_loader.ranks import RankExchange
 
 RANKS = 2
 WAYS = ("ranks", "pyg", "sampling")

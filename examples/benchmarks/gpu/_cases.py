@@ -32,7 +32,7 @@ class Case:
 
     name: str
     device: str
-    kernels: str | None
+    kernels: Any
     nodes: int
     degree: int
     dim: int

@@ -1,6 +1,6 @@
 """A simulated job: storage servers and ranks, running the package's own coordination code.
 
-What runs as it is: joining and leaving (`remote.endpoint`, `jobs`, `storage_cluster`), the
+What runs as it is: joining and leaving (`remote.storage_process`, `jobs`, `storage_cluster`), the
 rendezvous of the servers, producers and who leads their creation (`remote.source`, `service`), what
 servers agree on before their workers talk (`workers.agreement`), the schedule of batches
 (`workers.producer` and what it is made of, `remote.shared`), the channel, the epoch over all ranks
@@ -37,7 +37,6 @@ from gigl_loader.remote import (
     batch_transfer,
     client,
     connection,
-    endpoint,
     filling_channel,
     membership,
     presence,
@@ -50,12 +49,13 @@ from gigl_loader.remote import (
     shared,
     source,
     storage_cluster,
-)  # fmt: skip
-from gigl_loader.remote.endpoint import Endpoint
+    storage_process,
+)
 from gigl_loader.remote.membership import Leader
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.source import RemoteSource
 from gigl_loader.remote.storage_cluster import Cluster
+from gigl_loader.remote.storage_process import Endpoint
 from gigl_loader.rowcache import tables as tables
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Security
@@ -71,7 +71,7 @@ from support.simulation.workers import SimulatedMemory, SimulatedPool
 from support.simulation.world import Process, World
 
 _MODULES = (
-    agreement, batch_transfer, client, storage_cluster, endpoint, iterator, connection,
+    agreement, batch_transfer, client, storage_cluster, storage_process, iterator, connection,
     loader_world, membership, presence, producer, producers, receiving_channel, recovery,
     server_rendezvous, row_requests, filling_channel, sampled_input, service, shared,
     producer_table, source, tables, tasks,

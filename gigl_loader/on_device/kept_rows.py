@@ -1,0 +1,142 @@
+"""Features that lie on the host, kept on the device until their next use.
+
+::
+
+    a batch was drawn    add():   the cache learns which rows it will need
+    its turn has come    plan():  which rows are here, which come, which of these take whose slot
+                         rows():  copied out of slots; read on the host; written to slots
+
+Which rows are kept is decided as for rows of other machines, by `gigl_loader.rowcache.cache`; only
+the slots lie elsewhere. One thread plans, and one stream copies, in the order of the plans, so a
+slot has what the plan says when a copy reads it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import Tensor
+
+from gigl_loader.dataset.view import PartitionView, Rows
+from gigl_loader.device.memory import DeviceMemory
+from gigl_loader.memory.segments import Array
+from gigl_loader.on_device.kernels import Kernels
+from gigl_loader.rowcache.cache import MISSING, RowCache
+from gigl_loader.rowcache.tables import (
+    WINDOW,
+    CacheMemory,
+    Matrix,
+    Owner,
+    owner_of,
+    segment_bytes,
+    tables_of,
+)
+
+
+@dataclass(frozen=True)
+class KeptPlan:
+    """What one batch does with the rows of one owner."""
+
+    hits: Tensor
+    """``[h]`` int64, positions of the batch whose rows are in slots."""
+    hit_slots: Tensor
+    missing: Tensor
+    """``[m]`` int64, positions whose rows come from the host."""
+    stored: Tensor
+    """``[s]`` int64, which of the missing ones are kept."""
+    stored_slots: Tensor
+
+
+class KeptRows:
+    """The cache of one loader.
+
+    Args:
+        view: The graph, placed: features on the host, the rest on the device.
+        kinds: Kinds of features that batches have.
+        size: Bytes, or as a float the share of all rows.
+        kernels: Of the device.
+        memory: Of the device.
+    """
+
+    def __init__(
+        self, view: PartitionView[Tensor], kinds: tuple[str, ...], size: int | float,
+        kernels: Kernels, memory: DeviceMemory,
+    ) -> None:  # fmt: skip
+        self._kernels, self._memory = kernels, memory
+        self._rows: dict[Matrix, Rows[Tensor]] = {}
+        matrices: dict[Owner, dict[Matrix, tuple[str, tuple[int, ...]]]] = {}
+        counts: dict[Owner, int] = {}
+        num_ids: dict[Owner, int] = {}
+        for kind in kinds:
+            for name, rows in getattr(view, kind).items():
+                owner, shape = owner_of(kind, name), tuple(rows.values.shape[1:])
+                if 0 in shape or not rows.values.shape[0]:
+                    continue
+                self._rows[kind, name] = rows
+                matrices.setdefault(owner, {})[kind, name] = rows.dtype, shape
+                counts[owner] = rows.values.shape[0]
+                num_ids[owner] = view.num_nodes.get(owner[1], counts[owner])  # type: ignore[arg-type]
+        tables = tables_of(matrices, num_ids, counts, size)
+        self._slots = {
+            matrix: self._rows[matrix].values.new_empty(
+                (tables[owner].capacity, *self._rows[matrix].values.shape[1:]),
+                device=memory.device,
+            )
+            for owner, some in matrices.items()
+            for matrix in some
+        }
+        # without matrices: the tables decide, the rows are on the device
+        tables = {owner: replace(table, matrices={}) for owner, table in tables.items()}
+        segment = np.zeros(segment_bytes(tables), np.uint8)
+        self._cache = RowCache(CacheMemory(segment, tables))
+        self._cache.initialise()
+        self._user = self._cache.join()
+        self.window = WINDOW * max((table.capacity for table in tables.values()), default=0)
+        """Rows that the batches known ahead are to ask for."""
+        self.hits = self.misses = 0
+
+    @property
+    def owners(self) -> set[Owner]:
+        """Whose rows are kept."""
+        return set(self._cache.tables)
+
+    def matrices(self, owner: Owner) -> list[Matrix]:
+        """Return the matrices of an owner."""
+        return [matrix for matrix in self._rows if owner_of(*matrix) == owner]
+
+    def add(self, wanted: Mapping[Owner, Array]) -> int:
+        """Say which rows a batch is going to need, by distinct ids; return its number."""
+        return self._cache.add(self._user, wanted)
+
+    def forget(self, number: int) -> None:
+        """Say that a batch is not going to be filled."""
+        self._cache.forget(number)
+
+    def plan(self, number: int, wanted: Mapping[Owner, Array]) -> dict[Owner, KeptPlan]:
+        """Decide what is kept of the batch whose turn it is."""
+        found = {}
+        for owner, slots in self._cache.plan(number, wanted).items():
+            hits = np.flatnonzero(slots >= 0)
+            missing = np.flatnonzero(slots < 0)
+            stored = np.flatnonzero(slots[missing] < MISSING)
+            self.hits += hits.size
+            self.misses += missing.size
+            found[owner] = KeptPlan(*(
+                self._uploaded(one)
+                for one in (hits, slots[hits], missing, stored, -2 - slots[missing][stored])
+            ))  # fmt: skip
+        return found
+
+    def rows(self, matrix: Matrix, ids: Tensor, plan: KeptPlan) -> Tensor:
+        """Return the rows of ``ids`` (``[n]`` int64, on the device), as planned for these."""
+        rows, slots = self._rows[matrix], self._slots[matrix]
+        # before anything is written: a slot may be given to another row by this same plan
+        out = slots.new_empty((ids.numel(), *slots.shape[1:]))
+        out.index_copy_(0, plan.hits, slots.index_select(0, plan.hit_slots))
+        came = self._kernels.gather(rows.values, rows.locate(ids.index_select(0, plan.missing)))
+        out.index_copy_(0, plan.missing, came)
+        slots.index_copy_(0, plan.stored_slots, came.index_select(0, plan.stored))
+        return out
+
+    def _uploaded(self, array: Array) -> Tensor:
+        return self._memory.uploaded_array(array.astype(np.int64))
