@@ -50,7 +50,7 @@ class SeedLayout:
     triplets: bool = False
     """Seed edges have negatives as triplets."""
     supervision: tuple[EdgeType, ...] = ()
-    """What anchors have labels of; empty: seeds are no anchors."""
+    """Supervision edge types of anchors; empty: seeds are no anchors."""
     typed: bool = False
 
     def count(self, message: SampleMessage) -> int:

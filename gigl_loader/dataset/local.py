@@ -459,7 +459,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
 
     @property
     def placement(self) -> Placement | None:
-        """Where loaders sample this dataset; None: on the host."""
+        """The device that loaders sample this dataset on; None: the host."""
         return self._placement
 
     # --- rows of all partitions -------------------------------------------------------------------

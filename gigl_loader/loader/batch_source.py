@@ -1,8 +1,9 @@
-"""The seam between a loader and what samples for it: one source of batches, of three kinds.
+"""The seam between a loader and its source of batches, of which there are three kinds.
 
 ::
 
     this process            InProcessSource        loader/in_process.py
+      and its GPU           DeviceSource           loader/device_source.py
     a pool of workers       DistSamplingProducer   workers/producer.py
     a graph store           RemoteSource           remote/source.py
 

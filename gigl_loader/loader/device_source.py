@@ -33,7 +33,7 @@ from gigl_loader.message import (
     SampleMessage,
 )
 from gigl_loader.on_device.choose import kernels_for
-from gigl_loader.on_device.sampler import DeviceSampler, Drawn, Launched, check_plan, checked
+from gigl_loader.on_device.sampler import CutBatch, DeviceSampler, Launched, check_plan, checked
 from gigl_loader.options import EpochOptions, SamplerOptions
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.workers.agreement import StartTurns
@@ -208,14 +208,14 @@ class _UnderWay:
     message: SampleMessage
     nbytes: int
     seconds: float
-    """What launching it took the host."""
+    """Seconds of the host to launch it."""
 
 
 @dataclass(frozen=True)
 class _Drawn:
     """A batch of which only the rows are missing."""
 
-    drawn: Drawn
+    drawn: CutBatch
     message: SampleMessage
     nbytes: int
     seconds: float

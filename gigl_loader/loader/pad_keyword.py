@@ -30,7 +30,7 @@ from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
 from gigl_loader.sampler.edges import TRIPLET
 
 SPLIT, BOUND = "split", "bound"
-"""What becomes of a batch that is larger than the sizes given."""
+"""Treatments of a batch that is larger than the sizes given."""
 _SIZES, _LARGER = ("nodes", "edges"), "larger"
 _OF_EDGES, _OF_ANCHORS = "edge_sampler", "anchor_sampler"
 
@@ -295,7 +295,7 @@ class _PaddedGraph:
 
 
 class _Seeds:
-    """What batches of a loader start with."""
+    """The roots that batches of a loader start with."""
 
     def __init__(
         self, sampler: SamplerClass | None, inputs: Sequence[Any], schema: DatasetSchema

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.on_device.kernels import Kernels
+from gigl_loader.on_device.device_kernels import Kernels
 from gigl_loader.on_device.torch_kernels import TorchKernels
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from torch import Tensor
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.memory.segments import Array
-from gigl_loader.on_device.kernels import Kernels
+from gigl_loader.on_device.device_kernels import Kernels
 from gigl_loader.rowcache.cache import MISSING, RowCache
 from gigl_loader.rowcache.tables import (
     WINDOW,
@@ -35,7 +35,7 @@ from gigl_loader.rowcache.tables import (
 
 @dataclass(frozen=True)
 class KeptPlan:
-    """What one batch does with the rows of one owner."""
+    """The plan of one batch for the rows of one owner."""
 
     hits: Tensor
     """``[h]`` int64, positions of the batch whose rows are in slots."""

@@ -40,15 +40,15 @@ from gigl_loader.message import (
     Field,
     key,
 )
-from gigl_loader.on_device.expansion import (
+from gigl_loader.on_device.device_expansion import (
     DeviceExpansion,
     DeviceRoots,
     Grown,
     SampledEdges,
     pair_keys,
 )
+from gigl_loader.on_device.device_kernels import Kernels
 from gigl_loader.on_device.kept_rows import KeptRows
-from gigl_loader.on_device.kernels import Kernels
 from gigl_loader.rowcache.tables import Matrix, Owner
 from gigl_loader.sampler.neighbor import NeighborSampler, attribute_names
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SamplingPlan
@@ -90,7 +90,7 @@ class Launched:
 
 
 @dataclass
-class Drawn:
+class CutBatch:
     """A batch whose nodes and edges are known, without rows."""
 
     request: SampleRequest
@@ -102,7 +102,7 @@ class Drawn:
     """Whose features are kept: the ids of a batch, on the host once ``event`` has passed."""
     event: Any
     number: int = -1
-    """Of the cache; -1: it does not know this batch."""
+    """Number of the batch in the cache; -1: it has none."""
     wanted: dict[Owner, Array] = field(default_factory=dict)
     """``ids``, each once."""
     places: dict[Owner, Array] = field(default_factory=dict)
@@ -184,11 +184,11 @@ class DeviceSampler:
 
     # -- finish ------------------------------------------------------------------------------------
 
-    def has_come(self, under_way: Launched | Drawn) -> bool:
+    def has_come(self, under_way: Launched | CutBatch) -> bool:
         """Return whether the next step of a batch would not wait."""
         return self._memory.has_passed(under_way.event)
 
-    def cut(self, launched: Launched) -> Drawn:
+    def cut(self, launched: Launched) -> CutBatch:
         """Return a batch cut to the nodes and edges there are; waits for its counts.
 
         Raises:
@@ -204,7 +204,7 @@ class DeviceSampler:
                 # without the places that were not used, as batches are many now
                 keys = {name: one.clone() for name, one in keys.items()}
                 ids = self._ids_of_kept(self.kept.owners, keys, edges)
-            return Drawn(
+            return CutBatch(
                 launched.request, keys, per_hop, edges, launched.seeds, ids, self._memory.mark()
             )
 
@@ -223,7 +223,7 @@ class DeviceSampler:
                 found["edge", edge_type] = self._memory.downloaded(ids)
         return found
 
-    def tell(self, drawn: Drawn) -> None:
+    def tell(self, drawn: CutBatch) -> None:
         """Tell the cache which rows a batch needs, after all batches before it.
 
         Raises:
@@ -241,12 +241,12 @@ class DeviceSampler:
         """Return whether the cache would keep better if more than ``ahead`` batches were known."""
         return self.kept is not None and ahead * self._rows_of_a_batch < self.kept.window
 
-    def forget(self, drawn: Drawn) -> None:
+    def forget(self, drawn: CutBatch) -> None:
         """Tell the cache that a batch is not going to be finished."""
         if self.kept is not None and drawn.number >= 0:
             self.kept.forget(drawn.number)
 
-    def finish(self, drawn: Drawn) -> tuple[dict[str, Tensor], DeviceTensors]:
+    def finish(self, drawn: CutBatch) -> tuple[dict[str, Tensor], DeviceTensors]:
         """Return the tensors of a batch that stay on the host, and those on the device."""
         with self._memory.in_use():
             features = {} if drawn.number < 0 else self._kept_features(drawn)
@@ -270,7 +270,7 @@ class DeviceSampler:
             "if a step of the model really takes that long, raise `timeout`"
         )
 
-    def _kept_features(self, drawn: Drawn) -> dict[Matrix, Tensor]:
+    def _kept_features(self, drawn: CutBatch) -> dict[Matrix, Tensor]:
         """Return the features of a batch, as far as the cache has them."""
         assert self.kept is not None, "there is a cache"
         found = {}
@@ -282,7 +282,7 @@ class DeviceSampler:
         return found
 
     def _add_nodes(
-        self, found: dict[str, Tensor], node_type: NodeType, name: Any, drawn: Drawn,
+        self, found: dict[str, Tensor], node_type: NodeType, name: Any, drawn: CutBatch,
         features: dict[Matrix, Tensor],
     ) -> None:  # fmt: skip
         keys, view = drawn.keys[node_type], self._view

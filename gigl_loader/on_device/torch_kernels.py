@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.view import TimeOrder
-from gigl_loader.on_device.kernels import DeviceDraw, DeviceDrawn, DeviceLabels
+from gigl_loader.on_device.device_kernels import DeviceDraw, DeviceDrawn, DeviceLabels
 from gigl_loader.on_device.torch_numbers import row_keys, units
 from gigl_loader.on_device.torch_weighted import draw_whole_rows
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gigl_loader.on_device.kernels import DeviceDraw
+from gigl_loader.on_device.device_kernels import DeviceDraw
 from gigl_loader.on_device.torch_numbers import exponentials, row_keys, units
 
 _BLOCK = 256

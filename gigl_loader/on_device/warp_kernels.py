@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.on_device.kernels import DeviceDraw, DeviceDrawn
+from gigl_loader.on_device.device_kernels import DeviceDraw, DeviceDrawn
 from gigl_loader.on_device.torch_kernels import TorchKernels
 from gigl_loader.sampler.weighted_kernels import (
     EXPONENT_OF_ONE,
@@ -489,7 +489,7 @@ _WORDS: dict[int, tuple[torch.dtype, Any]] = {
     4: (torch.int32, wp.int32),
     1: (torch.uint8, wp.uint8),
 }
-"""What rows are copied by, whatever is in them, by size in bytes."""
+"""Types of the words that rows are copied by, by size in bytes."""
 for _, _word in _WORDS.values():  # named: kernels are compiled ahead of time, too
     wp.overload(_gather, {"values": wp.array2d[_word], "out": wp.array2d[_word]})
 

@@ -20,7 +20,7 @@ _HELD = 2
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """What a GPU has to hold, in bytes by part."""
+    """Bytes of a GPU's memory by part."""
 
     gpu_gb: float
     """10**9 bytes of memory that it has."""

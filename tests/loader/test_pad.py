@@ -252,6 +252,8 @@ def test_parts_of_all_kinds_hold_each_seed_once_with_what_is_told_of_it(name: st
     for field in ("edge_label_index", "src_index", "dst_pos_index", "dst_neg_index"):
         if field in whole[0]:
             assert sorted(_told(parts, field)) == sorted(_told(whole, field))
+    if name == "links, binary":
+        assert _negatives(parts) == _negatives(whole), "each goes with its seed edge"
     if "seed_time" in whole[0]:
         times = [torch.cat([one.seed_time for one in batches]) for batches in (parts, whole)]
         assert torch.equal(*times)
@@ -271,6 +273,16 @@ def _told(batches: list[Any], field: str) -> list[Any]:
         found = batch.n_id[batch[field]]
         ids += found.t().tolist() if field == "edge_label_index" else found.tolist()
     return ids
+
+
+def _negatives(batches: list[Any]) -> dict[int, list[int]]:
+    """Return the negative of each seed edge, of which there is one."""
+    found: dict[int, list[int]] = {}
+    for batch in batches:
+        edges = batch.input_id.tolist()
+        negatives = batch.n_id[batch.edge_label_index[:, len(edges) :]].t().tolist()
+        found.update(zip(edges, negatives, strict=True))
+    return found
 
 
 def _labels(batches: list[Any]) -> list[Any]:

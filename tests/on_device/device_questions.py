@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from gigl_loader.dataset.view import Adjacency, PartitionView, TimeOrder, keys_of
-from gigl_loader.on_device.kernels import DeviceDraw, Kernels
+from gigl_loader.on_device.device_kernels import DeviceDraw, Kernels
 from gigl_loader.sampler.plan import Asked, Draw
 from gigl_loader.sampler.reader import LocalReader
 

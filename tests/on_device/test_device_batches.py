@@ -19,7 +19,7 @@ from gigl_loader.dataset.placement import Placement, mapped
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.device_source import DeviceSource
 from gigl_loader.message import BatchTicket
-from gigl_loader.on_device.expansion import DeviceExpansion, DeviceRoots
+from gigl_loader.on_device.device_expansion import DeviceExpansion, DeviceRoots
 from gigl_loader.on_device.torch_kernels import TorchKernels
 from gigl_loader.options import FeatureStoreOptions
 from gigl_loader.sampler.plan import SamplingPlan

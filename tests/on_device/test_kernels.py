@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.dataset.view import Adjacency, TimeOrder
-from gigl_loader.on_device.kernels import DeviceLabels, Kernels
+from gigl_loader.on_device.device_kernels import DeviceLabels, Kernels
 from gigl_loader.on_device.torch_kernels import TorchKernels
 from gigl_loader.on_device.torch_numbers import mix, signed
 from gigl_loader.on_device.warp_kernels import WarpKernels

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as ShapeOfValues
 
 from gigl_loader.dataset.view import Adjacency, TimeOrder
-from gigl_loader.on_device.kernels import DeviceDraw, DeviceLabels
+from gigl_loader.on_device.device_kernels import DeviceDraw, DeviceLabels
 from gigl_loader.on_device.torch_kernels import TorchKernels
 from gigl_loader.sampler.plan import Draw
 

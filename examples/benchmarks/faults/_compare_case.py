@@ -265,12 +265,19 @@ ROWS = {
 
 def main() -> None:
     contestant, row = sys.argv[1:]
+    version = ""
     try:
-        say(version=importlib.metadata.version(PACKAGES[contestant]))
+        version = importlib.metadata.version(PACKAGES[contestant])
+        say(version=version)
         outcome = ROWS[row](CONTESTANTS[contestant])
     except ImportError as error:
         outcome = f"not run: {str(error).splitlines()[-1][-100:]}"
-    say(version=importlib.metadata.version(PACKAGES[contestant]), fault=True, outcome=outcome)
+        if contestant == "glt":  # its native library names a missing symbol, which says nothing
+            outcome = (
+                "not run: needs graphlearn-torch and a CUDA build of torch 2.4 to 2.6 "
+                "(--python-glt PYTHON)"
+            )
+    say(version=version, fault=True, outcome=outcome)
 
 
 if __name__ == "__main__":

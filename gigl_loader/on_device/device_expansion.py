@@ -16,7 +16,7 @@ from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
 from gigl_loader.message import BatchTicket
-from gigl_loader.on_device.kernels import DeviceDraw, DeviceLabels, Kernels
+from gigl_loader.on_device.device_kernels import DeviceDraw, DeviceLabels, Kernels
 from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
 from gigl_loader.sampler.expansion import draw_of
 from gigl_loader.sampler.plan import SamplingPlan
@@ -28,7 +28,7 @@ _MOST_PLACES = 1 << 28
 
 @dataclass(frozen=True)
 class DeviceRoots:
-    """What a batch starts from, on the device."""
+    """The roots of a batch, on the device."""
 
     keys: dict[NodeType, Tensor]
     """``[num_roots]`` int64, in the order of their labels, repeats too; see `DeviceLabels.keys`."""
@@ -58,7 +58,7 @@ class _Edges:
     offsets: list[Tensor] = field(default_factory=list)
     valid: list[Tensor] = field(default_factory=list)
     counts: list[Tensor] = field(default_factory=list)
-    """Of each hop, ``[]`` int64."""
+    """Edges of each hop, ``[]`` int64."""
 
 
 @dataclass(frozen=True)
