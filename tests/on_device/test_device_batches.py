@@ -203,6 +203,8 @@ def test_mistakes_are_named() -> None:
         small().to("cpu", kernels="torch", cache="20%")
     with pytest.raises(ConfigError, match="cache as a share must be above 0%"):
         small().to("cpu", kernels="torch", features="host", cache="0%")
+    with pytest.raises(ConfigError, match="on the CPU there is one memory"):
+        small().to("cpu", cache="20%", features="host")
     placed = small().to("cpu", kernels="torch")
     with pytest.raises(ConfigError, match=r"add num_workers=0"):
         DistNeighborLoader(placed, [2], nodes, batch_size=4)
