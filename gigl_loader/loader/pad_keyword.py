@@ -295,7 +295,7 @@ class _PaddedGraph:
 
 
 class _Seeds:
-    """What batches of a loader start with."""
+    """The roots that batches of a loader start with."""
 
     def __init__(
         self, sampler: SamplerClass | None, inputs: Sequence[Any], schema: DatasetSchema

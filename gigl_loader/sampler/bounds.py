@@ -24,9 +24,9 @@ class BatchBounds:
     edges_per_hop: dict[EdgeType, tuple[int, ...]]
     """``[hops]``: the edges that each hop can draw."""
     nodes: dict[NodeType, int]
-    """Of all hops together."""
+    """The total over all hops."""
     edges: dict[EdgeType, int]
-    """Of all hops together."""
+    """The total over all hops."""
 
 
 def batch_bounds(
