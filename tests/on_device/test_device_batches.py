@@ -39,6 +39,14 @@ def test_the_bits_of_the_cpu(name: str, kernels: Any) -> None:
     assert cases.in_one_process(case, dataset, num_workers=0) == KNOWN[name]
 
 
+def test_padded_batches_are_those_of_the_cpu() -> None:
+    nodes, found = torch.arange(30), []
+    for dataset in (small(), small().to("cpu", kernels="torch")):
+        with DistNeighborLoader(dataset, [3, 2], nodes, **ONE, pad=True) as loader:
+            found.append([batch_digest(batch) for batch in loader])
+    assert found[0] == found[1]
+
+
 @pytest.mark.multiprocess
 def test_two_ranks_with_a_device_each(tmp_path: Path) -> None:
     names, ranks = ["nodes", "typed anchors", "links, triplet"], tmp_path / "ranks"
