@@ -92,6 +92,39 @@ def test_edges_past_two_thousand_million(tmp_path: Path) -> None:
         question.check(TorchKernels(CPU), np.zeros(len(ids), bool), largest_degree=second)
 
 
+def test_of_equal_numbers_the_earlier_position_is_drawn() -> None:
+    """Two neighbours whose 53 bits are equal are made by undoing the hash; chance makes none."""
+    key = 2**63 + 5
+    large, small = 0xF123456789ABC, 0x123456789AB
+    twins = [one for low in range(2048) if (one := _neighbor_of(large << 11 | low, key)) < 2**63]
+    other = next(
+        one for low in range(2048) if (one := _neighbor_of(small << 11 | low, key)) < 2**63
+    )
+    indices = np.array([twins[0], twins[1], other])
+    view = view_of(Adjacency(np.array([0, 3]), indices, None, None, first_edge=0), 1)
+    question = Question(view, draw_of(2, key, labor=True), np.zeros(1, np.int64), None)
+    assert question.on_cpu()[0].tolist() == [0, 2]
+    for kernels in ALL:
+        question.check(kernels, np.zeros(1, bool))
+
+
+def _neighbor_of(bits: int, key: int) -> int:
+    """Return the neighbour whose first number under ``key`` is made of ``bits``."""
+    row_key = (_unmix(bits) - 0x9E3779B97F4A7C15) % 2**64
+    node = (_unmix(_unmix(row_key) ^ key) - 0x9E3779B97F4A7C15) % 2**64
+    return node * pow(0xD6E8FEB86659FD93, -1, 2**64) % 2**64
+
+
+def _unmix(value: int) -> int:
+    """Undo `compiled.mix`."""
+    for shift, factor in [(31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)]:
+        mixed = value
+        for _ in range(3):
+            value = mixed ^ (value >> shift)
+        value = value * pow(factor, -1, 2**64) % 2**64
+    return value
+
+
 @given(value=KEYS)
 def test_shifts_pull_in_no_sign(value: int) -> None:
     found = mix(torch.tensor([signed(value)]))

@@ -17,10 +17,10 @@ from functools import partial
 
 import numpy as np
 import torch
-from gigl_loader.on_device.kernels import DeviceDraw
 
 from gigl_loader.dataset.view import Adjacency, PartitionView
 from gigl_loader.on_device.choose import kernels_for
+from gigl_loader.on_device.device_kernels import DeviceDraw
 from gigl_loader.sampler.plan import Draw
 from gigl_loader.sampler.reader import LocalReader
 
