@@ -74,8 +74,8 @@ nitpick_ignore_regex = [
     (
         "py:class",
         r"gigl_loader\..*\.(Attempt|Backend|CacheOptions|Cluster|EpochOptions|EpochRequest|"
-        r"FetchRequest|MessageMemory|PartitionAnswers|PartitionFacts|PartitionView|"
-        r"ProducerRequest|RangeBook|Received|Rendezvous|Security|StoreLookup)",
+        r"FetchRequest|MessageMemory|Padding|PartitionAnswers|PartitionFacts|PartitionView|"
+        r"Placement|ProducerRequest|RangeBook|Received|Rendezvous|Security|StoreLookup)",
     ),
 ]
 

@@ -39,7 +39,7 @@ from gigl_loader.message import (
 
 @dataclass(frozen=True, kw_only=True)
 class SeedLayout:
-    """Where the seeds of a batch are, of each kind of loader; types as a batch names them."""
+    """Positions of the seeds of a batch, by kind of loader; types as a batch names them."""
 
     input_type: NodeType | None
     """Type of the seeds, or of the sources of seed edges; None: homogeneous."""

@@ -450,6 +450,11 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         view = self.view()
         target = existing_device(device)
         if target.type == "cpu" and kernels is None:
+            if features != "device" or cache is not None:
+                raise ConfigError(
+                    f"features={features!r} and cache={cache!r} are for a GPU: on the CPU there is "
+                    "one memory; leave them out"
+                )
             self._placement = None
             return self
         placement = Placement(target, features, kernels, cache)

@@ -33,7 +33,8 @@ def existing_device(device: Any) -> torch.device:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device={device!r} is no torch device: {error}") from None
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device={device!r} is no torch device: {reason}") from None
     if found.type not in ("cpu", "cuda"):
         raise ConfigError(f"device={device!r}: graphs are sampled on CUDA devices or on the CPU")
     if found.type == "cpu":

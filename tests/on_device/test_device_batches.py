@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import device_jobs
 import digest_cases as cases
 import pytest
 import torch
@@ -23,7 +24,7 @@ from gigl_loader.on_device.device_expansion import DeviceExpansion, DeviceRoots
 from gigl_loader.on_device.torch_kernels import TorchKernels
 from gigl_loader.options import FeatureStoreOptions
 from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.testing import batch_digest
+from gigl_loader.testing import batch_digest, run_ranks
 
 KNOWN = json.loads((Path(cases.__file__).parent / "digests.json").read_text())
 REFUSED = {"nodes, ppr", "nodes, bidirectional", "subgraphs", "typed subgraphs"}
@@ -36,6 +37,23 @@ def test_the_bits_of_the_cpu(name: str, kernels: Any) -> None:
     case = CASES[name]
     dataset = case.partition(0, 1).to("cpu", kernels=kernels)
     assert cases.in_one_process(case, dataset, num_workers=0) == KNOWN[name]
+
+
+def test_padded_batches_are_those_of_the_cpu() -> None:
+    nodes, found = torch.arange(30), []
+    for dataset in (small(), small().to("cpu", kernels="torch")):
+        with DistNeighborLoader(dataset, [3, 2], nodes, **ONE, pad=True) as loader:
+            found.append([batch_digest(batch) for batch in loader])
+    assert found[0] == found[1]
+
+
+@pytest.mark.multiprocess
+def test_two_ranks_with_a_device_each(tmp_path: Path) -> None:
+    names, ranks = ["nodes", "typed anchors", "links, triplet"], tmp_path / "ranks"
+    ranks.mkdir()
+    run_ranks(device_jobs.of_a_rank, tmp_path, names, world_size=2, tmp_path=ranks)
+    for name in names:
+        assert cases.read(tmp_path, name) == KNOWN[name], name
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -193,6 +211,8 @@ def test_mistakes_are_named() -> None:
         small().to("cpu", kernels="torch", cache="20%")
     with pytest.raises(ConfigError, match="cache as a share must be above 0%"):
         small().to("cpu", kernels="torch", features="host", cache="0%")
+    with pytest.raises(ConfigError, match="on the CPU there is one memory"):
+        small().to("cpu", cache="20%", features="host")
     placed = small().to("cpu", kernels="torch")
     with pytest.raises(ConfigError, match=r"add num_workers=0"):
         DistNeighborLoader(placed, [2], nodes, batch_size=4)
