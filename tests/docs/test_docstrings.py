@@ -4,12 +4,12 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent.parent / "gigl_loader"
-TREES = {file: ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py"))}
 ELSEWHERE = {
     "BatchNorm", "DataLoader", "EdgeSamplerInput", "FeatureStore", "ForkingPickler",
     "InMemoryDataset",    "LinkNeighborLoader", "RandomLinkSplit", "StatefulDataLoader",
@@ -18,6 +18,11 @@ ELSEWHERE = {
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _SECTION = re.compile(r"^(?P<indent> *)Args:\n(?P<text>(?:(?P=indent) +.*\n|\n)*)", re.MULTILINE)
 _QUOTED = re.compile(r"`{1,2}~?([A-Za-z_][\w.]*)(?:\(\))?`{1,2}")
+
+
+@cache  # when a test asks: each process that collects tests imports this module
+def _trees() -> dict[Path, ast.Module]:
+    return {file: ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py"))}
 
 
 def _documented(docstring: str) -> list[str]:
@@ -55,9 +60,14 @@ def _taken_by(node: ast.AST) -> set[str] | None:
     return fields or None
 
 
-def _docstrings() -> Iterator[tuple[str, ast.AST, str]]:
-    """Yield where a docstring stands, what it is of, and its text."""
-    for file, tree in TREES.items():
+@cache
+def _docstrings() -> list[tuple[str, ast.AST, str]]:
+    """Return where each docstring stands, what it is of, and its text."""
+    return list(_each_docstring())
+
+
+def _each_docstring() -> Iterator[tuple[str, ast.AST, str]]:
+    for file, tree in _trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | _Function):
                 name, line = getattr(node, "name", "module"), getattr(node, "lineno", 1)
@@ -66,12 +76,9 @@ def _docstrings() -> Iterator[tuple[str, ast.AST, str]]:
                     yield where, node, text
 
 
-DOCSTRINGS = list(_docstrings())
-
-
 def test_documented_arguments_exist() -> None:
     wrong = []
-    for where, node, text in DOCSTRINGS:
+    for where, node, text in _docstrings():
         taken = None if isinstance(node, ast.Module) else _taken_by(node)
         if taken is not None:
             wrong += [f"{where}: {name}" for name in _documented(text) if name not in taken]
@@ -95,7 +102,7 @@ def _names_of(tree: ast.AST) -> set[str]:
 def known() -> dict[str, set[str]]:
     """Names by dotted module; "" has all of them, and those of Python."""
     found = {}
-    for file, tree in TREES.items():
+    for file, tree in _trees().items():
         parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
         found[".".join(part for part in parts if part != "__init__")] = _names_of(tree)
     for stub in PACKAGE.rglob("*.pyi"):  # public names, which their packages import when used
@@ -125,7 +132,7 @@ def _resolves(quoted: str, known: dict[str, set[str]]) -> bool:
 def test_classes_that_docstrings_name_exist(known: dict[str, set[str]]) -> None:
     wrong = [
         f"{where}: {quoted}"
-        for where, _, text in DOCSTRINGS
+        for where, _, text in _docstrings()
         for quoted in _QUOTED.findall(text)
         if not _resolves(quoted, known)
     ]
