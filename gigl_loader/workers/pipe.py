@@ -45,7 +45,7 @@ from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.transport import SILENCE_S
 from gigl_loader.workers.peers import Access
 
-FORK, KILL, FORKED, EXITED = "fork", "kill", "forked", "exited"
+FORK, KILL, FORKED, EXITED, COMPILED = "fork", "kill", "forked", "exited", "compiled"
 PLACE, PEERS, ATTEMPT, TASK, STOP = "place", "peers", "attempt", "task", "stop"
 SLOTS = "slots"
 READY, FAILED, BATCH, ERROR, STALE = "ready", "failed", "batch", "error", "stale"

@@ -105,6 +105,8 @@ class WorkerPool:
         self._is_gone = False
         """Whether the supervisor has ended."""
         self._num_supervisors = 0
+        self._compiled_at = 0.0
+        """When the supervisor had compiled a kernel last."""
         self._setup: WorkerSetup | None = None
         self._listeners: dict[int, int] = {}
         """Descriptors of the sockets on which workers answer, by worker: they outlive a worker that
@@ -234,10 +236,11 @@ class WorkerPool:
             pipe.send(worker.sock, (pipe.PLACE, replaces), fds)
 
     def _await_ready(self, timeout_s: float, restarts: Restarts) -> None:
-        deadline = time.monotonic() + timeout_s
+        started = time.monotonic()
         # a worker's own word may overtake its supervisor's, which tells the pid
         while not all(worker.ready and worker.pid is not None for worker in self._workers):
-            left = deadline - time.monotonic()
+            # the first start on a machine compiles: each kernel that is done is progress
+            left = max(started, self._compiled_at) + timeout_s - time.monotonic()
             if left <= 0:
                 late = [one.number for one in self._workers if not one.ready or one.pid is None]
                 raise PeerTimeoutError(
@@ -382,6 +385,9 @@ class WorkerPool:
         self._events.append(WorkerEvent(worker.number, message, tuple(fds)))
 
     def _on_supervisor(self, message: tuple[Any, ...]) -> None:
+        if message[0] == pipe.COMPILED:
+            self._compiled_at = time.monotonic()
+            return
         kind, number, pid, *rest = message
         worker = self._workers[number]
         if kind == pipe.FORKED:

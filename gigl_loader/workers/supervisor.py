@@ -16,6 +16,8 @@ import signal
 import sys
 from collections.abc import Iterator
 
+from numba.core import event
+
 from gigl_loader.rowcache import cache
 from gigl_loader.sampler import compiled, packing_kernels, tree_kernels, weighted_kernels
 from gigl_loader.workers import pipe, worker
@@ -38,7 +40,7 @@ def main(*, users_code: bool = True) -> None:
     # a signal handler that waited for room in the pipe would wait for its own reader
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
-    with contextlib.nullcontext() if users_code else _without_blas():
+    with contextlib.nullcontext() if users_code else _without_blas(), told_of_compiling(control):
         _load_kernels()
     gc.collect()
     gc.freeze()  # what is there now is never written again: forked pages stay shared
@@ -52,6 +54,29 @@ def main(*, users_code: bool = True) -> None:
 def _at_end_of_parent(number: signal.Signals) -> None:
     """Have the kernel send this process a signal when the one that started it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+class _TellsTrainer(event.Listener):
+    """Tells the trainer of each kernel that was compiled: a wait for workers has progress then."""
+
+    def __init__(self, control: pipe.Socket) -> None:
+        self._control = control
+
+    def on_start(self, event: event.Event) -> None:
+        """Do nothing: only what is done is progress."""
+
+    def on_end(self, event: event.Event) -> None:
+        """Say that one more is done."""
+        with contextlib.suppress(OSError):  # the trainer is gone: the next look says so
+            pipe.send(self._control, (pipe.COMPILED,))
+
+
+def told_of_compiling(control: pipe.Socket) -> contextlib.AbstractContextManager[None]:
+    """Tell the trainer, inside the block, of each kernel that Numba compiles."""
+    found: contextlib.AbstractContextManager[None] = event.install_listener(
+        "numba:compile", _TellsTrainer(control)
+    )
+    return found
 
 
 def _load_kernels() -> None:
