@@ -164,6 +164,16 @@ def test_a_batch_that_is_waited_for_is_started_again_behind_a_full_window() -> N
     assert stream.next_ticket() is None
 
 
+def test_what_arrives_after_an_error_is_of_no_use() -> None:
+    stream: BatchStream[int] = BatchStream(0, 2)
+    stream.start(Attempt(0, 1), range(8))
+    late = _begun(stream)
+    assert stream.wants(late)
+    stream.fail(ValueError("no luck"))
+    assert not stream.wants(late)
+    assert not stream.arrived(late, 0), "whoever has it gives its memory back"
+
+
 def _begun(stream: BatchStream[int]) -> BatchTicket:
     ticket = stream.next_ticket()
     assert ticket is not None
