@@ -21,7 +21,7 @@ from gigl_loader._glt import NodeSamplerInput, SamplingConfig
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.device.memory import DeviceMemory
-from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.errors import ConfigError, SamplingError, UsageError
 from gigl_loader.loader.in_process import EpochBatches, InProcessSource, named_errors
 from gigl_loader.memory.leases import OwnMessages
 from gigl_loader.message import (
@@ -122,9 +122,7 @@ class DeviceSource(InProcessSource):
             raise UsageError("no epoch is under way: start one first")
         if epoch.taken == len(epoch.batches):
             return None
-        while self._num_launched < len(epoch.batches) and self._may_launch(epoch):
-            self._launched.append(self._launch(self._request_of(epoch, self._num_launched)))
-            self._num_launched += 1
+        self._launch_ahead(epoch)
         # Those whose counts, or ids, have come: the more the cache knows, the better it keeps.
         while self._launched and (not self._drawn or self._has_come(self._launched[0].launched)):
             self._drawn.append(self._cut(self._launched.popleft()))
@@ -135,6 +133,18 @@ class DeviceSource(InProcessSource):
         found = self._finish(self._drawn.popleft())
         epoch.taken += 1
         return found
+
+    def _launch_ahead(self, epoch: EpochBatches) -> None:
+        while self._num_launched < len(epoch.batches) and self._may_launch(epoch):
+            try:
+                under_way = self._launch(self._request_of(epoch, self._num_launched))
+            except SamplingError:
+                # Batches before it are good: it is launched again, and raises, when they are taken.
+                if self._launched or self._drawn:
+                    return
+                raise
+            self._launched.append(under_way)
+            self._num_launched += 1
 
     def _may_launch(self, epoch: EpochBatches) -> bool:
         """Return whether another batch is to be under way."""

@@ -12,6 +12,7 @@ Features may lie on the host, and some of them be kept on the device (`gigl_load
 kept_rows`). Then batches are cut many steps ahead, and their ids come to the host (`tell`).
 """
 
+import logging
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +53,8 @@ from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.rowcache.tables import Matrix, Owner
 from gigl_loader.sampler.neighbor import NeighborSampler, attribute_names
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SamplingPlan
+
+logger = logging.getLogger(__name__)
 
 _NO_IDS = np.empty(0, np.int64)
 
@@ -249,7 +252,7 @@ class DeviceSampler:
     def finish(self, drawn: CutBatch) -> tuple[dict[str, Tensor], DeviceTensors]:
         """Return the tensors of a batch that stay on the host, and those on the device."""
         with self._memory.in_use():
-            features = {} if drawn.number < 0 else self._kept_features(drawn)
+            features = self._kept_features(drawn)
             host: dict[str, Tensor] = {}
             found: dict[str, Tensor] = {}
             for node_type in self._roots.nodes.types:
@@ -271,14 +274,23 @@ class DeviceSampler:
         )
 
     def _kept_features(self, drawn: CutBatch) -> dict[Matrix, Tensor]:
-        """Return the features of a batch, as far as the cache has them."""
-        assert self.kept is not None, "there is a cache"
-        found = {}
-        for owner, plan in self.kept.plan(drawn.number, drawn.wanted).items():
-            ids = self._memory.uploaded_array(drawn.wanted.get(owner, _NO_IDS))
-            places = self._memory.uploaded_array(drawn.places.get(owner, _NO_IDS))
-            for matrix in self.kept.matrices(owner):
-                found[matrix] = self.kept.rows(matrix, ids, plan).index_select(0, places)
+        """Return the features of a batch that go through the cache, which may be off."""
+        kept, found = self.kept, {}
+        if kept is None or drawn.number < 0:
+            return {}
+        try:
+            for owner, plan in kept.plan(drawn.number, drawn.wanted).items():
+                ids = self._memory.uploaded_array(drawn.wanted.get(owner, _NO_IDS))
+                places = self._memory.uploaded_array(drawn.places.get(owner, _NO_IDS))
+                for matrix in kept.matrices(owner):
+                    found[matrix] = kept.rows(matrix, ids, plan).index_select(0, places)
+        except BaseException:
+            # Slots were planned for rows that were not written: nobody may read them any more.
+            logger.warning(
+                "the cache of features on %s is off: a batch failed", self._memory.device
+            )
+            self.kept = None
+            raise
         return found
 
     def _add_nodes(

@@ -15,12 +15,18 @@ from digest_cases import CASES
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_geometric.data import Data
 
-from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
+from gigl_loader import (
+    DistDataset,
+    DistLinkNeighborLoader,
+    DistNeighborLoader,
+    partition_graph,
+)
 from gigl_loader.dataset.placement import Placement, mapped
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, SamplingError
 from gigl_loader.loader.device_source import DeviceSource
 from gigl_loader.message import BatchTicket
 from gigl_loader.on_device.device_expansion import DeviceExpansion, DeviceRoots
+from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.on_device.torch_kernels import TorchKernels
 from gigl_loader.options import FeatureStoreOptions
 from gigl_loader.sampler.plan import SamplingPlan
@@ -137,6 +143,51 @@ def optimum(batches: list[list[int]], slots: int) -> int:
                  for one in held | set(ids)}  # fmt: skip
         held = set(sorted(later, key=later.__getitem__)[:slots])
     return fetched
+
+
+def test_a_batch_that_fails_between_plan_and_rows_turns_the_cache_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its slots were planned for rows that never came: no later batch may read them."""
+    nodes, rows, calls = torch.arange(cases.NODES), KeptRows.rows, iter(range(1000))
+
+    def failing(self: KeptRows, *args: Any) -> torch.Tensor:
+        if next(calls) == 5:
+            raise RuntimeError("out of memory")
+        return rows(self, *args)
+
+    plain = small()
+    with DistNeighborLoader(plain, [4, 3], nodes, **ONE) as loader:
+        known = [batch_digest(batch) for _ in range(2) for batch in loader]
+    monkeypatch.setattr(KeptRows, "rows", failing)
+    dataset = plain.to("cpu", kernels="torch", features="host", cache="50%")
+    with DistNeighborLoader(dataset, [4, 3], nodes, **ONE) as loader:
+        with pytest.raises(SamplingError, match="out of memory"):
+            list(loader)
+        loader.set_epoch(0)
+        assert [batch_digest(batch) for _ in range(2) for batch in loader] == known
+
+
+def test_an_error_comes_in_its_turn() -> None:
+    """Batches that were launched before the one that fails are handed out."""
+    graph = Data(edge_index=torch.stack([torch.arange(12), torch.arange(12).roll(1)]), num_nodes=12)
+    # node 11 has an edge to all: it has no strict negative
+    full = torch.stack([torch.full((12,), 11), torch.arange(12)])
+    graph.edge_index = torch.cat([graph.edge_index, full], 1)
+    seeds = torch.stack([torch.arange(12), torch.arange(12).roll(1)])
+    taken = []
+    for kernels in (None, "torch"):
+        dataset = DistDataset.from_pyg(graph).to("cpu", kernels=kernels)
+        with DistLinkNeighborLoader(
+            dataset, [2], seeds, batch_size=2, num_workers=0, seed=1, neg_sampling="triplet",
+            strict=True,
+        ) as loader:  # fmt: skip
+            found: list[str] = []
+            with pytest.raises(SamplingError, match="has no negative"):
+                found.extend(batch_digest(batch) for batch in loader)
+            taken.append(found)
+    assert taken[0] == taken[1]
+    assert len(taken[0]) == 5, "the last batch has the edge from node 11"
 
 
 def test_an_epoch_that_is_broken_off_leaves_the_cache_right() -> None:
