@@ -86,7 +86,7 @@ def random_incarnation() -> int:
 class Method:
     """One row of a listener's table.
 
-    ``handler(request, peer)`` returns the response, or a `concurrent.futures.Future` of it, which is
+    ``handler(request, peer)`` returns the response, or a `concurrent.futures.Future` of it,
     cancelled when the caller goes away. It may be called again for the same request after a
     connection was lost, and also while the first call is still under way.
     """

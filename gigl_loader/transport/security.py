@@ -1,7 +1,7 @@
 """Authentication: client certificates, a token inside TLS, or none on a closed network.
 
 =============  ==========================================  =================================
-mode           authentication of both ends                  encryption
+mode           authentication of both ends                 encryption
 =============  ==========================================  =================================
 certificates   each verifies the other's against ca.pem    TLS 1.3
 token          each proves the token to the other          TLS 1.3, ephemeral certificate
