@@ -69,7 +69,7 @@ class Presence:
         """
         self.graph = server.dataset.view().identity
         self._process = secrets.token_hex(16)
-        # Guards the members, the running job and the reason of this server's end; some of its methods
+        # Guards the members, the running job and the reason of this server's end; some methods
         # call others. Not held while a producer ends, which takes as long as its workers do.
         self._lock = threading.RLock()
         self._asked_again = threading.Condition(self._lock)

@@ -78,7 +78,7 @@ class ProducerTable:
             known = self._by_key.get((job, key)) if key is not None else None
             entry = self._entries[known] if known is not None else None
             entry = entry or ProducerEntry(self._fresh_id(request_id), request_id, servers)
-            # a client that joins a key may repeat its request: it must get this slot, and not a later
+            # a client that joins a key may repeat its request: it must get this slot, not a later
             # producer of the key
             if request_id:
                 self._remember(request, entry)
@@ -108,7 +108,7 @@ class ProducerTable:
     def forget(self, number: int) -> ProducerEntry | None:
         """Let a slot go; None where somebody else has done so."""
         with self._lock:
-            # also where it never started: a request for it then learns that it was destroyed, and not
+            # also where it never started: its error then says that it was destroyed, and not
             # that it never existed
             self._over.add(number)
             # others that come with the key get a producer of their own, and not one that is ending
