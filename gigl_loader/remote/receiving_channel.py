@@ -174,7 +174,7 @@ class RemoteReceivingChannel(ChannelBase):
         return self._fetchers[number]
 
     def _look_for_same_host(self, fetchers: Iterable[BatchFetcher], deadline: float) -> None:
-        """Find the servers whose batches need not be sent. Page-locked memory is this side's own."""
+        """Find the servers whose batches need not be sent. Page-locked memory is on this side."""
         wanted = not self._pin and reads_same_memory()
         asked = [
             (one, one.connection.call("memory_mark") if wanted else None)

@@ -469,7 +469,7 @@ class RemoteSource:
     def sample(self, index: Tensor) -> Received:
         """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch under way.
 
-        One request to one server, with a copy of the whole batch: it takes longer than a batch of an
+        One request to one server, with a copy of the whole batch: it is slower than a batch of an
         epoch, which is requested ahead and read in place.
 
         Raises:

@@ -235,7 +235,7 @@ class Agreement:
 
     @property
     def rows_apart(self) -> bool:
-        """Whether batches are handed over without rows, which their reader then fetches from owners.
+        """Whether batches are handed over without rows, which the reader fetches from their owners.
 
         They are where rows are kept there, or would leave two machines on their way. On one machine
         bytes cost less than what they are saved by: putting rows in order once more, where they
