@@ -98,7 +98,7 @@ class FillingChannel:
         self._look_ahead: LookAhead | None = None
         self._channel: RemoteReceivingChannel | None = None
         # guards `_filled`, `_error` and the flags, which two threads use: the one that fills, and
-        # the one that takes. The cache and what is drawn or asked belong to the first alone
+        # the one that takes. The cache, draws and requests belong to the first alone
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopped = False

@@ -50,7 +50,7 @@ Columns = dict[str, list[PackedRuns]]
 def pack_batch(layout: Layout, payload: memoryview) -> tuple[Columns, list[np.ndarray]]:
     """Return the packed columns, and the bytes of all else, which are views of ``payload``."""
     data = np.frombuffer(payload, np.uint8)
-    # ids and labels of edges in 10 to 30 of their 64 bits: these are most of what is not rows
+    # ids and labels of edges in 10 to 30 of their 64 bits: they are most of the bytes beside rows
     columns = {
         key: _pack(array_in(data, dtype, shape, offset))
         for key, dtype, shape, offset in layout

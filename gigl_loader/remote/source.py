@@ -251,8 +251,8 @@ class RemoteSource:
         if isinstance(own, Mapping) and self._cluster.rank != ranks[0]:
             self._adopt_from_leader(own)
         self._consumer, self._num_consumers = ranks.index(self._cluster.rank), len(ranks)
-        # where one rank failed, all release what they got: a loader on some of the ranks is of no
-        # use
+        # where one rank failed, all release their producers: a loader on some of the ranks is
+        # useless
         if failure is not None:
             self._broken = True
             self._producers.release(self._consumer, is_broken=True)

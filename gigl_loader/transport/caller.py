@@ -338,7 +338,7 @@ class Caller:
     def _silent_s(self, connection: _Connection | None) -> float:
         """Return for how long nothing was heard; a fresh connection has time to be heard on.
 
-        Once that is broken, what came with its handshake does not count: a listener may let this
+        Once that is broken, bytes of its handshake do not count: a listener may let this
         side in and drop it, again and again.
         """
         if connection is not None and connection.stream.heard > connection.since:

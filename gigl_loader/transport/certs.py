@@ -168,7 +168,7 @@ def _settings(name: str, use: str, *, signs: bool, hosts: Sequence[str] = ()) ->
 
 
 def _openssl(*arguments: str, given: bytes = b"", folder: Path | None = None) -> bytes:
-    """Run OpenSSL's command in ``folder`` with ``given`` as its input; return what it prints.
+    """Run OpenSSL's command in ``folder`` with ``given`` as its input; return its output.
 
     Raises:
         ConfigError: It is missing, fails, or takes a minute.

@@ -92,7 +92,7 @@ class StartTurns:
         """Wait until this local rank may start its workers.
 
         Args:
-            wait_for_rank_before: Returns once the rank before this one announced what it is given.
+            wait_for_rank_before: Returns once the rank before this one announced its argument.
         """
         if self.local_rank == 0:
             return
@@ -301,7 +301,7 @@ class Agreement:
             self.share_cache(bytes)  # offers nothing: the other ranks wait for its word
             return
         self.cache = shared_memory(tables, self.name_of_cache, self.share_cache)
-        # the cache is the machine's, what is drawn ahead this loader's alone: its memory goes to
+        # the cache is the machine's, drawn batches are this loader's alone: its memory goes to
         # each worker, also to those that take another's place
         drawn = tensors.share_tensor(torch.zeros(DrawnAhead.NUM_WORDS, dtype=torch.int64))
         rows = self.cache.rows

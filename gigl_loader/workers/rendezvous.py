@@ -96,7 +96,7 @@ class Rendezvous(ABC):
     def agree(self, key: str, value: T, kind: Any) -> list[T]:
         """Return the ``value`` that each rank gave for ``key``, by rank; all ranks have to call it.
 
-        Rank 0 gathers, and the others take what it found as one value: so each of them asks a few
+        Rank 0 gathers, and the others take its result as one value: so each of them asks a few
         times, however many there are. With a question for each value of each rank, thousands of
         ranks would keep whoever holds the values busy for minutes.
 

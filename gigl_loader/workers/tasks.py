@@ -235,7 +235,7 @@ class Tasks:
         largest = self._largest()
         if 0 < largest * _MANY_MESSAGES <= self._channel.size:
             return True  # without a look at each stream: a server has one per compute process
-        # batches that wait to be taken and those at workers; batches that consumers hold do not count
+        # batches that wait to be taken and those at workers; those of consumers do not count
         under_way = sum(stream.waiting for stream in self.streams.values())
         under_way += sum(self._recovery.under_way.loads)
         if largest == 0:  # nothing is known of their size yet: one per worker
@@ -312,7 +312,7 @@ class Tasks:
 
     def _file(self, event: WorkerEvent) -> None:
         kind, *rest = event.message
-        # of a worker whose batches were taken back: another one samples them, and what it wrote is
+        # its batches were taken back: another worker samples them, and this one's result is
         # not read. Its slots are gone with it
         if kind in _OF_TASKS and event.worker not in self._recovery.at_work:
             segments.close_fds(list(event.fds))
