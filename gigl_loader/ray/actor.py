@@ -5,7 +5,7 @@ The child, ``python -m gigl_loader.ray.actor PID ARGUMENT...`` with the parent's
 
 Ray notices an actor that dies and a node that is lost. It does not notice an actor that is stopped,
 and it waits without a word for a node that has room again: the `Watchdog` of the driver asks
-servers how they are, kills what does not answer, and gives up after a limit.
+servers for their health, kills those that do not respond, and gives up after a limit.
 
 Neither torch nor Ray is imported here: the actor answers within milliseconds of its start, while a
 server that loads a graph takes as long as it takes.
@@ -48,8 +48,8 @@ _PORTS = (20000, 32000)
 a port has to be free again when a server is started again."""
 # how soon a server is known to serve; and the wait for its end is cut into pieces of that length
 _ASK_EVERY_S = 1.0
-# For one question. A server that draws for all its cores is slow to answer: only what is silent for
-# `health_timeout_s` is stopped.
+# For one question. A server that draws for all its cores is slow to answer: only a silence of
+# `health_timeout_s` stops it.
 _ASK_TIMEOUT_S = 5.0
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Before a server is started again; the last one from then on. A port may still be taken."""
@@ -76,9 +76,9 @@ class ServerOptions:
     """Environment with the credentials of the cluster."""
     arguments: tuple[str, ...] = ()
     """Further ones for ``gigl-loader serve``."""
-    # started anew, not forked: an actor has threads, and Ray's connections
+    # spawned, not forked: an actor has threads, and Ray's connections
     command: tuple[str, ...] = (sys.executable, "-m", "gigl_loader.ray.actor")
-    """What the child runs; its further arguments are the parent's pid and those of ``serve``."""
+    """The child's program; its further arguments are the parent's pid and those of ``serve``."""
     max_restarts: int = -1
     health_timeout_s: float = 30.0
     load_timeout_s: float = 1800.0
@@ -199,13 +199,13 @@ class StorageServer:
             f"--host={self._own_address}", f"--port={options.port}", "--num-jobs=0",
             *options.arguments,
         ]  # fmt: skip
-        # What the actor itself inherited does not count beside what was given: certificates and
+        # The actor's inherited settings do not count beside given ones: certificates and
         # `insecure` at once are refused.
         unset = (TLS_DIR_VARIABLE, TOKEN_VARIABLE, INSECURE_VARIABLE)
         inherited = {name: value for name, value in os.environ.items() if name not in unset}
         self._lines.clear()
         self._state = "loading"
-        # larger than that of any start before, on whatever node; below 2**53, exact as JSON number
+        # larger than that of any start before, on any node; below 2**53, exact as JSON number
         self._generation = time.time_ns() // 1000
         self._child = subprocess.Popen(
             [*self._options.command, str(os.getpid()), *argv],
@@ -302,7 +302,7 @@ class Watched(Protocol):
         """Ask how it is; `answer` will tell."""
 
     def answer(self) -> dict[str, Any] | None:
-        """Return what it said to the last question; None: nothing yet.
+        """Return its response to the last request; None: none yet.
 
         Raises:
             Exception: It will never answer again.
@@ -328,7 +328,7 @@ class _Server:
 
 
 class Watchdog:
-    """Watches servers in a thread; `step` is what it does again and again.
+    """Watches servers in a thread, which repeats `step`.
 
     Args:
         servers: By rank.
@@ -369,7 +369,7 @@ class Watchdog:
             self._thread.join()
 
     def health(self) -> list[dict[str, Any]]:
-        """Return what each server said last, and ``silent_s``: how long ago that was."""
+        """Return the last status of each server, and ``silent_s``: its age."""
         now = self._clock()
         return [{**one.health, "silent_s": now - one.heard} for one in self._servers]
 
@@ -422,7 +422,7 @@ class Watchdog:
             except Exception:  # it must go on: nobody else looks
                 _log.exception("cannot look after the storage servers")
             with self._changed:
-                # after each look: `wait_for` judges by what all servers said last
+                # after each look: `wait_for` judges by the last status of all servers
                 self._changed.notify_all()
 
     def step(self) -> None:

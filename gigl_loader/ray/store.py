@@ -71,7 +71,7 @@ class GraphStore:
         with self._lock:
             if self._closed:
                 return
-            # under the lock; the rest is outside of it: a second call returns while the first one
+            # under the lock; the rest is outside: a second call returns while the first one
             # still ends
             self._closed = True
         # first: it would take servers that end for lost, and kill or report them
@@ -158,7 +158,7 @@ def start_graph_store(
     # all that can be refused, before Ray is asked for anything
     environment = Security.resolve(tls_dir, token, insecure).or_token().environment
     ray = _connected_ray()
-    # one for all steps: what placing takes, loading does not have
+    # one for all steps: time spent on placement is lost for loading
     deadline = time.monotonic() + start_timeout
     total = num_servers * replicas  # server i serves partition i modulo num_servers
     group = _place(total, cpus_per_server, strategy, start_timeout)

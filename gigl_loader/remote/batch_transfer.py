@@ -32,19 +32,19 @@ _GIVE_BACK_S = 1.0
 class BatchFetcher:
     """Fetches the batches that one server samples for this process.
 
-    Answers are filed by a thread of their own, in the order in which they were asked for.
+    Responses are filed by a thread of their own, in the order of the requests.
 
     Args:
-        producer_id: Who samples there.
-        connection: Not the cluster's of later: the producer is that of the server that is there
+        producer_id: The producer on that server.
+        connection: Not the cluster's later one: the producer belongs to the server process of
             now.
         consumer: This process's number among those that share the producer.
-        stream: Which batches to ask for, and those that have arrived.
-        changed: Guards ``stream``; not held while the server is asked or awaited.
-        file: Takes an answer: the attempt that it was asked for, and its tensors by key. Called
+        stream: Batches to request, and those that have arrived.
+        changed: Guards ``stream``; not held during requests and waits.
+        file: Takes a response: the attempt of its request, and its tensors by key. Called
             without ``changed``.
-        fail: Takes what went wrong, and the attempt that it ends.
-        pool, mappings: Memory for batches that travel, and for those that are read where they lie.
+        fail: Called with the error, and the attempt that it ends.
+        pool, mappings: Memory for batches that are sent, and for those that are read in place.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class BatchFetcher:
         self.stream.start(attempt, [batch for _, batch in wanted])
 
     def cancel(self) -> None:
-        """Ask for nothing more of the epoch, and drop what has arrived."""
+        """Request no more batches of the epoch, and drop those that have arrived."""
         self.to_come, self.ended = {}, True
         self.stream.cancel()
 
     def ask(self) -> None:
         """Ask for as many batches as may be on their way."""
         with self._asking:
-            # taken under the lock, and asked for outside of it: sending waits while the server
+            # taken under the lock, and requested outside of it: sending waits while the server
             # takes no bytes
             with self._changed:
                 tickets = list(iter(self.stream.next_ticket, None))
@@ -129,7 +129,7 @@ class BatchFetcher:
         while (fetch := self._fetches.get()) is not None:
             reply, attempt = fetch
             try:
-                # no limit here: who takes batches has one, and the caller gives up a server that is
+                # no limit here: the reader has one, and the caller gives up a server that is
                 # gone or silent
                 self._file_answer(attempt, reply.wait())
             except GiglLoaderError as error:
@@ -145,16 +145,16 @@ class BatchFetcher:
         self._file(self, attempt, answer, message)
 
     def _message(self, batch: BatchMessage) -> SampleMessage:
-        """Return the tensors of a batch, over what was received or where the server has it.
+        """Return the tensors of a batch, over the received bytes or the server's memory.
 
         Raises:
             PeerError: The server's memory cannot be mapped.
-            ProtocolError: The tensors do not lie within what was received.
+            ProtocolError: The tensors do not lie within the received bytes.
         """
         for _, dtype, shape, offset in batch.layout:
             # raises for a type that does not travel
             dtype_of(dtype)
-            # what came is not trusted: a tensor over memory that lies before the buffer would read
+            # received values are not trusted: a tensor over memory before the buffer would read
             # anything
             if min((offset, *shape)) < 0:
                 raise ProtocolError(f"a tensor of shape {shape} at byte {offset} was sent")
@@ -176,7 +176,7 @@ class BatchFetcher:
         return tensors_over(buffer, batch.layout)
 
     def _unreadable(self, error: OSError) -> PeerError:
-        """Return what to raise where a batch in the server's memory cannot be mapped."""
+        """Return the error for a batch in the server's memory that cannot be mapped."""
         if isinstance(error, FileNotFoundError | ProcessLookupError):  # it ends with its process
             return ServerDiedError(f"{self.name} ended before a batch of it was read")
         return PeerError(
@@ -197,13 +197,13 @@ class BatchFetcher:
             if self._given_back is not None:
                 self._given_back.wait(_GIVE_BACK_S)
             leases = []
-            while self._released:  # not before: what is taken off here is told
+            while self._released:  # not before: items taken off here are sent
                 leases.append(self._released.popleft())
             self._given_back = self._giver.ask("give_back", GiveBack(tuple(leases)), Nothing)
 
     def hang_up(self) -> None:
         """Close the connections, and let the thread end."""
-        # after what was asked: the thread files that first, or finds that its connection is closed
+        # after the requests: the thread files their responses first, or finds its connection closed
         self._fetches.put(None)
         for caller in (self._caller, self._giver):
             if caller is not None:
@@ -277,7 +277,7 @@ class Leases:
     @staticmethod
     def _lose(leases: Iterable[_Lease]) -> None:
         for lease in leases:
-            # and dropped by whoever called: the slot is given up, not written, once nothing holds
+            # and dropped by the caller: the slot is given up, not written, once nothing holds
             # it
             lease.message.lease.poison()
 
@@ -293,18 +293,18 @@ def _follows(one: FetchRequest, other: FetchRequest) -> bool:
 
 
 class BatchSender:
-    """Answers fetches of clients, and takes back what it lent to those of the same machine.
+    """Serves fetches of clients, and takes back batches lent to those of the same machine.
 
     Args:
-        server: Whose batches.
+        server: The server of the batches.
     """
 
     def __init__(self, server: DistServer) -> None:
         self._server, self._leases = server, Leases()
 
     def fetch(self, request: FetchRequest, peer: Peer) -> "Future[FetchAnswer]":
-        """Return a batch of a consumer as it travels, as soon as there is one."""
-        # who asks for a position has no answer to it, nor to later ones: those were lost on the way
+        """Return a batch of a consumer in its sent form, as soon as there is one."""
+        # a client that requests a position has no response to it or later ones: those were lost
         self._leases.lose_from(peer.session, request)
         producer = self._server.producer(request.producer_id, request.consumer)
         return producer.fetch(request, peer.number, partial(self._packed, request, peer))

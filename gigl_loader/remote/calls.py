@@ -59,7 +59,7 @@ def dtype_of(name: str) -> torch.dtype:
     """Return torch's type of that name.
 
     Raises:
-        ProtocolError: No tensor of it travels.
+        ProtocolError: Tensors of this kind cannot be sent.
     """
     found: torch.dtype | None = _DTYPES.get(name)
     if found is None:
@@ -226,7 +226,7 @@ class SamplerMessage:
     @property
     def result(self) -> CustomSamplerOptions | KHopNeighborSamplerOptions:
         """The options."""
-        # one message for two classes: which it is shows in what is there
+        # one message for two classes: the fields that are set tell the class
         if self.class_path is None:
             if self.num_neighbors is None:
                 raise ProtocolError("sampler options name neither a class nor a fanout")
@@ -349,7 +349,7 @@ def wire_type(hint: Any) -> Any:
     if typing.get_origin(hint) is Annotated:
         return hint.__metadata__[0]
     arguments = typing.get_args(hint)
-    # literals and arrays are what they are
+    # literals and arrays stay unchanged
     if not arguments or typing.get_origin(hint) in (typing.Literal, np.ndarray):
         return _MESSAGES.get(hint, hint)
     wired = tuple(one if one is ... else wire_type(one) for one in arguments)
@@ -394,7 +394,7 @@ _MARK = "__served__"
 
 
 def served(method: F) -> F:
-    """Let clients call this method over the network; its annotations say what travels."""
+    """Let clients call this method over the network; its annotations type the messages."""
     setattr(method, _MARK, True)
     return method
 
@@ -405,7 +405,7 @@ class Call:
 
     name: str
     request: type[Any]
-    """A field for each parameter. Fields have no defaults: whoever calls names every argument, or
+    """A field for each parameter. Fields have no defaults: the caller names every argument, or
     the defaults of the method would stand in two places."""
     response: type[Any]
     """The result, in the field ``value``."""
@@ -428,14 +428,14 @@ class Call:
         return {name: from_message(one) for name, one in vars(request).items()}
 
     def respond(self, result: Any) -> Any:
-        """Return the response for what the method returned."""
+        """Return the response for the method's result."""
         kind = typing.get_type_hints(self.response)["value"]
         # messages of values that do not tell their own kind: a book may be a bare tensor or None
         encode = kind.of if kind in BY_ANNOTATION else to_message
         return self.response(encode(result))
 
     def result(self, response: Any) -> Any:
-        """Return what the method returned, of a response that arrived."""
+        """Return the method's result from a response."""
         return from_message(response.value)
 
 

@@ -85,8 +85,8 @@ def init_compute_process(
         world_size = cluster_info.compute_cluster_world_size
     num_servers = cluster_info.num_storage_nodes
     deadline = time.monotonic() + timeout
-    # Ahead of the group: this waits for servers that load for half an hour, and names who is
-    # missing. It returns when all compute processes are here, so that the group is made within
+    # Ahead of the group: this waits for servers that load for half an hour, and names missing
+    # processes. It returns when all compute processes are here, so that the group is made within
     # seconds.
     cluster = Cluster.join(
         cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port,
@@ -145,7 +145,7 @@ def _start_group(
         store = dist.TCPStore(host, port, world_size, rank == 0, left)  # type: ignore[attr-defined]
     except RuntimeError as error:
         raise _no_meeting(rank, host, port, left, error) from error
-    # the time that was left to meet is no limit for what the group does later
+    # the time left for the meeting is no limit for later calls of the group
     store.set_timeout(_GROUP_TIMEOUT)
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=_GROUP_TIMEOUT
@@ -155,7 +155,7 @@ def _start_group(
 def _no_meeting(
     rank: int, host: str, port: int, waited: timedelta, error: RuntimeError
 ) -> Exception:
-    """Return what to raise where compute processes did not find each other."""
+    """Return the error for compute processes that did not find each other."""
     # torch's error has no errno, only this text
     if rank == 0 and "EADDRINUSE" in str(error):
         return ConfigError(
@@ -173,7 +173,7 @@ def _no_meeting(
 def shutdown_compute_process() -> None:
     """Leave the storage cluster and end the process group. Shut loaders down before. Idempotent."""
     global _cluster, _owns_group
-    # servers are left before the group, whose end may wait: they free at once what this process had
+    # leave servers before the group, whose end may wait: they free this process's producers at once
     cluster, _cluster = _cluster, None
     if cluster is not None:
         cluster.close()
@@ -248,7 +248,7 @@ def ask_servers(
     func: Callable[..., T], requests: Mapping[int, tuple[Any, ...]], timeout_s: float,
     reconnect_s: float,
 ) -> dict[int, T]:  # fmt: skip
-    """Let servers call a method of `DistServer`; return what each returned.
+    """Let servers call a method of `DistServer`; return each result.
 
     A lost server is answered for by one that serves the same partition; see `Cluster.ask_each`.
 
@@ -298,7 +298,7 @@ def async_request_server(
 
 
 def request_server(server_rank: int, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Let a storage server call ``func`` and return what it returned; see `async_request_server`.
+    """Let a storage server call ``func``, and return its result; see `async_request_server`.
 
     Raises:
         PeerTimeoutError: It took longer than ten minutes.

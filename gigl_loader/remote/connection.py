@@ -63,8 +63,8 @@ class ServerConnection:
         rank: The server's.
         address: Where it listens.
         security: The same as the server's.
-        name: What this process calls itself.
-        session: Who this process is, on all connections.
+        name: Name of this process.
+        session: Identity of this process, on all connections.
         patience_s: How long an outage of the network may last.
         join: To be said with the first question; None: by `enter`.
         is_away: Whether the server is known to be gone, or to be elsewhere: it is not waited for.
@@ -97,18 +97,18 @@ class ServerConnection:
     def dial(self) -> Caller:
         """Return a caller of the server; it is closed with this connection, or by `hang_up`.
 
-        The first one says who this process is, before anything else is asked.
+        The first one introduces this process, before any other request.
 
         Raises:
             ServerDiedError, UsageError: The connection is over.
             PeerTimeoutError: The server did not come up, or does not answer.
         """
         self.meet(_ENTER_S)
-        # the process that let this one in, and none that has its port after it
+        # the process that admitted this one, and no later one with its port
         return self._dial(self._watch.incarnation)
 
     def meet(self, timeout_s: float) -> None:
-        """Say who this process is, unless that was done; raises as `dial`."""
+        """Introduce this process, unless that was done; raises as `dial`."""
         with self._entering:
             if self._join is None or self._error is not None:
                 return
@@ -116,7 +116,7 @@ class ServerConnection:
             progress = WaitReport(self.own_name, deadline)
             self.enter(self._join, deadline, progress)
             self.wait_until_in(lambda news: news.number > 0, deadline, timeout_s, progress)
-            # last: an attempt that failed is made again by the next one who asks
+            # last: a failed attempt is repeated by the next caller
             self._join = None
 
     def _dial(self, incarnation: int = 0) -> Caller:
@@ -189,7 +189,7 @@ class ServerConnection:
     # -- presence -------------------------------------------------------------------------------
 
     def enter(self, join: Join, deadline: float, progress: WaitReport) -> None:
-        """Connect, patiently, and tell who this process is; then hear what is new, in a thread.
+        """Connect, patiently, and introduce this process; then receive the news, in a thread.
 
         Raises:
             PeerTimeoutError: The server did not come up before ``deadline``.
@@ -221,9 +221,9 @@ class ServerConnection:
             self._end(self._gone(error.end))
             return
         with self._changed:  # it does not take this process in
-            # before `_end`: who waits to be let in looks for a refusal first, and learns its class
+            # before `_end`: a waiting thread looks for a refusal first, and learns its class
             self._refusal = self.named(error)
-        # one that has let this process in before was started again, and may be what it was
+        # one that has admitted this process before was started again, and may be the same again
         is_lost = isinstance(error, JoinRefusedError) and self.news.number > 0
         self._end(ServerDiedError(str(error)) if is_lost else UsageError(str(error)))
 
@@ -240,7 +240,7 @@ class ServerConnection:
         """Wait until the news say that this process may begin; return them.
 
         Raises:
-            PeerTimeoutError: It did not before ``deadline``; says for whom the server waits.
+            PeerTimeoutError: It did not before ``deadline``; names the missing members.
             ServerDiedError: The server, or another one, is gone.
             ConfigError: The server has other figures.
         """
@@ -271,11 +271,11 @@ class ServerConnection:
     # -- calls ----------------------------------------------------------------------------------
 
     def call(self, name: str, timeout_s: float = CALL_TIMEOUT_S, /, **arguments: Any) -> Any:
-        """Ask for a method of `DistServer`; return a future of what it returns, at once.
+        """Call a method of `DistServer`; return a future of its result, at once.
 
         Args:
             name: A key of `CALLS`.
-            timeout_s: After that long the future fails, whoever waits for it.
+            timeout_s: Seconds after which the future fails.
             arguments: For the method, all of them.
 
         Raises:
@@ -327,7 +327,7 @@ class ServerConnection:
     def named(self, error: BaseException) -> Exception:
         """Return the error to raise on this side: of the same class, and naming the server."""
         if isinstance(error, PeerLostError) and not isinstance(error, JoinRefusedError):
-            if error.end == End.GONE:  # a call may hear of it before the watch does
+            if error.end == End.GONE:  # a call may learn this before the watch does
                 self._end(self._gone(error.end))
             return self.error or self._gone(error.end)
         if isinstance(error, SamplingError):
@@ -350,17 +350,17 @@ class ServerConnection:
 
 
 def result_of(future: "Future[T]", timeout_s: float, what: str, limit_s: float | None = None) -> T:
-    """Return what ``future`` holds.
+    """Return the result of ``future``.
 
     Args:
         future: Of a call.
         timeout_s: How long to wait for it; below zero: not at all.
-        what: Named in the error.
-        limit_s: The limit to name there, where others were awaited before; None: ``timeout_s``.
+        what: Subject of the error.
+        limit_s: The limit to name there, after waits for other futures; None: ``timeout_s``.
 
     Raises:
         PeerTimeoutError: It took longer than ``timeout_s``.
-        Exception: What the server raised, or why it is gone.
+        Exception: The server's error, or the reason of its end.
     """
     try:
         return future.result(max(0.0, timeout_s))

@@ -128,7 +128,7 @@ class RemoteDistDataset:
         self._lookup: StoreLookup | None = None
 
     def __repr__(self) -> str:
-        """Name the cluster; of the graph what was fetched already, as this asks nobody."""
+        """Name the cluster, and facts of the graph fetched before; this sends no request."""
         info, types = self._cluster_info, ""
         if self._schema is not None:
             count = 1 if self._schema.edge_types is None else len(self._schema.edge_types)
@@ -148,7 +148,7 @@ class RemoteDistDataset:
         """Rank of this process on its machine."""
         return self._local_rank
 
-    # -- what it is -----------------------------------------------------------------------------
+    # -- properties -----------------------------------------------------------------------------
 
     def fetch_schema(self) -> DatasetSchema:
         """Return types, feature widths and direction; asked once."""
@@ -220,7 +220,7 @@ class RemoteDistDataset:
         of servers 0 and 1. Of 3 servers, rank 0 of 2 has server 0 and the first half of server 1.
 
         Args:
-            rank: Whose share (a process, or in GiGL's scripts a machine); None, with
+            rank: Rank of the share (a process, or in GiGL's scripts a machine); None, with
                 ``world_size``: everything.
             world_size: How many shares.
             split: ``"train"``, ``"val"`` or ``"test"``; None: all nodes.
@@ -277,15 +277,15 @@ class RemoteDistDataset:
         self, name: str, request: NodeIdsRequest | ABLPRequest, rank: int | None,
         world_size: int | None, read: Callable[[Any], T], cut: Callable[[T, Share], T],
     ) -> dict[int, T]:  # fmt: skip
-        """Return what a rank is given of each server.
+        """Return a rank's share of each server's values.
 
         Args:
             name: The method of `DistServer` that is asked.
             request: For all of a server.
             rank: Whose share.
             world_size: How many shares.
-            read: Returns what users get of a server's answer.
-            cut: Returns a share of that.
+            read: Makes the user's values from a server's response.
+            cut: Returns a share of them.
         """
         servers = range(self._cluster_info.num_storage_nodes)
         shares = shares_of(len(servers), rank, world_size)
@@ -373,7 +373,7 @@ class RemoteDistDataset:
         return ask_servers(function, requests, self._timeout_s, self._reconnect_timeout)
 
     def _once(self, key: tuple[Any, ...], fetch: Callable[[], T]) -> T:
-        """Let local rank 0 fetch, and all processes of this machine have what it got."""
+        """Let local rank 0 fetch, and give its result to all processes of this machine."""
         name = repr(key)
         if self._local_rank == 0 and name not in self._sharing_dict:
             try:
@@ -394,7 +394,7 @@ class RemoteDistDataset:
             )
         found = self._sharing_dict[name]
         if isinstance(found, Exception):
-            # An error stays until all have read it, and no longer: whoever fetches again may have
+            # An error stays until all have read it, and no longer: the next fetch may have
             # better luck. All come here, since all found the same.
             with contextlib.suppress(Exception):  # one died, or the manager: `found` says more
                 self._barrier.wait(_READ_S)
@@ -405,7 +405,7 @@ class RemoteDistDataset:
 
 
 def _nodes_of(answer: Any) -> ABLPInputNodes:
-    """Return what ``DistServer.get_ablp_input`` answered as users see it."""
+    """Return the response of ``DistServer.get_ablp_input`` in the user's form."""
     anchor_type, anchors, positives, negatives = answer
     labels = {}
     for label_type, table in positives.items():

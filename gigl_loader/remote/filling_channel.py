@@ -3,14 +3,14 @@
 ::
 
     server: structure --> drawn --> Pipeline.add: next uses are known a window ahead
-                          Pipeline.ask <-- in order --- ask the owners for what is not here
-                          complete     <-- answers, kept rows --> filled --> next()
+                          Pipeline.ask <-- in order --- request missing rows from their owners
+                          complete     <-- responses, kept rows --> filled --> next()
 
-One thread does all of it in the order of the epoch. What is kept is shared with the other ranks of
-the machine (`gigl_loader.rowcache.machine`), who store rows in slots that this one reads: so a
-batch copies what is here when it asks for the rest, and looks afterwards what it has got. Only this
-machine knows what it holds; servers are asked for rows by id, and a row never changes, so a server
-that was started again makes nothing stale.
+One thread does this in the order of the epoch. Kept rows are shared with the other ranks of
+the machine (`gigl_loader.rowcache.machine`), who store rows in slots that this one reads. So a
+batch copies kept rows when it requests the rest, and afterwards checks which it has got. Only this
+machine knows its kept rows; servers send rows by id, and a row never changes, so a restarted
+server makes nothing stale.
 """
 
 import threading
@@ -40,7 +40,7 @@ from gigl_loader.sampler.row_exchange import LaterRows, Split, read_rows_apart
 from gigl_loader.threads import new_thread
 
 _UNDER_WAY = 3
-"""Batches whose rows are asked for at once: the next questions wait at the servers already."""
+"""Batches whose rows are requested at once: the next requests wait at the servers already."""
 _LATE_S = 5.0
 """How much longer than the channel, which knows more of its silence, this waits for a batch."""
 # the thread looks at `_stopped` after each batch; one that waits longer than that waits for rows
@@ -71,11 +71,11 @@ class FillingChannel:
 
     Args:
         cluster: The storage servers.
-        options: What to keep; None: nothing.
+        options: Which rows to keep; None: none.
         room: Batches that may be filled, or on their way, and not taken.
         timeout_s: Seconds without any batch before a wait is an error.
         pin_memory: Fill page-locked memory.
-        machine_rows: Memory for what is kept, shared with other ranks and loaders; None: this
+        machine_rows: Memory for kept rows, shared with other ranks and loaders; None: this
             object has its own.
         questions: Asks for the rows of an epoch; None: the storage servers.
     """
@@ -89,7 +89,7 @@ class FillingChannel:
         self._options, self._room, self._timeout_s = options, room, timeout_s
         self._pin, self._pool = pin_memory, BufferPool(pin_memory)
         self._questions = questions or RowQuestions(cluster, timeout_s)
-        # connections of its own, since answers come in the order of the questions: a batch beside
+        # connections of its own, since responses come in the order of the requests: a batch beside
         # the epoch would wait for the rows of several batches of it
         self._at_once = RowQuestions(cluster, timeout_s)
         """Row requests of batches beside the epoch, which another thread fills."""
@@ -98,7 +98,7 @@ class FillingChannel:
         self._look_ahead: LookAhead | None = None
         self._channel: RemoteReceivingChannel | None = None
         # guards `_filled`, `_error` and the flags, which two threads use: the one that fills, and
-        # the one that takes. The cache and what is drawn or asked belong to the first alone
+        # the one that takes. The cache, draws and requests belong to the first alone
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -110,7 +110,7 @@ class FillingChannel:
     def _pipeline_of(
         self, questions: RowQuestions, cache: RowCache | None = None, user: int = 0
     ) -> Pipeline:
-        # half of the limit at most, so that there is time left to fetch what others did not
+        # half of the limit at most, so that there is time left to fetch rows that others did not
         ready_s = min(READY_S, self._timeout_s / 2)
         room = PoolRoom(self._pool)
         return Pipeline(questions, room, cache, user, ready_s=ready_s, is_only=True)
@@ -120,7 +120,7 @@ class FillingChannel:
     def begin(self, channel: RemoteReceivingChannel, attempt: Attempt, total: int) -> None:
         """Fill the ``total`` batches of the attempt that ``channel`` has begun."""
         self.stop()
-        # here and not in the thread: what a server says to it is raised to who begins the epoch
+        # here and not in the thread: a server's error is raised where the epoch begins
         self._questions.meet()
         self._channel, self._stopped = channel, False
         if self._look_ahead is not None:
@@ -154,9 +154,9 @@ class FillingChannel:
         self._error = None
 
     def close(self) -> None:
-        """Stop, and wake whoever waits. Idempotent."""
+        """Stop, and wake all waiting threads. Idempotent."""
         with self._changed:
-            # before `stop`, so that who waits in `next` is told that it is closed, and not that the
+            # before `stop`, so that a thread in `next` learns that it is closed, and not that the
             # epoch is over
             self._closed = True
             self._changed.notify_all()
@@ -189,7 +189,7 @@ class FillingChannel:
         started = time.monotonic()
         with self._changed:
             while not self._filled:
-                # what is filled goes first, errors only then: each batch before a failure is still
+                # filled batches first, errors only then: each batch before a failure is still
                 # handed out
                 if self._closed:
                     raise UsageError("the channel is closed: the loader was shut down")
@@ -244,8 +244,8 @@ class FillingChannel:
         asked: deque[_Unfilled] = deque()
         try:
             self._fill_drawn(attempt, total, drawn, asked)
-        finally:  # of an epoch that was broken off
-            for batch in drawn:  # the cache would keep rows for them that nobody comes for
+        finally:  # batches of an epoch that was broken off
+            for batch in drawn:  # else the cache would keep rows for them for ever
                 self._pipeline.forget(batch.number)
             for batch in asked:
                 batch.rows.abandon()
@@ -256,8 +256,8 @@ class FillingChannel:
         assert self._channel is not None, "`begin` sets it"
         num_drawn = num_asked = 0
         while (num_asked < total or asked) and not self._stopped:
-            # first what is drawn, then what is asked, last what is filled: so the next questions
-            # are at the servers before this thread waits for the answers to earlier ones
+            # first draw, then request, last fill: so the next requests
+            # are at the servers before this thread waits for earlier responses
             wants = num_drawn < total and num_drawn <= num_asked + self._ahead(num_asked)
             # the channel is waited for only where no batch could be filled meanwhile
             if wants and (self._channel.ready() or not asked):
@@ -301,7 +301,7 @@ class FillingChannel:
             self._changed.notify_all()
 
     def _drawn(self, attempt: Attempt, total: int, received: Received) -> _Unfilled:
-        """Note what a batch is going to need."""
+        """Note the rows that a batch is going to need."""
         message = received.message
         # it may lie in the server's memory, which a window of batches would fill
         if self._options is not None and not self._pin:
@@ -326,7 +326,7 @@ class FillingChannel:
         matrices: dict[Owner, dict[Matrix, tuple[str, tuple[int, ...]]]] = {}
         for one in batch.fields:
             later: Any = one.write
-            # of a matrix without columns nothing can be kept, and its rows are made on the spot
+            # a matrix without columns has nothing to keep, and its rows are made on the spot
             if 0 not in (shape := one.shape[1:]):
                 rows = matrices.setdefault(owner_of(later.kind, later.name), {})
                 rows[later.kind, later.name] = (one.dtype, shape)
@@ -369,7 +369,7 @@ class FillingChannel:
         )  # fmt: skip
 
     def _stats(self, batch: _Unfilled, waited_s: float, took_s: float) -> dict[str, Any]:
-        """Return what the batch's worker measured, with what was measured here, in seconds."""
+        """Return the worker's and this side's measurements of the batch, in seconds."""
         stats, rows = batch.received.stats, batch.rows
         received = {**stats.get("received", {}), "rows": rows.counts.nbytes}
         # below zero where rows were fetched a second time after others took their slots
@@ -392,7 +392,7 @@ class FillingChannel:
 
 
 def _described(received: Received, questions: RowQuestions) -> _Unfilled:
-    """Return a batch with what it says of the rows that it lacks."""
+    """Return a batch with its description of the rows that it lacks."""
     message = dict(received.message)
     if ROWS not in message:
         return _Unfilled(received, list(message), keep_structure([]))

@@ -61,7 +61,7 @@ class GraphStoreInfo:
 
             GraphStoreInfo.from_env("storage0:29600", num_storage_nodes=2)
 
-        What is left out is read from GiGL's variables and from torchrun's, in this order. With
+        Missing arguments are read from GiGL's variables and from torchrun's, in this order. With
         GiGL's variables and a process group over the machines of both clusters, as GiGL's scripts
         start it, addresses and ports are agreed on there: all of these processes have to call it.
 
@@ -148,7 +148,7 @@ class GraphStoreInfo:
 
 
 def _figure(name: str, given: int | None, *variables: str, least: str = "") -> int:
-    """Return what was given, or the first variable that is set says; ``least`` where none is."""
+    """Return the given value, else that of the first variable that is set, else ``least``."""
     where, text = name, "" if given is None else str(given)
     for variable in variables:
         if not text and os.environ.get(variable):

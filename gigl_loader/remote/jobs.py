@@ -1,4 +1,4 @@
-"""Who is here, which job is served, where servers are. No sockets, threads or clock of its own."""
+"""The members, the served job, and servers' addresses. No sockets, threads or clock of its own."""
 
 import contextlib
 import math
@@ -17,14 +17,14 @@ milliseconds, one that was killed is not, and its producers should end at once."
 SILENT_GRACE_S = 2.0
 """After the silence limit. Both ends of a cut line count from the last that they heard, up to a
 second apart, and a client must not be given up before it gives up itself."""
-# Sessions that a process may come back with after it was given up, about 1 MB of them. Beyond that
-# it is told that this server was started anew, which ends it just as well.
+# Sessions that a given-up process may come back with, about 1 MB of them. Beyond that
+# it is told that this server was restarted, which ends it just as well.
 _MOST_DEPARTED = 10_000
 
 
 @dataclass(eq=False)
 class Member:
-    """A compute process or storage server that is here, on whatever connection."""
+    """A compute process or storage server that is a member, on any connection."""
 
     session: str
     join: Join
@@ -51,7 +51,7 @@ class Member:
         future: Future[News] = Future()
         former, self._waiting = self._waiting, future
         if former is not None:
-            _answer(former, self.news)  # of a connection that was replaced
+            _answer(former, self.news)  # the request of a replaced connection
         if self.news.number != seen:
             self._flush()
         return future
@@ -62,10 +62,10 @@ class Member:
         return self._waiting is not None or self.gone_at is not None
 
     def tell(self, **changes: Any) -> None:
-        """Change the news; whoever waits for them is answered if that makes a difference."""
+        """Change the news; waiting requests get a response if that makes a difference."""
         fresh = replace(self.news, **changes)
-        # number 0 means that nothing was said yet: a client waits for the first news, whatever they
-        # say
+        # number 0 means that no news was sent yet: a client waits for the first news, with any
+        # content
         if fresh != self.news or fresh.number == 0:
             self.news = replace(fresh, number=fresh.number + 1)
             self._flush()
@@ -111,7 +111,7 @@ class Attendance:
                 "this process was out of reach for too long and was given up: its producers have "
                 "ended; start the job again, with a longer network_timeout if the network needs it"
             )
-        # what it has seen came from the server before this one
+        # it has seen news of the former server
         if member is None and seen > 0:
             raise PeerError(
                 "this storage server was restarted and does not know this process: start the "
@@ -125,11 +125,11 @@ class Attendance:
         join = member.join
         self._by_role_and_rank.setdefault((join.role, join.rank), {})[member.session] = member
         if join.role is Role.SERVER:
-            # a later one takes the place at once; `left` of the former looks whose it is
+            # a later one takes the place at once; `left` of the former checks the place's holder
             self.servers[join.rank] = member
 
     def at(self, role: Role, rank: int) -> list[Member]:
-        """Return who is here as that rank; without a look at all members."""
+        """Return the member of that rank; without a look at all members."""
         return list(self._by_role_and_rank.get((role, rank), {}).values())
 
     def returned(self, member: Member, peer: Any) -> None:
@@ -242,7 +242,7 @@ class JobBook:
         self.latest = max(self.latest, -1 if job is None else job)
 
     def _make_room(self, join: Join) -> None:
-        """Forget clients that are gone without a goodbye, in whose places others come.
+        """Forget clients that left without a goodbye and are replaced by others.
 
         Those of a job that is started again come before the killed ones are given up.
         """
@@ -255,16 +255,16 @@ class JobBook:
         """Take in a client of a job that runs: it has met the server that was here before.
 
         Args:
-            member: Who came.
-            others_until: How long those of its job that were not seen here may take to come.
+            member: The new member.
+            others_until: Until when members of its job that were not seen here may come.
 
         Raises:
             JoinRefusedError: Its job is over.
         """
         join = member.join
         assert join.job is not None, "it says which job"
-        # This server may have stood still longer than its clients wait for it: when it goes on, all
-        # of them have hung up, and are back a moment after they were given up.
+        # This server may have stood still longer than its clients wait: when it goes on, all
+        # of them have hung up, and come back a moment after it has given them up.
         if self.lapsed and join.job == self.job - 1 and not (self.running or self.present):
             self.job = join.job
         if self._first <= join.job < self.job:
@@ -298,7 +298,7 @@ class JobBook:
         return self.end_if_over()
 
     def end_if_over(self, now: float = -math.inf) -> bool:
-        """End the job if all of it have left; return whether it ended by that.
+        """End the job if all its members have left; return whether it ended by that.
 
         Ranks that were not seen since this server was started are waited for until `unseen_until`,
         since they may have left before; or until all of the next job are here and nobody of this
@@ -307,7 +307,7 @@ class JobBook:
         awaited = self.unseen and now < self.unseen_until and not self._is_followed
         if not self.running or self.present or awaited:
             return False
-        # the next job's first client says anew how many there are
+        # the next job's first client gives the new number
         self.job, self.running, self.world_size = self.job + 1, False, None
         self.unseen = set()
         return True
@@ -325,7 +325,7 @@ class JobBook:
         return queued
 
     def describe(self, missing_servers: Iterable[int]) -> str:
-        """Say who is waited for, to those who wait."""
+        """Send the missing members' names to the waiting members."""
         if self.running:
             return f"job {self.job} is still served; {len(self.present)} of its clients are here"
         text = f"{len(self.present)} of {self.world_size} compute processes are here"
@@ -358,7 +358,7 @@ class _Away:
     why: str
     """It left, for people."""
     until: float
-    """When it is given up, unless a replica of it is here (`time.monotonic`)."""
+    """When it is given up, unless it has a replica here (`time.monotonic`)."""
 
 
 class ServerBook:

@@ -1,4 +1,4 @@
-"""Who is in a cluster: messages, waits, refusals, and how a storage server follows server 0."""
+"""Members of a cluster: messages, waits, refusals, and how a storage server follows server 0."""
 
 import logging
 import math
@@ -53,15 +53,15 @@ class Join:
     incarnation: int = 0
     """Tells a storage server from the one that had its rank before: its listener's."""
     process: str = ""
-    """Random, and told to storage servers alone: who comes again with it is the same process."""
+    """Random, and sent to storage servers alone: it identifies a process that comes again."""
     cluster: str = ""
     """Which storage cluster the process belongs to; empty: to be told by server 0."""
     graph: GraphIdentity | None = None
-    """What a storage server holds, or what a client's job reads; None: to be told."""
+    """Contents of a storage server, or data that a client's job reads; None: server 0 tells it."""
 
 
 def check_figures(join: Join, server: int, num_servers: int) -> None:
-    """Refuse who counts other servers than ``server`` does, or came to the wrong one.
+    """Refuse a process that counts other servers than ``server``, or connects to the wrong one.
 
     Raises:
         ConfigError: Says which.
@@ -88,9 +88,9 @@ def check_figures(join: Join, server: int, num_servers: int) -> None:
 
 
 def check_same(join: Join, server: int, cluster: str, graph: GraphIdentity | None) -> None:
-    """Refuse who belongs to another cluster than ``server``, or to another graph.
+    """Refuse a process of another cluster than that of ``server``, or of another graph.
 
-    What is not known on either side is not compared.
+    Values unknown on either side are not compared.
 
     Raises:
         ConfigError: Says which.
@@ -114,7 +114,7 @@ def check_same(join: Join, server: int, cluster: str, graph: GraphIdentity | Non
 
 @dataclass(frozen=True)
 class Watch:
-    """Asks what there is to know, once it is something new. Under way as long as a process is here.
+    """Requests news, and waits for it. In progress as long as the process is a member.
 
     It doubles as presence: where it ends, the process has left, was killed, or is out of reach.
     """
@@ -131,15 +131,15 @@ class News:
     number: int = 0
     """Counts the changes."""
     job: int | None = None
-    """The job that the process belongs to, once all of it are here."""
+    """The job that the process belongs to, once all its members are here."""
     addresses: Addresses = NOWHERE
-    """Of all storage servers, once the job runs. Unknown ones have port 0."""
+    """Addresses of all storage servers, once the job runs. Unknown ones have port 0."""
     server: int = 0
     """Rank of the server that sends this message."""
     incarnation: int = 0
     """Incarnation of the server that sends this message."""
     num_partitions: int = 0
-    """Of the graph: server ``i`` serves partition ``i`` modulo that number."""
+    """Partitions of the graph: server ``i`` serves partition ``i`` modulo that number."""
     incarnations: tuple[int, ...] = ()
     """Which process each storage server is, by rank; 0: not known."""
     cluster: str = ""
@@ -151,7 +151,7 @@ class News:
     missing: Runs = NOBODY
     """Storage servers that have not come yet: they load, or were not started."""
     status: str = ""
-    """For people: who is waited for."""
+    """Names of the missing members, for people."""
     jobs_served: int = 0
     lost: str | None = None
     """Which storage server was lost, in words; None: all are well."""
@@ -159,7 +159,7 @@ class News:
     """Why the process does not become part of the next job."""
 
     def sharing(self, former: "News") -> "News":
-        """Return the same, which holds no second copy of what the former ones said, too."""
+        """Return equal news without a second copy of values in the former ones."""
         # each news is decoded afresh: of thousands of servers, the addresses would be held once
         # more by each connection that hears them, though they are the same
         same = {
@@ -171,8 +171,8 @@ class News:
 
 
 def hear(caller: Caller, join: Join, on_news: Callable[[News], None]) -> GiglLoaderError:
-    """Be here, and hand on what is new, until that ends; return why it did."""
-    # no news have number 0, so the first question is answered without a change
+    """Stay a member, and hand on news, until that ends; return the reason."""
+    # no news have number 0, so the first request gets a response without a change
     seen = 0
     try:
         while True:
@@ -204,20 +204,20 @@ def check_patience(patience_s: float) -> None:
 
 
 class WaitReport:
-    """Says in the log, now and then, what this process waits for.
+    """Logs now and then the members that this process waits for.
 
     As warnings: these show where no logging was set up, and a process that waits for minutes
     without a word looks like one that hangs.
 
     Args:
-        name: Who waits.
-        deadline: Until when (`time.monotonic`).
+        name: Name of the waiting process.
+        deadline: End of the wait (`time.monotonic`).
     """
 
     def __init__(self, name: str, deadline: float) -> None:
         self._name = name
         self._started = time.monotonic()
-        # of the whole wait, as the user set it; what is left of it would be another number in each
+        # of the whole wait, as the user set it; the remaining time would be another number in each
         # line
         self._until_s = deadline - self._started
         self._next = self._started + _FIRST_REPORT_S
@@ -228,7 +228,7 @@ class WaitReport:
         return max(0.0, self._next - time.monotonic())
 
     def say(self, what: str) -> None:
-        """Say what is waited for, unless that was said a moment ago."""
+        """Log the missing members, unless that was done a moment ago."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _REPORT_EVERY_S
@@ -238,13 +238,13 @@ class WaitReport:
             )
 
 
-# --- who is not taken in --------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 _MAY_CHANGE = (
     End.REFUSED_CERTIFICATE, End.REFUSED_SERVICE, End.REFUSED_BUSY, End.REFUSED_SLOW,
 )  # fmt: skip
-"""Refusals after which a server may be what it was: certificates are renewed on one machine after
-the other, and a proxy or another program may answer while it is started again."""
+"""Refusals after which a server may be the same again: certificates are renewed on one machine
+after the other, and a proxy or another program may listen while it is restarted."""
 _SAY_EVERY_S = 60.0
 _MOST_SAID = 1000
 """Processes and reasons that are remembered; beyond that they are counted and not said."""
@@ -273,7 +273,7 @@ class RefusedJoins:
                 self._said[key] = (said_at, unsaid + 1)
                 return
             self._said.pop(key, None)
-            # whoever makes up reasons fills neither memory nor the log
+            # invented reasons must fill neither memory nor the log
             oldest = next(iter(self._said.values()), (-math.inf, 0))[0]
             if len(self._said) >= _MOST_SAID:
                 if now - oldest < _SAY_EVERY_S:
@@ -286,7 +286,7 @@ class RefusedJoins:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a lost server was not taken for what it is now, at the last attempt."""
+    """Why the last attempt did not accept the process in place of a lost server."""
 
     error: GiglLoaderError
     since: float
@@ -324,10 +324,10 @@ class Followed(Protocol):
     """Set when there is nothing left to serve."""
 
     def join(self) -> Join:
-        """Return who this server is, as far as it knows by now."""
+        """Return this server's description of itself, as far as known."""
 
     def hear(self, news: News) -> None:
-        """Take what server 0 says."""
+        """Take the news of server 0."""
 
     def lose(self, why: str) -> None:
         """Take note that server 0 is given up."""
@@ -357,7 +357,7 @@ class Leader:
         host: Address of server 0.
         port: Port of server 0.
         security: The same as that of server 0.
-        name: What this server calls itself.
+        name: Name of this server.
         patience_s: How long an outage of the network may last.
     """
 
@@ -415,7 +415,7 @@ class Leader:
         ).start()  # fmt: skip
 
     def follow(self, server: Followed, rejoin_s: float) -> None:
-        """Join, hear what is new, and join again, until this server or its cluster is over.
+        """Join, receive news, and join again, until this server or its cluster ends.
 
         Args:
             server: This server.

@@ -18,7 +18,7 @@ from gigl_loader.transport.pages import Pages
 _log = logging.getLogger(__name__)
 
 _PREFIX = "gigl_loader_"
-# Prometheus' own default for a scrape: whoever waits longer has given up already
+# Prometheus' own default for a scrape: a client gives up after it
 _REQUEST_S = 10.0
 """How long one scrape may take, TLS and all, however its bytes come."""
 _PAST = "past"
@@ -50,7 +50,7 @@ def metric_name(name: str) -> str:
 
 
 class ServerCounts:
-    """What a server handed out since it started, over all producers; safe in threads."""
+    """Sums of the batches that a server handed out, over all producers; safe in threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -193,7 +193,7 @@ def _check_installed() -> None:
 
 
 def _readers(host: str, security: Security) -> Security:
-    """Return who may read at ``host``."""
+    """Return the authentication of readers at ``host``."""
     # first: it refuses an address beyond loopback without authentication
     security.check_listener(host)
     if is_loopback(host):

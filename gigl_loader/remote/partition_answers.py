@@ -54,7 +54,7 @@ class PartitionAnswers:
 
     @served
     def get_row_books(self) -> list[RowBook]:
-        """Return who owns the rows of each node and edge type that has features or labels."""
+        """Return the owners of the rows of each node and edge type that has features or labels."""
         view, found = self.dataset.view(), {}
         for kind in ROW_KINDS:
             for name, rows in getattr(view, kind).items():
@@ -73,7 +73,7 @@ class PartitionAnswers:
 
     @served
     def get_graph_identity(self) -> str:
-        """Return what tells this graph from another, as one text."""
+        """Return an identity of this graph, as one string."""
         found = self.dataset.graph_identity
         return f"{found.run} {found.digest}"
 
@@ -143,8 +143,8 @@ class PartitionAnswers:
                 )
             ids = found
         found = self._of_type(ids, request.node_type, "node")
-        # first the server's part, then the share of it that was asked for: the ids of a server are
-        # the same however many ask for a share, and whichever of the replicas answers
+        # first the server's part, then the requested share of it: the ids of a server are
+        # the same for any number of shares, and at each of the replicas
         return request.share.cut(self._part_of(request.server).cut(found))
 
     def _part_of(self, server: int | None) -> Share:
@@ -195,7 +195,7 @@ class PartitionAnswers:
         if positive not in adjacency:
             known = [name for name in adjacency if is_label_edge_type(name)]
             raise ConfigError(f"the graph has no labels {positive}; its label edge types: {known}")
-        # cut here, not by who gets them: one hub among the anchors would make the whole table as
+        # cut here, not by the receiver: one hub among the anchors would make the whole table as
         # wide as its labels
         most = self.dataset.max_labels_per_anchor_node
         labels = {name: padded_rows(adjacency[name], anchors, most) for name in (positive, negative)
@@ -217,7 +217,7 @@ class PartitionAnswers:
         if rows is None:
             raise ConfigError(f"the graph has no {asked.kind.replace('_', ' ')} of {asked.name!r}")
         books: Any = view.edge_books if asked.kind.startswith("edge") else view.node_books
-        # a matrix that is whole here is read by whichever server is asked, not by who owns the ids
+        # a matrix that is whole here is read by any server, not only by the owner of the ids
         if not rows.whole:
             self._check_owned(asked.ids, asked.name, books.get(asked.name))
         answer = self._of_thread.reader.answer_rows(asked)
@@ -292,7 +292,7 @@ def padded_rows(adjacency: Any, nodes: Tensor, limit: int | None = None) -> Tens
     """
     indptr, rows = adjacency.indptr, adjacency.locate(nodes)
     known = rows < indptr.numel() - 1  # ids past the end have no edge
-    # row 0 stands in for these, so that what is read is in bounds; they count as without edges
+    # row 0 replaces these, so that reads stay in bounds; they count as without edges
     rows = torch.where(known, rows, 0)
     starts = indptr[rows]
     counts = torch.where(known, indptr[rows + 1] - starts, 0) if indptr.numel() > 1 else nodes * 0

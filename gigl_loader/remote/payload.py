@@ -6,7 +6,7 @@ The memory that it is received into is kept: fresh memory, and pinning it, are s
 
     slot of the server    n_id | x, y | edge_index | counts      offsets of the layout
     on the wire           packed | x, y as they lie | packed | counts as they lie
-    here                  two buffers: what came, and what was unpacked
+    here                  two buffers: received bytes, and unpacked ones
 """
 
 import itertools
@@ -39,7 +39,7 @@ _LEAST = 256
 """Integers in a tensor that is packed, at least: below that the way of packing takes more."""
 
 _GRAIN = 1 << 16
-"""Sizes of buffers are multiples of it, in bytes: 16 pages."""
+"""Sizes of buffers are multiples of this number, in bytes: 16 pages."""
 _MOST_SPARE = 8
 """Buffers kept for the next batch beyond those in use."""
 
@@ -48,9 +48,9 @@ Columns = dict[str, list[PackedRuns]]
 
 
 def pack_batch(layout: Layout, payload: memoryview) -> tuple[Columns, list[np.ndarray]]:
-    """Return what is packed, and the bytes of all else, which are views of ``payload``."""
+    """Return the packed columns, and the bytes of all else, which are views of ``payload``."""
     data = np.frombuffer(payload, np.uint8)
-    # ids and labels of edges in 10 to 30 of their 64 bits: these are most of what is not rows
+    # ids and labels of edges in 10 to 30 of their 64 bits: they are most of the bytes beside rows
     columns = {
         key: _pack(array_in(data, dtype, shape, offset))
         for key, dtype, shape, offset in layout
@@ -67,19 +67,19 @@ def unpack_batch(
 
     Args:
         layout: Of the tensors, as on the server.
-        columns: What is packed.
+        columns: The packed columns.
         parts: The rest; the tensors made of them keep them.
-        take: Returns memory of so many bytes. It is not asked for more than 64 times what came.
+        take: Returns memory of so many bytes. It is called for at most 64 times the received bytes.
 
     Raises:
-        ProtocolError: They are not what `pack_batch` makes for this layout.
+        ProtocolError: `pack_batch` does not make such bytes for this layout.
     """
-    # what comes from another process is checked in full before memory is taken for it
+    # bytes of another process are checked in full before memory is taken for them
     message = _in_place(layout, parts)
     wanted = {key: shape for key, dtype, shape, _ in layout if _is_packed(dtype, shape)}
     for key, shape in wanted.items():
         _check(key, shape, columns.get(key, []))
-    # one buffer for all: it goes back to the pool as a whole, when the last tensor of it is gone
+    # one buffer for all: it goes back to the pool as a whole, when its last tensor is gone
     buffer = take(sum(segments.align(8 * math.prod(shape)) for shape in wanted.values()))
     at = 0
     for key, shape in wanted.items():
@@ -99,7 +99,7 @@ def _is_packed(dtype: str, shape: tuple[int, ...]) -> bool:
 
 
 def _pack(values: Array) -> list[PackedRuns]:
-    # of `[2, n]`, the neighbours differ from one to the next, and targets come in runs. Without
+    # in `[2, n]`, the neighbours differ from one to the next, and targets come in runs. Without
     # runs, the number of words bounds the number of values, which `_check` relies on
     first, *rest = values.reshape(-1, values.shape[-1])
     return [PackedRuns(pack_ints(first), None), *map(pack_runs, rest)]
@@ -127,7 +127,7 @@ def _stretches(layout: Layout) -> list[tuple[int, int, Layout]]:
 
 
 def _in_place(layout: Layout, parts: list[np.ndarray]) -> SampleMessage:
-    """Return the tensors that are not packed, over what came."""
+    """Return the tensors that are not packed, over the received bytes."""
     stretches = _stretches(layout)
     # an end before the start is a forged layout, which `_lies_within` refuses
     sizes = [(stop - start) if stop > start else 0 for start, stop, _ in stretches]
@@ -138,7 +138,7 @@ def _in_place(layout: Layout, parts: list[np.ndarray]) -> SampleMessage:
     return {
         key: tensor_in(part, dtype, shape, offset - start)
         for part, (start, stop, entries) in zip(parts, stretches, strict=True)
-        # the layout is the other process's word: what reaches beyond its part is not read
+        # the layout comes from the other process: nothing beyond its part is read
         for key, dtype, shape, offset in entries
         if _lies_within(offset, segments.nbytes_of(dtype, shape), start, stop)
     }
@@ -156,7 +156,7 @@ def _lies_within(offset: int, nbytes: int, start: int, stop: int) -> bool:
 
 
 def _check(key: str, shape: tuple[int, ...], columns: list[PackedRuns]) -> None:
-    """Make sure that what is unpacked has that shape; its first row, without runs, bounds it.
+    """Make sure that the unpacked values have that shape; the first row, without runs, bounds it.
 
     Raises:
         ProtocolError: It is not.

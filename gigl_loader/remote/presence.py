@@ -1,4 +1,4 @@
-"""Who is here, which job is served, and what each process is told. Opens no listener itself."""
+"""The members, the served job, and the news of each process. Opens no listener itself."""
 
 import logging
 import secrets
@@ -36,7 +36,7 @@ _GRACE_S = 30.0
 _HEAR_S = 1.0
 """Longest wait for servers to hear that the jobs are over; one that is stopped never does."""
 _STATUS_S_PER_MEMBER = 0.005
-"""Seconds between two messages about who is waited for, for each that waits: with 200 of them every
+"""Seconds between two messages about missing members, for each that waits: with 200 of them every
 second."""
 
 
@@ -44,7 +44,7 @@ class Presence:
     """The processes around one storage server: on server 0, all of the cluster and its jobs.
 
     Args:
-        server: What is served.
+        server: The served object.
         security: Authentication and encryption.
         num_jobs: Jobs to serve; None: until told to stop. Server 0's is what counts.
         leader: On the other servers: how to reach server 0.
@@ -69,8 +69,8 @@ class Presence:
         """
         self.graph = server.dataset.view().identity
         self._process = secrets.token_hex(16)
-        # Guards who is here, which job runs and why this server ends; of its own methods some call
-        # others. Not held while a producer ends, which takes as long as its workers do.
+        # Guards the members, the running job and the reason of this server's end; some methods
+        # call others. Not held while a producer ends, which takes as long as its workers do.
         self._lock = threading.RLock()
         self._asked_again = threading.Condition(self._lock)
         self._attendance = Attendance()
@@ -96,10 +96,10 @@ class Presence:
             self.server.num_servers, self.server.num_partitions, address, incarnation
         )
 
-    # -- who is here ------------------------------------------------------------------------------
+    # -- members ----------------------------------------------------------------------------------
 
     def join(self) -> Join:
-        """Return what server 0 is to know of this server."""
+        """Return this server's description for server 0."""
         return Join(
             role=Role.SERVER, rank=self.server.server_rank, num_servers=self.server.num_servers,
             address=self.address, incarnation=self.incarnation, process=self._process,
@@ -143,8 +143,8 @@ class Presence:
     def _lives(self, server: Join) -> bool:
         """Return whether a storage server answers where it said that it listens.
 
-        A machine that vanished is known by its silence only after a while, and the server that
-        takes its place is not to wait for that.
+        A vanished machine is known by its silence only after a while, and the server that
+        takes its place must not wait for that.
         """
         if server.address is None:
             return False
@@ -197,9 +197,9 @@ class Presence:
         return member
 
     def _free_former(self, request: Watch, peer: Peer) -> None:
-        """Free what a client of a running job had before it came back with another session.
+        """Free the producers that a client of a running job had in a former session.
 
-        Awaited, so that what it asks for next is not released as well; without the lock, as its
+        Awaited, so that its next producers are not released as well; without the lock, as its
         workers may take a minute to end.
         """
         join = request.join
@@ -264,7 +264,7 @@ class Presence:
         self.cluster = self.cluster or secrets.token_hex(8)
         _log.info("job %d begins with %d compute processes", book.job, len(book.present))
 
-    # -- what they are told -----------------------------------------------------------------------
+    # -- news -------------------------------------------------------------------------------------
 
     def _tell_where(self, members: Sequence[Member] | None = None) -> None:
         """Tell clients of the job and servers (None: all of them) where all servers are."""
@@ -286,12 +286,12 @@ class Presence:
                 member.tell(job=book.job, **about)
 
     def _tell_all(self) -> None:
-        """Tell each member what concerns it, if it is new."""
+        """Send each member the news that concern it."""
         self._status_is_old, self._told_at = False, time.monotonic()
         self._tell(self._attendance.members.values())
 
     def _tell_status(self, now: float) -> None:
-        """Tell those who wait for whom, now and then.
+        """Send waiting members the names of missing ones, now and then.
 
         Each that comes or leaves changes that text for all others: told at once, the messages
         would grow with the square of their number.
@@ -313,7 +313,7 @@ class Presence:
                 num_partitions=self.server.num_partitions, missing=never_came,
             )  # fmt: skip
 
-    # -- who leaves -------------------------------------------------------------------------------
+    # -- leaving ----------------------------------------------------------------------------------
 
     def _ended(self, peer: Peer, end: End) -> None:
         with self._lock:
@@ -322,7 +322,7 @@ class Presence:
             self._left(left)
 
     def _left(self, member: Member) -> None:
-        """Free what a member held that has left or is given up."""
+        """Free the producers of a member that has left or is given up."""
         with self._lock:
             # a goodbye and the end of its grace may both bring a member here: only the first one
             # frees
@@ -339,7 +339,7 @@ class Presence:
                 _log.info("%s of job %s %s", member.name, member.job, member.why_gone)
                 if member.job is not None:
                     self.server.client_gone(member.client)
-        finally:  # whatever could not be freed: its job, and the ones after it, wait for this
+        finally:  # also after an error above: its job, and the later ones, wait for this
             is_of_a_job = member.join.job is None or self.server.server_rank == 0
             if member.join.role is Role.CLIENT and is_of_a_job:
                 self._leave_job(member)
@@ -382,7 +382,7 @@ class Presence:
         else:
             _log.info("job %d is over", self._book.job - 1)
         if self._num_jobs is not None and self.jobs_served >= self._num_jobs:
-            # all hear of it before `over`, after which the listener closes
+            # all members learn it before `over`, after which the listener closes
             self._lose_missing()
             self._tell_all()
             self.over.set()

@@ -26,11 +26,11 @@ _MOST_REQUESTS = 4096
 
 @dataclass
 class ProducerEntry:
-    """A worker key: whoever asks first creates, the others wait for the same outcome."""
+    """A worker key: the first request creates, the others wait for the same outcome."""
 
     id: int
     name: str = ""
-    """Name of the request, on all servers; empty: nobody but the one who asked knows of it."""
+    """Name of the request, on all servers; empty: only its sender knows it."""
     servers: Runs = NOBODY
     """Those that take part; the first one decides when the producer is over."""
     # a lambda: `threading` is looked up when a slot is made, as the simulation puts its own there
@@ -78,7 +78,7 @@ class ProducerTable:
             known = self._by_key.get((job, key)) if key is not None else None
             entry = self._entries[known] if known is not None else None
             entry = entry or ProducerEntry(self._fresh_id(request_id), request_id, servers)
-            # who joins a key may ask again, too: it is to get this slot, and not one of a later
+            # a client that joins a key may repeat its request: it must get this slot, not a later
             # producer of the key
             if request_id:
                 self._remember(request, entry)
@@ -108,8 +108,8 @@ class ProducerTable:
     def forget(self, number: int) -> ProducerEntry | None:
         """Let a slot go; None where somebody else has done so."""
         with self._lock:
-            # also where it never came up: who asks for it is told that it was destroyed, and not
-            # that there never was one
+            # also where it never started: its error then says that it was destroyed, and not
+            # that it never existed
             self._over.add(number)
             # others that come with the key get a producer of their own, and not one that is ending
             self._by_key = {k: v for k, v in self._by_key.items() if v != number}
@@ -190,7 +190,7 @@ def check_leave(options: Any, allowed: Sequence[str], server: int) -> None:
 
 
 def check_request(request: ProducerRequest, num_servers: int, client: Hashable) -> None:
-    """Refuse a producer for others than who asks, or on servers that there are not.
+    """Refuse a producer for other consumers than the caller, or on servers that do not exist.
 
     Raises:
         ProtocolError: Nothing was started.
@@ -200,7 +200,7 @@ def check_request(request: ProducerRequest, num_servers: int, client: Hashable) 
     shard = 0 if request.shard is None else request.shard
     if not 0 <= shard < request.num_shards <= num_servers:
         raise ProtocolError(f"shard {shard} of {request.num_shards} on {num_servers} servers")
-    # ranks that share one are told by the first of them, who asks for all
+    # ranks that share one hear this from the first of them, who creates it for all
     own = client[1] if isinstance(client, tuple) else None
     if own is not None and request.client_ranks and own not in request.client_ranks:
         raise ProtocolError(f"compute rank {own} asked for a producer of {request.client_ranks}")
@@ -224,7 +224,7 @@ def check_columns(config: SamplingConfig, view: PartitionView) -> None:
     """Refuse to sample by weights, or with edge ids, that the graph does not have.
 
     Raises:
-        ConfigError: Says what it lacks.
+        ConfigError: Names the missing part.
     """
     # label edges are looked up for the anchors and never drawn, so they need neither
     walked = {

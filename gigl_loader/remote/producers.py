@@ -1,4 +1,4 @@
-"""A loader's producers on the storage servers: what its ranks agree on, and who asks for them.
+"""A loader's producers on the storage servers: what ranks agree on, and which rank creates them.
 
 Rank 0 concludes for all, before and after producers are created: see
 `gigl_loader.ranks.decide_with_ranks`.
@@ -54,10 +54,10 @@ _RELEASE_BROKEN_S = 3.0
 
 
 class RemoteProducers:
-    """What is sampled on the servers for one loader, by a producer on each.
+    """The sampling on the servers for one loader, by a producer on each.
 
     Args:
-        cluster: Whose servers.
+        cluster: The storage servers.
         sampler_input: The input of all servers.
         config: What to sample.
         sampler_options: Another sampler.
@@ -100,7 +100,7 @@ class RemoteProducers:
         about_peers = isinstance(error, SamplingError) and error.cause.startswith("Peer")
         unknown = isinstance(error, UsageError)  # to a server that was started again
         deadline = time.monotonic() + (_NOTICE_S if about_peers or unknown else 0.0)
-        # polled: a connection that is over tells of it, or one made again, or the news of server 0
+        # polled: a closed or replaced connection shows it, or the news of server 0
         while not (lost := self._some_lost()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return lost
@@ -125,7 +125,7 @@ class RemoteProducers:
         self, server: int, ranks: Sequence[int], epoch_options: EpochOptions,
         request_id: str = "", servers: Sequence[int] = (),
     ) -> ProducerRequest:  # fmt: skip
-        """Return which batches a server samples, and for whom; see `ProducerRequest`."""
+        """Return the batches that a server samples, and their consumers; see `ProducerRequest`."""
         return ProducerRequest(
             epoch_options=epoch_options,
             # shards count servers with an input, whichever of them are up: batches keep their
@@ -145,7 +145,7 @@ class RemoteProducers:
         """Send the create call to ``servers``, all at once; on return, each has a producer.
 
         Args:
-            create: What they are to call.
+            create: The method to call on them.
             options: Of the workers.
             ranks: Compute ranks that share the producers.
             epoch_options: Seed, order, deadline.
@@ -178,7 +178,7 @@ class RemoteProducers:
             try:
                 what = f"starting a producer on storage server {server}"
                 found[server] = result_of(answer, deadline - time.monotonic(), what, limit)
-            except Exception as one:  # every answer is awaited: what started must be ended
+            except Exception as one:  # await every response: a producer that started must be ended
                 error = error or one
                 answer.add_done_callback(partial(self._end_late_one, server))
         if error is not None:
@@ -207,8 +207,8 @@ class RemoteProducers:
                 # other errors are told with those of all servers, once each has answered
                 if isinstance(lost := answer.exception(), ServerDiedError):
                     return lost
-        # a ping needs no lock and no worker there: who does not answer it is stopped, or has no
-        # processor
+        # a ping needs no lock and no worker there: a server without a response is stopped, or has
+        # no processor
         pings = {
             server: call_server(server, DistServer.ping, timeout_s=_PING_S)
             for server, answer in answers.items()
@@ -314,19 +314,19 @@ def name_of_recovery(key: str | None, cluster: Cluster, live: Sequence[int], att
         live: Those that take part.
         attempt: Tells it from the recovery before where only this rank knows of that.
     """
-    # ranks come here one by one, and cannot ask each other: what the name is made of is the same on
+    # ranks come here one by one, and cannot talk: the parts of the name are the same on
     # all that have seen the same servers come and go. With a name of before, servers would answer
     # with the producer of before
     parts = (key or f"rank {cluster.rank}", cluster.job, live, *cluster.incarnations, attempt)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
-# --- what compute ranks tell rank 0, and what it concludes ----------------------------------------
+# --- reports of compute ranks to rank 0, and its conclusions --------------------------------------
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a compute process tells the others before producers are created."""
+    """Report of a compute process to the others before producers are created."""
 
     key: str
     digest: str
@@ -363,8 +363,8 @@ class Terms:
     """Memory in which ranks of one machine cache rows together."""
 
     def of(self, rank: int, key: str, own: EpochOptions) -> Sharing:
-        """Return the ranks that share a key: one alone, where rank 0 said nothing of it."""
-        # most ranks share with nobody, and all have one answer: a group of one is not sent but made
+        """Return the ranks that share a key: one alone, where rank 0 sent none."""
+        # most ranks share with nobody, and all get one response: a group of one is made, not sent
         # here
         found = next((one for one in self.sharing if one.key == key), None)
         return found or Sharing(key, Runs.of([rank]), own, [])
@@ -377,7 +377,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of creating producers, of the process that asked for them."""
+    """Outcome of creating producers, from the process that created them."""
 
     producers: ByServer | None
     """Their ids by server."""
@@ -428,7 +428,7 @@ def settle(proposals: list[Proposal]) -> Terms:
 
 
 def _check(proposals: list[Proposal]) -> None:
-    """Raise `ConfigError` where ranks differ in what all share, or seeds would come twice."""
+    """Raise `ConfigError` where ranks differ in shared settings, or seeds would come twice."""
     check_same_options([one.shared for one in proposals], "a loader")
     shard = proposals[0].shared.get("shard")
     if shard == "world":
@@ -439,7 +439,7 @@ def _check(proposals: list[Proposal]) -> None:
 
 
 def sum_up(leaders: set[int], outcomes: list[Outcome]) -> Outcomes:
-    """Return what all ranks are to know. On rank 0."""
+    """Return the conclusions for all ranks. On rank 0."""
     producers = {
         rank: one.producers
         for rank, one in enumerate(outcomes)
@@ -489,13 +489,13 @@ def _stacked(columns: list[Tensor]) -> Tensor:
     if columns[0].dim() < 2:
         return torch.cat(columns)
     width = max(column.size(1) for column in columns)
-    # -1 is no node: what is padded so already within a server's table has the same meaning
+    # -1 is no node: padding within a server's table already has the same meaning
     padded = [torch.nn.functional.pad(c, (0, width - c.size(1)), value=-1) for c in columns]
     return torch.cat(padded)
 
 
 def digest_of(sampler_input: NodeSamplerInput, config: Any, active: Sequence[int]) -> str:
-    """Return what has to be equal where producers are shared."""
+    """Return the values that must be equal where producers are shared."""
     # fast, as input may be GBs; nothing secret depends on it
     digest = hashlib.blake2b(repr((config, list(active), sampler_input.input_type)).encode())
     # no copy; columns need one, as hashlib takes a matrix as bytes only

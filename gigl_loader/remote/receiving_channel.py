@@ -31,7 +31,7 @@ from gigl_loader.remote.storage_cluster import Cluster, raise_if_broken
 from gigl_loader.workers.schedule import BatchStream
 
 _DESCRIBE_S = 2.0
-"""How long stalled servers may take to say what their workers do."""
+"""How long stalled servers may take to describe their workers."""
 
 
 class RemoteReceivingChannel(ChannelBase):
@@ -53,7 +53,7 @@ class RemoteReceivingChannel(ChannelBase):
         in_order: Hand batches out in the epoch's order; else as they come.
         timeout: Seconds without any batch before a wait is an error.
         pin_memory: Receive into page-locked memory.
-        cluster: None: the one that this process has joined.
+        cluster: The cluster; None: the one that this process has joined.
         watched: Servers whose end is an error, whether or not they sample, where this process is
             connected with them; None: all.
     """
@@ -90,9 +90,9 @@ class RemoteReceivingChannel(ChannelBase):
         self._attempt: Attempt | None = None
         """The one under way; answers to fetches of another one are dropped."""
         self._order: list[BatchFetcher] = []
-        """By place in the epoch: whose batch it is."""
+        """By place in the epoch: the server of the batch."""
         self._as_they_came: deque[BatchFetcher] = deque()
-        """Out of order: whose batches wait to be taken."""
+        """Out of order: servers whose batches wait to be taken."""
         self._taken = self._num_waiting = 0
         self._error: Exception | None = None
         self._last_arrival = 0.0
@@ -128,7 +128,7 @@ class RemoteReceivingChannel(ChannelBase):
             for fetcher, own in wanted.items():
                 fetcher.start(attempt, own)
         deadline = time.monotonic() + self._timeout_s  # of all servers together
-        # before the first fetch: each fetch says whether its batch has to travel
+        # before the first fetch: each fetch tells whether its batch has to be sent
         self._look_for_same_host(wanted, deadline)
         answers = [
             self._call(
@@ -174,7 +174,7 @@ class RemoteReceivingChannel(ChannelBase):
         return self._fetchers[number]
 
     def _look_for_same_host(self, fetchers: Iterable[BatchFetcher], deadline: float) -> None:
-        """Find out, once, whose batches need not travel. Page-locked memory is this side's own."""
+        """Find the servers whose batches need not be sent. Page-locked memory is on this side."""
         wanted = not self._pin and reads_same_memory()
         asked = [
             (one, one.connection.call("memory_mark") if wanted else None)
@@ -226,7 +226,7 @@ class RemoteReceivingChannel(ChannelBase):
         """File an answer; one of a broken-off epoch is dropped.
 
         Raises:
-            ProtocolError: It is not what was asked for.
+            ProtocolError: It is not the requested batch.
         """
         batch = answer.batch
         with self._changed:
@@ -249,8 +249,8 @@ class RemoteReceivingChannel(ChannelBase):
                 if not self._in_order:
                     self._as_they_came.append(fetcher)
             left = len(fetcher.to_come)
-            # neither a batch nor the end is what a server says to a fetch of an epoch that is over:
-            # this one it does not know any more
+            # neither a batch nor the end: the response to a fetch of an epoch that is over,
+            # which the server does not know any more
             if (fetcher.ended and left) or (batch is None and not fetcher.ended):
                 self._error = ProtocolError(
                     f"{fetcher.name} ended epoch {attempt.epoch} with {left} batches to come"
@@ -279,7 +279,7 @@ class RemoteReceivingChannel(ChannelBase):
         with self._changed:
             while True:
                 self._check_open()
-                # ahead of an error: what has arrived is right, whatever failed later
+                # ahead of an error: batches that have arrived are right
                 if (fetcher := self._next_fetcher()) is not None:
                     self._taken += 1
                     self._num_waiting -= 1
@@ -306,7 +306,7 @@ class RemoteReceivingChannel(ChannelBase):
         return received
 
     def _next_fetcher(self) -> BatchFetcher | None:
-        """Return whose batch is handed out next, if it has arrived."""
+        """Return the server of the next batch, if it has arrived."""
         if not self._in_order:
             return self._as_they_came[0] if self._as_they_came else None
         if self._taken == len(self._order) or not self._order[self._taken].stream.can_take:
@@ -391,7 +391,7 @@ class RemoteReceivingChannel(ChannelBase):
             raise UsageError("the channel is closed: the loader was shut down")
 
     def close(self) -> None:
-        """Wake whoever waits, and drop what has arrived. Idempotent."""
+        """Wake waiting threads, and drop batches that have arrived. Idempotent."""
         with self._changed:
             self._closed = True
             self._reset()

@@ -1,11 +1,11 @@
-"""What compute processes and storage servers tell each other, a dataclass each.
+"""Messages between compute processes and storage servers, a dataclass each.
 
 How a method of `DistServer` is called is in `gigl_loader.remote.calls`; these are the values that
 it takes and returns, and the messages that batches travel in.
 
 Sequences over all ranks of a job, or all its storage servers, travel in little room: each rank and
 each server keeps some of these and looks at a few of their values, or at none. As tuples of
-Python's numbers and texts they would be most of what a rank holds where there are thousands.
+Python's numbers and strings they would be most of a rank's memory where there are thousands.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -95,10 +95,10 @@ class Runs(Sequence[int]):
         return sum(len(range(first, min(end, number), step)) for first, end, step in self.ranges)
 
     def check(self, end: int, what: str) -> None:
-        """Refuse what came over the network and is not ascending, from 0 on and below ``end``.
+        """Refuse received values that are not ascending, from 0 on and below ``end``.
 
         Raises:
-            ProtocolError: Says so of ``what``.
+            ProtocolError: They are not; names ``what``.
         """
         last = -1
         for first, stop, step in self.ranges:
@@ -150,7 +150,7 @@ class ByServer(Mapping[int, int]):
     """A number of each server, where most have the same one."""
 
     parts: tuple[tuple[int, Runs], ...] = ()
-    """Each number that there is, and whose it is."""
+    """Each number, and its owner."""
 
     @classmethod
     def of(cls, numbers: Mapping[int, int]) -> "ByServer":
@@ -204,7 +204,7 @@ class Nothing:
 
 @dataclass(frozen=True, kw_only=True)
 class ProducerRequest:
-    """Which part of the batches a server samples, and for whom.
+    """The part of the batches that a server samples, and their consumers.
 
     ::
 
@@ -219,7 +219,7 @@ class ProducerRequest:
     num_shards: int = 1
     """How many servers have input of their own."""
     client_ranks: Runs = NOBODY
-    """Compute ranks that share the producer, by consumer number; empty: whoever asked."""
+    """Compute ranks that share the producer, by consumer number; empty: only the caller."""
     request_id: str = ""
     """Name of the request, each time that it is asked, on all servers; empty: it has none."""
     servers: Runs = NOBODY
@@ -290,7 +290,7 @@ class GiveBack:
     leases: tuple[int, ...]
 
 
-# --- what a server holds --------------------------------------------------------------------------
+# --- contents of a server -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +303,7 @@ class NodeIdsRequest:
     share: Share = WHOLE
     """Which part of them."""
     server: int | None = None
-    """Whose; None: those of the server that is asked. Its replicas may be asked in its place."""
+    """Server of the rows; None: the called one. A replica may serve the request in its place."""
 
 
 @dataclass(frozen=True, kw_only=True)

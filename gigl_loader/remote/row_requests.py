@@ -50,9 +50,9 @@ class StoreLookup:
 
     Args:
         dataset: The graph.
-        timeout_s: How long an answer may take, in seconds.
-        reconnect_s: How long a server without a replica may be away before that is an error. What
-            was under way when a server was lost is asked again: of a replica at once.
+        timeout_s: How long a response may take, in seconds.
+        reconnect_s: How long a server without a replica may be away without an error. Pending
+            requests of a lost server are repeated: to a replica at once.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class StoreLookup:
         self, name: str, pieces: list[tuple[int, Array]], requests: list[Any],
         build: Callable[[list[Any]], Any], found: Any,
     ) -> None:  # fmt: skip
-        """Ask the servers of all pieces at once; ``found``, a future, gets what `build` returns."""
+        """Send requests for all pieces at once; ``found``, a future, gets the result of `build`."""
         cluster, lock = current_cluster(), threading.Lock()
         answers = [
             cluster.ask_later(
@@ -185,7 +185,7 @@ class StoreLookup:
         limit_s = 2 * self._timeout_s + self._reconnect_s
         return result_of(answer, limit_s, what)
 
-    # -- who is asked ---------------------------------------------------------------------------
+    # -- owners ---------------------------------------------------------------------------------
 
     def _pieces(self, what: str, name: Any, ids: Tensor) -> list[tuple[int, Array]]:
         """Return (server, positions among ``ids``); one at least, so that an answer has a shape."""
@@ -208,7 +208,7 @@ class StoreLookup:
             return self._books[what, name]
 
     def _fetch_book(self, what: str, name: Any) -> tuple[Book[Array] | None, int | None]:
-        """Return who owns the nodes or edges of a type, and how many there are."""
+        """Return the owners of the nodes or edges of a type, and their number."""
         if what == "edge":
             # without a book one partition has all edges, and its server checks the ids
             book = _as_book(self._dataset.fetch_edge_partition_book(name))
@@ -225,7 +225,7 @@ def _as_book(found: Any) -> Book[Array] | None:
 
 
 def merged_edges(count: int, positions: list[Tensor], parts: list[dict[str, Tensor]]) -> EdgeBlock:
-    """Put together what several servers answered."""
+    """Put together the responses of several servers."""
     counts = torch.zeros(count, dtype=torch.int64)
     for at, part in zip(positions, parts, strict=True):
         counts[at] = part["counts"]
@@ -291,11 +291,11 @@ class ComingRows:
 class RowQuestions:
     """Asks the servers for rows, each over a connection of its own.
 
-    Who asks does not wait: a thread for each server receives what comes.
+    The caller does not wait: a thread for each server receives its responses.
 
     Args:
         cluster: The storage servers.
-        timeout_s: Longest wait for an answer, and for what servers say of themselves.
+        timeout_s: Longest wait for a response, and for servers' descriptions.
     """
 
     def __init__(self, cluster: Cluster, timeout_s: float) -> None:
@@ -309,12 +309,12 @@ class RowQuestions:
         self._books: dict[Owner, RowBook] = {}
 
     def meet(self) -> None:
-        """Ask, once, which rows there are and who has them.
+        """Request, once, the existing rows and their owners.
 
         Raises:
             PeerError: A server is gone, or did not answer in time.
         """
-        # they say who owns what, which a restarted server does not change: it has the same
+        # the owners stay the same when a server is restarted: it has the same
         # partition
         if self._books:
             return
@@ -376,8 +376,8 @@ class RowQuestions:
         return self._callers[connection.rank][1]
 
     def hang_up(self) -> None:
-        """End what is under way; the next question connects again."""
-        # first, so that no question that comes meanwhile gets one that is being closed
+        """End pending requests; the next request connects again."""
+        # first, so that no request meanwhile gets a connection that is being closed
         callers, self._callers = self._callers, {}
         for connection, caller in callers.values():
             with contextlib.suppress(GiglLoaderError):

@@ -56,7 +56,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What each of the ranks published, in their order; or the failure of one of them."""
+    """Values that the ranks published, in their order; or the failure of one of them."""
 
     values: tuple[bytes, ...] = ()
     failure: str | None = None
@@ -94,13 +94,13 @@ class RendezvousTable:
 
     def __init__(self, num_servers: int) -> None:
         self._num_servers = num_servers
-        # guards all below. Futures are answered while it is held: what waits for them is a thread
-        # of a connection or of a producer, which is only woken by that
+        # guards all below. Futures get results while it is held: their waiters are threads
+        # of a connection or of a producer, which are only woken by that
         self._lock = threading.Lock()
         self._by_name: dict[str, _Rendezvous] = {}
 
     def methods(self) -> dict[str, Method]:
-        """Return what other servers may call, for a listener's table."""
+        """Return the methods for other servers, for a listener's table."""
         return {
             "publish": Method(Publish, Nothing, lambda request, _: self.publish(request)),
             "gather": Method(Gather, Gathered, lambda request, _: self.gather(request)),
@@ -144,14 +144,14 @@ class RendezvousTable:
         self._check(request.servers, request.rank)
         with self._lock:
             one = self._by_name.setdefault(request.name, _Rendezvous())
-            # a set, since who has left may say so again
+            # a set, since a rank may leave twice
             one.left.add(request.rank)
             if request.failure is not None and one.failure is None:
                 server = request.servers[request.rank]
                 one.failure = f"storage server {server} failed: {request.failure}"
             self._serve_all(one)
-            # nobody asks any more; a server that serves job after job would keep what each producer
-            # said
+            # no more requests come; a server of many jobs would keep the values of each
+            # producer
             if len(one.left) >= len(request.servers):
                 del self._by_name[request.name]
         return Nothing()
@@ -176,11 +176,11 @@ class RendezvousTable:
 
     @staticmethod
     def _serve(one: _Rendezvous, key: str) -> None:
-        # what is there is handed out even where a server has failed meanwhile: it may have failed
+        # complete values are handed out even after the failure of a server: it may have failed
         # at a later step, which this one hears of when it gets there
         still, values = [], one.values.get(key, {})
         for request, future in one.waiting.pop(key, []):
-            # all wait for all: whoever comes must not look at each that each of the others wants
+            # all wait for all: an arrival must not look at each value that each of the others wants
             if len(values) >= len(request.ranks) and all(rank in values for rank in request.ranks):
                 _answer(future, Gathered(tuple(values[rank] for rank in request.ranks)))
             elif one.failure is not None:
@@ -192,7 +192,7 @@ class RendezvousTable:
 
 
 def _answer(future: "Future[Gathered]", answer: Gathered) -> None:
-    with contextlib.suppress(InvalidStateError):  # cancelled: who asked is gone, or asks again
+    with contextlib.suppress(InvalidStateError):  # cancelled: the caller is gone, or retries
         future.set_result(answer)
 
 
@@ -202,7 +202,7 @@ class ServerRendezvous(Rendezvous):
     Args:
         name: Of the rendezvous, the same on all servers.
         server: This server.
-        servers: All who meet; the first one hosts it. A rank is a position among them.
+        servers: All participants; the first one hosts it. A rank is a position among them.
         timeout_s: Longest wait of each `gather` and `wait_for`.
         table: On the host.
         dial: On the others: returns a fresh caller of the host; see ``incarnation`` of `Caller`.
@@ -235,7 +235,7 @@ class ServerRendezvous(Rendezvous):
         self._ask("publish", request, Nothing, _ANSWER_S)
 
     def gather(self, key: str, ranks: Iterable[int], more_s: float = 0.0) -> list[bytes]:
-        """Return what each of ``ranks`` published under ``key``; see `Rendezvous.gather`."""
+        """Return the values that ``ranks`` published under ``key``; see `Rendezvous.gather`."""
         request = Gather(self._name, key, Runs.of(ranks), self._servers)
         limit_s = self._timeout_s + more_s
         try:
@@ -264,7 +264,7 @@ class ServerRendezvous(Rendezvous):
         try:
             return cast("T", found.result(limit_s))
         finally:
-            # after a timeout: the table need not answer what nobody waits for
+            # after a timeout: the table need not serve a request without a waiter
             found.cancel()
 
     def fail(self, words: str) -> None:

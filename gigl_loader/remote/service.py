@@ -1,4 +1,4 @@
-"""`DistServer`: what a storage server knows and does. Its connections are the endpoint's."""
+"""`DistServer`: data and methods of a storage server. Its connections are the endpoint's."""
 
 import contextlib
 import logging
@@ -56,7 +56,7 @@ from gigl_loader.workers.sampled_input import seed_or_drawn
 _log = logging.getLogger(__name__)
 
 # not an argument: the methods are those that `CALLS` names, with a field of the request for each
-# parameter, and a client must not say by itself who it is
+# parameter, and a client must not name itself
 caller: ContextVar[Hashable] = ContextVar("caller", default=THIS_PROCESS)
 """The client that the request being served came from: ``(job, rank)``, or `OBSERVER`."""
 OBSERVER = "observer"
@@ -83,7 +83,7 @@ class DistServer(PartitionAnswers):
         server_rank: This server among the storage servers.
         num_servers: How many there are.
         host: The address of this machine, on which ports are looked for.
-        security: Authentication of those who call the sampling workers.
+        security: Authentication of processes that call the sampling workers.
         allow_samplers: Packages, modules or classes that clients may name as samplers.
         meet: Returns a rendezvous with other servers, given a name for it, a timeout in seconds
             and the servers that meet. None: this server is alone.
@@ -131,8 +131,8 @@ class DistServer(PartitionAnswers):
         """Start a producer, or return the one that the worker key has; one however many ask.
 
         Args:
-            sampler_input: What is sampled: the input of all servers that take part.
-            sampling_config: How.
+            sampler_input: The input of all servers that take part.
+            sampling_config: How to sample it.
             worker_options: GLT's ``RemoteDistSamplingWorkerOptions``; ``worker_key`` may be None:
                 nobody shares it.
             sampler_options: Another sampler.
@@ -148,7 +148,7 @@ class DistServer(PartitionAnswers):
             request = ProducerRequest(epoch_options=drawn)
         client = caller.get()
         check_request(request, self.num_servers, client)
-        # before a slot is taken: what is refused leaves nothing that others could wait for
+        # before a slot is taken: a refused request leaves nothing that others could wait for
         for options in (sampler_options, request.epoch_options.feature_store):
             check_leave(options, self._allowed, self.server_rank)
         # a worker key is of its job: two jobs at a time may name theirs alike
@@ -174,12 +174,12 @@ class DistServer(PartitionAnswers):
             )
             self._adopt(entry, shared, client)
         except BaseException as error:
-            # before the slot is forgotten and `ready` is set: whoever waited reads it then
+            # before the slot is forgotten and `ready` is set: waiting threads read it then
             entry.error = error
             self._forget(entry.id)
             raise
         finally:
-            entry.ready.set()  # last: who waits for it looks at the slot next
+            entry.ready.set()  # last: waiting threads look at the slot next
         return entry.id
 
     def _start(
@@ -227,7 +227,7 @@ class DistServer(PartitionAnswers):
 
     def _adopt(self, entry: ProducerEntry, shared: SharedProducer, client: Hashable) -> None:
         # before the look at `_gone`, and `client_gone` notes there before it looks at the slots:
-        # whichever of the two comes second sees what the other one did
+        # the second one of the two sees the change of the first
         entry.shared = shared
         _log.info(
             "server %d: producer %d (%r) started for %s, workers %s",
@@ -236,7 +236,7 @@ class DistServer(PartitionAnswers):
         for one in shared.clients:  # not all that ever left: a server serves job after job
             if one in self._gone:
                 self.client_gone(one)
-        # of a producer without a name nobody else knows; on the first server, its consumers end it
+        # a producer without a name is known to nobody else; on the first server, consumers end it
         if entry.name and self.meet is not None and self.server_rank != entry.servers[0]:
             new_thread(
                 target=self._end_with_host, args=(entry,), name=f"end of {entry.id}",
@@ -275,7 +275,7 @@ class DistServer(PartitionAnswers):
                 except PeerLostError:
                     return
                 except PeerError:
-                    time.sleep(_AFTER_FAILURE_S)  # of another server: the host decides
+                    time.sleep(_AFTER_FAILURE_S)  # the failure of another server: the host decides
         finally:
             self._ends.pop(entry.id, None)
             rendezvous.close()
@@ -314,7 +314,7 @@ class DistServer(PartitionAnswers):
 
     @served
     def destroy_sampling_producer(self, producer_id: int, *, linger_s: float = LINGER_S) -> None:
-        """End a producer, whoever else uses it.
+        """End a producer, in spite of its other consumers.
 
         Args:
             producer_id: From `create_sampling_producer`.
@@ -437,12 +437,12 @@ class DistServer(PartitionAnswers):
 
     @served
     def memory_mark(self) -> Mark:
-        """Return what a client needs to find out whether it can map this process's memory."""
+        """Return the data by which a client finds out whether it can map this process's memory."""
         return self._mark.mark
 
     @served
     def describe_workers(self, producer_id: int) -> str:
-        """Say what the workers of a producer are doing, for an error elsewhere."""
+        """Describe the activity of a producer's workers, for an error elsewhere."""
         return self.producer(producer_id).describe_workers()
 
     def client_gone(self, client: Hashable) -> None:
@@ -466,7 +466,7 @@ class DistServer(PartitionAnswers):
 
     def _release_of_gone(self, producer_id: int, consumer: int, client: Hashable) -> None:
         _log.info("server %d: client %s left producer %d", self.server_rank, client, producer_id)
-        try:  # no lingering: whoever the workers answered belongs to the same client
+        try:  # no lingering: all callers of the workers belong to the same client
             self.release_sampling_producer(producer_id, consumer, linger_s=0.0)
         except GiglLoaderError as error:  # released or destroyed meanwhile
             _log.debug("%s", error)
@@ -481,7 +481,7 @@ class DistServer(PartitionAnswers):
         _at_once(self._end, [(number, 0.0) for number in ids])
         self._mark.close()
 
-    # -- what it holds --------------------------------------------------------------------------
+    # -- contents -------------------------------------------------------------------------------
 
     @served
     def status(self) -> dict[str, Any]:

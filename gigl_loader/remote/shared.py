@@ -31,12 +31,12 @@ _log = logging.getLogger(__name__)
 # stand still
 _POLL_S = 0.25
 _STALL_SHARE = 0.8
-"""Of the deadline of those who wait, after which workers without progress are replaced: so that the
-batch of another one comes in time."""
+"""Part of consumers' deadline after which workers without progress are replaced: so that another
+worker's batch comes in time."""
 _MOST_WAITING = 256
 """Fetches of one consumer that may wait at once; more are a broken client."""
 THIS_PROCESS = "this process"
-"""Asks for what it likes: the server itself."""
+"""Free to fetch any batch: the server itself."""
 Fetched = tuple[Received | None, bool]
 """(a batch or None, whether the consumer's epoch is over)."""
 Pack = Callable[[Received | None, bool], Any]
@@ -110,8 +110,8 @@ class SharedProducer:
         fetch() --taken at once, or--> waiting --> pump thread: worker's batch arrived --> Future
 
     A consumer has at most ``limit`` batches started and not fetched, and fewer where those would
-    take more than ``limit_bytes``; so a slow one holds up nobody but itself. ``count`` is told what
-    was measured of each batch that is handed out.
+    take more than ``limit_bytes``; so a slow one holds up nobody but itself. ``count`` gets
+    the measurements of each batch that is handed out.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class SharedProducer:
     # -- consumers ------------------------------------------------------------------------------
 
     def start_epoch(self, epoch: int, request: EpochRequest) -> bool:
-        """Begin a consumer's epoch; what is left of the one before is dropped.
+        """Begin a consumer's epoch; the rest of the one before is dropped.
 
         Once for each attempt, however often it is asked.
 
@@ -223,13 +223,13 @@ class SharedProducer:
             if stream.attempt is None:
                 raise UsageError(f"producer {self.key!r}: fetch before start_new_epoch_sampling")
             current = request.position is None or request.attempt == stream.attempt
-            # no error: the client has asked before it broke the epoch off, and drops what comes
+            # no error: the client sent this before it broke the epoch off, and drops the response
             if stream.is_broken_off or not current or connection < consumer.connection:
                 _answer([(fetch, _STALE)])
                 return fetch.answer
             if len(consumer.waiting) >= _MOST_WAITING:
                 raise UsageError(f"producer {self.key!r}: {_MOST_WAITING} fetches wait already")
-            if connection > consumer.connection:  # nobody reads what the former one waits for
+            if connection > consumer.connection:  # nobody reads responses on the former one
                 consumer.connection = connection
                 _answer([(one, _STALE) for one in consumer.take_waiting()])
             # first how far it is: the thread that pumps may file a failure now, which begins with
@@ -239,7 +239,7 @@ class SharedProducer:
                 self._go_to(request.consumer, consumer, request.position, taken)
             consumer.waiting.append(fetch)
             self._hungry[request.consumer] = None
-            # what has arrived is taken at once: the other thread need not be woken for it
+            # arrived batches are taken at once, without waking the other thread
             done = self._serve(request.consumer, consumer)
         # without the lock: whole batches are packed
         _answer(done)
@@ -278,14 +278,14 @@ class SharedProducer:
         return bool(((index >= 0) & (index < self.producer.input_len)).all())
 
     def _go_to(self, number: int, consumer: _Consumer, position: int, taken: int) -> None:
-        """Let the stream stand at ``position``: it does, unless answers were lost."""
-        # fetches are asked ahead, so that positions run in front of what was handed out
+        """Let the stream stand at ``position``: it does, unless responses were lost."""
+        # fetches are sent ahead, so that positions run in front of batches handed out
         if position > taken + len(consumer.waiting):
             raise ProtocolError(
                 f"producer {self.key!r}: consumer {number} asks for position {position}, but it "
                 f"had {taken} batches of this epoch"
             )
-        # handed out is not received: what a lost connection took along comes again
+        # handed out is not received: batches on a lost connection come again
         if position < taken:
             _log.info(
                 "producer %r: answers to consumer %d were lost; its batches from position %d on "
@@ -324,7 +324,7 @@ class SharedProducer:
                 return self._all_released
             with contextlib.suppress(GiglLoaderError):  # workers that are gone sample nothing
                 self.producer.cancel_epoch(stream=number)
-            # drops what is under way for it, so that workers have room for the other consumers
+            # drops its batches in progress, so that workers have room for the other consumers
             self.producer.remove_stream(number)
             _answer([(one, _STALE) for one in consumer.take_waiting()])
             return self._all_released
@@ -364,7 +364,7 @@ class SharedProducer:
     # -- batches --------------------------------------------------------------------------------
 
     def _serve(self, number: int, consumer: _Consumer) -> _Answers:
-        """Take what has arrived for the fetches that wait."""
+        """Take arrived batches for the fetches that wait."""
         done: _Answers = []
         while consumer.waiting:
             if consumer.waiting[0].answer.cancelled():  # its connection is over
@@ -404,8 +404,8 @@ class SharedProducer:
             # none
             largest = max(self._memory.largest, 1)
             self._limit_all(max(1, min(self._limit, self._limit_bytes // largest)))
-            # a list, since those that are served leave. Not all consumers: thousands may share a
-            # producer, of whom few wait
+            # a list, since served ones leave. Not all consumers: thousands may share a
+            # producer, and few of them wait
             for number in list(self._hungry):
                 consumer = self._consumers[number]
                 try:
@@ -437,7 +437,7 @@ class SharedProducer:
     # -- state ----------------------------------------------------------------------------------
 
     def status(self) -> dict[str, object]:
-        """Return what there is to know from outside."""
+        """Return the public state."""
         with self._lock:  # consumers, and with them the producer's streams, come and go
             return {
                 "key": self.key,
@@ -451,7 +451,7 @@ class SharedProducer:
             }
 
     def describe_workers(self) -> str:
-        """Say what the workers are doing."""
+        """Describe the activity of the workers."""
         return self.producer.describe_workers()
 
     def close(self, linger_s: float | None = None) -> None:
@@ -493,7 +493,7 @@ def share_of_batches(total: int, request: ProducerRequest, consumer: int) -> ran
 class OwnBatches(Sequence[tuple[int, int]]):
     """One consumer's batches on all servers: ``(number of the server's shard, batch)``, ascending.
 
-    What `share_of_batches` says of each server, without a list that is as long as the epoch.
+    The counts of `share_of_batches` for each server, without a list as long as the epoch.
     """
 
     total: int

@@ -68,11 +68,11 @@ class RemoteSource:
     A `gigl_loader.loader.batch_source.BatchSource`.
 
     Args:
-        create: What the servers are to call for a producer.
+        create: The servers' method that makes a producer.
         dataset: A ``RemoteDistDataset``.
         inputs: One ``NodeSamplerInput`` per server, empty where a server has none. The loader's
             seeds are their concatenation, in server order.
-        config: What to sample.
+        config: The sampling to do.
         options: GLT's ``RemoteDistSamplingWorkerOptions``.
         sampler_options: Another sampler.
         epoch_options: Seed, order, deadline.
@@ -178,7 +178,7 @@ class RemoteSource:
         self._machine_rows = rows.agreed(terms.rows) if rows is not None else None
         group = terms.of(rank, key, self.epoch_options)
         ranks, leader = group.ranks, group.ranks[0]
-        # in one epoch for all ranks, one seed and order count; else those of whoever shares the
+        # in one epoch for all ranks, one seed and order count; else those of the ranks that share
         # producers
         options = terms.first if self._shard == "world" else group.options
         # None: another rank creates the producers, and tells of them
@@ -206,7 +206,7 @@ class RemoteSource:
         self._adopt(outcome, found.failure_on(self._cluster.rank, outcome), ranks, options)
 
     def _seeds_told(self) -> SeedsTold:
-        if self._shard == "world":  # which batches are whose is numbered: seeds have to be the same
+        if self._shard == "world":  # batches are assigned by number: seeds must be equal
             same = digest_of(self._input, None, self._active)
             return SeedsTold(digest=same.encode())
         extra = getattr(self._input, "extra", None) or {}
@@ -237,9 +237,9 @@ class RemoteSource:
                     return error
                 _log.warning("%s; the producers are created again", error)
                 options = copy.copy(self._options)
-                options.worker_key = request_id  # its own has what was tried before
+                options.worker_key = request_id  # its own name has the former attempts
                 time.sleep(_AGAIN_S)
-            # whatever it is: the other ranks would wait for who raised here
+            # any error: the other ranks would wait for this one
             except Exception as error:
                 return error
 
@@ -251,8 +251,8 @@ class RemoteSource:
         if isinstance(own, Mapping) and self._cluster.rank != ranks[0]:
             self._adopt_from_leader(own)
         self._consumer, self._num_consumers = ranks.index(self._cluster.rank), len(ranks)
-        # where one rank failed, all release what they got: a loader on some of the ranks is of no
-        # use
+        # where one rank failed, all release their producers: a loader on some of the ranks is
+        # useless
         if failure is not None:
             self._broken = True
             self._producers.release(self._consumer, is_broken=True)
@@ -337,7 +337,7 @@ class RemoteSource:
             self._filling_channel().begin(self._channel, self._attempt, len(batches))
 
     def _place(self, index: int, positions: Mapping[int, int]) -> tuple[int, int]:
-        """Return who samples a batch, by position among those that sample, and the batch."""
+        """Return the server of a batch, by position among those that sample, and the batch."""
         position, batch = self._share[index]
         server = self._active[position]
         # a replica that samples has the same rows in its memory. Where there is none, the batch is
@@ -387,9 +387,9 @@ class RemoteSource:
             self._make_anew()
 
     def _recover(self, error: GiglLoaderError) -> None:
-        """Make the producers anew where a server was lost, and go on with the epoch.
+        """Recreate the producers where a server was lost, and go on with the epoch.
 
-        What this process knows suffices: input, config, and which batches were handed out. Batches
+        This process's knowledge suffices: input, config, and the batches handed out. Batches
         are functions of seed, epoch and index, so the same ones come.
 
         Raises:
@@ -408,8 +408,8 @@ class RemoteSource:
         # for all attempts together, among which further servers may be lost
         deadline = time.monotonic() + limit
         while True:
-            # the first error says what happened, the last one why nothing helped; of these, what is
-            # there instead of the server says more than that it is gone
+            # the first error tells the cause, the last one why nothing helped; of these, a process
+            # in place of the server says more than its loss
             try:
                 self._choose_servers(deadline)
             except GiglLoaderError as again:
@@ -436,7 +436,7 @@ class RemoteSource:
             _log.warning("storage servers %s are lost; their replicas sample for them", missing)
 
     def _make_anew(self) -> None:
-        """Create the producers again, on the servers chosen; those of before are released."""
+        """Recreate the producers, on the servers chosen; the former ones are released."""
         # first: its thread reads the channel, and would take the end of it for a failure
         if self._rows is not None:
             self._rows.stop()
@@ -469,8 +469,8 @@ class RemoteSource:
     def sample(self, index: Tensor) -> Received:
         """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch under way.
 
-        One question to one server, whose answer is copied whole: it takes longer than a batch of an
-        epoch, which is asked for ahead and read where it lies.
+        One request to one server, with a copy of the whole batch: it is slower than a batch of an
+        epoch, which is requested ahead and read in place.
 
         Raises:
             PeerError: A server is gone, or a worker failed.
@@ -527,7 +527,7 @@ class RemoteSource:
             linger_s: How long workers may go on answering those of other servers. None: the
                 servers' default; 0 is taken after a failure in any case.
         """
-        # a caller that cannot wait is like a failure: workers end at once, whoever still asks them
+        # a caller that cannot wait is like a failure: workers end at once, in spite of requests
         self._broken = self._broken or linger_s == 0.0
         # rows before the channel that they read, and both before the producers that they ask
         if self._rows is not None:

@@ -7,10 +7,10 @@
 
 All but server 0 are met when they are first asked for something: a rank that takes its batches from
 a few of hundreds of servers has no connection with the others, and hears of those from server 0.
-While that one is lost, and the job goes on with a replica of it, a rank meets all.
+While that one is lost, and the job goes on with its replica, a rank connects with all.
 
 Where more servers than partitions are up, server ``i`` serves partition ``i`` modulo the number of
-partitions. Servers of one partition are replicas: one does what was asked of another that is lost.
+partitions. Servers of one partition are replicas: one serves the requests to another that is lost.
 """
 
 import logging
@@ -39,9 +39,9 @@ _ATTEMPT_S, _REACH_S, _PAUSE_S = 5.0, 1.0, 0.2
 """Longest attempt to connect again with a lost server; of that, to reach it, which may have
 another address by then; and the pause between two attempts."""
 _REFUSED_PAUSE_S = 5.0
-"""The same pause where what listens there now does not take this process in."""
+"""The same pause where the present listener does not admit this process."""
 _LOOK_S = 0.5
-"""How often who waits for lost servers looks whether the news name other ones."""
+"""How often a wait for lost servers looks whether the news name other ones."""
 
 
 def raise_if_broken(connections: Iterable[ServerConnection]) -> None:
@@ -64,8 +64,8 @@ class Cluster:
     """A compute process's connections to all storage servers.
 
     Args:
-        first: To server 0, which has let this process in.
-        join: What to say to the others.
+        first: To server 0, which has admitted this process.
+        join: The request to join the others.
         security: As theirs.
         patience_s: How long an outage of the network may last.
     """
@@ -77,7 +77,7 @@ class Cluster:
         self.job, self.rank, self.world_size = join.job, join.rank, join.world_size
         self.num_partitions = first.news.num_partitions or join.num_servers
         self.incarnations = first.news.incarnations
-        """Of the servers, as far as this process has gone along with them; 0: not known."""
+        """Incarnations of the servers that this process has accepted; 0: not known."""
         self._former: set[int] = set()
         """Incarnations that this process has gone along from: news may be late."""
         self.renewals: dict[int, int] = {}
@@ -117,8 +117,8 @@ class Cluster:
             patience_s: How long an outage of the network may last.
 
         Raises:
-            JoinRefusedError: A server does not let this process in, or is another service.
-            PeerTimeoutError: Somebody did not come; says who.
+            JoinRefusedError: A server does not admit this process, or is another service.
+            PeerTimeoutError: A process did not come; names it.
             ConfigError: The servers have other figures.
         """
         deadline = time.monotonic() + timeout_s
@@ -137,7 +137,7 @@ class Cluster:
         except BaseException:
             first.close()
             raise
-        # kept: whoever has a server's port later, and serves another graph, is refused by name
+        # kept: a later process at a server's port, with another graph, is refused by name
         join = replace(join, job=news.job, cluster=news.cluster, graph=news.graph)
         return cls(first, join, security, patience_s)
 
@@ -178,13 +178,13 @@ class Cluster:
             self._moved.pop(rank, None)
         return address
 
-    # -- who is lost ----------------------------------------------------------------------------
+    # -- lost servers ---------------------------------------------------------------------------
 
     @property
     def lost(self) -> list[int]:
         """Servers that are gone, or were started again and are not connected with yet."""
         made = list(self.connections.items())
-        # Three sources: what this process saw itself; what server 0 says, unless this process is
+        # Three sources: this process's connections; news of server 0, unless this process is
         # connected with that server and knows better; and incarnations, where both missed the
         # moment.
         broken = {rank for rank, connection in made if connection.error is not None}
@@ -222,7 +222,7 @@ class Cluster:
         return same[server // partitions % len(same)] if same else None
 
     def stand_in(self, server: int) -> int:
-        """Return who answers for a server: itself, or a replica of it where it is lost."""
+        """Return the server that serves its requests: itself, or a replica where it is lost."""
         return self._stand_in(server, self.lost)
 
     def _stand_in(self, server: int, lost: Sequence[int]) -> int:
@@ -273,7 +273,7 @@ class Cluster:
                 self._changed.wait(_LOOK_S)
 
     def _raise_if_refused(self, rank: int, began: float) -> None:
-        """Raise what a lost server says, if it was asked since ``began`` and says that for good."""
+        """Raise a lost server's refusal, if it came since ``began`` and is final."""
         refusal, first = self._refusals.get(rank), self.connections[0]
         if refusal is None or not refusal.cannot_change or refusal.said < began:
             return
@@ -289,7 +289,7 @@ class Cluster:
 
     def _why_lost(self, rank: int) -> Exception:
         connection, refusal = self.connection(rank), self._refusals.get(rank)
-        if refusal is not None and refusal.is_one:  # something is there, and is not what it was
+        if refusal is not None and refusal.is_one:  # another process is there
             return refusal.copy()
         return connection.error or ServerDiedError(
             f"{connection.name} was started again, and cannot be reached"
@@ -346,13 +346,13 @@ class Cluster:
         try:
             connection.meet(_ATTEMPT_S)
         except GiglLoaderError as error:
-            # then it is lost, like one whose end was seen, and the next look seeks it
+            # then it is lost, like one whose end was seen, and the next look searches for it
             connection.give_up(str(error))
         with self._changed:
             self._changed.notify_all()
 
     def _go_along(self, rank: int) -> None:
-        """Take a lost server for what it is now; connect with it only where this process was.
+        """Accept the process in place of a lost server; connect only where this process was.
 
         Raises:
             GiglLoaderError: It is not back.
@@ -453,7 +453,7 @@ class Cluster:
         self, server: int, name: str, arguments: dict[str, Any], timeout_s: float,
         reconnect_s: float,
     ) -> "Future[Any]":  # fmt: skip
-        """Ask one server as `ask_each` does, and return at once: a future of what it returns."""
+        """Call one server as `ask_each` does, and return at once: a future of its result."""
         answer: Future[Any] = Future()
         away_until = time.monotonic() + reconnect_s
         connection = self.connection(self.stand_in(server))
@@ -473,7 +473,7 @@ class Cluster:
             if error is None:
                 answer.set_result(first.result())
             elif isinstance(error, GiglLoaderError) and _is_lost(connection, error):
-                # a thread for the questions that are lost alone: this may be the one of who asked
+                # a thread only for lost requests: this one may be the caller's
                 what = f"{name} of storage server {server}"
                 new_thread(
                     target=again, args=(error,), name=what, on_death=answer.set_exception
@@ -521,7 +521,7 @@ class Cluster:
             try:
                 found[server] = result_of(answer, deadline - time.monotonic(), what, timeout_s)
             except GiglLoaderError as error:
-                # a server that answers with an error does so again; what else is under way ends at
+                # a server that raised an error would do so again; other pending requests end at
                 # `timeout_s`
                 if not _is_lost(connection, error):
                     raise

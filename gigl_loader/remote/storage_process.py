@@ -1,6 +1,6 @@
 """A storage server's process: load, meet the others, serve, end.
 
-Its `Endpoint` is its side of the network: it listens, hands on what is asked, and ends.
+Its `Endpoint` is its side of the network: it listens, hands on requests, and ends.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class Endpoint(Presence):
     """Listens for clients and, on server 0, for the other servers; knows when to end.
 
     Args:
-        server: What is served.
+        server: The served object.
         host: Address of this machine to listen on.
         port: 0: any that is free.
         security: Authentication and encryption.
@@ -127,7 +127,7 @@ class Endpoint(Presence):
         Raises:
             PeerError: Server 0 did not say where that one is.
         """
-        # all who meet name the same servers, so they come to the same host without asking anybody
+        # all participants name the same servers, so they find the same host without a request
         own, host = self.server.server_rank, servers[0]
         if own == host:
             return ServerRendezvous(name, own, servers, timeout_s, table=self._rendezvous)
@@ -139,7 +139,7 @@ class Endpoint(Presence):
         dial = partial(self._leader.dial, address)
         return ServerRendezvous(name, own, servers, timeout_s, dial=dial)
 
-    # -- what they ask ----------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------
 
     def _client_of(self, peer: Peer) -> Member | None:
         member = self._attendance.find(peer.session, 0)
@@ -167,7 +167,7 @@ class Endpoint(Presence):
     def _answer(self, call: Call, request: Any, peer: Peer) -> Any:
         try:
             return call.respond(getattr(self.server, call.name)(**call.arguments(request)))
-        except PeerLostError as error:  # of another one than this server
+        except PeerLostError as error:  # the loss of another server
             raise PeerError(str(error)) from error
         except Exception as error:
             if not self._stopping:  # else they fail for that reason
@@ -189,11 +189,11 @@ class Endpoint(Presence):
                     # processor
                     report += _HEALTH_EVERY_S
                     self._log_health()
-            except Exception:  # this thread also frees what lost clients had
+            except Exception:  # this thread also frees lost clients' producers
                 _log.exception("cannot tell the state of this server")
 
     def _cannot_tick(self, error: BaseException) -> None:
-        """End this server: nobody would free what lost clients had."""
+        """End this server: lost clients' producers would never be freed."""
         rank = self.server.server_rank
         self.lose(f"storage server {rank} cannot look after its clients: {error!r}")
         self.over.set()
@@ -210,7 +210,7 @@ class Endpoint(Presence):
         )
 
     def status(self) -> dict[str, Any]:
-        """Return who is connected, as plain values."""
+        """Return the connected members, as plain values."""
         refused = self._refused.count + sum(self._listener.stats()["refused"].values())
         with self._lock:
             members = self._attendance.members.values()
@@ -234,7 +234,7 @@ class Endpoint(Presence):
         Goodbyes come first, so that clients hear why, and not that their producer is gone.
 
         Args:
-            end: What decides on the other side: it ends in good order after ``SHUTDOWN``.
+            end: Decides on the other side: it ends in good order after ``SHUTDOWN``.
             words: For people.
         """
         with self._lock:
@@ -323,7 +323,7 @@ class StorageProcess:
 
         Args:
             reason: For people.
-            end: What it means to the other servers: after ``SHUTDOWN`` they end in good order.
+            end: The reason for the other servers: after ``SHUTDOWN`` they end in good order.
         """
         self._endpoint.close(end, reason)
         if self._metrics is not None:
@@ -465,7 +465,7 @@ def init_storage_process(
                 deadline, lambda why: progress.say(f"storage server 0 at {master}:{master_port}")
             )
     except BaseException:
-        # whoever catches the error may try again in this process: the port has to be free then
+        # a caller that catches the error may retry in this process: the port must be free then
         StorageProcess(server, endpoint, metrics).close()
         raise
     endpoint.start()
@@ -507,7 +507,7 @@ def run_storage_server(
         How many jobs were served.
 
     Raises:
-        ConfigError: As `init_storage_process`, which says what else it raises.
+        ConfigError: As `init_storage_process`, which lists its other errors.
         ServerDiedError: Another storage server ended before the jobs were done.
     """
     jobs = num_server_sessions

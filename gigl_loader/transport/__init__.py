@@ -1,7 +1,7 @@
-"""Questions and answers between processes: the only folder that opens sockets.
+"""Requests and responses between processes: the only folder that opens sockets.
 
-It knows nothing of graphs. `Listener` answers by a table of `Method`; `Caller` asks. `Security`
-says who may connect. `gigl_loader.testing.MemoryNetwork` is the same in one thread.
+It knows nothing of graphs. `Listener` serves a table of `Method`; `Caller` sends requests.
+`Security` authenticates. `gigl_loader.testing.MemoryNetwork` is the same in one thread.
 """
 
 from gigl_loader.transport.caller import Caller

@@ -1,21 +1,21 @@
-"""Asks a listener's methods, on one connection that is replaced when it is lost.
+"""Calls a listener's methods, on one connection that is replaced when it is lost.
 
-Questions may be asked while earlier ones are unanswered; answers come in order. There is no thread:
-whoever waits for an answer reads, for all. A connection that was lost is replaced, and what is
-unanswered is asked again, in order, so every method must bear being asked twice. What happens when:
+Requests may be sent while earlier ones are pending; responses come in order. There is no thread:
+a thread that waits for a response reads for all. A lost connection is replaced, and pending
+requests are sent again in order, so every method must tolerate a repeated request. The cases:
 
 ===================================  ===========================================================
 the peer                             the caller
 ===================================  ===========================================================
 closes, or resets the connection     connects again at once
 refuses the connection               gives up: its process is gone
-is another process than before       gives up: nothing is asked again of a stranger
+is another process than before       gives up: no request is repeated to a stranger
 says goodbye                         gives up: it will not answer
-is silent for two seconds            takes the connection for lost, and connects again
+is silent for two seconds            counts the connection as lost, and connects again
 is silent for ``patience_s``         gives up
 ===================================  ===========================================================
 
-Only the silence of a peer that owes an answer counts, since it would say each second that it lives;
+Only the silence of a peer that owes a response counts, since it reports each second that it lives;
 and only while this side listens: a job that is suspended and resumed loses no healthy peer.
 """
 
@@ -61,13 +61,13 @@ from gigl_loader.transport.stream import (
 T = TypeVar("T")
 
 MAX_ANSWER_BYTES = 64 << 30
-"""The most that the arrays of one answer may hold. Pages are taken as bytes come, not before."""
+"""Limit of the arrays of one response. Pages are taken as bytes arrive, not before."""
 _SUSPECT_S = 2.0  # of silence, then a connection counts as lost; a debtor speaks each second
 _DIAL_S = 0.5  # one attempt while the peer is silent: a lost first packet is sent again after 1 s
 _HANDSHAKE_S = 3.0  # for a listener that has begun to answer
 _GRACE_S = 0.75  # of patience, for the last attempt: a peer was last heard up to 1 s before a cut
-_SLICE_S = 0.25  # longest sleep before what may have changed is looked at again
-_STOOD_STILL_S = 1.0  # between two looks: this process was suspended, or nobody waited
+_SLICE_S = 0.25  # longest sleep between two looks at the state
+_STOOD_STILL_S = 1.0  # between two looks: this process was suspended, or no thread waited
 _COUNTED_S = 0.5  # of that time: it was there for a moment, in which it heard nothing
 
 
@@ -77,11 +77,11 @@ class _Connection:
     def __init__(self, stream: Stream, max_ask_bytes: int) -> None:
         self.stream, self.max_ask_bytes = stream, max_ask_bytes
         self.steps: Steps | None = None
-        """What reads the next frame, begun and left in its middle; None: not begun."""
+        """The reader of the next frame, paused in its middle; None: not begun."""
         self.broken, self.since = False, time.monotonic()
 
     def lose(self) -> None:
-        """Give it up, and wake whoever waits on it."""
+        """Give it up, and wake all threads that wait on it."""
         self.broken = True
         self.stream.shutdown()
 
@@ -96,14 +96,14 @@ class Caller:
         address: Address or name of the listener.
         port: Port of the listener.
         security: Has to match the listener's.
-        name: What this side calls itself.
+        name: Name of this side.
         patience_s: How long an outage of the network may last, in seconds, and with it the silence
             of a peer that owes an answer.
-        what: What is at the other end, for errors.
-        session: Who this side is to the listener's owner, beyond one connection; callers of one
+        what: Description of the other end, for errors.
+        session: Identity of this side for the listener's owner, on all connections; callers of one
             process may share one. None: random.
-        incarnation: Which process is meant, as `incarnation` of another caller of it says; 0: the
-            one that lets this caller in first. No other one is ever asked.
+        incarnation: The process to call, as in `incarnation` of another caller; 0: the first one
+            that admits this caller. No other process ever gets a request.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class Caller:
         self._heard = self._looked = time.monotonic()
         self._fruitless = 0  # connections in a row on which nothing was heard
         self._closed: GiglLoaderError | None = None
-        # Order of locks: the role, then _sending, then _state. Whoever asks has _sending first, and
-        # therefore takes the role only if nobody has it.
+        # Order of locks: the role, then _sending, then _state. A sender takes _sending
+        # first, and therefore takes the role only if no thread has it.
         self._state = threading.Condition()
         # for a whole question, and while a connection is replaced
         self._sending = threading.RLock()
@@ -147,9 +147,9 @@ class Caller:
 
         Args:
             method: Name in the listener's table.
-            request: What its handler gets.
-            answer_type: What it returns.
-            into: Given what the arrays of the answer look like, returns the memory to receive
+            request: The handler's argument.
+            answer_type: Type of its result.
+            into: Given types and shapes of the response's arrays, returns the memory to receive
                 them into: arrays, contiguous, each with exactly that type and shape. Called by
                 the thread that reads, and again if the connection is lost meanwhile.
             timeout_s: How long a peer may take no bytes, though it lives; then the connection is
@@ -179,7 +179,7 @@ class Caller:
                 self._send(connection, reply, time.monotonic() + timeout_s)
             else:
                 with self._role() as mine:
-                    if mine:  # else whoever has it sees to it; sends all that is unanswered
+                    if mine:  # else the thread that has it does this; sends all pending requests
                         now = time.monotonic()
                         self._replace(now + _DIAL_S, now + timeout_s)
         self._release_if_closed()
@@ -207,7 +207,7 @@ class Caller:
                     if time.monotonic() > until:
                         raise TimeoutError("the peer takes no bytes, though it lives")
         except (EOFError, OSError):
-            connection.lose()  # whoever waits for the answer replaces it
+            connection.lose()  # the thread that waits for the response replaces it
 
     def _wait_to_send(self, connection: _Connection) -> None:
         with self._role() as mine:
@@ -245,7 +245,7 @@ class Caller:
 
     @contextlib.contextmanager
     def _role(self, until: float = 0.0) -> Iterator[bool]:
-        """Try to be the one that reads; waits for that, or any answer, no longer than ``until``."""
+        """Try to become the reader; waits for that, or any response, no longer than ``until``."""
         me = threading.get_ident()
         with self._state:
             if self._reader not in (None, me) and until:
@@ -263,7 +263,7 @@ class Caller:
                     self._state.notify_all()
 
     def _turn(self, deadline: float) -> None:
-        """Do what comes next for an answer to come. Has the role."""
+        """Do the next step towards a response. Has the role."""
         connection = self._connection
         if self._closed is not None:
             self._fail_all(self._closed)
@@ -273,7 +273,7 @@ class Caller:
             self._wait_to_read(connection, deadline)
 
     def _read(self, connection: _Connection) -> bool:
-        """Take what came; True if that was a whole frame. Has the role."""
+        """Read arrived bytes; True if they complete a frame. Has the role."""
         connection.steps = connection.steps or read_frame(
             connection.stream, MAX_ANSWER_BYTES, self._room
         )
@@ -338,7 +338,7 @@ class Caller:
     def _silent_s(self, connection: _Connection | None) -> float:
         """Return for how long nothing was heard; a fresh connection has time to be heard on.
 
-        Once that is broken, what came with its handshake does not count: a listener may let this
+        Once that is broken, bytes of its handshake do not count: a listener may let this
         side in and drop it, again and again.
         """
         if connection is not None and connection.stream.heard > connection.since:
@@ -443,8 +443,8 @@ class Caller:
         except JoinRefusedError as error:
             text = f"{self.what} and {self._name} do not let each other in: {error}"
             raise JoinRefusedError(text, error.end) from error
-        # a port is given to the next process that asks for it: what was said to the one before is
-        # not for this one, and whether to begin anew is for the owner of this caller to decide
+        # a free port may go to another process: requests to the former one are not meant for it,
+        # and the owner of this caller decides whether to begin again
         if self.incarnation not in (0, admitted.incarnation):
             text = f"{self.what} is lost ({End.GONE.value}): another process listens there now"
             raise PeerLostError(text, End.GONE)
@@ -452,7 +452,7 @@ class Caller:
         return _Connection(stream, admitted.max_ask_bytes)
 
     def _adopt(self, connection: _Connection, until: float) -> None:
-        """Use ``connection`` from here on and ask again what is unanswered. Has ``_sending``."""
+        """Use ``connection`` from here on and repeat pending requests. Has ``_sending``."""
         former, self._connection = self._connection, connection
         if former is not None:
             was_heard = former.stream.heard > former.since
@@ -470,7 +470,7 @@ class Caller:
 
         Args:
             deadline: For a connection.
-            until: For asking again what is unanswered.
+            until: For repeating pending requests.
         """
         silent_s = self._silent_s(connection := self._connection)
         if silent_s <= self._patience_s + _GRACE_S:
@@ -489,7 +489,7 @@ class Caller:
         given_up = self._heard + self._patience_s + _GRACE_S
         until = max(started + 0.05, min(deadline, started + _DIAL_S, given_up))
         try:
-            # without `_sending`: whoever is stuck in a send to the silent peer holds that
+            # without `_sending`: a thread that is stuck in a send to the silent peer holds it
             fresh = self._dial(until)
         except ConnectionRefusedError:  # the machine lives and says that nothing listens there
             self._give_up(End.GONE, "its process is gone: nothing listens there")
@@ -500,7 +500,7 @@ class Caller:
             self._fail_all(error)
         else:
             if self._connection is not None:
-                self._connection.lose()  # whoever sends into it lets go
+                self._connection.lose()  # a thread that sends into it stops
             with self._sending:
                 self._adopt(fresh, until)
 

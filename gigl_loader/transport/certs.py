@@ -133,16 +133,16 @@ def _issue(
     """Return a certificate and its key as PEM strings.
 
     Args:
-        work: Folder for what ``openssl`` reads and writes.
+        work: Folder for the files that ``openssl`` reads and writes.
         name: The certificate's common name.
         days: How long it is valid.
-        issuer: Folder of the authority that signs it; None: it is an authority and signs itself.
-        hosts: What `_alternative_name` returned.
+        issuer: Folder of the signing authority; None: it is an authority and signs itself.
+        hosts: Result of `_alternative_name`.
     """
     signs = issuer is None
     use = _AUTHORITY_USE if signs else "digitalSignature"
     (work / "settings").write_text(_settings(name, use, signs=signs, hosts=hosts))
-    (work / "issued").write_text("")  # the command's list of what it signed before
+    (work / "issued").write_text("")  # the command's list of signed certificates
     key = _openssl("genpkey", "-algorithm", "EC", *_CURVE)
     (work / "key").write_bytes(key)
     request = _openssl("req", "-new", "-config", "settings", "-key", "key", folder=work)
@@ -168,7 +168,7 @@ def _settings(name: str, use: str, *, signs: bool, hosts: Sequence[str] = ()) ->
 
 
 def _openssl(*arguments: str, given: bytes = b"", folder: Path | None = None) -> bytes:
-    """Run OpenSSL's command in ``folder`` with ``given`` as its input; return what it prints.
+    """Run OpenSSL's command in ``folder`` with ``given`` as its input; return its output.
 
     Raises:
         ConfigError: It is missing, fails, or takes a minute.

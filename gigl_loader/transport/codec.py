@@ -1,6 +1,6 @@
-"""Objects to bytes and back: a msgpack header for what is small, arrays beside it as they lie.
+"""Objects to bytes and back: a msgpack header for small values, arrays beside it unchanged.
 
-What travels is a frozen dataclass: its fields are numbers, strings, bytes, enums, None, tuples,
+A message is a frozen dataclass: its fields are numbers, strings, bytes, enums, None, tuples,
 lists, dicts (also with tuples of strings as keys), further dataclasses, and arrays anywhere among
 these. An array leaves its number in the header, and its bytes follow the header, so that they are
 never copied into it. The receiver decodes strictly into the type that it expects: a field too many,
@@ -113,7 +113,7 @@ def _sendable(array: Array) -> Array:
 
 
 def read_header(data: bytes | bytearray) -> tuple[str, msgspec.Raw, list[IncomingArray]]:
-    """Return the method, the body for `decode`, and what the arrays look like.
+    """Return the method, the body for `decode`, and the arrays' types and shapes.
 
     Raises:
         ProtocolError: ``data`` is not a header.
@@ -157,7 +157,7 @@ def decode(body: msgspec.Raw, arrays: Sequence[Array], expected: type[T]) -> T:
         value = msgspec.convert(found, expected, from_attributes=True)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         name = getattr(expected, "__name__", str(expected))
-        # msgspec shows what came in place of a name that it knows
+        # msgspec shows the value in place of a name that it knows
         raise ProtocolError(
             f"the received value is not a {name}: {one_line(str(error))}"
         ) from error
@@ -173,7 +173,7 @@ _preparing = threading.Lock()
 def _prepared(expected: Any) -> Any:
     """Return `_strict` of a type, once msgspec has looked at both, in one thread at a time.
 
-    msgspec 0.22 keeps what it finds out about a class on the class, and crashes (a segmentation
+    msgspec 0.22 stores its analysis of a class on the class, and crashes (a segmentation
     fault) where two threads do so at once.
     """
     strict = _ready.get(expected)  # without the lock: a dict's look-up is atomic

@@ -1,8 +1,8 @@
 """How a connection ended, how a handler's exception travels, and how both are put into words.
 
 Text of another process is cleaned before it reaches a log or an error of this one: a line break in
-it would forge a line of the log, an escape sequence would move the cursor of a terminal, hide what
-was written or turn its direction.
+it would forge a line of the log, an escape sequence would move the cursor of a terminal, hide
+text or turn its direction.
 """
 
 import inspect
@@ -20,7 +20,7 @@ _MOST = 500
 
 def one_line(text: str, most: int = _MOST) -> str:
     """Return ``text`` in one line of printable characters, cut after ``most``."""
-    # cut first: what is escaped is up to ten times as long
+    # cut first: escaped text is up to ten times as long
     return _escaped(text[:most], "") + ("..." if len(text) > most else "")
 
 
@@ -56,7 +56,7 @@ class End(StrEnum):
     SILENT = "silent"
     """Nothing was heard for the limit: the machine is stopped, or the network is cut."""
     PROTOCOL = "protocol"
-    """It sent what no healthy peer of this version sends."""
+    """It sent data that no healthy peer of this version sends."""
     REFUSED_TOKEN = "refused: token"
     REFUSED_CERTIFICATE = "refused: certificate"
     REFUSED_USER = "refused: user"
@@ -77,7 +77,7 @@ _OURS = {
     for name, cls in vars(errors).items()
     if inspect.isclass(cls) and issubclass(cls, GiglLoaderError)
 }
-"""What may be built again on the other side: a fixed table, so that no frame can name code."""
+"""Errors that the other side may rebuild: a fixed table, so that no frame can name code."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Failure:
 
 
 def describe(error: BaseException) -> Failure:
-    """Return what travels of ``error``."""
+    """Return the part of ``error`` that is sent."""
     name = type(error).__name__
     plain = all(isinstance(arg, None | bool | int | float | str) for arg in error.args)
     # the `args` of our classes are their fields; of all other errors only the words travel

@@ -9,10 +9,10 @@
                                       <--    ADMITTED(proof, incarnation)  or  BYE(end, words)
 
 The listener greets before it is told anything: in TLS 1.3 a client learns at its first read that
-its certificate was refused, and where both are to be one user's, neither side says who it is to
-somebody else's process. A plain caller knocks, so that a TLS listener can tell it in plain words
-what is wrong; and whatever else listens on the port answers to a knock with something that can be
-shown.
+its certificate was refused, and where both must belong to one user, neither side names itself to
+another user's process. A plain caller knocks, so that a TLS listener can send it the reason
+in plain words; any other program on the port responds to a knock with bytes that an error can
+show.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ from gigl_loader.transport.stream import (
 
 NONCE_BYTES = 32
 MOST_OF_NAME = 255
-"""Characters of what a caller calls itself."""
+"""Characters of a caller's name."""
 # of a frame before the other side is known: a HELLO has some 300 bytes, a goodbye at most 2,100
 _MAX_BYTES = 4096
-_TLS_RECORDS = (b"\x14", b"\x15", b"\x16", b"\x17")  # what TLS may open with
+_TLS_RECORDS = (b"\x14", b"\x15", b"\x16", b"\x17")  # first bytes of TLS
 _SAME_TOKEN = f"set {TOKEN_VARIABLE} to one value on all machines"
 
 
@@ -90,7 +90,7 @@ def farewell(end: End, words: str) -> bytes:
 
 
 def join(stream: Stream, security: Security, name: str, session: str, lane: str) -> Steps:
-    """Do the caller's side; the generator returns what the listener `Admitted`.
+    """Do the caller's side; the generator returns the listener's `Admitted`.
 
     Raises:
         JoinRefusedError: One side does not want the other; ``end`` tells why.
@@ -116,8 +116,8 @@ def _join(stream: Stream, security: Security, name: str, session: str, lane: str
     else:
         stream.push([memoryview(KNOCK_FRAME)])
     greeting = decode((yield from _expect(stream, FrameKind.GREETING)).body, [], Greeting)
-    # not before: the greeting shows that a process has taken the connection. And before this side
-    # says who it is
+    # not before: the greeting shows that a process has accepted the connection. And before this
+    # side names itself
     _check_user(stream, security, "the listener")
     nonce, certificate = os.urandom(NONCE_BYTES), stream.peer_certificate()
     # both sides' in one order, so that neither can make the other repeat an old proof
@@ -153,7 +153,7 @@ def _admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: 
         yield from stream.start_tls(security.context(server=True), server=True)
     else:
         yield from _expect(stream, FrameKind.KNOCK)
-        # before a greeting, at which the caller looks who this is: one of both says why
+        # before a greeting, at which the caller checks this side: one of both gives the reason
         _check_user(stream, security, "the caller")
     stream.push(pack(FrameKind.GREETING, Greeting(mine)))
     hello = decode((yield from _expect(stream, FrameKind.HELLO)).body, [], Hello)
@@ -197,7 +197,7 @@ def _expect(stream: Stream, kind: FrameKind) -> Steps:
 def refusal(
     stream: Stream, error: Exception, who: str, *, encrypted: bool, hint: str = ""
 ) -> JoinRefusedError:
-    """Say what a handshake that failed means, by the first bytes that came and what they hit."""
+    """Explain a failed handshake by the first bytes received and the error they caused."""
     if isinstance(error, OtherVersionError):
         return JoinRefusedError(str(error), End.REFUSED_VERSION)
     # the exception alone misleads: OpenSSL calls any plain byte a "wrong version number"
@@ -210,7 +210,7 @@ def refusal(
         text = f"{who} {which}: give both the same certificates, the same token or --insecure{hint}"
         return JoinRefusedError(text, End.REFUSED_MODE)
     if not isinstance(error, ssl.SSLError) or (opening and not is_tls):
-        with contextlib.suppress(OSError):  # what else is here by now
+        with contextlib.suppress(OSError):  # further bytes that have arrived
             opening += stream.sock.recv(40)
         text = f"{who} is another service, or a faulty one: it sent {opening[:40]!r} ({error})"
         return JoinRefusedError(text, End.REFUSED_SERVICE)

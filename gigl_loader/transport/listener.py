@@ -46,13 +46,13 @@ from gigl_loader.transport.stream import (
 _log = logging.getLogger(__name__)
 
 # a handshake has two round trips and some 5 ms of arithmetic, which take a second or two on a slow
-# link or a machine with a load of 15; who needs longer is counted as slow and may come again
+# link or a machine with a load of 15; a caller that needs longer counts as slow and may retry
 _HANDSHAKE_S = 3.0
 # each takes a thread and a descriptor, and limits of 1,024 on these are common; half of them for
 # one address, so that one faulty machine does not keep out the others
 _MAX_PENDING = 128
-_CLOSE_S = 2.0  # how long whoever closes a listener waits for what is under way
-_DRAIN_S = 0.5  # for a refused caller to read why
+_CLOSE_S = 2.0  # how long closing a listener waits for calls in progress
+_DRAIN_S = 0.5  # for a refused caller to read the reason
 _REPORT_EVERY_S = 60.0
 
 
@@ -86,7 +86,7 @@ def random_incarnation() -> int:
 class Method:
     """One row of a listener's table.
 
-    ``handler(request, peer)`` returns the answer, or a `concurrent.futures.Future` of it, which is
+    ``handler(request, peer)`` returns the response, or a `concurrent.futures.Future` of it,
     cancelled when the caller goes away. It may be called again for the same request after a
     connection was lost, and also while the first call is still under way.
     """
@@ -104,20 +104,20 @@ class Listener:
         port: 0 means one that is free.
         security: Authentication and encryption.
         table: Methods by name.
-        name: What this side is, for the log.
-        on_peer: Called with each `Peer` that was admitted, before its first question.
+        name: Description of this side, for the log.
+        on_peer: Called with each admitted `Peer`, before its first request.
         on_end: Called once for each of them, with its `End`.
         max_ask_bytes: The most that the arrays of one question may hold.
         silence_s: A caller that leaves a question unfinished, or sent bytes unacknowledged, for
             this long is cut off.
-        admit: Does the handshake in place of the one of this protocol, or all that there is to do:
-            given the connection and how long to sleep next, as for `drive`, it returns what the
-            caller says of itself; None: it is over.
+        admit: Replaces this protocol's handshake, or handles the whole connection:
+            given the connection and the length of the next sleep, as for `drive`, it returns the
+            caller's description of itself; None: it is over.
         handshake_s: How long that may take, all in all.
         inherits: Descriptor of a socket that listens already, in place of ``address`` and ``port``;
             owned by this object from here on.
-        incarnation: Which process this is to its callers, who ask nothing again of another one;
-            above 0. None: random. One that goes on for the process before it gives the same.
+        incarnation: Identity of this process for its callers, who repeat no request to another one;
+            above 0. None: random. A process that continues the work of a former one gives the same.
 
     Raises:
         ConfigError: It would be open to strangers, or cannot listen there.
@@ -149,7 +149,7 @@ class Listener:
         self.incarnation = incarnation or random_incarnation()
         self.on_peer = on_peer or (lambda peer: None)
         self.on_end = on_end or (lambda peer, end: None)
-        self._lock = threading.Lock()  # guards the connections and what is counted
+        self._lock = threading.Lock()  # guards the connections and the counters
         self._connections: dict[int, _PeerConnection] = {}  # by descriptor
         self._refused: Counter[str] = Counter()
         self._reported, self._unreported = -_REPORT_EVERY_S, 0  # so that the first one is reported
@@ -164,7 +164,7 @@ class Listener:
         # epoll, since a server has thousands of connections, of which nearly none changes at a time
         self._epoll = select.epoll()
         self._epoll.register(self._sock, select.EPOLLIN)
-        # nobody would be let in any more, and who is in would be told of no end
+        # no caller would be admitted any more, and no admitted one would hear of the end
         self._thread = new_thread(
             target=self._run, name=f"{name} door", on_death=lambda _: self.close()
         )
@@ -176,7 +176,7 @@ class Listener:
         return self
 
     def fileno(self) -> int:
-        """Return the descriptor that it listens on, for whoever is to go on after this process."""
+        """Return the descriptor that it listens on, for the successor of this process."""
         return self._sock.fileno()
 
     def stats(self) -> dict[str, Any]:
@@ -280,7 +280,7 @@ class Listener:
             thread.start()
         except RuntimeError as error:  # the limit on threads
             self._busy(address, error)
-            thread.start()  # once more; who fails again is dropped without words, and may come back
+            thread.start()  # once more; a second failure drops the caller, which may retry
 
     def _busy(self, who: str, error: Exception) -> None:
         """Count a caller for which no descriptor or thread is left, and free one of each."""
@@ -289,7 +289,7 @@ class Listener:
         if pending:
             _shed(pending, 1)
         else:
-            time.sleep(0.05)  # whoever else holds them
+            time.sleep(0.05)  # another holder of descriptors
 
     def _make_room(self, address: str) -> bool:
         """End handshakes, so that there are not too many with one more; False: they do not end."""
@@ -331,7 +331,7 @@ class Listener:
         )
 
     def admitted(self, connection: "_PeerConnection", peer: Peer) -> None:
-        """Let a caller in; what it still has on a former connection is over."""
+        """Admit a caller; its requests on a former connection are over."""
         with self._lock:
             former = [
                 one
@@ -340,7 +340,7 @@ class Listener:
             ]
             # under the same lock: of two that come at once on a lane, one sees the other
             connection.peer = peer
-        for old in former:  # outside of it, since a goodbye may have to wait
+        for old in former:  # outside of the lock, since a goodbye may have to wait
             old.dismiss(End.REPLACED, farewell(End.REPLACED, "a fresh one is there"))
 
     def forget(self, connection: "_PeerConnection") -> None:
@@ -363,7 +363,7 @@ class _PeerConnection:
         """Whether the caller waits for something."""
         self.thread = new_thread(
             target=self._run, name=f"{listener.name} for {address}",
-            on_death=nothing_hangs_on_it,  # its end hangs up, and who is on the other side sees it
+            on_death=nothing_hangs_on_it,  # its end closes the connection: the caller sees it
         )  # fmt: skip
         self._listener = listener
         self._wake = threading.Event()
@@ -379,8 +379,8 @@ class _PeerConnection:
 
     def dismiss(self, end: End, goodbye: bytes = b"", patience_s: float = 0.0) -> None:
         """End the connection."""
-        self._dismissed = self._dismissed or end  # what came first is the reason
-        # who has not been admitted gets no words: until TLS is up they would travel as plain bytes
+        self._dismissed = self._dismissed or end  # the first one is the reason
+        # a caller that was not admitted gets no reason: before TLS it would travel as plain bytes
         self.stream.end(goodbye if self.peer else b"", patience_s)
         self.hang_up()
 
@@ -400,7 +400,7 @@ class _PeerConnection:
             self._listener.forget(self)
 
     def _admit(self) -> Hello | None:
-        """Return what the caller says of itself; None: it was refused, or is gone."""
+        """Return the caller's description of itself; None: it was refused, or is gone."""
         deadline = time.monotonic() + self._listener.handshake_s
         try:
             return self._listener.admit(self.stream, lambda: _left(deadline))
@@ -415,7 +415,7 @@ class _PeerConnection:
         return None
 
     def _refuse(self, end: End, words: str) -> None:
-        """Say why, and read what still comes: else a reset would overtake the words."""
+        """Send the reason, and read to the end: else a reset would overtake the reason."""
         self._listener.refused(end, self.address, words)
         deadline = time.monotonic() + _DRAIN_S
         with contextlib.suppress(OSError):
@@ -465,7 +465,7 @@ class _PeerConnection:
         """Return how long to sleep; a question that was begun must go on."""
         if self.owes and time.monotonic() - self.stream.heard > self._listener.silence_s:
             raise _SilentError
-        # without a debt nothing happens but what wakes the poll; 60 s only bounds a missed event
+        # without a pending response only events that wake the poll count; 60 s bounds a missed one
         return 1.0 if self.owes else 60.0
 
     def _answer(self, frame: Frame, peer: Peer) -> None:
@@ -497,7 +497,7 @@ class _PeerConnection:
         future.add_done_callback(lambda _: self._wake.set())
         while not future.done():
             self._wake.wait(60.0)
-            self._wake.clear()  # before the two are looked at: what comes now sets it again
+            self._wake.clear()  # before the look at the two: an event from now on sets it again
             if peer.gone.is_set() and not future.done():
                 future.cancel()
                 raise EOFError("the caller is gone")

@@ -28,7 +28,7 @@ class Pages:
         path: The one that is answered.
         kind: Content type of the answer.
         render: Returns it; called by one thread at a time.
-        security: Who may read.
+        security: Authentication of readers.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Pages:
 
 
 def _request(stream: Stream) -> Steps:
-    """Read the head of a request; the generator returns what came, whole or not one."""
+    """Read the head of a request; the generator returns the received bytes, complete or not."""
     came = b""
     while not came.endswith(_END) and len(came) < _MAX_REQUEST_BYTES:
         came += yield from stream.receive(_CHUNK)
-        # TLS, our own protocol or noise: who sends it would wait for an answer to the end
+        # TLS, our own protocol or noise: its sender would wait for a response to the end
         if not came[:1].isalpha() or b"\0" in came:
             break
     return came

@@ -40,7 +40,7 @@ class Reply(Generic[T]):
         Raises:
             PeerTimeoutError: It did not come in time; the peer lives.
             PeerLostError: The peer is gone, silent or has said goodbye; ``end`` tells which.
-            ProtocolError: One side sent what the other does not understand.
+            ProtocolError: One side sent a frame that the other does not understand.
             RemoteError: The method raised, or any error of gigl_loader that it raised.
         """
         self._wait_for(self, timeout_s)
@@ -50,7 +50,7 @@ class Reply(Generic[T]):
         return value
 
     def room(self, specs: list[IncomingArray]) -> list[Array]:
-        """Return the memory for the answer's arrays: the asker's, where it gave some."""
+        """Return the memory for the response's arrays: the caller's, where it gave some."""
         self._error = None  # of an attempt whose connection was lost before its bytes were here
         if self._into is None or not specs:
             return empty_arrays(specs)
@@ -73,13 +73,13 @@ class Reply(Generic[T]):
             self.end(error)
 
     def end(self, error: Exception | None) -> None:
-        """Let nobody wait any longer; the question's arrays are free again."""
-        # `done` last: whoever sees it, without a lock, reads the error next
+        """End all waits; the request's arrays are free again."""
+        # `done` last: a thread that sees it, without a lock, reads the error next
         self._error, self.views, self._into, self.done = error, [], None, True
 
 
 def into_array(out: Array) -> Into:
-    """Return what receives an answer of one array into ``out``, and refuses any other."""
+    """Return a function that receives a response of one array into ``out``, and refuses others."""
 
     def room(specs: list[IncomingArray]) -> list[Array]:
         if [(spec.dtype, spec.shape) for spec in specs] != [(out.dtype, out.shape)]:

@@ -1,7 +1,7 @@
 """Authentication: client certificates, a token inside TLS, or none on a closed network.
 
 =============  ==========================================  =================================
-mode           how both ends know each other               what travels
+mode           authentication of both ends                 encryption
 =============  ==========================================  =================================
 certificates   each verifies the other's against ca.pem    TLS 1.3
 token          each proves the token to the other          TLS 1.3, ephemeral certificate
@@ -12,8 +12,8 @@ Where nothing is set, both ends are processes of one user on one machine, as its
 of them (`gigl_loader.transport.sockets`), and plain bytes travel between them.
 
 The token is never sent. Both ends prove it by an HMAC over their role, both nonces and the hash of
-the listener's certificate, so that nobody in the middle can pass the proofs on under a certificate
-of his own. Whoever plays the listener gets a proof to guess tokens against: hence 128 bits.
+the listener's certificate, so that a man in the middle cannot forward the proofs under another
+certificate. An impostor of the listener gets a proof to guess tokens against: hence 128 bits.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class Security:
-    """Who may connect to whom. Use `resolve` or `local`; may be pickled to workers of one's own."""
+    """Authentication of connections. Use `resolve` or `local`; may be pickled to own workers."""
 
     mode: Mode = Mode.USER
     token: str = field(default="", repr=False)
@@ -72,7 +72,7 @@ class Security:
     def resolve(
         cls, tls_dir: str | None = None, token: str | None = None, insecure: bool | None = None
     ) -> "Security":
-        """Return what the arguments say, and where they are None, the environment.
+        """Return the settings of the arguments, and where they are None, of the environment.
 
         Raises:
             ConfigError: Certificates and insecure at once, or the folder lacks a file.
@@ -90,7 +90,7 @@ class Security:
             _files(tls_dir)
             return cls(Mode.CERTIFICATES, tls_dir=tls_dir)
         if insecure:
-            # over a plain connection a token proves nothing of what comes after the handshake
+            # over a plain connection a token proves nothing about bytes after the handshake
             return cls(Mode.INSECURE)
         return cls(Mode.TOKEN, token) if token else cls()
 
@@ -113,7 +113,7 @@ class Security:
         return {name: value for name, value in named.items() if value}
 
     def for_workers(self) -> "Security":
-        """Return what processes started by this one take, so that none makes a certificate."""
+        """Return the settings of child processes, so that none makes a certificate."""
         if self.mode is not Mode.TOKEN:
             return self
         return dataclasses.replace(self, throwaway=self._own_certificate())
@@ -155,7 +155,7 @@ class Security:
             )
 
     def proof(self, role: bytes, nonces: bytes, certificate: bytes) -> bytes:
-        """Return what proves the token in one handshake; empty where none is asked for."""
+        """Return the proof of the token in one handshake; empty where none is required."""
         if self.mode is not Mode.TOKEN:
             return b""
         bound = role + nonces + hashlib.sha256(certificate).digest()
@@ -173,8 +173,8 @@ class Security:
         with _lock:
             turn = _turns.setdefault(key, threading.Lock())
         known = _contexts.get(key)
-        # One thread looks at the files; the others go on with what is known, since a file system of
-        # the network may stand, and with it whoever looks.
+        # One thread looks at the files; the others use the last known state, since a network file
+        # system may hang, and with it the thread that looks.
         if known is None:
             turn.acquire()
         elif not turn.acquire(blocking=False):
@@ -203,7 +203,7 @@ class Security:
     def _stamps(self) -> tuple[int, ...]:
         """Return when the files changed last."""
         try:
-            # of what links point to: Kubernetes renews a secret by changing a link
+            # of the links' targets: Kubernetes renews a secret by changing a link
             return tuple(file.stat().st_mtime_ns for file in _files(self.tls_dir))
         except (OSError, ConfigError):
             return ()

@@ -1,4 +1,4 @@
-"""Addresses and ports of this machine, and what a socket takes of its process.
+"""Addresses and ports of this machine, and the user of a socket's process.
 
 A fork keeps no socket of this process: a child that outlives its parent would keep the connection
 open, or the port taken, and the peer would never learn that the parent is gone.
@@ -134,7 +134,7 @@ def free_ports(count: int, host: str = "") -> list[int]:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Tell whether ``port`` of ``host`` can be bound, also by who does not ask to share it."""
+    """Tell whether ``port`` of ``host`` can be bound, also by a process that does not share it."""
     with socket.socket() as sock:
         try:
             sock.bind((host, port))
@@ -250,7 +250,7 @@ class Spare:
         self._counted_at, self._used = -_COUNT_EVERY_S, 0
 
     def for_strangers(self, held: int) -> int:
-        """Return how many descriptors strangers may hold, who hold ``held`` now; at least one."""
+        """Return the limit of descriptors of strangers, who hold ``held`` now; at least one."""
         now = time.monotonic()
         # not for each stranger: to count thousands takes a millisecond
         if now - self._counted_at >= _COUNT_EVERY_S:
@@ -292,7 +292,7 @@ class _Row(NamedTuple):
 
 
 def user_of_peer(sock: socket.socket) -> int | None:
-    """Return the user id of whoever opened the other end of ``sock``.
+    """Return the id of the user who opened the other end of ``sock``.
 
     None: no process of this machine has it open, so that nobody is known to be there: it is another
     machine's, or was closed.
@@ -347,8 +347,8 @@ def _asked(family: int, own: Address, peer: Address) -> list[_Row] | None:
 def _looked_up(own: Address, peer: Address) -> list[_Row]:
     """Read the machine's tables: where the kernel is an imitation, or questions are forbidden.
 
-    By ports alone, since an address is written in two ways: whoever has the same two ports between
-    other addresses makes the answer ambiguous, and ambiguous is nobody.
+    By ports alone, since an address is written in two ways: another socket with the same two ports
+    between other addresses makes the result ambiguous, and then it is no user.
     """
     ends = f":{peer[1]:04X}", f":{own[1]:04X}"
     rows = []

@@ -61,11 +61,11 @@ Steps = Generator[None, None, Any]
 class FrameKind(enum.IntEnum):
     """Kind of a frame."""
 
-    KNOCK = 1  # a plain caller's first bytes, so that a TLS listener can tell it what is wrong
+    KNOCK = 1  # a plain caller's first bytes, so that a TLS listener can send it the reason
     GREETING = 2
     HELLO = 3
     ADMITTED = 4
-    BYE = 5  # also in place of what is due in the handshake: it is a refusal then
+    BYE = 5  # in place of a frame of the handshake it is a refusal
     ASK = 6
     ANSWER = 7
     ERROR = 8
@@ -101,7 +101,7 @@ KNOCK_FRAME = bytes(pack(FrameKind.KNOCK, None)[0])
 class Stream:
     """A connected TCP socket that never waits, plain or TLS.
 
-    One thread may read while another one sends. Whoever sends holds `send_lock` for a whole frame.
+    One thread may read while another one sends. The sender holds `send_lock` for a whole frame.
     ``TCP_USER_TIMEOUT`` is not used: it also breaks a healthy connection whose reader is busy for
     that long (a window of zero). Keepalive watches the idle line; `vanished` the busy one.
     """
@@ -121,7 +121,7 @@ class Stream:
         self.heard = time.monotonic()
         """When bytes last came."""
         self.first_bytes = b""
-        """What the peer opened with, before TLS is taken off; for words about refusals."""
+        """The peer's first bytes, before decryption; for messages about refusals."""
         self._left: list[memoryview] = []  # accepted for sending, not yet taken by the kernel
         self._tls: ssl.SSLObject | None = None
         self._tls_lock = threading.Lock()  # OpenSSL: one thread at a time in an SSL object
@@ -180,7 +180,7 @@ class Stream:
             self._left = [memoryview(self._outgoing.read())]
 
     def say(self, data: bytes, patience_s: float = 0.0) -> None:
-        """Send a small frame if nobody sends, else nothing: what is under way says more.
+        """Send a small frame if no thread sends, else nothing: a frame in progress says more.
 
         Raises:
             OSError: The connection broke.
@@ -210,7 +210,7 @@ class Stream:
                 yield
 
     def receive(self, most: int) -> Steps:
-        """Receive what comes next; the generator returns up to ``most`` bytes.
+        """Receive the next bytes; the generator returns up to ``most`` of them.
 
         Raises:
             EOFError: The peer closed the connection.
@@ -231,7 +231,7 @@ class Stream:
             self.first_bytes = self.first_bytes or bytes(views[0][:got])
             return self._note(got)
         while True:
-            # what OpenSSL holds comes first: the kernel may have nothing more, ever
+            # bytes that OpenSSL holds come first: the kernel may never have more
             got, is_over = self._decrypt(self._tls, views[0])
             if got or is_over:
                 return self._note(got)
@@ -239,7 +239,7 @@ class Stream:
                 return 0
 
     def _decrypt(self, tls: ssl.SSLObject, view: memoryview) -> tuple[int, bool]:
-        """Return how many bytes of ``view`` were filled with what came, and whether that is all."""
+        """Return the number of bytes decrypted into ``view``, and whether the stream has ended."""
         got = 0
         with self._tls_lock, contextlib.suppress(ssl.SSLWantReadError):
             while got < view.nbytes:
@@ -250,7 +250,7 @@ class Stream:
         return got, False
 
     def _feed(self) -> bool:
-        """Move what came to the TLS engine; False where nothing did."""
+        """Move arrived bytes to the TLS engine; False where there are none."""
         try:
             data = self.sock.recv(_CHUNK if self._tls else _STRANGERS_CHUNK)
         except BlockingIOError:
@@ -324,8 +324,8 @@ class Stream:
         return bool(retransmits + probes >= 3 and since_last_ack_ms >= limit_s * 1000)
 
     def shutdown(self) -> None:
-        """Wake whoever waits on this connection; from any thread, any number of times."""
-        with contextlib.suppress(OSError):  # the peer was faster
+        """Wake all threads that wait on this connection; from any thread, any number of times."""
+        with contextlib.suppress(OSError):  # the peer closed it first
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -333,9 +333,9 @@ class Stream:
         self.sock.close()
 
     def end(self, farewell: bytes = b"", patience_s: float = 0.0) -> None:
-        """Say ``farewell`` and wake all who wait here.
+        """Send ``farewell`` and wake all threads that wait here.
 
-        Whoever is in the middle of sending has ``patience_s`` to finish; then nothing is said.
+        A thread in the middle of sending has ``patience_s`` to finish; then nothing is sent.
         """
         with contextlib.suppress(OSError):
             if farewell:
@@ -358,8 +358,8 @@ def drive(steps: Steps, stream: Stream, patience: Callable[[], float]) -> Any:
     """Run ``steps`` to their end in this thread.
 
     Args:
-        steps: What reads from ``stream``.
-        stream: What to wait for.
+        steps: The generator that reads from ``stream``.
+        stream: The stream to wait for.
         patience: Called before each wait: how long it may be, in seconds. May raise.
     """
     while True:
@@ -387,7 +387,7 @@ def read_frame(
         max_header_bytes: The most that its header may hold.
 
     Raises:
-        ProtocolError: What came is no frame, or too large; nothing was allocated.
+        ProtocolError: The bytes are no frame, or too large a one; nothing was allocated.
         EOFError, OSError: The connection is over.
     """
     head = bytearray(_HEAD.size)
@@ -416,7 +416,7 @@ def read_frame(
 
 
 def check_opening(first: bytes) -> None:
-    """Refuse what does not begin as a frame of this version does.
+    """Refuse bytes that do not begin like a frame of this version.
 
     Raises:
         OtherVersionError: It is a frame of another version.

@@ -1,4 +1,4 @@
-"""What a producer agrees on with those of the other ranks, and tells its workers of it.
+"""Agreements of a producer with those of the other ranks, and their use by its workers.
 
 ::
 
@@ -7,7 +7,7 @@
                                      checked, or refused before any worker starts
     workers start and listen
     connect  every rank: its workers' ports, and an offer of its partition's memory
-                                --> whom each worker asks, and what it reads in place
+                                --> the peers of each worker, and the partitions it reads in place
              rows kept on this machine --> one cache for its ranks, and how far to draw ahead
 """
 
@@ -92,7 +92,7 @@ class StartTurns:
         """Wait until this local rank may start its workers.
 
         Args:
-            wait_for_rank_before: Returns once the rank before this one announced what it is given.
+            wait_for_rank_before: Returns once the rank before this one announced its argument.
         """
         if self.local_rank == 0:
             return
@@ -129,7 +129,7 @@ class _Member:
     cache: str = ""
     """How much it keeps of other machines' rows; empty: it keeps none."""
     rows: str = ""
-    """What tells its rows from those of another dataset, where it keeps others'."""
+    """Identity of its rows among those of other datasets, where it keeps others'."""
 
 
 _Published = tuple[int, str, tuple[int, ...]]
@@ -137,13 +137,13 @@ _Published = tuple[int, str, tuple[int, ...]]
 
 
 class Agreement:
-    """What a producer has agreed on with the other ranks.
+    """Agreements of a producer with the other ranks.
 
     Args:
         view: This rank's partition.
-        plan: What is sampled.
+        plan: The sampling to do.
         cache: Which rows of other machines to keep; None: none.
-        epoch_options: What who takes the batches does for itself.
+        epoch_options: Work that the reader of the batches does itself.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Agreement:
         self.is_one_machine = True
         """Whether all ranks are on this machine, so that nothing crosses a network."""
         self.name_of_cache = ""
-        """Of the rows that ranks of a machine keep together; known once this rank is connected."""
+        """Description of rows that ranks of a machine keep together; known once connected."""
         self.cache: MachineRows | None = None
         """Rows of other machines, kept for all ranks of this one."""
         self.look_ahead: LookAhead | None = None
@@ -219,7 +219,7 @@ class Agreement:
             # the cluster's token keeps strangers out, the nonce other jobs
             secret = hashlib.sha256(used.token.encode() + nonce).hexdigest()
             used = dataclasses.replace(used, token=secret)
-        # who is let in but belongs to another job asks for methods of another name; the name goes
+        # an admitted process of another job calls methods of another name; the name goes
         # over the network in the clear, so it does not tell the nonce
         return Access(host, used.for_workers(), hashlib.sha256(b"job" + nonce).hexdigest()[:8])
 
@@ -235,7 +235,7 @@ class Agreement:
 
     @property
     def rows_apart(self) -> bool:
-        """Whether batches are handed over without rows, whose owners are asked by who takes them.
+        """Whether batches are handed over without rows, which the reader fetches from their owners.
 
         They are where rows are kept there, or would leave two machines on their way. On one machine
         bytes cost less than what they are saved by: putting rows in order once more, where they
@@ -277,7 +277,7 @@ class Agreement:
         kept = ("", "") if options is None else (str(options.size), name_of_rows(self._view))
         mine = _Member(own, listening_on, ports, offer, *kept)
         found: list[_Member] = rendezvous.agree("workers", mine, _Member)
-        # an address says which machine a rank may be on; who maps an offer finds out whether it is
+        # an address says which machine a rank may be on; mapping an offer shows whether it is
         for member in found if offer is not None else ():
             if member.offer is not None and member.partition != own and member.host == mine.host:
                 self._offers.setdefault(member.partition, []).append(member.offer)
@@ -301,7 +301,7 @@ class Agreement:
             self.share_cache(bytes)  # offers nothing: the other ranks wait for its word
             return
         self.cache = shared_memory(tables, self.name_of_cache, self.share_cache)
-        # the cache is the machine's, what is drawn ahead this loader's alone: its memory goes to
+        # the cache is the machine's, drawn batches are this loader's alone: its memory goes to
         # each worker, also to those that take another's place
         drawn = tensors.share_tensor(torch.zeros(DrawnAhead.NUM_WORDS, dtype=torch.int64))
         rows = self.cache.rows
@@ -309,10 +309,10 @@ class Agreement:
         self._ahead = AheadMemory(self.cache.shared, drawn, rows.join())
 
     def share_cache(self, make: Callable[[], bytes]) -> bytes | None:
-        """Return what the first rank that keeps as much on this machine offers.
+        """Return the offer of the first rank that keeps as much on this machine.
 
         Args:
-            make: Returns what this rank offers; called where it is the first.
+            make: Returns this rank's offer; called where it is the first.
 
         Returns:
             None: this rank is the first, or no other rank's memory is read here.
@@ -329,7 +329,7 @@ class Agreement:
         return None if is_first or first is None else rendezvous.wait_for("cache", first)
 
     def assignments(self) -> dict[str, Assignment]:
-        """Return by worker's name whom this rank's workers ask; decoded anew at each call.
+        """Return by worker's name the peers of this rank's workers; decoded afresh at each call.
 
         Raises:
             ConfigError: A partition has no rank.
@@ -343,7 +343,7 @@ class Agreement:
     def introduction(
         self, worker: int, assignments: Mapping[str, Assignment]
     ) -> tuple[tuple[Any, ...], AheadMemory[Tensor] | None]:
-        """Return what tells ``worker`` of the others: a message, and the memory that goes with it.
+        """Return the news of the others for ``worker``: a message, and the memory to send with it.
 
         Args:
             worker: Its number; it can sample once it was told.
@@ -377,12 +377,12 @@ class Agreement:
             self._rendezvous.fail(f"{type(error).__name__}: {error}"[:2000])
 
     def refuse(self, worker: int, listener: int, error: BaseException) -> None:
-        """Answer in place of a worker that is lost for good: who asks it hears why.
+        """Respond in place of a worker that is lost for good: callers receive the reason.
 
         Args:
             worker: Its number.
             listener: Descriptor of the socket that it listened on; closed by `close`.
-            error: What ended the sampling here.
+            error: The error that ended the sampling here.
         """
         assert self.access is not None, "a worker that listened is asked"
         name = worker_name(self.rank, worker)
@@ -407,7 +407,7 @@ class Agreement:
 
 
 def _check_same_graph(rank: int, own: str, graphs: list[str]) -> None:
-    """Refuse partitions of two graphs, or of two runs; who does not know its own is not asked.
+    """Refuse partitions of two graphs, or of two runs; unknown ones are not compared.
 
     Raises:
         ConfigError: On all ranks alike; nothing was started.
@@ -437,7 +437,7 @@ def _by_partition(
     members: Iterable[_Published], num_partitions: int
 ) -> dict[int, tuple[WorkerAddress, ...]]:
     """Return all workers by partition, in the order of ranks."""
-    # the order of ranks is the same for all who build this: `assignments` goes by positions in it
+    # the order of ranks is the same wherever this is built: `assignments` goes by positions in it
     found: dict[int, tuple[WorkerAddress, ...]] = {}
     for rank, (partition, host, ports) in enumerate(members):
         workers = tuple(
@@ -450,7 +450,7 @@ def _by_partition(
 
 
 def _holder() -> str:
-    """Return what holds a partition here, for errors."""
+    """Return the holder of a partition here, for errors."""
     context = get_context()
     is_server = context is not None and context.is_server()
     return "storage server" if is_server else "process"

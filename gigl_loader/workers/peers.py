@@ -83,7 +83,7 @@ class WorkerAddress:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Whom one worker asks, and who asks it."""
+    """Workers that one worker sends requests to, and those that send requests to it."""
 
     asked: dict[int, WorkerAddress]
     """By partition, all but its own."""
@@ -94,7 +94,7 @@ class Assignment:
 def assignments(
     workers: Mapping[int, Sequence[WorkerAddress]], partition: int
 ) -> dict[str, Assignment]:
-    """Return by name what each worker of ``partition`` is to know of the others.
+    """Return by name the peers of each worker of ``partition``.
 
     Worker ``i`` of a partition asks worker ``i`` modulo their number of each other partition, so
     that questions spread evenly, and the connections of a machine are its workers times the other
@@ -102,7 +102,7 @@ def assignments(
 
     Args:
         workers: By partition, in an order that is the same everywhere.
-        partition: Whose workers.
+        partition: The workers' partition.
 
     Raises:
         ConfigError: A partition has no workers.
@@ -142,7 +142,7 @@ class Answering:
         view: The partition.
         name: This worker, for logs.
         listener: Descriptor of the socket that the worker before it listened on; None: a fresh one.
-        awaits_s: How long to expect those who asked the worker before it; None: there was none.
+        awaits_s: How long to expect callers of the former worker; None: there was none.
         patience_s: How long one that was silent may take to come back, in seconds.
         return_s: How long any other whose connection was lost may take to come back, in seconds.
         silence_s: After how many seconds one that leaves a question unfinished counts as silent.
@@ -251,9 +251,9 @@ class Refusing:
 
     Args:
         access: As the worker's.
-        name: What the worker was called.
+        name: Name of the worker.
         listener: Descriptor of the socket that it listened on, owned by this object from here on.
-        error: What ended the sampling.
+        error: The error that ended the sampling.
     """
 
     def __init__(self, access: Access, name: str, listener: int, error: BaseException) -> None:
@@ -289,7 +289,7 @@ class Traffic:
     """Time in which the thread waited for answers."""
 
     def stats(self) -> dict[str, Any]:
-        """Return it as part of what a batch brings along."""
+        """Return it as part of a batch's measurements."""
         return {
             "rows_from": dict(self.rows), "network_s": self.waited_s,
             "received": {"rows": self.row_bytes, "structure": self.structure_bytes},
@@ -301,9 +301,9 @@ class Answer(Generic[T]):
 
     Args:
         reply: Of the transport.
-        who: Was asked; for errors.
+        who: The called worker; for errors.
         timeout_s: Longest wait.
-        read: Makes the answer of what travelled.
+        read: Makes the result from the response.
         waited: Told how long `wait` took, in seconds.
     """
 
@@ -326,7 +326,7 @@ class Answer(Generic[T]):
             PeerTimeoutError: It did not come in time.
             JoinRefusedError: The other worker belongs to another job.
             PeerError: The other worker is gone, or raised.
-            ProtocolError: What came is no answer.
+            ProtocolError: The received value is no response.
         """
         started = time.perf_counter()
         try:
@@ -336,7 +336,7 @@ class Answer(Generic[T]):
                 f"{self._who} did not answer for {self.timeout_s:g} s: it is stopped, overloaded "
                 "or cut off; look at that process, or raise the timeout"
             ) from error
-        except JoinRefusedError:  # a kind of lost peer that says itself what to do
+        except JoinRefusedError:  # a kind of lost peer whose message gives the remedy
             raise
         except PeerLostError as error:
             if error.end == End.SILENT:
@@ -356,7 +356,7 @@ class Asking:
     """Asks the workers of other partitions; `gigl_loader.sampler.plan.Peers`.
 
     Args:
-        asked: Whom, by partition.
+        asked: Workers to call, by partition.
         access: As theirs.
         name: This worker, as it introduces itself.
         timeout_s: Longest wait for one answer.
@@ -412,7 +412,7 @@ class Asking:
         return self._answer(reply, partition, lambda answer: answer)
 
     def take_traffic(self) -> Traffic:
-        """Return what this thread asked since the last call."""
+        """Return counts of this thread's requests since the last call."""
         traffic, self._of_thread.traffic = self._of_thread.traffic, Traffic()
         return traffic
 
@@ -423,7 +423,7 @@ class Asking:
         return Answer(reply, self._whom[partition], self._timeout_s, read, waited)
 
     def connect(self) -> None:
-        """Connect to all, so that they know who is going to ask; what fails is tried again then."""
+        """Connect to all, so that they know their callers; a failure is retried at the request."""
         deadline = time.monotonic() + self._timeout_s  # one for all: others may be just as slow
         for caller in self._callers.values():
             try:
@@ -450,5 +450,5 @@ class Asking:
 
 
 def worker_name(rank: int, worker: int) -> str:
-    """Return what a worker is called in errors of other ranks."""
+    """Return a worker's name in errors of other ranks."""
     return f"rank {rank} worker {worker}"

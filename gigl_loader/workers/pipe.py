@@ -1,4 +1,4 @@
-"""Messages between a trainer, its supervisor and its workers, and what a worker is set up with.
+"""Messages between a trainer, its supervisor and its workers, and a worker's setup.
 
 A message is a tuple that begins with a name.
 
@@ -115,7 +115,7 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
     fds = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            # what does not fit is cut off anywhere, also in the middle of a number
+            # excess bytes are cut off anywhere, also in the middle of a number
             fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
     if not data:  # the end: no message is empty
         return None
@@ -178,7 +178,7 @@ class SeedInput(Generic[A]):
         return int(seeds.shape[0])
 
     def request(self, ticket: BatchTicket, order: Array | None, batch_size: int) -> SampleRequest:
-        """Return what to sample for one batch; only where columns are arrays.
+        """Return the seeds of one batch; only where columns are arrays.
 
         Args:
             ticket: Which batch.
@@ -249,7 +249,7 @@ def pickled(plugins: Plugins) -> bytes:
     Raises:
         ConfigError: They cannot be sent.
     """
-    # any: besides PicklingError, pickle raises what the objects' own methods do, and AttributeError
+    # any: besides PicklingError, pickle raises errors of the objects' methods, and AttributeError
     # or TypeError for functions and handles that it cannot name
     try:
         return pickle.dumps(plugins)

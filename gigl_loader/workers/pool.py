@@ -109,8 +109,8 @@ class WorkerPool:
         """When the supervisor had compiled a kernel last."""
         self._setup: WorkerSetup | None = None
         self._listeners: dict[int, int] = {}
-        """Descriptors of the sockets on which workers answer, by worker: they outlive a worker that
-        is lost, so that who asks it waits for its successor and is not refused."""
+        """Descriptors of the sockets on which workers answer, by worker: they outlive a lost
+        worker, so that callers wait for its successor and are not refused."""
         self.num_workers = num_workers
 
     # -- start ----------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class WorkerPool:
         """Start the workers and wait until each is ready.
 
         Args:
-            setup: What they need to know.
+            setup: Their setup.
             timeout_s: Longest wait, in seconds.
             max_restarts: How many times others are started in place of some that were killed, or
                 whose supervisor was; one that ends by itself would do so again.
@@ -271,7 +271,7 @@ class WorkerPool:
         self, restarts: Restarts, number: int, pid: int | None, exitcode: int | None,
         orphan_of: int | None,
     ) -> None:  # fmt: skip
-        """Start a worker anew that was ended from outside while the pool starts.
+        """Restart a worker that was ended from outside while the pool starts.
 
         Raises:
             WorkerDiedError: It ended by itself, or too often.
@@ -308,7 +308,7 @@ class WorkerPool:
                 pass
 
     def poll(self, timeout_s: float) -> list[WorkerEvent]:
-        """Return what workers sent, waiting up to ``timeout_s`` seconds for the first.
+        """Return messages of workers, waiting up to ``timeout_s`` seconds for the first.
 
         The end of a worker comes once, as `pipe.DIED` with pid, exit code and the supervisor
         that it was lost with, and is the last that comes of it.
@@ -346,7 +346,7 @@ class WorkerPool:
         return is_orphan and now - worker.orphaned_at > _EXIT_REPORT_S
 
     def _hear_out(self, worker: _Worker) -> None:
-        """File what a worker sent before its end, and nothing after it."""
+        """File messages that a worker sent before its end, and none after it."""
         worker.told = True
         while worker.eof_at is None and pipe.is_readable(worker.sock):
             got = pipe.receive(worker.sock)
@@ -410,7 +410,7 @@ class WorkerPool:
         return stat is not None and stat[0] == "T"
 
     def describe(self, numbers: list[int]) -> str:
-        """Say who workers are and what the system says they are doing."""
+        """Describe the workers and their activity as the system reports it."""
 
         def state(pid: int | None) -> str:
             return "not started yet" if pid is None else f"pid {pid}, {process_state(pid)}"
@@ -486,7 +486,7 @@ class WorkerPool:
         if self._control is not None:
             self._unregister(self._control)
             with self._sending:
-                self._control.close()  # the supervisor kills what is left, and ends
+                self._control.close()  # the supervisor kills remaining workers, and ends
 
     def _close(self) -> None:
         for worker in self._workers:
@@ -526,7 +526,7 @@ class WorkerPool:
 
 
 def process_state(pid: int) -> str:
-    """Return in words what the system says that process ``pid`` is doing."""
+    """Return in words the activity of process ``pid`` as the system reports it."""
     stat = read_stat(pid)
     return "gone" if stat is None else _STATES.get(stat[0], f"state {stat[0]}")
 

@@ -1,13 +1,13 @@
-"""One input sampled for one loader: feeds the workers, files what they send, watches them.
+"""One input sampled for one loader: feeds the workers, files their messages, watches them.
 
 ::
 
     loader --start_epoch--> Tasks --ticket--> worker
     loader <--next-- stream <--file-- pump <--batch, error, death-- worker
 
-What is sampled is in `sampled_input`, what is agreed on with other ranks in `agreement`, which
-worker gets which batch and what becomes of its answers in `tasks`, and what becomes of workers that
-are lost in `recovery`.
+The input is in `sampled_input`, agreements with other ranks are in `agreement`, the assignment
+of batches to workers and the handling of results in `tasks`, and the replacement of lost
+workers in `recovery`.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ class DistSamplingProducer:
         data: The dataset (ours, or a plain GLT one).
         sampler_input: Seeds. Further columns (labels of anchors) ride along as an attribute
             ``extra``, a dict of tensors with one row per seed.
-        sampling_config: What to sample.
+        sampling_config: The sampling to do.
         worker_options: GLT's options: ``num_workers``, ``worker_concurrency``, ``master_addr``,
             ``rpc_timeout``. Workers that others ask listen on the interface that leads to
             ``master_addr``; ``master_port`` is not used.
@@ -204,7 +204,7 @@ class DistSamplingProducer:
             for worker in range(self.num_workers):
                 self._recovery.send(worker, *self._ranks.introduction(worker, assignments))
         self._ranks.settle()
-        # without peers, whoever notices that a worker is gone is the one who waits for its batch
+        # without peers, the loss of a worker is noticed by the thread that waits for its batch
         if self._ranks.has_peers and self.epoch_options.max_restarts:
             self._restart_thread = RestartThread(self._replace_lost)
 
@@ -269,14 +269,14 @@ class DistSamplingProducer:
             self._tasks.add(BatchStream(number, limit, self.epoch_options.in_order))
 
     def remove_stream(self, number: int) -> None:
-        """Forget a consumer and what is under way for it."""
+        """Forget a consumer and its batches in progress."""
         with self._lock:
             self._tasks.remove(number)
 
     def start_epoch(
         self, epoch: Attempt | int, batches: Sequence[int] | None = None, stream: int = 0
     ) -> None:
-        """Begin an epoch; whatever is left of the one before is dropped, and never sampled.
+        """Begin an epoch; the rest of the one before is dropped, and never sampled.
 
         Args:
             epoch: The attempt at one; a number alone, of who counts no attempts, is the attempt
@@ -396,9 +396,9 @@ class DistSamplingProducer:
             return received, state.finished
 
     def pump(self, timeout_s: float) -> bool:
-        """File what workers sent, waiting up to ``timeout_s`` for the first; return whether any.
+        """File messages of workers, waiting up to ``timeout_s`` for the first; return whether any.
 
-        A batch that failed ends the epoch of its consumer, who is told when it takes the next.
+        A batch that failed ends the epoch of its consumer, which gets the error at its next `take`.
 
         Raises:
             WorkerDiedError: A worker ended, and was not replaced.
@@ -443,7 +443,7 @@ class DistSamplingProducer:
             self._tasks.dispatch()
 
     def describe_workers(self) -> str:
-        """Say what the system says that the workers are doing."""
+        """Describe the activity of the workers as the system reports it."""
         return self._pool.describe(list(range(self.num_workers)))
 
     @property
@@ -485,7 +485,7 @@ class DistSamplingProducer:
         with self._lock:
             if self._shut_down:
                 return
-            self._shut_down = True  # first: whatever fails below, nobody uses it any more
+            self._shut_down = True  # first: even after a failure below, it is not used any more
             self.channel.bind(None)
             for stream in self._tasks.streams.values():
                 stream.cancel()

@@ -1,4 +1,4 @@
-"""Workers that die or hang are replaced: when, how often, and what is said of it.
+"""Workers that die or hang are replaced: when, how often, and the log of it.
 
 ::
 
@@ -51,7 +51,7 @@ class Recovery:
         self._due: dict[int, float] = {}
         """When a lost worker is to be replaced (`time.monotonic`)."""
         self._hung: dict[int, str] = {}
-        """Workers that were killed because they made no progress, and what they were doing."""
+        """Workers that were killed because they made no progress, and their last activity."""
         self._innocent: set[int] = set()
         """Those of them that had been stopped by a signal, so that no batch made them hang."""
         self._stopped: dict[int, int] = {}
@@ -88,7 +88,7 @@ class Recovery:
     def died(
         self, worker: int, pid: int | None, exitcode: int | None, orphan_of: int | None = None
     ) -> GiglLoaderError | None:
-        """Take back what a worker had, and plan another in its place.
+        """Take back a worker's batches, and plan another in its place.
 
         Args:
             worker: Its number.

@@ -42,7 +42,7 @@ be stopped, or the link to it cut."""
 _LEAVE_S = 1.0
 """Longest wait for the store when leaving: its host may have ended already, in good order."""
 _GRACE_S = 1.0
-"""How much longer ranks wait for what rank 0 gathers: its failure says who is missing."""
+"""How much longer ranks wait for rank 0's result: its failure names the missing ranks."""
 _FAILED, _LEFT = "failed", "left"
 
 
@@ -66,17 +66,17 @@ class Rendezvous(ABC):
         """Make ``value`` this rank's value of ``key``.
 
         Raises:
-            PeerError: Whoever keeps the values is gone.
+            PeerError: The process that keeps the values is gone.
             UsageError: The rendezvous is closed.
         """
 
     @abstractmethod
     def gather(self, key: str, ranks: Iterable[int], more_s: float = 0.0) -> list[bytes]:
-        """Return what each of ``ranks`` published under ``key``, in their order.
+        """Return the values that ``ranks`` published under ``key``, in their order.
 
         Args:
             key: The key.
-            ranks: Whose values.
+            ranks: Ranks of the values.
             more_s: How much longer than ``timeout_s`` to wait.
 
         Raises:
@@ -86,7 +86,7 @@ class Rendezvous(ABC):
         """
 
     def wait_for(self, key: str, rank: int = 0) -> bytes:
-        """Return what ``rank`` published under ``key``.
+        """Return the value that ``rank`` published under ``key``.
 
         Raises:
             PeerTimeoutError, PeerError, UsageError: As for `gather`.
@@ -96,7 +96,7 @@ class Rendezvous(ABC):
     def agree(self, key: str, value: T, kind: Any) -> list[T]:
         """Return the ``value`` that each rank gave for ``key``, by rank; all ranks have to call it.
 
-        Rank 0 gathers, and the others take what it found as one value: so each of them asks a few
+        Rank 0 gathers, and the others take its result as one value: so each of them asks a few
         times, however many there are. With a question for each value of each rank, thousands of
         ranks would keep whoever holds the values busy for minutes.
 
@@ -114,7 +114,7 @@ class Rendezvous(ABC):
             found = self.gather(key, range(self.world_size))
             self.publish(together, msgspec.msgpack.encode(found))
         else:
-            # longer: the failure of rank 0 says who is missing
+            # longer: the failure of rank 0 names the missing ranks
             (data,) = self.gather(together, [0], _GRACE_S)
             found = msgspec.msgpack.decode(data, type=list[bytes])
         return [msgspec.msgpack.decode(one, type=kind) for one in found]
@@ -123,7 +123,7 @@ class Rendezvous(ABC):
     def fail(self, words: str) -> None:
         """Tell all ranks that this one cannot go on: their waits raise, with ``words``.
 
-        Returns without an error where whoever keeps the values is gone already.
+        Returns without an error where the process that keeps the values is gone already.
         """
 
     @abstractmethod
@@ -169,7 +169,7 @@ class StoreRendezvous(Rendezvous):
         self, store: Store, rank: int, world_size: int, timeout_s: float, outage_s: float = 0.0
     ) -> None:
         super().__init__(rank, world_size, timeout_s)
-        # its connection goes on once packets pass again: nothing has to be asked anew
+        # its connection goes on once packets pass again: no request has to be repeated
         self._answers_s = max(_STORE_ANSWERS_S, outage_s)
         self._store = store
         self._keys: set[str] = set()
@@ -182,7 +182,7 @@ class StoreRendezvous(Rendezvous):
         self._ask(lambda: _set(self._store, _of(key, self.rank), value), f"publish {key!r}")
 
     def gather(self, key: str, ranks: Iterable[int], more_s: float = 0.0) -> list[bytes]:
-        """Return what each of ``ranks`` published under ``key``; see `Rendezvous.gather`."""
+        """Return the values that ``ranks`` published under ``key``; see `Rendezvous.gather`."""
         wanted, limit_s = list(ranks), self._timeout_s + more_s
         self._keys.add(key)
         start = time.monotonic()
@@ -222,7 +222,7 @@ class StoreRendezvous(Rendezvous):
             self._ask(tell, "tell of a failure", _STORE_ANSWERS_S)
 
     def close(self) -> None:
-        """Leave; the last rank to leave removes what was published. Idempotent, never raises."""
+        """Leave; the last rank to leave removes the published values. Idempotent, never raises."""
         if self._closed:
             return
         with contextlib.suppress(PeerError):
@@ -280,7 +280,7 @@ class StoreRendezvous(Rendezvous):
                 f"the process group's store did not answer rank {self.rank} within {limit_s:g} s "
                 f"({doing}): the process that hosts it, rank 0 or torchrun's, is stopped or cut off"
             ) from error
-        except RuntimeError as error:  # what all errors of torch.distributed derive from
+        except RuntimeError as error:  # the base of all errors of torch.distributed
             if isinstance(error, PeerError):  # of `_look`; it is a RuntimeError, too
                 raise
             raise PeerError(
@@ -290,7 +290,7 @@ class StoreRendezvous(Rendezvous):
 
 
 class _Calls:
-    """Does calls one after another in a daemon thread, so that who waits has a deadline.
+    """Does calls one after another in a daemon thread, so that a wait has a deadline.
 
     An executor of `concurrent.futures` would have the process wait at its end for a call that the
     store never answers.
@@ -300,11 +300,11 @@ class _Calls:
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
             queue.SimpleQueue()
         )
-        # each call's error is for who waits for it
+        # each call's error is for its caller
         new_thread(target=self._run, name=name, on_death=nothing_hangs_on_it).start()
 
     def do(self, call: Callable[[], T], limit_s: float) -> T:
-        """Return the result of ``call``, or raise what it raises; TimeoutError: it takes longer."""
+        """Return the result of ``call``, or raise its error; TimeoutError: it takes longer."""
         # One that takes too long still holds the thread: later ones wait behind it, each no longer
         # than its own limit.
         future: Future[T] = Future()
@@ -320,7 +320,7 @@ class _Calls:
             future, call = item
             try:
                 future.set_result(call())
-            except BaseException as error:  # all of it is for who waits; the thread goes on
+            except BaseException as error:  # any error is for the caller; the thread goes on
                 future.set_exception(error)
 
 

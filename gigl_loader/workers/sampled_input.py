@@ -90,7 +90,7 @@ def seed_or_drawn(seed: int | None) -> int:
 def make_plan(
     view: PartitionView, sampler_input: Any, config: SamplingConfig, options: EpochOptions
 ) -> SamplingPlan:
-    """Return what the workers are to do for a GLT ``SamplingConfig``."""
+    """Return the workers' plan for a GLT ``SamplingConfig``."""
     check_seed_times(view, sampler_input, options.expansion.time_attr)
     if config.with_weight and options.expansion.time_attr is not None:
         raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
@@ -112,7 +112,7 @@ def make_plan(
 
 
 def view_of(data: Any, time_attr: str | None) -> PartitionView:
-    """Return what workers read of a dataset, with its edges by time where ``time_attr`` says so."""
+    """Return the workers' view of a dataset, with edges sorted by time if ``time_attr`` is set."""
     if not hasattr(data, "view"):  # a plain GLT dataset
         from gigl_loader.dataset.local import DistDataset
 

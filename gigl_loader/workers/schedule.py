@@ -1,4 +1,4 @@
-"""Which batch to start next, which to hand out next, and what becomes of those of a lost worker.
+"""Which batch to start next, which to hand out next, and how batches of a lost worker go on.
 
 ::
 
@@ -35,7 +35,7 @@ class BatchStream(Generic[T]):
                       ^     at most `limit` batches are started and not yet taken           |
                       `------------------------------ put_back() <--------------------------'
 
-    In order, `take` waits for the batch whose turn it is; otherwise it takes what came first.
+    In order, `take` waits for the next batch in turn; otherwise it takes the first to arrive.
     """
 
     def __init__(self, number: int, limit: int, in_order: bool = True) -> None:
@@ -53,10 +53,10 @@ class BatchStream(Generic[T]):
         self._arrived: dict[int, T] = {}
         self._taken = array("q")
         self.on_room: Callable[[int], None] | None = None
-        """Told the stream's number when a batch of it may be started."""
+        """Called with the stream's number when one of its batches may be started."""
 
     def start(self, attempt: Attempt | int, batches: Sequence[int]) -> Attempt:
-        """Begin an epoch over ``batches``, forget what the last one left; return the attempt.
+        """Begin an epoch over ``batches``, forget the rest of the last one; return the attempt.
 
         Args:
             attempt: An epoch alone, of who counts no attempts, is the attempt after the last one.
@@ -70,13 +70,13 @@ class BatchStream(Generic[T]):
         return attempt
 
     def cancel(self) -> None:
-        """Break the epoch off: nothing more is started, and what is under way is stale."""
+        """Break the epoch off: no more batches are started, and those in progress are stale."""
         self._drop(())
         self.is_broken_off, self.error = True, None
 
     def fail(self, error: Exception) -> None:
         """End the epoch with an error."""
-        self.error = error  # first: who sees that nothing was taken finds why
+        self.error = error  # first: a reader that takes nothing finds the reason
         self._drop(())
 
     def _drop(self, batches: Sequence[int]) -> None:
@@ -103,7 +103,7 @@ class BatchStream(Generic[T]):
         """Whether a batch may be started."""
         if self.in_flight < self._limit:
             return bool(self._again) or self._started < len(self._batches)
-        # what arrived behind one that was put back takes its room, and waits for it
+        # batches that arrived behind one that was put back take its room, and wait for it
         return self.in_order and bool(self._again) and self._again[0] == self.taken
 
     def wants(self, ticket: BatchTicket) -> bool:
@@ -170,7 +170,7 @@ class BatchStream(Generic[T]):
         return True
 
     def take(self) -> T | None:
-        """Return the next batch, or None if it has not arrived; raises what ended the epoch."""
+        """Return the next batch, or None if it has not arrived; raises the error of the epoch."""
         if self.error is not None:
             raise self.error
         # out of order: the one that came first, as dicts keep their order; -1 is no position
@@ -184,8 +184,8 @@ class BatchStream(Generic[T]):
     def put_back(self, taken: int) -> None:
         """Let the batches that were taken after the first ``taken`` come once more.
 
-        They are sampled again: a batch is a function of seed, epoch and index. What is under way
-        stays.
+        They are sampled again: a batch is a function of seed, epoch and index. Batches in progress
+        stay.
         """
         self._again.extendleft(reversed(self._taken[taken:]))
         del self._taken[taken:]
@@ -324,7 +324,7 @@ class UnderWay:
     def lose(
         self, worker: int, *, suspects_any: bool = True, by_itself: bool = True
     ) -> list[BatchTicket]:
-        """Take back all that a lost worker had; return what it may have died of.
+        """Take back all batches of a lost worker; return those that may have killed it.
 
         Args:
             worker: Which one.
@@ -352,7 +352,7 @@ class UnderWay:
         return self._losses[suspects[0].content] if len(suspects) == 1 else 0
 
     def killed_twice(self, suspects: Sequence[BatchTicket]) -> BatchTicket | None:
-        """Return the batch that a lost worker had alone, if it is the second that ended of it."""
+        """Return the only batch of a lost worker, if it is the second worker lost with it."""
         if len(suspects) == 1 and self._deaths[suspects[0].content] > 1:
             return suspects[0]
         return None
@@ -372,14 +372,14 @@ class UnderWay:
     ) -> BatchTicket | None:
         """Return a batch of a lost worker for another one: the earliest, or none.
 
-        None is passed over: what comes after it may have to wait for it, on the one worker that
+        None is passed over: later ones may have to wait for it, on the one worker that
         could sample it.
 
         Args:
             is_wanted: Tells whether the epoch of a batch still goes on.
             idle: Whether the worker has nothing to do: only then may it have a suspected batch.
         """
-        # of an epoch that was broken off: nobody waits for it, so it is not sampled again
+        # its epoch was broken off: no consumer waits for it, so it is not sampled again
         while self._lost and not is_wanted(self._lost[0]):
             self._acquit(self._lost.pop(0))
         if not self._lost or (self._lost[0].content in self._suspected and not idle):

@@ -43,7 +43,7 @@ def main(*, users_code: bool = True) -> None:
     with contextlib.nullcontext() if users_code else _without_blas(), told_of_compiling(control):
         _load_kernels()
     gc.collect()
-    gc.freeze()  # what is there now is never written again: forked pages stay shared
+    gc.freeze()  # existing objects are never written again: forked pages stay shared
     # Python goes on with a `poll` that a signal interrupts, so that a byte has to end it; and it
     # writes that byte for signals that have a handler alone
     signal.set_wakeup_fd(wake_write)
@@ -63,7 +63,7 @@ class _TellsTrainer(event.Listener):
         self._control = control
 
     def on_start(self, event: event.Event) -> None:
-        """Do nothing: only what is done is progress."""
+        """Do nothing: only finished work is progress."""
 
     def on_end(self, event: event.Event) -> None:
         """Say that one more is done."""
@@ -130,7 +130,7 @@ class _Watch:
                 return
 
     def _obey(self) -> bool:
-        """Do what the trainer asks for; False: it is gone."""
+        """Carry out the trainer's requests; False: it is gone."""
         got = pipe.receive(self._control)
         if got is None:
             return False
@@ -165,11 +165,11 @@ class _Watch:
             if os.getppid() == parent:  # else the supervisor went before the line above
                 worker.main(sock, number)
                 code = 0
-        finally:  # never back into the supervisor's loop, whatever was raised
+        finally:  # never back into the supervisor's loop, after any error
             os._exit(code)
 
     def _reap(self) -> bool:
-        """Report who ended; False: the trainer is gone."""
+        """Report ended workers; False: the trainer is gone."""
         while self._pids:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:

@@ -1,10 +1,10 @@
-"""Batches on their way to workers and back: which worker gets which, and what becomes of answers.
+"""Batches on their way to workers and back: their assignment, and the handling of results.
 
 ::
 
     begin() --> a stream's batches to start --dispatch()--> the worker with the least to do
                  while the consumer may have more, and the channel has room for one more message
-    a stream that its consumer takes from <-- a batch or an error --pump()-- what workers sent
+    a stream that its consumer takes from <-- a batch or an error --pump()-- workers' messages
                      `Recovery`, which has the batches sampled again <-- the end of a worker
 """
 
@@ -51,7 +51,7 @@ class MessageMemory(Protocol):
         ...
 
     def forget(self, sender: int) -> None:
-        """Release what a worker that is gone had written, once nobody uses it."""
+        """Release batches written by a lost worker, once their last use has ended."""
         ...
 
     def bind(self, source: Callable[[float | None], SampleMessage] | None) -> None:
@@ -69,14 +69,14 @@ class MessageMemory(Protocol):
 
 
 class Tasks:
-    """Gives the batches of all consumers to workers, and files what these send.
+    """Gives the batches of all consumers to workers, and files their messages.
 
     Args:
-        recovery: The workers, and what each of them has.
-        channel: Whose room limits what is started, and where batches come to lie.
-        orders: What workers have to know of an epoch's order.
+        recovery: The workers, and the batches of each.
+        channel: Its room limits the started batches; it receives the results.
+        orders: The workers' data of an epoch's order.
         concurrency: Batches that a worker samples at a time.
-        ranks: What a worker that takes another's place is told.
+        ranks: The news of other ranks for a replacement worker.
         lock: The producer's, for all that has no lock of its own; held around each call but those
             of `pump`, `pump_if_lost` and `count_batches`, which leave it while they wait.
     """
@@ -94,7 +94,7 @@ class Tasks:
         """The consumers, by number."""
         self.look_ahead: LookAhead | None = None
         """Says how far to draw ahead of the rows, where rows of other machines are kept."""
-        # One thread at a time reads and files, so that what a worker sent is filed before its
+        # One thread at a time reads and files, so that a worker's messages are filed before its
         # death is. Taken before `lock`, never inside it.
         self._pumping = threading.RLock()
         self._unfiled: list[WorkerEvent] = []
@@ -109,7 +109,7 @@ class Tasks:
         self._queue.add(stream)
 
     def remove(self, number: int) -> None:
-        """Forget a consumer; what is under way for it will be stale."""
+        """Forget a consumer; its batches in progress become stale."""
         self._queue.remove(number)
 
     def begin(self, number: int, attempt: Attempt | int, batches: Sequence[int]) -> None:
@@ -194,7 +194,7 @@ class Tasks:
         state.limit = self.look_ahead.limit(state.taken, room)
 
     def _ticket_for(self, worker: int) -> BatchTicket | None:
-        """Return what ``worker`` is to do next; what a lost worker had comes first.
+        """Return the next task of ``worker``; those of a lost worker come first.
 
         While something lost is left, nothing new is started: the consumer may be waiting for it,
         and its room in the channel was taken when it was given out the first time.
@@ -235,7 +235,7 @@ class Tasks:
         largest = self._largest()
         if 0 < largest * _MANY_MESSAGES <= self._channel.size:
             return True  # without a look at each stream: a server has one per compute process
-        # what waits to be taken and what workers have; what consumers hold is theirs, not counted
+        # batches that wait to be taken and those at workers; those of consumers do not count
         under_way = sum(stream.waiting for stream in self.streams.values())
         under_way += sum(self._recovery.under_way.loads)
         if largest == 0:  # nothing is known of their size yet: one per worker
@@ -243,10 +243,10 @@ class Tasks:
         # alone, a message passes that is larger than the whole channel
         return under_way == 0 or (under_way + 1) * largest <= self._channel.size
 
-    # -- what they send -------------------------------------------------------------------------
+    # -- messages of workers --------------------------------------------------------------------
 
     def pump(self, timeout_s: float) -> bool:
-        """File what workers sent; see `DistSamplingProducer.pump`."""
+        """File messages of workers; see `DistSamplingProducer.pump`."""
         with self._pumping:
             with self._lock:
                 self._replace_due()
@@ -261,15 +261,15 @@ class Tasks:
         return bool(events)
 
     def pump_if_lost(self) -> None:
-        """File what workers sent where one of them is lost."""
-        # deaths alone: to file a batch is up to who takes it, and `has_news` no longer tells of a
+        """File messages of workers where one of them is lost."""
+        # deaths alone: batches are filed by the thread that takes them; `has_news` does not show a
         # death that `count_batches` has read
         unfiled = any(event.message[0] == pipe.DIED for event in self._unfiled)
         if unfiled or self._recovery.is_pending or self._recovery.pool.has_news():
             self.pump(0.0)
 
     def raise_if_fatal(self) -> None:
-        """Raise what ended the sampling, anew for each caller."""
+        """Raise the error that ended the sampling, a copy for each caller."""
         # a new object each time: one that is raised in several threads would collect the
         # tracebacks of all of them
         if self._fatal is not None:
@@ -282,7 +282,7 @@ class Tasks:
         return sum(event.message[0] == pipe.BATCH for event in self._unfiled)
 
     def close(self) -> None:
-        """Drop what was not filed, with its descriptors."""
+        """Drop messages that were not filed, with their descriptors."""
         unfiled, self._unfiled = self._unfiled, []
         for event in unfiled:
             segments.close_fds(list(event.fds))
@@ -299,7 +299,7 @@ class Tasks:
     def _file_or_fail(self, event: WorkerEvent) -> None:
         """File a message. One that cannot be filed would be missing for ever: it ends all epochs.
 
-        Whoever happens to file it may not be who waits for it, or may be a thread that would end.
+        The thread that files it may not be the one that waits for it, or may end by the error.
         """
         try:
             self._file(event)
@@ -312,7 +312,7 @@ class Tasks:
 
     def _file(self, event: WorkerEvent) -> None:
         kind, *rest = event.message
-        # of a worker whose batches were taken back: another one samples them, and what it wrote is
+        # its batches were taken back: another worker samples them, and this one's result is
         # not read. Its slots are gone with it
         if kind in _OF_TASKS and event.worker not in self._recovery.at_work:
             segments.close_fds(list(event.fds))
@@ -357,7 +357,7 @@ class Tasks:
     def _file_error(self, worker: int, ticket: BatchTicket, cause: str, text: str) -> None:
         self._recovery.under_way.done(worker, ticket)
         if not self.is_wanted(ticket):
-            return  # of an epoch that was broken off: nobody waits for it
+            return  # its epoch was broken off: no consumer waits for it
         pid = self._recovery.pool.pids[worker]
         where = f"sampling worker {worker} (pid {pid}), epoch {ticket.epoch}, batch {ticket.batch},"
         self.streams[ticket.stream].fail(SamplingError(where, cause, text))
@@ -385,7 +385,7 @@ class Tasks:
             self._ranks.refuse(worker, listener, error)
 
     def _welcome(self, worker: int) -> None:
-        """Tell a worker that took another's place what that one knew."""
+        """Send a replacement worker the data that the lost one had."""
         # both before it is given batches: epochs, so that its tasks are not stale, and whom to ask
         self.catch_up(worker)
         assignments = self._ranks.assignments()

@@ -64,7 +64,7 @@ _LINGER_STEP_S = 1.0
 """How often a worker that only answers tells its trainer that it is alive."""
 _LANES = 4
 """Connections to each other partition: one for each sampling thread, up to this many. Threads that
-share one have to hand the reading on, and on a busy machine whoever is woken takes the core from
+share one have to hand the reading on, and on a busy machine a woken thread takes the core from
 the one that holds the interpreter's lock. With two for four threads, a third of the time went."""
 _COMES_BACK_S = 30.0
 """How long, after its start, a worker that took another's place expects those who asked that one:
@@ -77,12 +77,12 @@ _MOST_MMAP_THRESHOLD = 32 * 2**20
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep what is freed: work arrays of the next batch then cost no page faults."""
+    """Let malloc keep freed memory: work arrays of the next batch then cost no page faults."""
     with contextlib.suppress(OSError, AttributeError):  # another libc: slower, not wrong
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**30)
-        libc.mallopt(_M_ARENA_MAX, 1)  # what one thread freed, another may use
+        libc.mallopt(_M_ARENA_MAX, 1)  # memory freed by one thread may serve another
 
 
 def load_sampler(
@@ -92,9 +92,9 @@ def load_sampler(
     """Build the sampler of one thread.
 
     Args:
-        view: What it reads.
-        plan: What it does.
-        peers: Who has the other partitions.
+        view: The partition to read.
+        plan: The sampling to do.
+        peers: The workers of the other partitions.
         custom: Import path of its class, and keywords; None: the k-hop neighbour sampler.
     """
     if custom is None:
@@ -265,21 +265,21 @@ class Worker:
             for step in steps:
                 step()
 
-        # questions that nobody will answer are waited for by what samples
+        # sampling threads may wait for responses that never come
         thread = new_thread(target=work, name="meets other workers", on_death=_end_process)
         self._connecting.append(thread)
         thread.start()
 
     def _stop(self, linger_s: float) -> None:
-        """End; but answer the other partitions until their workers are done, or ask no more."""
-        self._attempts.clear()  # what is still in the queue is stale now
+        """End; but serve the other partitions until their workers are done, or send no requests."""
+        self._attempts.clear()  # batches in the queue are stale now
         if self._cache is not None:  # others of this machine share the memory
             for waiting in self._ahead.drop():
                 self._cache.forget(waiting.number)
         if self._answering is None or linger_s <= 0:
             return
         deadline = time.monotonic() + _BYE_S
-        for thread in self._connecting:  # who was never reached would wait for this worker's bye
+        for thread in self._connecting:  # a peer never reached would wait for this worker's bye
             thread.join(max(0.0, deadline - time.monotonic()))
         if self._asking is not None:
             self._asking.close()
@@ -402,7 +402,7 @@ class Worker:
         self._hand_over(ticket, written, stats)
 
     def _request(self, ticket: BatchTicket) -> SampleRequest | None:
-        """Return what to sample, or None: the epoch was broken off."""
+        """Return the seeds to sample, or None: the epoch was broken off."""
         attempt, order = self._attempts.get(ticket.stream, (None, None))
         if ticket.attempt != attempt:
             return None
@@ -455,7 +455,7 @@ class Worker:
 
 
 def _end_process(error: BaseException) -> None:
-    """End this worker: the supervisor sees it, and what was under way is sampled by another."""
+    """End this worker: the supervisor sees it, and another worker samples its open batches."""
     os._exit(1)
 
 
