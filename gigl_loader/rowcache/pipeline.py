@@ -446,7 +446,7 @@ class Pipeline:
             for one in filling.rows.values():
                 self._patience.wait(one, meanwhile)
             written = write(self._fields(filling))
-            filling.store()  # alone: the batch's rows are copied before its slots are written
+            filling.store()  # alone: it has read its rows in place, so its slots come last
         except BaseException:
             filling.abandon()
             raise
