@@ -418,8 +418,8 @@ class InProcessSource:
         found: tuple[Received, list[Field]] | None = None
         if step < len(epoch.batches) and not epoch.is_broken_off:
             found = self._sample_or_tell(epoch, step, lane)
-        # Whether or not there was a batch: ranks that still sample theirs need answers. The epoch
-        # ends before its last step only where all ranks have broken it off.
+        # With or without a batch: ranks that still sample theirs need responses. The epoch ends
+        # before its last step only if all ranks have broken it off.
         if peers.finish(BROKEN_OFF if epoch.is_broken_off else COMPLETE):
             return False
         if self._rows is not None:
@@ -449,7 +449,7 @@ class InProcessSource:
             raise
 
     def _tell_others(self, error: BaseException, peers: CollectivePeers) -> None:
-        """Tell who raised; where a group broke, the others have an error of their own."""
+        """Report the rank that raised; if a group broke, the others have their own error."""
         if not any(one.is_broken for one in self._peers):
             peers.fail(error.rank if isinstance(error, RankFailedError) else peers.rank)
 
@@ -481,10 +481,10 @@ class InProcessSource:
     # -- stop --------------------------------------------------------------------------------------
 
     def shutdown(self, linger_s: float | None = None) -> None:
-        """End; but answer the other ranks until they end their epoch.
+        """End, but respond to the other ranks until they end their epoch.
 
         Args:
-            linger_s: Seconds for that, at most; None: as long as workers would.
+            linger_s: Most seconds for that; None: as long as workers would.
         """
         if self._shut_down:
             return
@@ -506,10 +506,10 @@ class InProcessSource:
 
 @contextmanager
 def named_errors(ticket: BatchTicket) -> Iterator[None]:
-    """Raise what the sampler raises inside the block as a `SamplingError` of this batch."""
+    """Raise a sampler's error inside the block as a `SamplingError` of this batch."""
     try:
         yield
-    except PeerError:  # of the exchange: the others know
+    except PeerError:  # from the exchange: the others know
         raise
     except Exception as error:
         where = f"the sampler in this process, epoch {ticket.epoch}, batch {ticket.batch},"
@@ -523,7 +523,7 @@ def _with_rows(found: Received, rows: RowsOnDevice) -> Received:
 
 
 def check_in_process(data: DistDataset, exchange: str) -> None:
-    """Raise `ConfigError` where this process alone does not have the whole graph."""
+    """Raise `ConfigError` unless this process has the whole graph."""
     if exchange != "collective" and data.num_partitions > 1:
         raise ConfigError(
             f"num_workers=0 samples in this process, which holds partition {data.partition_idx} of "
