@@ -444,7 +444,7 @@ class InProcessSource:
         except AnswerFailedError:  # the others know
             raise
         except SamplingError as error:
-            epoch.fail(error)  # before others know: what they say of it then is not the first error
+            epoch.fail(error)  # before others know: their errors are then not the first one
             self._tell_others(error, self._peers[lane])
             raise
 

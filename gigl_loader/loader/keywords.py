@@ -287,7 +287,7 @@ def understood(loader: str, given: Mapping[str, Any], known: Iterable[str]) -> d
         if name in names:
             kept[name] = value
         elif name in DEPRECATED:
-            # 3: whoever called the loader's constructor, which calls this
+            # 3: the caller of the loader's constructor, which calls this
             warnings.warn(f"{name}: {DEPRECATED[name]}", DeprecationWarning, stacklevel=3)
         elif name in CHANGE_NOTHING:
             dropped.append(name)
@@ -307,6 +307,6 @@ def understood(loader: str, given: Mapping[str, Any], known: Iterable[str]) -> d
         )
     if dropped:
         why = "; ".join(f"{name}: {CHANGE_NOTHING[name]}" for name in dropped)
-        # 3: whoever called the loader's constructor, which calls this
+        # 3: the caller of the loader's constructor, which calls this
         warnings.warn(f"{loader} does without these keywords ({why})", UserWarning, stacklevel=3)
     return kept

@@ -279,7 +279,7 @@ class PartMapper:
             return np.empty(part.shape, storage_dtype(part.dtype))
         if part.index not in self._mapped:
             fd = self._fds[part.index]
-            if os.fstat(fd).st_size < part.nbytes:  # to touch what is missing would be SIGBUS
+            if os.fstat(fd).st_size < part.nbytes:  # touching missing bytes would be SIGBUS
                 raise SharedMemoryError(part.nbytes, f"descriptor {fd} has fewer bytes")
             # not populated: a process touches only the rows of the graph that it samples
             address = map_fd(fd, part.nbytes, populate=False, file=part.file)

@@ -31,7 +31,7 @@ except ImportError as error:
         "compiled kernels for GPUs need NVIDIA Warp: pip install 'gigl_loader[gpu]'"
     ) from error
 
-wp.config.log_level = wp.LOG_WARNING  # it would greet whoever trains, on standard output
+wp.config.log_level = wp.LOG_WARNING  # it would print a greeting on standard output
 # Products must not be fused with sums: each step is rounded, as on the CPU.
 wp.set_module_options({"fuse_fp": False, "enable_backward": False})
 

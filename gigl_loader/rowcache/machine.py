@@ -78,7 +78,7 @@ class MachineRows:
         self._header: Array = _mapped(fd, _HEADER).numpy()
         self._nbytes = array_in(self._header, "int64", (1,), MUTEX_BYTES)
         self._digest = self._header[MUTEX_BYTES + 8 :][:_DIGEST]
-        # before anybody learns of the region, so that whoever opens it finds a lock
+        # before anybody learns of the region, so that a process that opens it finds a lock
         if is_new:
             make_mutex(self._header[:MUTEX_BYTES])
         self._mark = HostMark()
