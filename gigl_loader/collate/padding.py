@@ -5,9 +5,9 @@
     nodes    [ seeds | 1st hop | 2nd hop | dead nodes ]      pad_node_mask   1 1 1 1 1 1 0 0 0
     edges    [ 1st hop | 2nd hop | dead edges ]              pad_edge_mask   1 1 1 1 0 0
 
-A dead edge leads from a dead node to another one, so nothing reaches a real node. Only what models
-read is padded. What is told of seeds (``batch_size``, ``input_id``, ``edge_label_index``...) has an
-entry for each seed of the batch and no more: a loss over it has no term that is not of a seed.
+A dead edge leads from a dead node to another one, so nothing reaches a real node. Only the inputs
+of models are padded. Values of seeds (``batch_size``, ``input_id``, ``edge_label_index``...) have
+an entry for each seed of the batch and no more: a loss over them has a term for seeds only.
 """
 
 import math
@@ -38,9 +38,9 @@ from gigl_loader.message import (
 )
 
 LEAST_DEAD = 2
-"""Dead nodes of each type, at least. One alone could have no edge but to itself, and convolutions
-that take such edges out (`GATConv`, `GCNConv`) would make of one shape as many as there are
-batches."""
+"""Least number of dead nodes of each type. A single one could only have an edge to itself.
+Convolutions that remove such edges (`GATConv`, `GCNConv`) would then turn one shape into as many as
+there are batches."""
 NODE_MASK, EDGE_MASK = "pad_node_mask", "pad_edge_mask"
 """PyG's names, of its transform ``Pad``: True where a node or edge is real."""
 SEED_MASK = "seed_mask"
@@ -50,20 +50,20 @@ _NODE_ROWS, _EDGE_ROWS = (NODE, NODE_FEATURES, NODE_LABELS), (EDGE, EDGE_FEATURE
 
 @dataclass(frozen=True)
 class PadShape:
-    """Places for nodes and edges by type, as types are named in a batch; None: homogeneous."""
+    """Places for nodes and edges by type, as batches name types; None: homogeneous."""
 
     nodes: dict[NodeType | None, int]
     """Dead ones included, `LEAST_DEAD` at least."""
     edges: dict[EdgeType | None, int]
 
     def covers(self, nodes: Mapping[Any, int], edges: Mapping[Any, int]) -> bool:
-        """Return whether a batch of so many nodes and edges has place, by type."""
+        """Return whether a batch of so many nodes and edges fits, by type."""
         return all(nodes[name] + LEAST_DEAD <= size for name, size in self.nodes.items()) and all(
             edges[name] <= size for name, size in self.edges.items()
         )
 
     def fits(self, message: SampleMessage) -> bool:
-        """Return whether a batch has place."""
+        """Return whether a batch fits."""
         return self.covers(
             {name: message[key(NODE, name)].size(0) for name in self.nodes},
             {name: message[key(EDGE_INDEX, name)].size(1) for name in self.edges},
@@ -75,14 +75,14 @@ def padded(
 ) -> SampleMessage:
     """Return ``message`` with dead nodes and edges up to ``shape``, on the same device.
 
-    What is not known of them is 0, ids too: look-ups by ``n_id`` and ``e_id`` find some row.
+    Their unknown values are 0, ids too: look-ups by ``n_id`` and ``e_id`` find some row.
 
     Args:
-        message: From a sampler, with features as models see them; it has place in ``shape``.
+        message: From a sampler, with features as models see them; it fits ``shape``.
         shape: Places for nodes and edges.
-        num_trees: Seeds of a whole batch. Of disjoint trees, dead nodes are in a tree of their own
-            of that number, which comes after those of all seeds.
-        of_edges: Of a homogeneous message, the further attributes that edges have, not nodes.
+        num_trees: Seeds of a whole batch. In disjoint sampling, dead nodes have their own tree of
+            that number, which comes after those of all seeds.
+        of_edges: Further attributes of edges, not nodes, in a homogeneous message.
     """
     found = dict(message)
     dead = {}
@@ -113,7 +113,7 @@ def padded(
 def node_fields(
     message: SampleMessage, node_type: NodeType | None, of_edges: Container[str] = ()
 ) -> list[str]:
-    """Return the keys of a message that have a row for each node of a type; see `padded`."""
+    """Return the keys of a message with a row for each node of a type; see `padded`."""
     own = [name for name in (key(one, node_type) for one in _NODE_ROWS) if name in message]
     further = _further(message, node_type)
     if node_type is None:
@@ -124,7 +124,7 @@ def node_fields(
 def edge_fields(
     message: SampleMessage, edge_type: EdgeType | None, of_edges: Container[str] = ()
 ) -> list[str]:
-    """Return the keys of a message that have a row for each edge of a type, but the edges."""
+    """Return the keys of a message with a row for each edge of a type, except the edges."""
     own = [name for name in (key(one, edge_type) for one in _EDGE_ROWS) if name in message]
     further = _further(message, edge_type)
     if edge_type is None:
@@ -151,8 +151,8 @@ def _with_dead_edges(links: Tensor, size: int, sources: range, destinations: ran
     real = links.size(1)
     found = links.new_empty(2, size)
     found[:, :real] = links
-    # Spread over the dead nodes: all at one node would wait for each other where sums are atomic.
-    # Of one type, the next dead node is another one, so that no dead edge is a loop.
+    # Spread over the dead nodes: at a single node they would wait for each other if sums are
+    # atomic. Within one type, the target is the next dead node, so that no dead edge is a loop.
     place = torch.arange(size - real, device=links.device)
     found[0, real:] = sources.start + place % len(sources)
     found[1, real:] = destinations.start + (place + 1) % len(destinations)
@@ -161,15 +161,15 @@ def _with_dead_edges(links: Tensor, size: int, sources: range, destinations: ran
 
 def _count_dead(message: SampleMessage, name: str, dead: int) -> None:
     """Count dead nodes or edges with the last hop."""
-    # `trim_to_layer` leaves out the ends of tensors, by the last counts: dead ones go first then,
-    # with those of the last hop, and what is left is what would be left without them.
+    # `trim_to_layer` cuts the ends of tensors, by the last counts: so dead ones go first, with
+    # those of the last hop, and the rest is the same as without them.
     counts = message.get(name)
     if counts is not None and counts.numel():
         message[name] = torch.cat([counts[:-1], counts[-1:] + dead])
 
 
 def _num_seeds(message: SampleMessage, node_type: NodeType | None) -> int | None:
-    """Return how many of the first nodes of a type are seeds; None: seeds are no nodes of it."""
+    """Return how many of the first nodes of a type are seeds; None if seeds have another type."""
     for name in (BATCH, INPUT_ID):
         if (given := message.get(key(name, node_type))) is not None:
             return given.size(0)
@@ -186,7 +186,7 @@ def _mark(
 
 
 def padding_sizes(batches: Iterable[Any], *, share: float = 0.99) -> dict[str, Any]:
-    """Return sizes for ``pad=`` in which a share of the given batches have place, dead nodes too.
+    """Return sizes for ``pad=`` that fit a share of the given batches, dead nodes included.
 
     The rest, and others as large in later epochs, will be split. Give some hundred batches of a
     loader with the same seeds, fan-outs and batch size: an epoch, or
@@ -194,7 +194,7 @@ def padding_sizes(batches: Iterable[Any], *, share: float = 0.99) -> dict[str, A
 
     Args:
         batches: `Data` or `HeteroData` of one loader.
-        share: Of the batches, in (0, 1]; at least so many have place in all sizes at once.
+        share: Share of the batches, in (0, 1]; at least so many fit all sizes at once.
 
     Raises:
         ConfigError: There is no batch, or ``share`` is out of range.
@@ -205,8 +205,8 @@ def padding_sizes(batches: Iterable[Any], *, share: float = 0.99) -> dict[str, A
     if not counts:
         raise ConfigError("padding_sizes needs batches, and there was none")
     most = _largest(counts)
-    # A batch is as large as where it is largest: without the batches that are largest so, the
-    # others fit all together, which quantiles of each type would not say.
+    # A batch counts by its largest type: without the batches that are largest by that, the others
+    # fit all together, which quantiles of each type would not ensure.
     counts.sort(key=lambda one: max(n / max(most[name], 1) for name, n in one.items()))
     kept = _largest(counts[: max(math.ceil(share * len(counts)), 1)])
     nodes = {name: _rounded(n + LEAST_DEAD) for (kind, name), n in kept.items() if kind == "nodes"}

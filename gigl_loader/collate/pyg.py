@@ -1,13 +1,13 @@
-"""Sample messages to PyG batches. Tensors are taken as they are, none is copied.
+"""Sample messages to PyG batches. Tensors are used directly, none is copied.
 
-Link batches also get what they are to predict, under the names that GiGL and PyG use: labels of
+Link batches also get their targets, under the names that GiGL and PyG use: labels of
 anchors become ``y_positive`` and ``y_negative``; seed edges become ``edge_label_index``, or
 triplets.
 
-With ``transform_sampler_output``, what was sampled may be changed, as PyG's ``SamplerOutput``. PyG
+``transform_sampler_output`` may change the sampled nodes and edges, as PyG's ``SamplerOutput``. PyG
 changes it before rows are looked up; here rows come with the message. So a transform may drop,
-repeat and reorder nodes and edges, and rewire them; what it cannot do is name a node or an edge
-that was not sampled, since no row of it is here.
+repeat and reorder nodes and edges, and rewire them. It cannot name a node or an edge that was not
+sampled, since its row is missing here.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -74,15 +74,15 @@ def to_data(message: SampleMessage) -> Data:
 def batch_types(
     message: SampleMessage, schema: DatasetSchema, edge_dir: str
 ) -> tuple[list[NodeType], list[EdgeType]]:
-    """Return the node types and the edge types that a heterogeneous batch has, empty ones too.
+    """Return the node types and the edge types of a heterogeneous batch, empty ones too.
 
     Args:
-        message: What was sampled.
+        message: From a sampler.
         schema: Types and widths of the dataset.
-        edge_dir: Of the dataset; with ``"out"`` a batch has the reversed edge types.
+        edge_dir: Edge direction of the dataset; with ``"out"`` a batch has the reversed edge types.
     """
-    # Types come from the schema and not from the message: a batch without any edge of a type has to
-    # have that type anyway, or a model that goes by `edge_index_dict` fails on it.
+    # Types come from the schema and not from the message: a batch without edges of a type still
+    # needs that type, or a model that uses `edge_index_dict` fails on it.
     known = schema.edge_types or []
     walked = [edge_type for edge_type in known if not is_label_edge_type(edge_type)]
     node_types = {end for edge_type in known for end in (edge_type[0], edge_type[2])}
@@ -92,7 +92,7 @@ def batch_types(
         walked = [reverse_edge_type(edge_type) for edge_type in walked]
     made = [(a, PPR, b) for a in sorted(node_types) for b in sorted(node_types)]
     made = [edge_type for edge_type in made if key(EDGE_INDEX, edge_type) in message]
-    if made:  # a sampler that makes edges of its own may leave those of the graph out
+    if made:  # a sampler that makes its own edges may leave out those of the graph
         walked = [edge_type for edge_type in walked if key(EDGE_INDEX, edge_type) in message]
     return sorted(node_types), walked + made
 
@@ -105,14 +105,14 @@ def to_hetero_data(
     Args:
         message: From a sampler.
         node_types: All node types of the dataset.
-        edge_types: All edge types that a batch can have, as they are named in it.
+        edge_types: All edge types that a batch can have, as named in it.
     """
     data = HeteroData()
     for node_type in node_types:
         _fill_nodes(data[node_type], message, node_type)
     for edge_type in edge_types:
         _fill_edges(data[edge_type], message, edge_type)
-    # per store, as PyG has it, and over all types, as GLT has it
+    # per store, as in PyG, and over all types, as in GLT
     if any(key(NODES_PER_HOP, node_type) in message for node_type in node_types):
         data.num_sampled_nodes = {t: data[t].num_sampled_nodes for t in node_types}
         counted = [name for name in edge_types if "num_sampled_edges" in data[name]]
@@ -133,16 +133,16 @@ def _fill_nodes(store: Any, message: SampleMessage, node_type: NodeType | None) 
     for name in (BATCH, INPUT_ID):
         if name in store:
             store.batch_size = store[name].numel()
-    # PyG's name for the tree of each node; the seeds' ids, which else have that name, are not in a
-    # message of trees.
+    # PyG's name for the tree of each node. In other messages the seeds' ids have that name; a
+    # message of trees lacks them.
     trees = message.get(key(TREE, node_type))
     if trees is not None:
         store.batch = trees
     times = message.get(key(SEED_TIME, node_type))
     if times is not None:
         store.seed_time = times
-    # As PyG's loaders carry it along, of graphs that were given `num_nodes` because they have no
-    # rows to count nodes by.
+    # As PyG's loaders pass it on, for graphs with a given `num_nodes` because they have no rows to
+    # count nodes by.
     if NODE_FEATURES not in store and NODE_LABELS not in store:
         store.num_nodes = store.n_id.numel()
     store.num_sampled_nodes = _ints(message.get(key(NODES_PER_HOP, node_type)))
@@ -160,12 +160,12 @@ def _fill_edges(store: Any, message: SampleMessage, edge_type: EdgeType | None) 
 
 
 def _ints(counts: Tensor | None) -> list[int] | None:
-    """Return counts per hop; None, as PyG has it, where edges are of no hop."""
+    """Return counts per hop; None, as in PyG, if edges belong to no hop."""
     return None if counts is None else counts.tolist()
 
 
 def _add_rest(data: Any, message: SampleMessage, stores: dict[str, Any]) -> None:
-    """Add what has no place of its own: further attributes to their stores, by prefix, and META."""
+    """Add the remaining fields: further attributes to their stores, by prefix, and META."""
     for name, value in message.items():
         if name.startswith(META):
             data[name[len(META) :]] = value
@@ -182,11 +182,11 @@ def _add_rest(data: Any, message: SampleMessage, stores: dict[str, Any]) -> None
 
 
 def with_widened_features(message: SampleMessage) -> SampleMessage:
-    """Return ``message`` with float32 features, and without what made them."""
-    # Widening comes after the copy to the device: what crosses the bus is the fewer bytes.
+    """Return ``message`` with float32 features, and without their scales."""
+    # Widening comes after the copy to the device, so that fewer bytes cross the bus.
     scales = {name.removeprefix(SCALES): value for name, value in message.items()
               if name.startswith(SCALES)}  # fmt: skip
-    # The common case: the very same message, so that who reads it next sees no copy either.
+    # The common case: the same message object, so that its next reader sees no copy either.
     if not scales:
         return message
     kept = {name: value for name, value in message.items() if not name.startswith(SCALES)}
@@ -202,7 +202,7 @@ _ATTRIBUTES = {POSITIVE: "y_positive", NEGATIVE: "y_negative"}
 def add_labels(
     data: Any, message: SampleMessage, supervision: Sequence[EdgeType], *, as_edge_index: bool
 ) -> None:
-    """Give ``data`` its ``y_positive``, and its ``y_negative`` where there are negatives.
+    """Give ``data`` its ``y_positive``, and its ``y_negative`` if there are negatives.
 
     Args:
         data: A `Data` or `HeteroData`.
@@ -222,8 +222,8 @@ def add_labels(
             if LABEL_LINKS + name in message:
                 links, counts = message[LABEL_LINKS + name], message[LABEL_COUNTS + name]
                 found[edge_type] = links if as_edge_index else by_anchor(links, counts)
-            # Every anchor sampler writes positives, even where a batch has none; negatives are
-            # written only where the user gave some.
+            # Every anchor sampler writes positives, even if a batch has none; negatives are
+            # written only if the user gave some.
             elif sign == POSITIVE:
                 raise ConfigError(
                     f"the sampler gave no positives of {edge_type}: a sampler of your own for a "
@@ -234,7 +234,7 @@ def add_labels(
 
 
 def by_anchor(links: Tensor, counts: Tensor) -> dict[int, Tensor]:
-    """Return the label nodes of each anchor, an empty tensor where it has none.
+    """Return the label nodes of each anchor, an empty tensor if it has none.
 
     Args:
         links: ``[2, num_labels]`` int64, ascending by anchor (row 0); any device.
@@ -250,7 +250,7 @@ def by_anchor(links: Tensor, counts: Tensor) -> dict[int, Tensor]:
 
 
 _NOT_OF_A_BATCH = ("edge_label_index", "edge_label", "edge_label_time")
-"""Attributes of a whole graph that `RandomLinkSplit` leaves; a batch has its own, or none."""
+"""Attributes of a whole graph from `RandomLinkSplit`; a batch has its own, or none."""
 
 
 def add_edge_labels(
@@ -261,8 +261,8 @@ def add_edge_labels(
     Args:
         data: A `Data` or `HeteroData`.
         message: From a sampler with `gigl_loader.sampler.edges.EdgeRoots`.
-        edge_type: Of the seed edges; None on a `Data`.
-        kind: ``"binary"``, ``"triplet"``, or None: there are no negatives.
+        edge_type: Type of the seed edges; None on a `Data`.
+        kind: ``"binary"``, ``"triplet"``, or None without negatives.
 
     Raises:
         ConfigError: The message has no seed edges: another sampler made it.
@@ -272,23 +272,23 @@ def add_edge_labels(
             "the sampler gave no seed edges: a sampler of your own for a DistLinkNeighborLoader "
             "needs the roots gigl_loader.sampler.edges.EdgeRoots"
         )
-    # On a `Data` all three are the batch itself; on a `HeteroData` PyG keeps what is of the edges
-    # with the edge type, and what is of one end with the node type of that end.
+    # On a `Data` all three are the batch itself; on a `HeteroData` PyG keeps values of edges with
+    # the edge type, and values of one end with the node type of that end.
     store, src, dst = data, data, data
     if edge_type is not None:
         store, src, dst = data[edge_type], data[edge_type[0]], data[edge_type[2]]
-    # They came with the graph's own attributes; left in, those of all edges would pass for the
-    # batch's wherever the batch sets none of its own.
+    # They came with the graph's own attributes: those of all edges would pass for the batch's
+    # wherever the batch sets none of its own.
     for name in _NOT_OF_A_BATCH:
         if name in store:
             del store[name]
-    # Of a triplet batch `links` is one row, [sources, positives, negatives]; else two, sources over
+    # In a triplet batch `links` is one row, [sources, positives, negatives]; else two, sources over
     # destinations, with the columns of the negatives behind those of the seed edges.
     links, store.input_id = message[EDGE_LABEL_INDEX], message[EDGE_INPUT_ID]
     num_edges = store.input_id.numel()
     if kind == "triplet":
         src.src_index, dst.dst_pos_index = links[:num_edges], links[num_edges : 2 * num_edges]
-        # Row i has the negatives of seed edge i. PyG drops the second dimension where each has one.
+        # Row i has the negatives of seed edge i. PyG drops the second dimension if each has one.
         negatives = links[2 * num_edges :].view(num_edges, -1)
         dst.dst_neg_index = negatives.squeeze(-1)
         if EDGE_TIME in message:
@@ -298,7 +298,7 @@ def add_edge_labels(
     if EDGE_TIME in message:
         store.edge_label_time = message[EDGE_TIME]
     label = message.get(EDGE_LABEL)
-    # A missing label stays missing without negatives: there is nothing that it would tell apart.
+    # A missing label stays missing without negatives: there would be nothing to distinguish.
     if kind == "binary":
         label = _with_zeros(label, num_edges, links)
     if label is not None:
@@ -306,7 +306,7 @@ def add_edge_labels(
 
 
 def _with_zeros(label: Tensor | None, num_edges: int, links: Tensor) -> Tensor:
-    """Return the labels of seed edges (1 where none were given), then 0 for each negative."""
+    """Return the labels of seed edges (1 if none were given), then 0 for each negative."""
     if label is None:
         label = torch.ones(num_edges, device=links.device)
     # Labels may have several dimensions, [num_edges, ...]; a negative is 0 in all of them.
@@ -321,7 +321,7 @@ def transformed(
     message: SampleMessage, transform: Transform, node_types: list[NodeType],
     edge_types: list[EdgeType], of_edges: Container[str] = (),
 ) -> SampleMessage:  # fmt: skip
-    """Return ``message`` with what ``transform`` makes of its nodes and edges.
+    """Return ``message`` with its nodes and edges changed by ``transform``.
 
     Args:
         message: From a sampler.
@@ -329,7 +329,7 @@ def transformed(
             are heterogeneous.
         node_types: All node types, of a heterogeneous message.
         edge_types: All edge types of it, as they are named in it.
-        of_edges: Of a homogeneous one, the further attributes that edges have, not nodes.
+        of_edges: Further attributes of edges, not nodes, in a homogeneous message.
 
     Raises:
         ConfigError: It returned something else, or a node or edge that was not sampled.
@@ -347,8 +347,8 @@ def transformed(
         return changed
     found = transform(_hetero_output(message, node_types, edge_types))
     _check(found, HeteroSamplerOutput)
-    # A copy of the dict alone: tensors that the transform left as they are stay shared with the
-    # message, and the message stays whole for whoever else holds it.
+    # A copy of the dict alone: tensors that the transform did not change stay shared with the
+    # message, and the message stays whole for its other holders.
     changed = dict(message)
     for name in node_types:
         trees, counts = (found.batch or {}).get(name), (found.num_sampled_nodes or {}).get(name)
@@ -405,7 +405,7 @@ def _hetero_output(
 
 
 def _metadata(message: SampleMessage) -> tuple[Tensor | None, Tensor | None]:
-    """Return (input ids, times of the seeds), as PyG has them."""
+    """Return (input ids, times of the seeds), as in PyG."""
     found = []
     # Seeds are of one type, so at most one key ends with either name.
     for field in (INPUT_ID, SEED_TIME):
@@ -423,7 +423,7 @@ def _change_nodes(
     counts: list[int] | None, further: list[str],
 ) -> None:  # fmt: skip
     before = message[key(NODE, name)]
-    # Most transforms touch edges alone: the same nodes need no look-up, and no copy of their
+    # Most transforms change only edges: the same nodes need no look-up, and no copy of their
     # features.
     if nodes is not before and not torch.equal(nodes, before):
         fields = [key(NODE_FEATURES, name), key(NODE_LABELS, name), *further]
@@ -460,8 +460,8 @@ def _change_edges(
 
 
 def _check_rows_fit(message: SampleMessage, fields: list[str], num_edges: int) -> None:
-    """Check that edges without ids are as many as before, where they have rows."""
-    # Edges that a sampler made have no ids by which their rows, as PPR's scores, could follow them.
+    """Check that edges without ids are as many as before, if they have rows."""
+    # Edges made by a sampler have no ids to match their rows by, such as PPR's scores.
     for field in fields:
         if field in message and message[field].size(0) != num_edges:
             raise ConfigError(
@@ -471,7 +471,7 @@ def _check_rows_fit(message: SampleMessage, fields: list[str], num_edges: int) -
 
 
 def _take(message: SampleMessage, fields: list[str], rows: Tensor) -> None:
-    """Take ``rows`` of those of ``fields`` that there are."""
+    """Take ``rows`` of those ``fields`` that exist."""
     for field in fields:
         if field in message:
             message[field] = message[field].index_select(0, rows)
@@ -479,9 +479,8 @@ def _take(message: SampleMessage, fields: list[str], rows: Tensor) -> None:
 
 def _positions(known: Tensor, wanted: Tensor, what: str) -> Tensor:
     """Return the first place in ``known`` of each of ``wanted``."""
-    # Nodes repeat over trees, and edges where they are drawn with replacement. Which of the
-    # positions is found does not matter, as the rows of one id are the same; the first one, for it
-    # to be the same each time.
+    # Nodes repeat over trees, and edges if drawn with replacement. Any of their positions would do,
+    # as the rows of one id are the same; the first one makes the result reproducible.
     ids, order = known.sort(stable=True)
     # An id beyond the last one would be placed behind the end: it is clamped, and then found
     # missing by its value like any other.

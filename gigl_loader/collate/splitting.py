@@ -1,8 +1,8 @@
 """A batch that is too large for its shape, split by its seeds into smaller batches.
 
-Nothing is sampled again. A part has the neighbourhood of its seeds as the whole batch has it: each
-node that the part expands has exactly the neighbours that were drawn for it, so models whose layers
-are no more than the hops give its seeds the outputs that they would have had in the whole batch.
+Nothing is sampled again. A part has the neighbourhood of its seeds in the whole batch: each node
+that the part expands has exactly the neighbours that were drawn for it. So models with no more
+layers than hops give its seeds the same outputs as in the whole batch.
 """
 
 from collections.abc import Container, Iterator
@@ -70,9 +70,9 @@ def parts_of(
 
     Args:
         message: From a sampler whose batches grow hop by hop.
-        shape: What each part has to fit.
-        layout: Where its seeds are.
-        of_edges: Of a homogeneous message, the further attributes that edges have, not nodes.
+        shape: The shape that each part has to fit.
+        layout: Positions of its seeds.
+        of_edges: Further attributes of edges, not nodes, in a homogeneous message.
 
     Raises:
         ConfigError: A seed alone does not fit.
@@ -84,7 +84,7 @@ def parts_of(
 
 
 class _Whole:
-    """A batch that is split, and what all its parts are made of."""
+    """A batch that is split, and the data that all its parts are made from."""
 
     def __init__(
         self, message: SampleMessage, shape: PadShape, layout: SeedLayout, of_edges: Container[str]
@@ -151,12 +151,12 @@ class _Whole:
         frontier = {name: (0, labels.count(name)) for name in self._shape.nodes}
         taken: dict[EdgeType | None, list[Tensor]] = {name: [] for name in self._shape.edges}
         for _ in range(self._num_hops):
-            # In the order in which the sampler expands edge types: that of the message.
+            # In the order in which the sampler expands edge types: the message's.
             for edge_type in self._in_order():
                 src, dst = _ends(edge_type)
                 start, stop = frontier[dst]
                 targets = labels.new[dst][self._links[edge_type][1]]
-                # By node, and those of a node as they were drawn: the order of a batch of its own.
+                # By node, and within a node as drawn: the order of a separately sampled batch.
                 there = torch.nonzero((targets >= start) & (targets < stop)).squeeze(1)
                 there = there[targets[there].argsort(stable=True)]
                 taken[edge_type].append(there)
@@ -184,10 +184,10 @@ class _Whole:
         places = torch.arange(stop - start, device=trees.device)
         return found.scatter_reduce(0, trees, places, "amin")
 
-    # -- what is told of seeds ---------------------------------------------------------------------
+    # -- values of seeds ---------------------------------------------------------------------------
 
     def _nodes(self, found: SampleMessage, start: int, stop: int) -> _RootLabels:
-        """Cut what is told of seeds that are nodes; return the roots of the part."""
+        """Cut the values of seeds that are nodes; return the roots of the part."""
         layout = self._layout
         for name in (BATCH, INPUT_ID, SEED_TIME):
             if (field := key(name, layout.input_type)) in found:
@@ -210,13 +210,13 @@ class _Whole:
                     yield name, edge_type
 
     def _edges(self, found: SampleMessage, start: int, stop: int) -> _RootLabels:
-        """Cut what is told of seed edges and their negatives; return the roots of the part."""
+        """Cut the values of seed edges and their negatives; return the roots of the part."""
         layout, links = self._layout, found[EDGE_LABEL_INDEX]
         count = layout.count(found)
         columns = self._columns(links, count, start, stop)
         for name in (EDGE_LABEL, EDGE_INPUT_ID, EDGE_TIME):
             if name in found:
-                # Times of pairs are of negatives, too; all else is of the seed edges alone.
+                # Times of pairs include negatives; all else is for the seed edges alone.
                 of_pairs = found[name].size(0) > count
                 found[name] = found[name][columns if of_pairs else slice(start, stop)]
         found[EDGE_LABEL_INDEX] = links[..., columns]
@@ -233,13 +233,13 @@ class _Whole:
         ]  # fmt: skip
 
     def _columns(self, links: Tensor, count: int, start: int, stop: int) -> Tensor:
-        """Return the columns of ``EDGE_LABEL_INDEX`` that are of the seed edges of the part."""
+        """Return the columns of ``EDGE_LABEL_INDEX`` for the seed edges of the part."""
         own = torch.arange(start, stop, device=links.device)
         if self._layout.triplets:
             amount = links.size(0) // count - 2
             negatives = torch.arange(start * amount, stop * amount, device=links.device)
             return torch.cat([own, count + own, 2 * count + negatives])
-        # Negative k is of seed edge k, counted round and round.
+        # Negative k belongs to seed edge k, counted cyclically.
         negatives = torch.arange(links.size(1) - count, device=links.device)
         owner = negatives % count
         return torch.cat([own, count + negatives[(owner >= start) & (owner < stop)]])
@@ -281,7 +281,7 @@ class _PartLabels:
         return torch.cat(self._chosen[name])
 
     def add(self, name: NodeType | None, old: Tensor) -> None:
-        """Give each of ``old``, labels in the whole batch, one that has none yet."""
+        """Give each of ``old``, labels in the whole batch, a label if it has none yet."""
         missing = old[self.new[name][old] < 0]
         labels, inverse = missing.unique(return_inverse=True)
         places = torch.arange(missing.numel(), device=old.device)

@@ -1,7 +1,7 @@
 """Copies to a device on a stream of their own, without letting go of their sources too early.
 
-This file needs torch and torch_geometric, and nothing else of this package. The rules, each of
-which keeps one way of silent corruption out:
+This file needs torch and torch_geometric, and nothing else of this package. Each rule prevents one
+kind of silent corruption:
 
 * The copy runs on a stream of its own, which does not wait for compute.
 * The host batch is referenced until the event behind its copy has completed: only then may the
@@ -46,7 +46,7 @@ class CopyEvent(Protocol):
 
 
 class Backend(Protocol):
-    """What is asked of a device. The tests have one that delays and reorders like a GPU."""
+    """The operations needed of a device. The tests have one that delays and reorders like a GPU."""
 
     copy_stream: Any
 
@@ -76,7 +76,7 @@ class Backend(Protocol):
 
 
 class TorchBackend:
-    """`Backend` of a CUDA device; of any other device, good for blocking copies alone."""
+    """`Backend` of a CUDA device; other devices get only blocking copies."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -148,11 +148,11 @@ class _Transfer:
         self, backend: Backend, *, non_blocking: bool, cast: CastMap, keep: Callable[[Any], bool]
     ) -> None:
         self.backend, self.non_blocking, self.cast, self.keep = backend, non_blocking, cast, keep
-        # Taken before the copy stream is in use: from then on that one is the current one.
+        # Taken before the copy stream is in use: after that, it is the current one.
         self.consumer = backend.current_stream() if non_blocking else None
         self.made: list[Tensor] = []
-        # Kept for as long as the copies read them, and for `_memo`: a mapping may make its tensors
-        # as they are read, and the next one of these may have the id of one that is gone.
+        # Kept while the copies read them, and for `_memo`: a mapping may make its tensors when
+        # they are read, and a new one may have the id of one that is gone.
         self.sources: list[Tensor] = []
         self.nbytes = 0
         self._memo: dict[tuple[int, torch.dtype | None], Tensor] = {}
@@ -186,14 +186,14 @@ class _Transfer:
             self.nbytes += tensor.numel() * tensor.element_size()
         if dtype is not None and out.dtype != dtype:
             out = self.backend.cast(out, dtype)
-        # Only what was made here belongs to the copy stream. What was on the device before is the
-        # loader's, and is not recorded.
+        # Only tensors made here belong to the copy stream. Those already on the device are the
+        # loader's, and are not recorded.
         if out is not tensor:
             self.made.append(out)
         return out
 
     def _wait_for_consumer(self) -> None:
-        # what is on the device already was made there by work that may not have run yet
+        # work that may not have run yet made the tensors that are on the device already
         if self.non_blocking and not self._waits_for_consumer:
             event = self.backend.record_event(self.consumer)
             self.backend.wait_event(self.backend.copy_stream, event)
@@ -215,7 +215,7 @@ class _Transfer:
             key: value if self.keep(key) else self.value(value, self._cast_of(key, dtype))
             for key, value in values.items()
         }
-        # A plain dict is what a mapping that cannot be copied and changed becomes.
+        # A mapping that cannot be copied and changed becomes a plain dict.
         if type(values) is dict or not isinstance(values, MutableMapping):
             return moved
         out = copy.copy(values)
@@ -224,7 +224,7 @@ class _Transfer:
 
     def _sequence(self, values: Any, dtype: torch.dtype | None) -> Any:
         moved = [self.value(item, dtype) for item in values]
-        # Lists of ids or names stay the same object, as everything that has no tensor does.
+        # Lists of ids or names stay the same object, like everything without tensors.
         if all(new is old for new, old in zip(moved, values, strict=True)):
             return values
         return type(values)(*moved) if hasattr(values, "_fields") else type(values)(moved)
@@ -283,7 +283,7 @@ class CopyEngine:
         cast: Dtypes to deliver by attribute or message key, converted on the device after the copy:
             ``{"x": torch.float32}``, for one type ``{("user", "x"): torch.float32}``. A name
             covers all tensors under it.
-        keep_on_host: Keys for which this returns True are left as they are.
+        keep_on_host: Keys for which this returns True are not copied.
         backend: The device's operations; None for torch's.
     """
 

@@ -1,6 +1,6 @@
 """Memory of a device that is written on a stream of its own, and the waits for that stream.
 
-This file needs torch, and of this package what finds a device.
+This file needs torch, and from this package the function that finds a device.
 """
 
 import time
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from gigl_loader.device.engine import full_device
 
-# Seconds between two looks at the device. At most that is added to a wait; meanwhile other threads
+# Seconds between two checks of the device, and so the most added to a wait; meanwhile other threads
 # have the interpreter.
 _POLL_S = 0.0002
 
 
 class DeviceMemory:
-    """Memory of one device, and of the host for what is copied there.
+    """Memory of one device, and host memory to copy from.
 
     On CUDA all work is launched on a stream of its own: it waits for no step of the
     model, and no step for it. Other devices have no streams here, and the host waits for each copy.
@@ -56,7 +56,7 @@ class DeviceMemory:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def uploaded(self, host: Tensor) -> Tensor:
-        """Return a copy of what `on_host` returned, on the device."""
+        """Return a copy of the memory from `on_host`, on the device."""
         return host.to(self.device, non_blocking=self._on_cuda)
 
     def uploaded_array(self, array: Any) -> Tensor:
@@ -94,8 +94,8 @@ class DeviceMemory:
 
     def wait(self, event: Any, timeout_s: float) -> bool:
         """Wait until the device has passed ``event``, of `mark`; return whether it has in time."""
-        # Not `event.synchronize()`, which has no deadline: where a rank is gone, NCCL's kernel
-        # never ends.
+        # Not `event.synchronize()`, which has no deadline: if a rank is gone, NCCL's kernel never
+        # ends.
         deadline = time.monotonic() + timeout_s
         while not self.has_passed(event):
             if time.monotonic() >= deadline:

@@ -121,8 +121,8 @@ class CudaHostRegistry:
             return "refused by the CUDA runtime"
 
     def _clear_last_error(self) -> None:
-        # The runtime keeps the code for whoever asks next: torch does after each kernel launch, and
-        # would blame the user's. torch does not expose cudaGetLastError, so launch one ourselves.
+        # The runtime keeps the code for the next query: torch queries after each kernel launch, and
+        # would blame the user's. torch does not expose cudaGetLastError, so launch a kernel here.
         with contextlib.suppress(RuntimeError):  # this is the error being cleared
             torch.zeros(1, device=self._device)
 
@@ -196,7 +196,7 @@ def _default_registry(device: torch.device | None) -> HostRegistry | None:
 
 def _memory_hint(nbytes: int) -> str:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    # CUDA says "out of memory" for both: which of the two it is only the limit can tell.
+    # CUDA reports "out of memory" for both: only the limit tells which of the two it is.
     if limit != resource.RLIM_INFINITY and limit < nbytes:
         return (
             f"RLIMIT_MEMLOCK is {limit / 2**20:.1f} MiB: raise it ('ulimit -l unlimited', or "
@@ -209,7 +209,7 @@ T = TypeVar("T")
 
 
 class NotReady:
-    """What a ``pull`` returns when it was asked not to wait and has nothing; see `CopyAhead`."""
+    """Result of a ``pull`` that was asked not to wait and has nothing; see `CopyAhead`."""
 
 
 NOT_READY: Final = NotReady()
@@ -301,15 +301,15 @@ class CopyAhead(Iterator[T]):
                 return self._engine.hand_over(self._ready.popleft())
         error, self._end = self._end or StopIteration(), StopIteration()
         try:
-            # The sources are let go of before the loader is told of its end: whoever unmaps their
-            # memory then does so after the copies.
+            # The sources are released before the loader is told of its end: their memory is then
+            # unmapped after the copies.
             self._engine.close()
             raise error
         finally:
             del error  # the traceback holds this frame
 
     def close(self) -> None:
-        """Drop what is under way, once the copies no longer need it. Idempotent."""
+        """Drop batches under way, once the copies no longer need them. Idempotent."""
         self._end = StopIteration()
         self._ready.clear()
         self._engine.close()
@@ -396,7 +396,7 @@ class DevicePrefetcher(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         self._state = None
         if self._passes_through:
-            # The state needs no counting then: the loader is never ahead of who reads it.
+            # The state needs no counting then: the loader is never ahead of its reader.
             return iter(self.loader)
         return _LoaderPass(self, self._limits)
 
@@ -407,8 +407,8 @@ class DevicePrefetcher(Generic[T]):
         if name == "loader":  # not set yet: being unpickled or copied
             raise AttributeError(name)
         found = getattr(self.loader, name)
-        # After the loader was asked: where it has no such method there is none here either, and who
-        # tests for it by ``hasattr`` is told the truth.
+        # After the loader was asked: if it lacks the method, so does this object, and ``hasattr``
+        # is right.
         own = {"state_dict": self._state_dict, "load_state_dict": self._load_state_dict}
         return own.get(name, found)
 

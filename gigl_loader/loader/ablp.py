@@ -1,6 +1,6 @@
-"""`DistABLPLoader`: anchors, their positives and negatives, the neighbourhoods of all of them.
+"""`DistABLPLoader`: anchors, their positives and negatives, and their neighbourhoods.
 
-Below the loader: its input, checked before anything starts; and negatives as people use them, drawn
+Below the loader: its input, checked before anything starts; and the usual kinds of negatives, drawn
 by a second loader or taken from the batch itself.
 """
 
@@ -166,7 +166,7 @@ def link_sampler(
     labels_in_input: bool = False,
     max_labels: int | None = None,
 ) -> SamplerClass:
-    """Return the sampler class that workers are to run, and its keywords."""
+    """Return the class and the keywords of the workers' sampler."""
     keywords = {
         "supervision": tuple(supervision),
         "exclude": excluded_types(schema.edge_types or (), supervision, exclude),
@@ -200,7 +200,7 @@ def link_inputs(
     check_anchor_type(supervision, anchor_type)
     if anchor_type not in num_nodes:
         raise ConfigError(f"anchor_node_type is {anchor_type!r}, the graph has {sorted(num_nodes)}")
-    # A column is there on all servers or on none: the input is cut over servers as one.
+    # A column exists on all servers or on none: the input is split over servers as one.
     negatives = [
         edge_type
         for edge_type in supervision
@@ -209,7 +209,7 @@ def link_inputs(
     inputs = [
         _one_input(f"input_nodes[{server}]", input_nodes[server], num_nodes, negatives)
         if server in input_nodes
-        # A server without anchors has no columns: concatenating takes those of the others.
+        # A server without anchors has no columns: concatenation uses those of the others.
         else NodeSamplerInput(torch.empty(0, dtype=torch.int64), anchor_type)
         for server in servers
     ]
@@ -315,7 +315,7 @@ def supervision_types(schema: DatasetSchema, given: Any) -> list[EdgeType]:
         given: One type, a list of them, or None: the default type of a labeled-homogeneous dataset.
 
     Raises:
-        ConfigError: Nothing is named, or what is named has no label edges: names those that have.
+        ConfigError: No type is named, or the named one has no label edges; lists those that have.
     """
     known = schema.edge_types or []
     labeled = labeled_types(known)
@@ -330,7 +330,7 @@ def supervision_types(schema: DatasetSchema, given: Any) -> list[EdgeType]:
                 f"the graph is heterogeneous: supervision_edge_type must be given, of {labeled}"
             )
         given = DEFAULT_HOMOGENEOUS_EDGE_TYPE
-    # A list and not any sequence: an edge type is a tuple itself.
+    # A list and not any sequence: an edge type itself is a tuple.
     chosen = given if isinstance(given, list) else [given]
     if not chosen:
         raise ConfigError(f"supervision_edge_type is an empty list: name one or more of {labeled}")
@@ -365,8 +365,8 @@ def labeled_types(known: Sequence[EdgeType]) -> list[EdgeType]:
     for edge_type in known:
         if is_label_edge_type(edge_type):
             src, relation, dst = edge_type
-            # GiGL's suffix; the comparison below keeps out negatives, and relations that only look
-            # alike.
+            # GiGL's suffix; the comparison below excludes negatives, and relations with similar
+            # names.
             plain = (src, relation.rpartition("_gigl_")[0], dst)
             if message_passing_to_positive_label(plain) == edge_type:
                 found.append(plain)
@@ -374,7 +374,7 @@ def labeled_types(known: Sequence[EdgeType]) -> list[EdgeType]:
 
 
 def check_anchor_type(supervision: Sequence[EdgeType], anchor_type: NodeType) -> None:
-    """Raise `ConfigError` unless the anchors are the sources of all that is predicted."""
+    """Raise `ConfigError` unless the anchors are the sources of all supervision edge types."""
     for edge_type in supervision:
         if edge_type[0] != anchor_type:
             hint = ""
@@ -389,7 +389,7 @@ def check_anchor_type(supervision: Sequence[EdgeType], anchor_type: NodeType) ->
 def excluded_types(
     known: Sequence[EdgeType], supervision: Sequence[EdgeType], exclude: Any
 ) -> tuple[EdgeType, ...]:
-    """Return the message-passing edge types to keep copies of the positives out of.
+    """Return the message-passing edge types from which copies of the positives are removed.
 
     Args:
         known: All edge types of the dataset.
@@ -441,7 +441,7 @@ def zip_with_negatives(links: Iterable[A], negatives: Iterable[B]) -> Iterator[t
     Args:
         links: A `DistABLPLoader`; one pass over it.
         negatives: A `DistNeighborLoader` over the nodes to draw from, with ``shuffle=True``: every
-            epoch of it is another order.
+            epoch has another order.
 
     Raises:
         UsageError: ``negatives`` has no batches.
@@ -469,7 +469,7 @@ def in_batch_negative_mask(
     *,
     same_type: bool = False,
 ) -> Tensor:
-    """Return which candidates may serve each anchor as negatives: all but its positives.
+    """Return the candidates that may serve each anchor as negatives: all but its positives.
 
     ::
 
@@ -494,7 +494,7 @@ def in_batch_negative_mask(
         if isinstance(y_positive, Tensor):
             raise ConfigError("with labels as a tensor, num_anchors=batch.batch_size is needed")
         num_anchors = len(y_positive)
-    # Candidates may repeat: each is looked at once, and its column comes as often as it does.
+    # Candidates may repeat: each is checked once, and its column is repeated.
     distinct, column = torch.unique(candidates, return_inverse=True)
     allowed = torch.ones((num_anchors, distinct.numel()), dtype=torch.bool, device=distinct.device)
     if same_type:
@@ -503,13 +503,13 @@ def in_batch_negative_mask(
         links = torch.cat([links.to(distinct.device), torch.stack([own, own])], dim=1)
     if distinct.numel():
         anchors, labels = links.to(distinct.device)
-        # Beyond the last candidate there is no place: clamped, such a label is found to be none. By
-        # look-up: comparing all labels with all candidates would not fit the memory of a large
-        # batch.
+        # Clamped: there is no position beyond the last candidate, and such a label is then found
+        # to be none. By look-up: comparing all labels with all candidates would not fit the memory
+        # of a large batch.
         positions = torch.searchsorted(distinct, labels.contiguous()).clamp(
             max=distinct.numel() - 1
         )
-        # a label that is no candidate meets another one there: it says nothing of it
+        # a label that is no candidate meets another candidate there, and does not count
         known = distinct[positions] == labels
         allowed[anchors[known], positions[known]] = False
     return allowed[:, column]

@@ -1,4 +1,4 @@
-"""What the user gave a loader, checked as a whole: before anything is started."""
+"""The options of a loader, checked as a whole: before anything is started."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -52,13 +52,13 @@ _PPR = "gigl_loader.sampler.ppr.ppr_sampler"
 class LoaderOptions:
     """The keywords of all loaders: type, default and meaning of each.
 
-    Built once, by the constructor that the user called, and handed down as it is. The first
+    Built once, by the constructor that the user called, and handed down unchanged. The first
     sixteen stand in each loader's signature, where they may be given by position, and mean what
-    `gigl_loader.DistNeighborLoader` says; the others are keywords alone, which
-    `gigl_loader.loader.keywords` puts into signatures and docstrings.
+    `DistNeighborLoader` says. The others are keywords only, which
+    `loader.keywords` puts into signatures and docstrings.
 
     Raises:
-        ConfigError: A value cannot work in either deployment, or two of them not together.
+        ConfigError: A value cannot work in either deployment, or two values not together.
     """
 
     num_neighbors: NumNeighbors
@@ -146,8 +146,8 @@ class LoaderOptions:
         """Return the options among the arguments of a constructor.
 
         Args:
-            arguments: By name, those of ``**keywords`` below that name, as ``locals()`` has them.
-                Others, which are of one loader alone, are left out.
+            arguments: By name, with ``**keywords`` under that name, as ``locals()`` has them.
+                Arguments of a single loader are left out.
         """
         by_name = {**arguments, **arguments.get("keywords", {})}
         taken = {one.name: by_name[one.name] for one in fields(cls) if one.name in by_name}
@@ -166,8 +166,8 @@ class LoaderOptions:
         flag("with_weight", self.with_weight)
         if self.exchange not in ("workers", "collective"):
             raise ConfigError(f'exchange must be "workers" or "collective", got {self.exchange!r}')
-        # Checked here as a whole and not in each room, so that a bad value costs nothing: no
-        # process group is asked, no worker was started, and no other rank waits for this one.
+        # Checked here as a whole, not in each module, so that a bad value costs nothing: no process
+        # group was used, no worker was started, and no other rank waits for this one.
         if self.in_process:
             self._check_no_workers()
         else:
@@ -181,9 +181,9 @@ class LoaderOptions:
                 'shard="world" needs the process group in every epoch, and context= ends its own: '
                 "call torch.distributed.init_process_group() and leave context out"
             )
-        # Only for its error: GLT's options keep sizes as they were given.
+        # Only for its error: GLT's options keep sizes as given.
         parse_size(self.channel_size, "channel_size")
-        # `cache` itself raises where `remote_cache` cannot be read.
+        # `cache` itself raises if `remote_cache` cannot be parsed.
         if self.cache is not None and self.in_process:
             raise ConfigError(
                 f"remote_cache={self.remote_cache!r} is filled by sampling workers, and this "
@@ -198,7 +198,7 @@ class LoaderOptions:
         self._check_fanouts_agree()
 
     def _check_no_workers(self) -> None:
-        """Raise `ConfigError` where a keyword is for workers, and there are none."""
+        """Raise `ConfigError` if a keyword is for workers, and there are none."""
         # 1 is the default: it cannot be told from a number that was left out.
         if self.num_workers not in (0, 1):
             raise ConfigError(
@@ -231,14 +231,14 @@ class LoaderOptions:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether neighbours are drawn by weight; naming the weights says so too."""
+        """Whether neighbours are drawn by weight; a name for the weights implies it."""
         return self.with_weight or self.weight_attr is not None
 
     @property
     def in_process(self) -> bool:
         """Whether the training process samples."""
         num_workers = self.num_workers
-        # `False == 0`, and who says False means something else: `check_workers` refuses it.
+        # `False == 0`, but False means something else: `check_workers` refuses it.
         no_workers = num_workers == 0 and not isinstance(num_workers, bool)
         return no_workers or self.exchange == "collective"
 
@@ -257,7 +257,7 @@ class LoaderOptions:
     def with_chosen_sampler(
         self, default: SamplerClass | None, schema: DatasetSchema, input_type: str | None
     ) -> "LoaderOptions":
-        """Return these options with the sampler that workers are told: its path and keywords.
+        """Return these options with the path and keywords of the workers' sampler.
 
         Args:
             default: Sampler of the loader's own kind; None: around the seeds.
@@ -273,7 +273,7 @@ class LoaderOptions:
                 return self
             return dataclasses.replace(self, sampler_options=CustomSamplerOptions(*default))
         self._check_ppr(options, schema)
-        # What the loader's own sampler would have started at: the PPR sampler starts there as well.
+        # The PPR sampler starts at the same roots as the loader's own sampler.
         path, roots = default or ("", {})
         # Pushes begin at seeds and at the nodes that labels or seed edges lead to: all their types.
         seed_types = {input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE}
@@ -313,7 +313,7 @@ class LoaderOptions:
             )
 
     def check_feature_store(self, schema: DatasetSchema, num_nodes: Mapping[NodeType, int]) -> None:
-        """Raise `ConfigError` where a feature store is named for types that need none."""
+        """Raise `ConfigError` if a feature store is named for types that need none."""
         options = self.feature_store
         if options is None:
             return
@@ -326,8 +326,8 @@ class LoaderOptions:
                 f"FeatureStoreOptions.node_types names {sorted(unknown)}, the graph has "
                 f"{sorted(num_nodes)}"
             )
-        # Types that were named must have none of their own. Without names the store is for all
-        # types that lack them, and wrong only where none does.
+        # Named types must have no features of their own. Without names the store is for all types
+        # that lack them, and wrong only if none does.
         doubled = wanted & with_features if options.node_types else wanted
         if doubled <= with_features and doubled:
             raise ConfigError(
@@ -350,14 +350,14 @@ class LoaderOptions:
         )
 
     def same_on_all_ranks(self, config: SamplingConfig, options: EpochOptions) -> dict[str, str]:
-        """Return the options that the ranks of a job have to agree on, as strings by name.
+        """Return the options on which all ranks have to agree, as strings by name.
 
         Args:
             config: Made of these arguments and the schema.
             options: From `epoch_options`.
         """
         of_batches = options_of_batches(config, self.sampler_options, options)
-        # As the user gave them: what was made of them may depend on what a partition holds.
+        # As the user gave them: derived values may depend on the contents of a partition.
         fanouts = self.num_neighbors
         if isinstance(fanouts, Mapping):
             fanouts = {edge_type: list(fanouts[edge_type]) for edge_type in sorted(fanouts)}
@@ -368,23 +368,23 @@ class LoaderOptions:
             "shard": self.shard,
             "num_neighbors": repr(fanouts),
             "with_edge": repr(self.with_edge),
-            # These decide which exchanges ranks take part in.
+            # These decide in which exchanges ranks take part.
             "even_ranks": repr(self.even_ranks),
             "exchange": self.exchange,
         }
 
     def device(self, local_rank: int) -> torch.device:
-        """Return where batches go."""
+        """Return the device of the batches."""
         if self.pin_memory_device is not None:
             return torch.device(self.pin_memory_device)
         if torch.cuda.is_available():
-            # Ranks beyond the number of devices share them: tests and small machines run like that.
+            # Ranks beyond the number of devices share them, for tests and small machines.
             return torch.device("cuda", local_rank % torch.cuda.device_count())
         return torch.device("cpu")
 
 
 def check_device(device: Any) -> None:
-    """Raise `ConfigError` where torch has no such device."""
+    """Raise `ConfigError` if torch has no such device."""
     try:
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""The parts of a loader, made of what the user gave it; see `LoaderOptions`."""
+"""Builds the parts of a loader from the user's arguments; see `LoaderOptions`."""
 
 import logging
 from collections import defaultdict
@@ -42,12 +42,12 @@ LEAST_PREFETCH = 4
 """Batches that are requested ahead from each storage server, where workers have fewer each."""
 
 NO_PORT = 0
-"""GLT's options name a port; without workers nobody listens."""
+"""GLT's options name a port; without workers nothing listens on it."""
 
 
 def is_remote(dataset: Any) -> bool:
     """Return whether ``dataset`` is a handle on a graph store."""
-    # By what it can do: wrappers of a `RemoteDistDataset` count as one.
+    # By its methods: wrappers of a `RemoteDistDataset` count as one.
     return hasattr(dataset, "fetch_node_ids")
 
 
@@ -59,7 +59,7 @@ def end_own_group(runtime: DistributedRuntimeInfo) -> None:
 
 LocalInput = Callable[[DistDataset], tuple[NodeSamplerInput, SamplerClass | None]]
 """Returns the checked input of all processes of this machine, and the sampler class, with its
-keywords, that a loader of its kind runs; None: the neighbour sampler."""
+keywords, for a loader of its kind; None: the neighbour sampler."""
 StoreInput = Callable[[Any], tuple[list[NodeSamplerInput], SamplerClass | None]]
 """Returns the same for a graph store: the input of each server, empty ones included."""
 
@@ -72,36 +72,35 @@ def start_loader(
     local: LocalInput,
     store: StoreInput,
 ) -> None:
-    """Make the parts of ``loader``, and it of them, which starts its source.
+    """Build the parts of ``loader``, and initialise it with them, which starts its source.
 
     Args:
         loader: Not initialised yet.
         dataset: Ours or GLT's, or a ``RemoteDistDataset``.
-        options: What the user gave.
-        local: Called where the dataset is here; its errors are told to the other ranks.
-        store: Called where it is on a graph store.
+        options: The user's options.
+        local: Called if the dataset is on this machine; its errors are sent to the other ranks.
+        store: Called if the dataset is on a graph store.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
-        PeerError: Another rank was given a value that cannot work, or a worker was not started.
+        PeerError: Another rank was given an invalid value, or a worker was not started.
     """
-    # Nothing was asked of other ranks so far: what `LoaderOptions` refuses is refused on each rank
-    # alone.
+    # No exchange with other ranks so far: each rank refuses alone what `LoaderOptions` refuses.
     runtime = runtime_or_alone(
         options.context, options.local_process_rank, options.local_process_world_size
     )
     try:
         if is_remote(dataset):
             inputs, sampler = store(dataset)
-            # Ranks build their loaders in the same order, so a number that counts them names the
-            # same loader on all: servers tell producers apart by it.
+            # Ranks build their loaders in the same order, so a running number names the same
+            # loader on all: servers tell producers apart by it.
             kind = type(loader).__name__
             name = f"{kind} {next(_numbers[kind])}"
             arguments = remote_arguments(dataset, options, runtime, inputs, name, sampler)
         else:
             arguments = colocated_arguments(dataset, options, runtime, local)
     finally:
-        # With a deprecated `context` a group is there for the exchange while the loader is built,
+        # With a deprecated `context`, a group exists for the exchange while the loader is built,
         # and ends before workers start: GiGL's loaders leave none behind.
         end_own_group(runtime)
     BaseDistLoader.__init__(
@@ -117,11 +116,11 @@ _AS_GIVEN = (
     "process_start_gap_seconds", "non_blocking_transfers", "even_ranks", "device_prefetch", "shard",
     "transform", "transform_sampler_output",
 )  # fmt: skip
-"""Options of the user that `BaseDistLoader` takes by the same names."""
+"""User options that `BaseDistLoader` takes by the same names."""
 
 
 MakeSource = Callable[..., BatchSource]
-"""Makes a source, which is not started, of dataset, input and config."""
+"""Makes a source from dataset, input and config, without starting it."""
 
 
 @explained_limits("building a loader")
@@ -132,13 +131,13 @@ def colocated_arguments(
 
     Args:
         dataset: Ours or GLT's.
-        options: What the user gave.
-        runtime: Where this process stands.
+        options: The user's options.
+        runtime: This process's place in the job.
         make_input: Returns the input of this machine, and the sampler class.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
-        PeerError: Another rank was given a value that cannot work.
+        PeerError: Another rank was given an invalid value.
     """
     with told_to_others(runtime):
         data, whole, sampler, config = _check_colocated(dataset, options, make_input)
@@ -154,10 +153,10 @@ def colocated_arguments(
         partition=(data.num_partitions, data.partition_idx),
         options={**same, "input_type": repr(whole.input_type)},
     )
-    # The one exchange that follows the checks: `told_to_others` takes part in it on a rank that
-    # gave up, so that each rank does once, whatever it found.
+    # The one exchange after the checks: a rank that gave up takes part through `told_to_others`, so
+    # that each rank takes part once, with any outcome.
     sampler_input = share_input(whole, runtime, told)
-    # Before the producer exists, whose plan has the seed in every draw.
+    # Before the producer exists, since its plan has the seed in every draw.
     if given.shard == "world":
         epoch_options = agree_on_seed(epoch_options, given.seed, runtime.world_size)
     samples = _in_this_process if given.in_process else _in_workers
@@ -179,9 +178,9 @@ def colocated_arguments(
 def _in_workers(
     given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, partitions: int
 ) -> tuple[MpDistSamplingWorkerOptions, MakeSource]:
-    """Return the options of sampling processes, and what makes their producer."""
+    """Return the options of sampling processes, and a function that makes their producer."""
     # These are GiGL's steps, in its order: its subclasses call the same static methods. The port is
-    # for GLT's options alone, workers find each other through the process group.
+    # for GLT's options alone; workers find each other through the process group.
     port = BaseDistLoader.initialize_colocated_sampling_worker(
         local_rank=runtime.local_rank,
         local_world_size=runtime.local_world_size,
@@ -189,7 +188,7 @@ def _in_workers(
         node_world_size=runtime.node_world_size,
         master_ip_address=runtime.master_ip_address,
         device=device,
-        # None means 2 to GiGL's method, and to a loader: leave the user's number as it is.
+        # None means 2 to GiGL's method, and to a loader: leave the user's number unchanged.
         num_cpu_threads=given.num_cpu_threads or torch.get_num_threads(),
     )
     options = BaseDistLoader.create_colocated_worker_options(
@@ -212,10 +211,10 @@ def _in_this_process(
     given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, partitions: int,
     source: MakeSource = InProcessSource,
 ) -> tuple[CollocatedDistSamplingWorkerOptions, MakeSource]:  # fmt: skip
-    """Return what takes the place of worker options, and what makes a source without workers."""
+    """Return the replacement of worker options, and a maker of sources without workers."""
     if device.type == "cpu" and given.num_cpu_threads is not None:
         torch.set_num_threads(given.num_cpu_threads)
-    # GLT's context, which `check_context` asks for in every colocated loader.
+    # GLT's context, which `check_context` requires in every colocated loader.
     init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
     options = CollocatedDistSamplingWorkerOptions(runtime.master_ip_address, NO_PORT)
     return options, partial(source, concurrency=given.worker_concurrency, device=device)
@@ -224,7 +223,7 @@ def _in_this_process(
 def _check_colocated(
     dataset: Any, given: LoaderOptions, make_input: LocalInput
 ) -> tuple[DistDataset, NodeSamplerInput, SamplerClass | None, SamplingConfig]:
-    """Return dataset, input of the whole machine, its sampler, and config; all that is checked."""
+    """Return the checked dataset, input of the whole machine, its sampler, and config."""
     if given.prefetch_size is not None:
         raise ConfigError(
             f"prefetch_size={given.prefetch_size} belongs to graph-store mode; here "
@@ -244,8 +243,8 @@ def _check_colocated(
         data.view_by_time(given.expansion.time_attr)
     given.check_feature_store(data.schema, data.view().num_nodes)
     whole, sampler = make_input(data)
-    # `make_plan` checks this too, but only in the producer, when the other ranks were told that all
-    # is well with this one.
+    # `make_plan` checks this too, but only in the producer, when this rank has already reported
+    # success to the others.
     check_seed_times(data.view(), whole, given.expansion.time_attr)
     config = given.sampling_config(data.schema)
     check_edge_ids(data, config.with_edge)
@@ -264,10 +263,10 @@ def remote_arguments(
 
     Args:
         dataset: A ``RemoteDistDataset``.
-        options: What the user gave.
-        runtime: Where this process stands.
+        options: The user's options.
+        runtime: This process's place in the job.
         inputs: The checked input of each storage server, empty ones included.
-        name: The loader's, the same on all ranks and no other loader's.
+        name: The loader's name: the same on all ranks, and no other loader's.
         default_sampler: Sampler class path and keywords; None: the neighbour sampler.
 
     Raises:
@@ -278,7 +277,7 @@ def remote_arguments(
             f"num_workers={options.num_workers} and exchange={options.exchange!r} belong to "
             "colocated mode: from a graph store, the servers' workers sample"
         )
-    # A function of this process: the servers neither have its module nor should run what clients
+    # A function of this process: the servers lack its module, and should not run code that clients
     # send.
     if options.worker_init_fn is not None:
         raise ConfigError("worker_init_fn is for colocated loaders: these workers run on servers")
@@ -315,7 +314,7 @@ def _padding(
     num_nodes: Mapping[NodeType, int], inputs: list[NodeSamplerInput],
     sampler: SamplerClass | None, runtime: DistributedRuntimeInfo,
 ) -> Padding | None:  # fmt: skip
-    """Return how batches are padded, where nothing but the user's options was chosen so far."""
+    """Return how batches are padded, as far as the user's options alone decide it."""
     in_step = given.even_ranks is not None or given.shard == "world"
     return make_padding(
         given.pad, fanouts=config.num_neighbors, batch_size=given.batch_size,
@@ -326,7 +325,7 @@ def _padding(
 
 
 def check_weights(data: DistDataset, with_weight: bool) -> None:
-    """Raise `ConfigError` where weighted sampling was asked for and no edge type has weights.
+    """Raise `ConfigError` if weighted sampling was requested and no edge type has weights.
 
     An edge type without weights, beside one with them, is drawn from uniformly.
     """
@@ -341,7 +340,7 @@ def check_weights(data: DistDataset, with_weight: bool) -> None:
 
 
 def check_edge_ids(data: DistDataset, with_edge: bool) -> None:
-    """Raise `ConfigError` where edge ids were asked for and the dataset keeps none."""
+    """Raise `ConfigError` if edge ids were requested and the dataset keeps none."""
     missing = [
         name
         for name, adjacency in data.view().adjacency.items()

@@ -55,9 +55,9 @@ logger = logging.getLogger(__name__)
 
 
 class _NotTorchsError(UsageError, AttributeError):
-    """A loader was asked for what torch's ``DataLoader`` alone has; `hasattr` finds that it lacks.
+    """Raised for an attribute that only torch's ``DataLoader`` has; `hasattr` then returns False.
 
-    Frameworks ask so before they use it.
+    Frameworks check so before they use it.
     """
 
 
@@ -104,11 +104,11 @@ class BaseDistLoader(DistLoader):
     """
 
     _is_forked = False
-    """Whether this is the copy of a loader in a process that was forked off: its parent has it."""
+    """Whether this is a loader's copy in a forked process: the parent owns the loader."""
     _shutdowned = True
-    """GLT's name; also of a loader whose constructor raised before there was anything to stop."""
+    """GLT's name; also set for a loader whose constructor raised before anything was started."""
 
-    # The steps by which loaders, and subclasses of the user's, make the arguments below.
+    # The steps by which loaders, and users' subclasses, make the arguments below.
     resolve_runtime = staticmethod(resolve_runtime)
     create_sampling_config = staticmethod(config.create_sampling_config)
     create_colocated_channel = staticmethod(config.create_colocated_channel)
@@ -163,7 +163,7 @@ class BaseDistLoader(DistLoader):
         self._transform_output = config.checked_function(
             "transform_sampler_output", transform_sampler_output
         )
-        # One engine for all epochs: its side stream, and memory of the device, are used again.
+        # One engine for all epochs: its side stream, and device memory, are reused.
         self._engine = self._make_engine()
         self._handed_out = HandedOut()
         self._recorders = self._handed_out.recorders
@@ -171,7 +171,7 @@ class BaseDistLoader(DistLoader):
         self._source = self._make_source(producer, is_remote, epoch_options)
         self._epochs = Epochs(self._source)
         self._shutdowned = False
-        # Before workers start: an interpreter that ends while they come up has to stop them, too.
+        # Before workers start: an interpreter that ends during their start has to stop them, too.
         deployment.opened(self)
         try:
             self._open_source(
@@ -181,8 +181,8 @@ class BaseDistLoader(DistLoader):
                 )
             )  # fmt: skip
             self._agree_on_steps()
-        # KeyboardInterrupt as well: workers would go on without a loader that anybody could shut
-        # down. Nobody waits for their answers yet, hence no lingering.
+        # KeyboardInterrupt as well: workers would go on without a loader to shut them down. Nobody
+        # waits for their responses yet, hence no lingering.
         except BaseException:
             self.shutdown(idle_timeout=0.0)
             raise
@@ -209,8 +209,7 @@ class BaseDistLoader(DistLoader):
         self._is_collocated_worker = False
         self._is_mp_worker = not is_remote
         self._is_remote_worker = is_remote
-        # What GLT calls a channel is there in all deployments, though workers of ours may not use
-        # it.
+        # All deployments have GLT's channel, though our workers may not use it.
         self._with_channel = True
         inputs = sampler_input if is_remote else [sampler_input]
         self._input_type = inputs[0].input_type if inputs else None
@@ -220,12 +219,12 @@ class BaseDistLoader(DistLoader):
     def _make_source(
         self, producer: Any, is_remote: bool, epoch_options: EpochOptions | None
     ) -> BatchSource:
-        """Return the source of this loader's batches, of which nothing was started."""
+        """Return the source of this loader's batches, without starting it."""
         if not is_remote:
             source: BatchSource = producer
             return source
-        # Here: a colocated loader does without 13 modules of the graph store, which would take time
-        # before its first batch.
+        # Here: a colocated loader saves the import of 13 modules of the graph store, which would
+        # delay its first batch.
         from gigl_loader.remote.source import RemoteSource
 
         seed = self.sampling_config.seed
@@ -239,17 +238,17 @@ class BaseDistLoader(DistLoader):
     @explained_limits("starting the workers of a loader")
     def _open_source(self, turns: StartTurns) -> None:
         source = self._source
-        # Ranks that differ are told so before any of them has started a worker.
+        # Ranks that differ learn it before any of them has started a worker.
         self._epoch_options, self._input_len = source.epoch_options, source.input_len
         self._check_shard()
         source.open(turns)
-        self._epoch_options = source.epoch_options  # where ranks share a key: their leader's
+        self._epoch_options = source.epoch_options  # for ranks that share a key: their leader's
         self._channel = source.channel
         self._num_expected = source.num_batches
 
     @property
     def _mp_producer(self) -> DistSamplingProducer | None:
-        """GLT's name for the worker processes of a loader; None: others sample for it."""
+        """GLT's name for the worker processes of a loader; None if it has none of its own."""
         return self._source if isinstance(self._source, DistSamplingProducer) else None
 
     @property
@@ -259,19 +258,19 @@ class BaseDistLoader(DistLoader):
 
     @property
     def _epoch(self) -> int:
-        """GLT's name for the number of epochs; here the one that comes next."""
+        """GLT's name for the number of epochs; here the number of the next one."""
         return self._epochs.next_epoch
 
     def _check_shard(self) -> None:
-        """Check that ranks which share their input were given the same; before workers start."""
+        """Check that ranks that share their input were given the same; before workers start."""
         options = self._epoch_options
         check_shard(self._shard, in_order=options.in_order)
-        # A graph store's source compares ranks by itself, where they meet for their producers.
+        # A graph store's source itself compares ranks, when they meet for their producers.
         if self._shard == "world" and self._runtime.world_size > 1 and not self._is_remote_worker:
-            # Everything that decides what is in a batch: two ranks that differ would take batches
-            # of two different sequences for one, some seeds twice and others never.
+            # Everything that decides the contents of a batch: two ranks that differ would mix
+            # batches of two sequences, with some seeds twice and others never.
             of_batches = options_of_batches(self.sampling_config, self._sampler_options, options)
-            # Of this seed, which may have been drawn, all ranks' batches are made.
+            # This seed, which may have been drawn, decides the batches of all ranks.
             same = {**of_batches, "seed": str(options.seed)}
             seeds = SeedsTold(digest=self._seeds_digest.encode())
             kind = tuple[dict[str, str], SeedsTold]
@@ -299,7 +298,7 @@ class BaseDistLoader(DistLoader):
     # -- epochs ---------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Return the batches of an epoch on this rank; raise `TypeError` where some are split."""
+        """Return the batches of an epoch on this rank; raise `TypeError` if some are split."""
         check_length(known=not self._may_split)
         return self._epochs.num_steps
 
@@ -317,7 +316,7 @@ class BaseDistLoader(DistLoader):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next ``iter`` is; without it, each is one more than the last."""
+        """Set the epoch of the next ``iter``; without it, each is one more than the last."""
         self._epochs.set_next(epoch)
 
     def __iter__(self) -> "Iterator[Data | HeteroData]":
@@ -355,9 +354,9 @@ class BaseDistLoader(DistLoader):
     def state_dict(self) -> dict[str, Any]:
         """Return the position of this loader, as torchdata's ``StatefulDataLoader`` does.
 
-        It counts batches that were yielded, without those prefetched. With ``shard="world"`` it
-        counts those of the whole job, since all ranks have done as many steps as this one: one
-        rank's state is the state of all.
+        It counts yielded batches, without those prefetched. With ``shard="world"`` it counts those
+        of the whole job. All ranks have done as many steps as this one, so one rank's state is the
+        state of all.
         """
         return self._epochs.state(self._identity())
 
@@ -376,7 +375,7 @@ class BaseDistLoader(DistLoader):
     def _identity(self) -> dict[str, Any]:
         of_world = self._shard == "world"
         by_logarithm = self.with_weight and not self._epoch_options.replace
-        # One state goes for all ranks, of any number, where batches are numbered over the job.
+        # One state is valid for any number of ranks if batches are numbered over the job.
         of_rank = {"rank": self._runtime.rank, "world_size": self._runtime.world_size}
         return {
             "shard": self._shard,
@@ -448,10 +447,10 @@ class BaseDistLoader(DistLoader):
         return self.collate(index)
 
     def collate(self, index: Positions) -> Data | HeteroData:
-        """Return the batch of the seeds at ``index`` at once, beside an epoch that is under way.
+        """Return the batch of the seeds at ``index`` at once, beside an epoch under way.
 
-        The same ``index`` gives the same batch each time: its draws are keyed by ``seed``, and by
-        nothing of an epoch. Nothing is counted: `state_dict` and `stats` stay as they are.
+        The same ``index`` gives the same batch each time: its draws are keyed by ``seed``, and
+        independent of epochs. Nothing is counted: `state_dict` and `stats` do not change.
 
         Args:
             index: ``[n]`` integers, positions among this loader's seeds, in any order, repeats
@@ -465,33 +464,33 @@ class BaseDistLoader(DistLoader):
         """
         self._check_usable()
         message = self._source.sample(read_positions(index, self._input_len)).whole()
-        # `_collate_fn` takes it that messages were copied ahead; this one was not. Not through the
-        # epoch's engine: its copies stand in a line, in the order of the epoch.
+        # `_collate_fn` assumes that messages were copied ahead; this one was not. It does not use
+        # the epoch's engine: that copies in the order of the epoch.
         if self._engine is not None:
             message = self._copied(message)
         return self._collate_fn(message)
 
     def collate_fn(self, index: Positions) -> Data | HeteroData:
-        """Do what `collate` does, under the name by which PyG's zipped loaders ask for it."""
+        """Do what `collate` does, under the name that PyG's zipped loaders use."""
         return self.collate(index)
 
     def filter_fn(self, batch: Data | HeteroData) -> Data | HeteroData:
-        """Return the batch as it is: PyG's zipped loaders let its rows be gathered here."""
+        """Return the batch unchanged: PyG's zipped loaders let rows be gathered here."""
         return batch
 
     def _copied(self, msg: SampleMessage) -> SampleMessage:
-        """Return a message of the host on the device, but for what is read on the host."""
+        """Return a host message on the device, except for tensors that are read on the host."""
         return CopyEngine(self.to_device, non_blocking=False, keep_on_host=stays_on_host).copy(msg)
 
     def _collate_fn(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message into a batch on the device; never changes values.
 
-        With ``non_blocking_transfers`` and a CUDA device, the message is there already, copied
-        ahead; otherwise it is copied now. Counts per hop stay on the host, where they are read.
+        With ``non_blocking_transfers`` and a CUDA device, the message was already copied ahead;
+        otherwise it is copied now. Counts per hop stay on the host, where they are read.
         """
         if self.to_device.type != "cpu" and self._engine is None:
             msg = self._copied(msg)
-        # First, so that a transform of the user's sees features as batches have them.
+        # First, so that a user's transform sees features as batches have them.
         msg = with_widened_features(msg)
         if self._transform_output is not None:
             types = batch_types(msg, self._dataset_schema, self.edge_dir)
@@ -525,17 +524,17 @@ class BaseDistLoader(DistLoader):
         """Stop the workers, or release the producers on the servers. Idempotent.
 
         Args:
-            idle_timeout: Seconds. With several partitions, the workers go on answering those of
-                other ranks or servers until these are done, or have asked nothing for this long.
-                None: 30. 0: not at all, and servers that do not answer are not waited for.
+            idle_timeout: Seconds. With several partitions, the workers keep responding to other
+                ranks or servers until these are done, or have sent no request for this long.
+                None: 30. 0: not at all, without waiting for servers that do not respond.
         """
         if self._shutdowned:
             return
-        # First of all: a second call, from a signal's handler or a finaliser, finds nothing to do,
-        # also where this one raises half-way.
+        # First: a second call, from a signal handler or a finaliser, finds nothing to do, even if
+        # this one raises half-way.
         self._shutdowned = True
         deployment.closed(self)
-        # The iterator before its source: it cancels its epoch there, and drops what was copied
+        # The iterator before its source: it cancels its epoch there, and drops batches copied
         # ahead, which may lie in memory that goes with the source.
         self._epochs.end("shutdown() ended it")
         self._source.shutdown(idle_timeout)
@@ -544,12 +543,12 @@ class BaseDistLoader(DistLoader):
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        # After an error the other ranks are lost as well, mostly: waiting for them would only hide
+        # After an error the other ranks are usually lost as well: waiting for them would only hide
         # it.
         self.shutdown(idle_timeout=None if error is None else 0.0)
 
     def __del__(self) -> None:
-        # The attribute is missing where a subclass raised before it got to `__init__` here.
+        # The attribute is missing if a subclass raised before it called `__init__` here.
         if getattr(self, "_shutdowned", True):
             return
         warnings.warn(
@@ -557,10 +556,10 @@ class BaseDistLoader(DistLoader):
             ResourceWarning,
             stacklevel=2,
         )
-        # Python hides that warning by default, and a loader that nobody shut down leaves the other
-        # ranks without answers.
+        # Python hides that warning by default, and a loader that was not shut down leaves the other
+        # ranks without responses.
         logger.warning("%s was dropped without shutdown(): use `with`", type(self).__name__)
-        # Python would only print it; and no lingering, as whichever thread drops a loader has to go
+        # Python would only print it; and no lingering, as the thread that drops a loader has to go
         # on.
         with contextlib.suppress(Exception):
             self.shutdown(idle_timeout=0.0)

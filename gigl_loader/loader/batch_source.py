@@ -7,7 +7,7 @@
     a pool of workers       DistSamplingProducer   workers/producer.py
     a graph store           RemoteSource           remote/source.py
 
-A loader, its iterator, `replay` and the state know of a source what stands here, and no more.
+A loader, its iterator, `replay` and the state depend only on this interface of a source.
 """
 
 from collections.abc import Sequence
@@ -24,23 +24,23 @@ class BatchSource(Protocol):
     """Samples one input for one loader.
 
     `open` comes first, once. Then, for each epoch, `start_epoch`, and `next` until it returns None
-    or `cancel_epoch` breaks the epoch off. `shutdown` may come at any time, also while `open` runs
-    or after it failed. One thread calls all of them.
+    or `cancel_epoch` ends the epoch early. `shutdown` may come at any time, also while `open` runs
+    or after it failed. One thread makes all calls.
     """
 
     @property
     def epoch_options(self) -> EpochOptions:
-        """Seed, order and deadline; from `open` on they are those that ranks agreed on."""
+        """Seed, order and deadline; from `open` on, as the ranks agreed on them."""
         ...
 
     @property
     def num_workers(self) -> int:
-        """Sampling processes, on each storage server where they are on servers; 0: this process."""
+        """Sampling processes, per storage server with a graph store; 0: this process samples."""
         ...
 
     @property
     def channel(self) -> Any:
-        """The channel of messages, as GLT's loaders show it; None: there is none."""
+        """The channel of messages, as GLT's loaders show it; None if there is none."""
         ...
 
     @property
@@ -55,22 +55,22 @@ class BatchSource(Protocol):
 
     @property
     def remote_bytes(self) -> int:
-        """Bytes of all rows that only other machines have; 0: unknown, or there are none."""
+        """Bytes of all rows that only other machines have; 0 if unknown, or if there are none."""
         ...
 
     def open(self, turns: StartTurns) -> None:
-        """Start what samples, in this process's turn; returns when it is ready.
+        """Start sampling processes, in this process's turn; return when they are ready.
 
         Raises:
-            ConfigError: What ranks were given does not fit together.
+            ConfigError: The arguments of the ranks do not fit together.
             PeerError: A worker, server or rank failed, or was not ready in time; none is left.
         """
         ...
 
     def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
-        """Begin to sample these batches of an epoch; what was under way is dropped.
+        """Begin to sample these batches of an epoch; batches under way are dropped.
 
-        The ticket of each batch that comes tells its position in ``batches``.
+        The ticket of each received batch tells its position in ``batches``.
         """
         ...
 
@@ -83,7 +83,7 @@ class BatchSource(Protocol):
         ...
 
     def ready(self) -> bool:
-        """Return whether `next` would not wait."""
+        """Return whether `next` would return at once."""
         ...
 
     def count_waiting(self) -> int:
@@ -95,10 +95,10 @@ class BatchSource(Protocol):
         ...
 
     def shutdown(self, linger_s: float | None = None) -> None:
-        """Stop sampling and release what is held. Idempotent.
+        """Stop sampling and release all resources. Idempotent.
 
         Args:
-            linger_s: Seconds that others, which still ask for rows, are answered; None: the
-                source's own default.
+            linger_s: Seconds to respond to others that still request rows; None: the source's own
+                default.
         """
         ...

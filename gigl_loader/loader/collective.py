@@ -1,16 +1,16 @@
-"""Questions between samplers of different ranks, by ``all_to_all`` instead of connections.
+"""Requests between samplers of different ranks, by ``all_to_all`` instead of connections.
 
-`GraphReader` asks when it needs neighbours or rows; here its questions wait until an answer is
-needed, and then all ranks exchange what they have to ask, at once::
+`GraphReader` requests neighbours or rows when it needs them. Here its requests wait until a
+response is needed, and then all ranks exchange their requests at once::
 
     rank 0   ask ask | wait()              rank 1   ask | wait()
-                     +--- round: sizes, questions, sizes, answers ---+
+                     +--- round: sizes, requests, sizes, responses --+
 
 Ranks need different numbers of rounds. One whose batch is complete takes part in further rounds,
-answering, until all are; so does one that has run out of batches, or whose epoch was broken off.
+responding, until all are; so does one without further batches, or with an abandoned epoch.
 
-Rows are gathered into the memory that is sent, and read where they were received: that memory is
-kept for the next batch, and no other copy is made of them.
+Rows are gathered into the memory that is sent, and read where they were received. That memory is
+kept for the next batch, and no other copy of the rows is made.
 """
 
 import logging
@@ -45,9 +45,9 @@ from gigl_loader.transport import codec
 logger = logging.getLogger(__name__)
 
 WORKING, COMPLETE, BROKEN_OFF, FAILED = range(4)
-"""What a rank is in a round: needs answers; has its batch; has no epoch any more; raised."""
+"""State of a rank in a round: needs responses; has its batch; has no epoch any more; raised."""
 
-# What is sent and received lies in arrays of int64.
+# Arrays of int64 are sent and received.
 _WORD = 8
 _DRAW, _ROWS = "draw", "rows"
 
@@ -69,29 +69,29 @@ class RankFailedError(PeerError):
 
 
 class AnswerFailedError(SamplingError):
-    """This rank could not answer another one; all ranks know."""
+    """This rank could not respond to another one; all ranks know."""
 
 
-# -- what is sent ----------------------------------------------------------------------------------
+# -- message format --------------------------------------------------------------------------------
 
 
 class Packing:
-    """Arrays one after another, written once it is known how much memory all of them take."""
+    """Arrays one after another, written once their total size is known."""
 
     def __init__(self) -> None:
         self._fields: list[Field] = []
         self.nbytes = 0
 
     def add(self, dtype: str, shape: tuple[int, ...], write: Callable[[Array], Any]) -> slice:
-        """Return the bytes that an array is going to take."""
+        """Return the bytes that an array will take."""
         self._fields.append(Field("", dtype, shape, write))
         start, nbytes = self.nbytes, nbytes_of(dtype, shape)
         self.nbytes += align(nbytes)  # as `layout_of`: an array is read as words of its own size
         return slice(start, start + nbytes)
 
     def add_packed(self, value: object, method: str = "") -> None:
-        """Add a question or an answer; `PieceReader.read` reads it."""
-        # The header says of which type and shape the arrays are, so its own length goes before it.
+        """Add a request or a response; `PieceReader.read` reads it."""
+        # The header has the types and shapes of the arrays, so its own length goes before it.
         header, arrays = codec.encode(value, method)
         start = len(header).to_bytes(_WORD, "little") + header
         for one in (np.frombuffer(start, np.uint8), *arrays):
@@ -113,7 +113,7 @@ class PieceReader:
             yield self.read()
 
     def array(self, dtype: Any, shape: tuple[int, ...]) -> Array:
-        """Return an array that was sent as a piece of its own."""
+        """Return an array that was sent as a separate piece."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         found: Array = self._take(nbytes, align(nbytes)).view(dtype).reshape(shape)
         return found
@@ -137,7 +137,7 @@ class PieceReader:
 
 
 class CollectiveCall(Generic[T]):
-    """A question; its answer comes with the round that `wait` starts, or an earlier one."""
+    """A request; its response comes with the round that `wait` starts, or an earlier one."""
 
     def __init__(
         self, peers: "CollectivePeers", request: object, method: str,
@@ -147,21 +147,21 @@ class CollectiveCall(Generic[T]):
         self._answer: T | None = None
 
     def take(self, reader: PieceReader) -> None:
-        """Take the answer."""
+        """Take the response."""
         self._answer = self._read(reader)
 
     @property
     def has_come(self) -> bool:
-        """Whether `wait` would not wait."""
+        """Whether `wait` would return at once."""
         return self._answer is not None
 
     def wait(self) -> T:
-        """Return the answer, which is kept until the batch is finished.
+        """Return the response, which is kept until the batch is finished.
 
-        Collective, where there is none yet.
+        Collective, if there is none yet.
         """
-        # One round answers what was asked before it, so this ends after one; a round that another
-        # call began has brought this answer along, and then it needs none.
+        # One round responds to all earlier requests, so this ends after one. If another call began
+        # a round, it has brought this response along, and no round is needed.
         while self._answer is None:
             self._peers.round(WORKING)
         return self._answer
@@ -180,16 +180,16 @@ class _Told:
     """Bytes of its requests to this rank."""
     state: int
     total: int
-    """Bytes of all its questions."""
+    """Bytes of all its requests."""
     failed: int
-    """The rank that raised, where ``state`` is `FAILED`."""
+    """The rank that raised, if ``state`` is `FAILED`."""
 
 
 class CollectivePeers:
     """The other ranks' partitions, for one sampler in one thread.
 
     Args:
-        view: This rank's partition; answers questions.
+        view: This rank's partition, for responses.
         timeout_s: Seconds that a rank waits for the others.
 
     Raises:
@@ -203,16 +203,16 @@ class CollectivePeers:
         self._timeout_s = timeout_s
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.is_broken = False
-        """Whether the group is: a rank ended or stopped."""
+        """Whether the group is broken: a rank ended or stopped."""
         self.on_failure: Callable[[BaseException], None] = lambda error: None
-        """Called with why this rank cannot answer, before others know: what they then say of it
-        is not the first error."""
+        """Called with the reason why this rank cannot respond, before others know: their errors
+        are then not the first one."""
         with self.named_failures():
             # a group of its own: the trainer's collectives go on in another thread meanwhile
             self.group: Any = dist.new_group(
                 backend=host_backend(), timeout=timedelta(seconds=max(timeout_s, 1.0))
             )
-        # All ranks hear the same list, so all of them raise or none does.
+        # All ranks receive the same list, so all of them raise or none does.
         held = [part for (part,) in self._gather([view.partition_idx])]
         missing = sorted(set(range(view.num_partitions)) - set(held))
         if missing:
@@ -221,22 +221,22 @@ class CollectivePeers:
                 f"{view.num_partitions}; the {self.size} ranks hold {held}"
             )
         holders = [[r for r, p in enumerate(held) if p == q] for q in range(view.num_partitions)]
-        # Where several ranks hold one partition, those that ask are spread over them.
+        # If several ranks hold one partition, requests are spread over them.
         self._rank_of = [ranks[self.rank % len(ranks)] for ranks in holders]
         self.rounds = 0
-        """Rounds that all ranks took part in: as long as it grows, they live."""
+        """Rounds that all ranks took part in: while it grows, they are alive."""
         self._scratch = Scratch()
         self._kept = 0
-        """Rounds of this batch that had answers for this rank: they stay where they are."""
+        """Rounds of this batch with responses for this rank: these stay in place."""
         self._asked = self._nothing()
 
     def draw(self, partition: int, request: DrawRequest) -> CollectiveCall[Drawn]:
-        """Keep a question for neighbours for the next round."""
+        """Keep a request for neighbours for the next round."""
         return self._keep(partition, CollectiveCall(self, request, _DRAW, _read_drawn))
 
     def rows(self, partition: int, request: RowsRequest, out: Array) -> CollectiveCall[RowsAnswer]:
-        """Keep a question for rows for the next round; ``out`` says of which type they are."""
-        # Not `out` itself: the answer is read where it was received, and nothing is copied to
+        """Keep a request for rows for the next round; ``out`` has their type and shape."""
+        # Not `out` itself: the response is read where it was received, and nothing is copied to
         # `out`.
         dtype, shape = out.dtype, out.shape
         read = lambda reader: RowsAnswer(reader.array(dtype, shape))  # noqa: E731
@@ -247,15 +247,15 @@ class CollectivePeers:
         return call
 
     def rank_of(self, partition: int) -> int:
-        """Return the rank that is asked for what a partition has."""
+        """Return the rank that receives requests for a partition."""
         return self._rank_of[partition]
 
     def trade(
         self, asked: list[list[RowsRequest]], expected: list[int]
     ) -> list[tuple[list[RowsRequest], int]]:
-        """Tell each rank which rows are wanted of it, and the bytes of its answers.
+        """Tell each rank the rows requested from it, and the bytes of its response.
 
-        Collective. Returns the same of each rank; ids are read before anything else is exchanged.
+        Collective. Returns the same from each rank; ids are read before any other exchange.
         """
         sent, lengths = self._filled([[(one, _ROWS) for one in some] for some in asked], _question)
         told = self._swap_words([list(pair) for pair in zip(lengths, expected, strict=True)])
@@ -267,7 +267,7 @@ class CollectivePeers:
         return [(some, nbytes) for some, (_, nbytes) in zip(read, told, strict=True)]
 
     def check(self, error: AnswerFailedError | None) -> None:
-        """Tell the others whether this rank could answer them. Collective.
+        """Tell the others whether this rank could respond. Collective.
 
         Raises:
             AnswerFailedError: ``error``.
@@ -285,7 +285,7 @@ class CollectivePeers:
         Raises:
             ConfigError: Ranks start different epochs.
         """
-        # Questions of an epoch that was broken off, whose answers nobody reads.
+        # Requests of an abandoned epoch, whose responses nobody reads.
         self._asked, self._kept = self._nothing(), 0
         known = self._gather([epoch, num_batches])
         epochs = [one for one, _ in known]
@@ -301,7 +301,7 @@ class CollectivePeers:
         return min(one for (one,) in self._gather([number]))
 
     def finish(self, state: int) -> bool:
-        """Answer until every rank has its batch; return whether all broke the epoch off."""
+        """Respond until every rank has its batch; return whether all abandoned the epoch."""
         self._kept = 0
         while True:
             # All ranks see the same states, so all leave after the same round.
@@ -311,20 +311,19 @@ class CollectivePeers:
 
     def fail(self, rank: int) -> None:
         """Tell the others that ``rank`` raised; their next round, or this one, is their last."""
-        # This stands in for the round that the others begin, and is the only exchange of it: they
-        # raise when they have read the states.
+        # This replaces the round that the others begin, and is the only exchange of it: they raise
+        # once they have read the states.
         self._meet([0] * self.size, FAILED, rank)
 
     def round(self, state: int) -> list[int]:
-        """Exchange questions and answers once; return the states of all ranks.
+        """Exchange requests and responses once; return the states of all ranks.
 
         Raises:
             RankFailedError: A rank raised.
             PeerError: A rank ended.
             PeerTimeoutError: A rank did not come in time.
         """
-        # Taken before the exchange: calls that come while answers are read belong to the next
-        # round.
+        # Taken before the exchange: calls made while responses are read belong to the next round.
         asked, self._asked = self._asked, self._nothing()
         questions = ((call.question for call in calls) for calls in asked)
         sent, lengths = self._filled(questions, _question)
@@ -332,14 +331,14 @@ class CollectivePeers:
         for one in told:
             if one.state == FAILED:
                 raise RankFailedError(one.failed)
-        # By the totals, which all ranks see alike: by what it is asked itself, one rank would go on
-        # to the exchange, and another one not.
+        # By the totals, which are the same on all ranks: with its own requests only, one rank would
+        # go on to the exchange, and another one not.
         if any(one.total for one in told):
             self._exchange(asked, sent, lengths, [one.nbytes for one in told])
         return [one.state for one in told]
 
     def close(self) -> None:
-        """Let the group go."""
+        """Release the group."""
         if self.group is not None and dist.is_initialized():
             dist.destroy_process_group(self.group)
         self.group = None
@@ -347,7 +346,7 @@ class CollectivePeers:
     # -- parts -------------------------------------------------------------------------------------
 
     def _nothing(self) -> list[list[CollectiveCall[Any]]]:
-        """Return by rank the calls of a round that was not asked anything yet."""
+        """Return an empty list of calls for each rank."""
         return [[] for _ in range(self.size)]
 
     def _meet(self, sizes: list[int], state: int, failed: int = 0) -> list[_Told]:
@@ -360,37 +359,37 @@ class CollectivePeers:
         sizes: list[int],
     ) -> None:  # fmt: skip
         questions = self._swap("questions", sent, sizes, lengths)
-        # The memory of the questions that were sent is free by now, and is written over by the
-        # answers.
+        # The memory of the sent requests is free by now, and responses overwrite it.
         sent, lengths, error = self._answers(questions)
-        # Lengths and failures in one exchange. A rank that failed says 0 bytes to each, and takes
-        # part in this one anyway: the others are waiting in it.
+        # Lengths and failures in one exchange. A rank that failed sends 0 bytes to each, and still
+        # takes part in this exchange: the others are waiting in it.
         told = self._swap_words([[length, int(error is not None)] for length in lengths])
         if error is not None:
             raise error
         if failed := [rank for rank, (_, failed) in enumerate(told) if failed]:
             raise RankFailedError(failed[0])
-        # Answers to this rank are in the order of its questions, rank by rank.
+        # Responses to this rank are in the order of its requests, rank by rank.
         got = self._swap(f"answers {self._kept}", sent, [length for length, _ in told], lengths)
         for data, calls in zip(got, asked, strict=True):
             reader = PieceReader(data)
             for call in calls:
                 call.take(reader)
-        # views of what came are read until the batch is finished: the next round's lies elsewhere
+        # views of received data are read until the batch is finished: the next round's lie
+        # elsewhere
         self._kept += any(asked)
 
     def _answers(self, questions: list[Array]) -> tuple[Array, list[int], AnswerFailedError | None]:
-        """Return the answers and the bytes for each rank; and why there are none."""
+        """Return the responses and the bytes for each rank; and the error if there are none."""
         try:
             readers = [PieceReader(data) for data in questions]
             return *self._filled(readers, self._answer), None
-        # Whatever it was: an exception that left here would leave the others waiting for this rank.
+        # Any exception: one that left here would leave the others waiting for this rank.
         except Exception as error:
             failed = self.failed("an answer to another rank", error)
             return np.empty(0, np.uint8), [0] * self.size, failed
 
     def failed(self, what: str, error: Exception) -> AnswerFailedError:
-        """Return why this rank cannot answer; called in the ``except`` of ``error``."""
+        """Return the error of this rank's response; called in the ``except`` of ``error``."""
         cause = f"{type(error).__name__}: {error}"
         failed = AnswerFailedError(what, cause, traceback.format_exc())
         self.on_failure(failed)
@@ -407,7 +406,7 @@ class CollectivePeers:
     def _filled(
         self, wanted: Iterable[Iterable[T]], add: Callable[[Packing, T], None]
     ) -> tuple[Array, list[int]]:
-        """Return what is sent, rank after rank, and the bytes for each."""
+        """Return the data to send, rank after rank, and the bytes for each."""
         packing, lengths = Packing(), []
         for some in wanted:
             first = packing.nbytes
@@ -420,7 +419,7 @@ class CollectivePeers:
 
     def _swap(self, name: str, sent: Array, sizes: list[int], lengths: list[int]) -> list[Array]:
         """Send ``lengths`` bytes to each rank; return ``sizes`` bytes of each, in ``name``."""
-        # Memory by name: what is read later must not be what the next exchange receives into.
+        # Memory by name: the next exchange must not overwrite data that is read later.
         found = self._memory(name, sum(sizes))
         self._all_to_all(torch.from_numpy(found), torch.from_numpy(sent), sizes, lengths)
         return np.split(found, np.cumsum(sizes)[:-1])
@@ -431,7 +430,7 @@ class CollectivePeers:
         return found
 
     def _swap_words(self, words: list[list[int]]) -> list[list[int]]:
-        # A row for each rank, of one length on all: no sizes have to be told first.
+        # A row for each rank, of one length on all: no sizes have to be sent first.
         send = torch.tensor(words, dtype=torch.int64)
         found = torch.empty_like(send)
         self._all_to_all(found, send)
@@ -449,7 +448,7 @@ class CollectivePeers:
 
     @contextmanager
     def named_failures(self) -> Iterator[None]:
-        """Turn errors of a group, which name no cause, into ours; the groups are broken then.
+        """Turn errors of a group, which name no cause, into ours; the groups are then broken.
 
         Raises:
             PeerTimeoutError: A rank did not come in time.
@@ -462,7 +461,7 @@ class CollectivePeers:
             raise
         except RuntimeError as error:
             self.is_broken = True
-            # torch has one class for all of it, and gloo says what happened in its text alone.
+            # torch has one class for all of them, and gloo gives the cause only in its text.
             if "timed out" in str(error).lower():
                 raise PeerTimeoutError(
                     f"a rank did not take part in sampling for {self._timeout_s:.0f} s: {error}; "
@@ -476,9 +475,9 @@ class CollectivePeers:
 
 
 def host_backend() -> str:
-    """Return the backend by which ranks exchange memory of the CPU.
+    """Return the backend by which ranks exchange CPU memory.
 
-    The process group's own one; where it has none, as with NCCL, or MPI, which lets one thread
+    The process group's own one. If that has none, as with NCCL, or is MPI, which lets one thread
     exchange at a time, gloo beside it.
 
     Raises:

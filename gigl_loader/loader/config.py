@@ -1,4 +1,4 @@
-"""What the user asked for, checked and in one form: fanouts, GLT's sampling config and options."""
+"""The user's sampling options, checked and in one form: fanouts, GLT's config and options."""
 
 import logging
 from collections.abc import Mapping
@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 NumNeighbors = list[int] | dict[EdgeType, list[int]]
 """Neighbours per hop; PyG's ``NumNeighbors`` is taken, too."""
-# Seconds; an upper limit, as workers wait for a share of the loader's own `timeout` where that is
+# Seconds; an upper limit, as workers wait for a share of the loader's own `timeout` if that is
 # less.
 RPC_TIMEOUT_S = 600.0
 _MAX_RPC_THREADS = 16
-# What GLT's options would cut a larger number to, without a word.
+# GLT's options silently reduce a larger number to this.
 _MAX_CONCURRENCY = 32
-# The most that `LocalReader` lets another partition ask for; there it would be an error of the
-# protocol, in the middle of an epoch.
+# The most that `LocalReader` accepts from another partition; a larger number would be a protocol
+# error in the middle of an epoch.
 _MOST_NEIGHBORS = 2**31 - 1
 
 
@@ -56,7 +56,7 @@ def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeigh
             )
         _check_hops(num_neighbors, "num_neighbors")
         return list(num_neighbors)
-    # Label edges are what is to be predicted: a message that passes along them gives it away.
+    # Label edges are to be predicted: messages along them would give the answer away.
     walked = [edge_type for edge_type in schema.edge_types if not is_label_edge_type(edge_type)]
     if not walked:
         raise ConfigError(
@@ -81,12 +81,12 @@ def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeigh
         raise ConfigError(
             f"the number of hops must be the same across all edge types, num_neighbors has {counts}"
         )
-    # Plain tuples: a user's NamedTuple would have to be imported where workers read the plan.
+    # Plain tuples: workers would have to import a user's NamedTuple to read the plan.
     return {plain_edge_type(name): list(hops) for name, hops in num_neighbors.items()}
 
 
 def _unknown_type(name: Any, walked: list[EdgeType]) -> str:
-    """Return what is to be said of a name that is no edge type to walk."""
+    """Return the error message for a name that is no walked edge type."""
     if not isinstance(name, tuple) or len(name) != 3:
         return f"; {name!r} is no edge type (source, relation, destination)"
     if is_label_edge_type(name):
@@ -97,7 +97,7 @@ def _unknown_type(name: Any, walked: list[EdgeType]) -> str:
 
 
 def _values_of(given: PyGNumNeighbors, schema: DatasetSchema) -> Any:
-    """Return what PyG's ``NumNeighbors`` says of the edge types that are walked."""
+    """Return the values of PyG's ``NumNeighbors`` for the walked edge types."""
     walked = [name for name in schema.edge_types or () if not is_label_edge_type(name)]
     try:
         return given._get_values(walked or None)  # get_values() keeps the first graph's answer
@@ -179,14 +179,13 @@ def create_colocated_channel(worker_options: MpDistSamplingWorkerOptions) -> Shm
     return ShmChannel(
         worker_options.channel_capacity,
         parse_size(worker_options.channel_size, "channel_size"),
-        # Slots are pinned once, when they are made, and used again: pinning takes longer than a
-        # copy.
+        # Slots are pinned once, when they are made, and reused: pinning takes longer than a copy.
         register=pin_if_possible if worker_options.pin_memory else None,
     )
 
 
 def pin_if_possible(address: int, nbytes: int) -> PinnedRange | None:
-    """Pin a new slot; where the system refuses, copies from it are slower, and that is all."""
+    """Pin a new slot; if the system refuses, copies from it are only slower."""
     try:
         return PinnedRange(address, nbytes)
     except PinMemoryError as error:
@@ -259,13 +258,13 @@ def create_graph_store_worker_options(
         prefetch_size=min(prefetch_size, num_workers * worker_concurrency),
         worker_key=worker_key,
     )
-    options.prefetch_size = prefetch_size  # GLT's limit is of its own buffer, which is not used
+    options.prefetch_size = prefetch_size  # GLT's limit is for its own buffer, which is not used
     return options
 
 
 def check_workers(num_workers: int, worker_concurrency: int) -> None:
-    """Raise where GLT would clamp in silence."""
-    # 0 is a good value, but of loaders that build no such options: hence words of its own.
+    """Raise where GLT would silently clamp."""
+    # 0 is a valid value, but only for loaders that build no such options: hence another message.
     if num_workers == 0 and not isinstance(num_workers, bool):
         raise ConfigError("num_workers must be > 0 here, got 0: these options are for workers")
     if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:

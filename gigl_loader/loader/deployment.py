@@ -1,7 +1,7 @@
-"""Which deployment the parts of a loader are of, and what this process is to it.
+"""The deployment of a loader's parts, and this process's role in it.
 
-A loader needs a role of its process; and the process shuts the loaders down that are open when it
-ends, and disowns them in a forked child.
+A loader needs a role of its process. When the process ends, it shuts down the open loaders; a
+forked child disowns them.
 """
 
 import atexit
@@ -28,10 +28,10 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
     """Return whether the parts are those of a graph store.
 
     Raises:
-        WrongTypeError: They are of both deployments, or of neither.
+        WrongTypeError: They are from both deployments, or from neither.
     """
-    # By part, whether it fits (a graph store, a colocated loader). Datasets by what they can do, as
-    # GLT's own ones are good, too.
+    # By part, whether it fits (a graph store, a colocated loader). Datasets by their methods, as
+    # GLT's own ones are accepted, too.
     parts = {
         "dataset": (hasattr(dataset, "fetch_node_ids"), hasattr(dataset, "partition_idx")),
         "sampler_input": (
@@ -44,7 +44,7 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
             ),
         ),
         "producer": (
-            # A class is callable too: one that was given in place of an object of it is neither.
+            # A class is callable too: one given in place of its object is neither.
             callable(producer) and not isinstance(producer, type),
             isinstance(producer, (DistSamplingProducer, InProcessSource)),
         ),
@@ -74,10 +74,9 @@ def check_context(is_remote: bool) -> None:
     """Check that this process has the role in GLT's context that a loader of it needs.
 
     Raises:
-        UsageError: It has not.
+        UsageError: It has another role.
     """
-    # GLT's own code and its users' look at this context, so a loader runs beside the right one
-    # only.
+    # GLT's own code and its users' read this context, so a loader runs only beside the right one.
     context = get_context()
     if is_remote and (context is None or not context.is_client()):
         raise UsageError(
@@ -92,7 +91,7 @@ def check_context(is_remote: bool) -> None:
 
 
 def the_producer(producer: Any, sampler: Any) -> Any:
-    """Return ``producer``, which may come under its old name, ``sampler``."""
+    """Return ``producer``, which may be given under its old name, ``sampler``."""
     if sampler is None:
         return producer
     if producer is not None:
@@ -113,7 +112,7 @@ class Closable(Protocol):
         ...
 
 
-# Weak, or no loader would ever be dropped, and told of by its finaliser.
+# Weak: else no loader would ever be dropped, and its finaliser could not report it.
 _loaders: "weakref.WeakSet[Closable]" = weakref.WeakSet()
 
 
@@ -128,7 +127,7 @@ def closed(loader: Closable) -> None:
 
 
 def open_inputs() -> Iterator[Any]:
-    """Yield what the open loaders sample: an input, or those of all storage servers."""
+    """Yield the inputs of the open loaders: one input, or those of all storage servers."""
     for loader in list(_loaders):
         yield getattr(loader, "input_data", None)
 
@@ -137,7 +136,7 @@ def _disown() -> None:
     """Count all loaders as shut down: a forked child owns none of its parent's workers."""
     for loader in list(_loaders):
         # Without a call of `shutdown`: the child has copies of the parent's pipes and sockets, and
-        # saying good-bye there would end the parent's workers.
+        # closing messages there would end the parent's workers.
         loader._shutdowned = loader._is_forked = True
 
 
@@ -149,5 +148,5 @@ def _shut_all_down() -> None:
             loader.shutdown(idle_timeout=0.0)
 
 
-# In the child alone; the parent goes on with its loaders as they are.
+# In the child alone; the parent goes on with its loaders.
 os.register_at_fork(after_in_child=_disown)

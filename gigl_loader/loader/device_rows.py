@@ -1,14 +1,14 @@
-"""Rows of a batch from device to device, where the process group has a backend for that.
+"""Rows of a batch from device to device, if the process group has a backend for that.
 
-What is sampled, and the questions for rows, stay on the host. Rows are read into one piece of
-pinned memory, those of this rank's own batch behind those that others asked for, and copied to the
-device at once; there the ranks exchange them, and each puts them into the order of its batch::
+Sampling, and the requests for rows, stay on the host. Rows are read into one piece of pinned
+memory, those of this rank's own batch behind those that others requested, and copied to the device
+at once. There the ranks exchange them, and each puts them into the order of its batch::
 
-    questions  host   --all_to_all-->  host of the owner
+    requests   host   --all_to_all-->  host of the owner
     rows       host of the owner --copy--> its device --all_to_all--> device of the batch
 
 All lanes share one group, and one stream. They use it in the order of their steps (`Turns`), which
-is the same on all ranks: NCCL waits for ever where ranks exchange in different orders.
+is the same on all ranks: NCCL waits for ever if ranks exchange in different orders.
 """
 
 import math
@@ -34,7 +34,7 @@ from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.sampler.row_exchange import LaterRows, rows_request
 
-# Of all types that a row of features may be copied as, whatever it holds: bits stay bits.
+# The types by which rows of features are copied, whatever their own type: bits stay bits.
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
@@ -49,15 +49,15 @@ def backend_for(device: torch.device) -> str | None:
 def device_rows(
     peers: CollectivePeers, view: PartitionView[Array], device: torch.device, timeout_s: float
 ) -> "DeviceRows | None":
-    """Return what exchanges rows between devices; None: not all ranks have a backend for that.
+    """Return the exchange of rows between devices; None if some rank has no backend for that.
 
     Collective.
 
     Raises:
-        ConfigError: There is a backend, but it does not exchange.
+        ConfigError: There is a backend, but its exchange fails.
     """
     backend = backend_for(device)
-    # All ranks go one way: a rank that exchanged rows on the host would wait for those that do not.
+    # All ranks take the same path: one that exchanged rows on the host would wait for the others.
     if not peers.least(int(backend is not None)):
         return None
     assert backend is not None, "the least of all ranks is at most this one's"
@@ -72,7 +72,7 @@ class RowsOnDevice:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of them."""
+        """Total bytes."""
         return sum(one.nbytes for one in self._found.values())
 
     def lent(self) -> dict[str, Tensor]:
@@ -96,7 +96,7 @@ class _Wanted:
     """One matrix of a batch.
 
     Args:
-        field: With rows that are read later.
+        field: A field with rows that are read later.
         here: This rank's partition.
     """
 
@@ -105,24 +105,24 @@ class _Wanted:
         self.key, self.dtype, self.shape = field.key, field.dtype, field.shape
         self._rows = field.write
         self.row_bytes = nbytes_of(field.dtype, field.shape[1:])
-        # Not split: all rows are of this partition, or there is one partition only.
+        # Not split: all rows are in this partition, or there is only one partition.
         split: Any = {here: None} if self._rows.split is None else self._rows.split
         self.parts = [_Part(partition, at) for partition, at in split.items()]
 
     def request(self, part: _Part) -> RowsRequest:
-        """Return the question for the rows of a part."""
+        """Return the request for the rows of a part."""
         ids = self._rows.ids if part.at is None else self._rows.ids.take(part.at)
         return rows_request(self._rows.kind, self._rows.name, ids)
 
     def placed(self, load: "_Load", out: Tensor, here: int) -> Tensor:
-        """Write the rows of all parts to ``out``, bytes of the device; return them as they are."""
+        """Write the rows of all parts to ``out``, bytes of the device; return them typed."""
         if out.numel():
             # The largest word that divides a row. Rows begin at multiples of the row's size behind
             # an aligned start, so words of that size are aligned, too.
             word = math.gcd(self.row_bytes, 8)  # a copy goes word by word
             rows = out.view(_WORDS[word]).view(-1, self.row_bytes // word)
             for part in self.parts:
-                # Own rows came up with what the others get; they do not go through the exchange.
+                # Own rows came up with those for the others; they skip the exchange.
                 found = (load.uploaded if part.partition == here else load.came)[part.rows]
                 found = found.view(_WORDS[word]).view(-1, self.row_bytes // word)
                 if part.at is None:
@@ -150,15 +150,15 @@ class DeviceRows:
     """Exchanges rows between the devices of all ranks; shared by the lanes of a loader.
 
     Args:
-        peers: Of one lane, by which the ranks are built together.
+        peers: Peers of one lane, by which the ranks are built together.
         view: This rank's partition.
-        memory: Of the device that batches go to.
+        memory: Memory of the batches' device.
         backend: Name of the process group's backend for it.
         timeout_s: Seconds that a rank waits for the others.
 
     Raises:
-        ConfigError: The backend does not exchange. Collective.
-        PeerTimeoutError: Another rank's device did not answer.
+        ConfigError: The exchange of the backend fails. Collective.
+        PeerTimeoutError: Another rank's device did not respond.
     """
 
     def __init__(
@@ -172,10 +172,10 @@ class DeviceRows:
                 backend=backend, timeout=timedelta(seconds=max(timeout_s, 1.0))
             )
             self._try_out()
-        # Ours, of the wait: it names its cause already, and is a RuntimeError as torch's are.
+        # Ours, from the wait: it names its cause already, and is a RuntimeError as torch's are.
         except PeerError:
             raise
-        except RuntimeError as error:  # what all of torch.distributed's errors derive from
+        except RuntimeError as error:  # the base of all of torch.distributed's errors
             raise ConfigError(
                 f'exchange="collective": backend {backend!r} of the process group exchanges no '
                 f"bytes of {memory.device}: {error}; each rank needs a device of its own. With a "
@@ -186,7 +186,7 @@ class DeviceRows:
         """Exchange a byte each: NCCL connects devices with the first exchange, and may fail."""
         ones = [1] * self._size
         with self._memory.in_use():
-            # Zeroed, and a byte for each rank: what is in it does not matter, that it arrives does.
+            # Zeroed, and a byte for each rank: only its arrival matters, not its value.
             sent, came = (self._memory.empty(self._size).zero_() for _ in range(2))
             dist.all_to_all_single(came, sent, ones, ones, group=self._group)
             event = self._memory.mark()
@@ -196,21 +196,21 @@ class DeviceRows:
         self, peers: CollectivePeers, fields: Sequence[Field], turn: Callable[[], bool],
         passed: Callable[[], None],
     ) -> RowsOnDevice | None:  # fmt: skip
-        """Return the rows that a batch is to have; None: `turn` said so. Collective.
+        """Return the rows of a batch; None if `turn` returned False. Collective.
 
         Args:
             peers: The lane's.
-            fields: Those with rows that are read later; none where this rank has no batch.
-            turn: Waits until the steps before have exchanged theirs; returns whether they have.
+            fields: Those with rows that are read later; none if this rank has no batch.
+            turn: Waits until earlier steps have exchanged theirs; returns whether they have.
             passed: Called once this step's exchange was launched.
 
         Raises:
             PeerError: Another rank raised, or ended.
-            AnswerFailedError: This rank could not read what was asked for.
+            AnswerFailedError: This rank could not read the requested rows.
         """
         here = self._view.partition_idx
         wanted = [_Wanted(one, here) for one in fields]
-        # A rank without a batch asks nothing, and takes part in every exchange anyway.
+        # A rank without a batch requests nothing, but takes part in every exchange.
         asked, receive = self._questions(peers, wanted)
         questions = peers.trade(asked, receive)
         load: _Load | None = None
@@ -219,32 +219,31 @@ class DeviceRows:
             with self._memory.in_use():
                 load = self._loaded(peers.store, wanted, questions, receive)
         # Out of memory, most likely. Raised once all ranks know, and before any of them has begun
-        # an exchange on the device, which could not be called off any more.
+        # an exchange on the device, which could not be cancelled.
         except Exception as cause:
             error = peers.failed("rows for the ranks", cause)
         peers.check(error)
-        # `check` raised where there is no load; the order of steps is that of the ranks' exchanges.
+        # `check` raised if there is no load; the order of steps is that of the ranks' exchanges.
         if load is None or not turn():
             return None
         with peers.named_failures(), self._memory.in_use():
             dist.all_to_all_single(
-                # What others asked for lies first, rank by rank, so that it is sent from where it
-                # is.
+                # Rows for others lie first, rank by rank, so that they are sent from there.
                 load.came, load.uploaded[: sum(load.send)], load.receive, load.send,
                 group=self._group,
             )  # fmt: skip
             passed()
-            # On the same stream as the exchange: it comes after it without the host having to wait.
+            # On the stream of the exchange: it comes after it without a wait of the host.
             pairs = zip(wanted, load.out, strict=True)
             found = {one.key: one.placed(load, out, here) for one, out in pairs}
             event = self._memory.mark()
-        peers.check(None)  # a rank that has died is known at once here; a device waits for it
+        peers.check(None)  # a dead rank is known at once here; a device waits for it
         with peers.named_failures():
             self._wait(event)
         return RowsOnDevice(found, self._memory)
 
     def close(self) -> None:
-        """Let the group go."""
+        """Release the group."""
         # Ending the default group ends all others with it.
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
@@ -255,7 +254,7 @@ class DeviceRows:
     def _questions(
         self, peers: CollectivePeers, wanted: Sequence[_Wanted]
     ) -> tuple[list[list[RowsRequest]], list[int]]:
-        """Return what each rank is asked, and the bytes of its answers, which parts then know."""
+        """Return the requests for each rank, and its response's bytes, which parts then know."""
         by_rank: list[list[tuple[_Wanted, _Part]]] = [[] for _ in range(self._size)]
         for one in wanted:
             for part in one.parts:
@@ -276,7 +275,7 @@ class DeviceRows:
         self, store: LocalReader, wanted: Sequence[_Wanted],
         questions: list[tuple[list[RowsRequest], int]], receive: list[int],
     ) -> _Load:  # fmt: skip
-        """Read what this rank gives to itself and to others, and start the copy to the device."""
+        """Read the rows for this rank and for others, and start the copy to the device."""
         packing, send = Packing(), []
         for requests, expected in questions:
             first = packing.nbytes
@@ -297,7 +296,7 @@ class DeviceRows:
                     part.positions = packing.add(
                         "int64", part.at.shape, partial(np.copyto, src=part.at)
                     )
-        # All sizes are known by now, so one piece holds all of it, and one copy takes it up.
+        # All sizes are known by now, so they share one piece of memory and one copy.
         host = self._memory.on_host(packing.nbytes)
         packing.write(host.numpy())
         out = [self._memory.empty(nbytes_of(one.dtype, one.shape)) for one in wanted]

@@ -6,7 +6,7 @@
     next()   launch batch 4 | finish batch 1 ...
 
 Launching waits for nothing on the device. When a batch is finished, its counts were launched some
-steps ago; so the host reads them, as a rule, without having to wait.
+steps ago, so the host can usually read them without a wait.
 """
 
 import time
@@ -41,7 +41,7 @@ from gigl_loader.workers.sampled_input import view_of
 from gigl_loader.workers.worker import load_sampler
 
 _MOST_AHEAD = 256
-"""Batches that are drawn before the cache knows enough, at most; each keeps its edges."""
+"""Most batches that are drawn before the cache knows enough; each keeps its edges."""
 
 
 class DeviceSource(InProcessSource):
@@ -50,14 +50,14 @@ class DeviceSource(InProcessSource):
     Args:
         data: The dataset, with a placement; one partition.
         sampler_input: Seeds; further columns in the attribute ``extra``.
-        config: What to sample.
+        config: How to sample.
         epoch_options: Seed, order, deadline.
         sampler_options: Another sampler than the k-hop neighbour sampler: the roots of links.
         concurrency: Batches that are under way at once.
-        device: Where batches go: that of the placement.
+        device: Device of the batches: that of the placement.
 
     Raises:
-        ConfigError: The device cannot do what is asked for, or its memory does not suffice.
+        ConfigError: The device lacks a requested feature, or memory.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DeviceSource(InProcessSource):
         )
         assert data.placement is not None, "only placed datasets are sampled on a device"
         self._placement: Placement = data.placement
-        # before there is a sampler, which may open what is refused
+        # before there is a sampler, which may open resources of a refused plan
         check_plan(self._plan)
         self._roots = checked(load_sampler(self._view, self._plan, None, self._custom))
         self._launched: deque[_UnderWay] = deque()
@@ -83,7 +83,7 @@ class DeviceSource(InProcessSource):
         self._num_launched = 0
 
     def open(self, turns: StartTurns) -> None:
-        """Copy what is not on the device yet. No process is started."""
+        """Copy missing data to the device. No process is started."""
         view = view_of(self.data, self.epoch_options.expansion.time_attr)
         place = self._placement
         self._memory = [OwnMessages()]
@@ -97,7 +97,7 @@ class DeviceSource(InProcessSource):
         self._sampler.check(self.sampling_config.batch_size)
 
     def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
-        """Begin an epoch; what is left of the one before is dropped."""
+        """Begin an epoch; the rest of the previous one is dropped."""
         super().start_epoch(attempt, batches)
         self._num_launched = 0
 
@@ -106,7 +106,7 @@ class DeviceSource(InProcessSource):
         super().cancel_epoch()
         for under_way in self._drawn:
             self._sampler.forget(under_way.drawn)
-        # what runs on the device ends by itself; its memory is used again behind it
+        # work on the device ends by itself; its memory is reused after that
         self._launched.clear()
         self._drawn.clear()
 
@@ -169,7 +169,7 @@ class DeviceSource(InProcessSource):
         )
 
     def ready(self) -> bool:
-        """Return whether `next` would not wait."""
+        """Return whether `next` would return at once."""
         return bool(self._drawn or (self._launched and self._has_come(self._launched[0].launched)))
 
     def count_waiting(self) -> int:
@@ -212,7 +212,7 @@ class DeviceSource(InProcessSource):
 
 @dataclass(frozen=True)
 class _UnderWay:
-    """A batch that was launched, and what its roots add to it."""
+    """A launched batch, and the fields of its roots."""
 
     launched: Launched
     message: SampleMessage
@@ -223,7 +223,7 @@ class _UnderWay:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A batch of which only the rows are missing."""
+    """A batch that lacks only its rows."""
 
     drawn: CutBatch
     message: SampleMessage

@@ -1,6 +1,6 @@
-"""`DistLinkNeighborLoader`: batches seeded by edges, with negatives that are drawn for them.
+"""`DistLinkNeighborLoader`: batches seeded by edges, with negatives drawn for them.
 
-Below the loader: its seed edges, checked and split into what a sampler's input holds.
+Below the loader: its seed edges, checked and split into the contents of a sampler's input.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ EdgeInput = (
     Tensor | EdgeType | tuple[EdgeType, Tensor | None] | Mapping[int, Tensor]
     | tuple[EdgeType, Mapping[int, Tensor]]
 )  # fmt: skip
-"""What `DistLinkNeighborLoader` takes as ``edge_label_index``; None besides: all edges."""
+"""Accepted values of ``edge_label_index`` in `DistLinkNeighborLoader`; None, too: all edges."""
 _TIMES = "edge_label_time"
 _SAMPLER = "gigl_loader.sampler.edges.edge_sampler"
 
@@ -67,7 +67,7 @@ class SeedEdges:
 
     def sampler_input(self) -> NodeSamplerInput:
         """Return them as seeds (sources) with columns (destinations, labels)."""
-        # Rows of an index that was transposed are not contiguous, and seeds are read as one block.
+        # Rows of a transposed index are not contiguous, and seeds are read as one block.
         found = NodeSamplerInput(self.index[0].contiguous(), self.edge_type[0])
         found.extra = {EDGE_TARGETS: self.index[1].contiguous()}
         if self.label is not None:
@@ -153,7 +153,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
     ) -> None:
         options = LoaderOptions.of(locals())
         check_time_given(edge_label_time, options.expansion, _TIMES)
-        # PyG's words: an edge has no time of its own that its ends could be asked for.
+        # PyG's words: an edge has no time of its own that its ends could be compared with.
         if edge_label_time is None and options.expansion.time_attr is not None:
             raise ConfigError(
                 "'edge_label_time' is not set: time_attr needs the time of each seed edge"
@@ -183,9 +183,9 @@ class DistLinkNeighborLoader(BaseDistLoader):
     def _sampler(
         self, edge_type: EdgeType, num_nodes: Mapping[NodeType, int], strict: bool
     ) -> SamplerClass:
-        """Return the sampler class that workers are to run, and its keywords."""
+        """Return the class and the keywords of the workers' sampler."""
         self._seed_edge_type, negatives = edge_type, self._negatives
-        # Plain values, as they are sent to workers, which do without torch and PyG.
+        # Plain values, as they are sent to workers, which run without torch and PyG.
         keywords: dict[str, Any] = {"edge_type": edge_type}
         if negatives is not None:
             keywords |= {"negatives": negatives.mode.value, "amount": negatives.amount}
@@ -243,8 +243,8 @@ def edges_by_server(
     nothing = torch.empty(2, 0, dtype=torch.int64)
     labels: Mapping[int, Tensor] = {} if label is None else label
     some = next(iter(labels.values()), None)
-    # A server without edges has no labels either, but of the same type and columns: all servers'
-    # labels become one tensor.
+    # A server without edges still has labels of the same type and columns, but none of them: all
+    # servers' labels become one tensor.
     none_left = None if some is None else some[:0]
     return [
         read_edges(edge_type, index.get(server, nothing), labels.get(server, none_left), num_nodes)
@@ -253,7 +253,7 @@ def edges_by_server(
 
 
 def times_by_server(inputs: list[NodeSamplerInput], given: TimeInput | None) -> Any:
-    """Return the times of seed edges by server; those of one tensor are cut as the edges are."""
+    """Return the times of seed edges by server; one tensor of times is split like the edges."""
     if given is None or isinstance(given, Mapping):
         return given
     sizes = [one.node.numel() for one in inputs]
@@ -261,13 +261,13 @@ def times_by_server(inputs: list[NodeSamplerInput], given: TimeInput | None) -> 
 
 
 def unpacked(given: Any, label: Any) -> tuple[Any, Any]:
-    """Return (seed edges, labels) of GLT's ``EdgeSamplerInput``; anything else as it is."""
+    """Return (seed edges, labels) of GLT's ``EdgeSamplerInput``; anything else unchanged."""
     # By its attributes: the class is GLT's, which need not be installed.
     if not (hasattr(given, "row") and hasattr(given, "col")):
         return given, label
     index = torch.stack([given.row, given.col])
     edge_type = getattr(given, "input_type", None)
-    # A label that was given beside it counts more than that of the input.
+    # A separate label takes precedence over that of the input.
     label = getattr(given, "label", None) if label is None else label
     return (index if edge_type is None else (edge_type, index)), label
 
@@ -297,8 +297,7 @@ def edge_type_of(edges: Any, schema: DatasetSchema) -> tuple[EdgeType, Any]:
         )
     if tuple(edge_type) not in (known or [DEFAULT_HOMOGENEOUS_EDGE_TYPE]):
         raise ConfigError(f"edge_label_index names edge type {edge_type}, the graph has {known}")
-    # A plain tuple, whatever class the user's is of: it becomes part of keys, and is sent to
-    # workers.
+    # A plain tuple, whatever the user's class: it becomes part of keys, and is sent to workers.
     src, relation, dst = edge_type
     return (src, relation, dst), edges
 
@@ -309,11 +308,11 @@ def _is_edge_type(value: Any) -> bool:
 
 
 def _in_full(named: tuple[str, ...], known: list[EdgeType]) -> tuple[str, ...]:
-    """Return an edge type named by its ends alone, as PyG allows where only one has these ends."""
+    """Return an edge type named by its ends alone, as PyG allows if only one has these ends."""
     if len(named) == 3:
         return named
     found = [one for one in known if (one[0], one[2]) == named]
-    # PyG's own default relation, which then is refused like any other that is unknown.
+    # PyG's own default relation, which is then refused like any other unknown one.
     return found[0] if len(found) == 1 else (named[0], "to", named[1])
 
 
@@ -350,7 +349,7 @@ def read_edges(
             if bool(((found >= 0) & (found < turned)).all()):
                 text += f"; are its rows swapped? {source!r} is row 0 and {target!r} row 1"
             raise ConfigError(text)
-    # Labels go with the seeds, wherever a split of the graph left them.
+    # Labels go with the seeds, whichever device a split of the graph left them on.
     labels = None if label is None else _as_tensor(label, "edge_label").cpu()
     if labels is not None and (labels.dim() == 0 or labels.size(0) != found.size(1)):
         raise ConfigError(
@@ -370,19 +369,19 @@ def _as_tensor(given: Any, name: str) -> Tensor:
 def all_edges(data: DistDataset, edge_type: EdgeType) -> Tensor:
     """Return ``[2, num_edges]`` int64: the edges of a type in this partition.
 
-    They are in the order of their edge ids, as PyG has them, where the dataset keeps these.
+    They are in the order of their edge ids, as in PyG, if the dataset keeps these.
     """
     adjacency = data.view().adjacency[edge_type]
     edges = edges_of(adjacency, data.schema.edge_dir)
-    # In memory they are grouped by node, and by what a partition got.
+    # In memory they are grouped by node, and by the partition's share.
     return edges if adjacency.edge_ids is None else edges[:, adjacency.edge_ids.argsort()]
 
 
 def negative_sampling(given: Any, ratio: float | None, label: Any) -> NegativeSampling | None:
-    """Return PyG's `NegativeSampling` of what the user gave.
+    """Return PyG's `NegativeSampling` from the user's value.
 
     Raises:
-        ConfigError: It is none, or triplets with labels.
+        ConfigError: It is invalid, or means triplets with labels.
     """
     if given is not None and ratio is not None:
         raise ConfigError("neg_sampling and neg_sampling_ratio were both given: drop the ratio")
@@ -405,13 +404,13 @@ def negative_sampling(given: Any, ratio: float | None, label: Any) -> NegativeSa
 
 
 def shifted(parts: Sequence[SeedEdges], negatives: NegativeSampling | None) -> list[SeedEdges]:
-    """Return edges whose labels have 0 free for negatives: one more each, where these use it.
+    """Return edges whose labels leave 0 to negatives: one more each, if they use 0.
 
     Args:
         parts: All seed edges of a loader: their labels move together, or none does.
-        negatives: What the user gave.
+        negatives: The user's value.
     """
-    # PyG's rule, of its `LinkLoader`: 0 is the label of negatives, so labels that use it move up.
+    # PyG's rule, from its `LinkLoader`: 0 is the label of negatives, so labels that use it move up.
     given = [one.label for one in parts if one.label is not None and one.label.numel()]
     least = min((one.min().item() for one in given), default=1)
     if least != 0 or negatives is None or not negatives.is_binary():
@@ -422,7 +421,7 @@ def shifted(parts: Sequence[SeedEdges], negatives: NegativeSampling | None) -> l
 def weights_of(
     negatives: NegativeSampling, edge_type: EdgeType, num_nodes: Mapping[NodeType, int]
 ) -> dict[str, list[float]]:
-    """Return the weights that were given, as keywords of the sampler.
+    """Return the given weights, as keywords of the sampler.
 
     Raises:
         ConfigError: Not one weight for each node, a negative one, or nothing but zeros.
@@ -432,7 +431,7 @@ def weights_of(
         weight = getattr(negatives, name)
         if weight is None:
             continue
-        # float64: weights of many nodes are summed up, and small ones must not get lost in the sum.
+        # float64: weights of many nodes are summed up, and small ones must not vanish in the sum.
         weight = torch.as_tensor(weight, dtype=torch.float64)
         if tuple(weight.shape) != (num_nodes[end],):
             raise ConfigError(
@@ -441,6 +440,6 @@ def weights_of(
             )
         if not bool(((weight >= 0) & weight.isfinite()).all()) or not bool((weight > 0).any()):
             raise ConfigError(f"neg_sampling.{name} must be finite, >= 0, and not zero throughout")
-        # A list, as keywords of samplers travel to workers that do without torch.
+        # A list, as keywords of samplers travel to workers that run without torch.
         found[name] = weight.tolist()
     return found

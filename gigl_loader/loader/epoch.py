@@ -1,4 +1,4 @@
-"""What a loader remembers of its batches: how far the epoch is, and what was counted."""
+"""A loader's memory of its batches: the position in the epoch, and counts."""
 
 import time
 from collections import Counter
@@ -14,7 +14,7 @@ from gigl_loader.sizes import size_in_words
 
 _STATE_VERSION = 1
 _OF_OLD_STATES = {"shard": "machine", "draw_version": 1}
-"""Values of older states, saved before there was a choice."""
+"""Values of older states, saved before they could be chosen."""
 _OF_A_RANK = ("rank", "num_seeds", "seeds_digest")
 """Entries that may differ between ranks that take the same number of steps."""
 _PAD = "pad"
@@ -27,30 +27,30 @@ class EpochProgress:
 
     epoch: int = 0
     yielded: int = 0
-    """Batches of the prefix that is handed out; with shards, of the whole job."""
+    """Batches of the handed-out prefix; with shards, of the whole job."""
     ahead: set[int] = field(default_factory=set)
     """Positions handed out beyond that prefix; only with ``in_order=False``."""
     finished: bool = False
     parts: dict[int, int] = field(default_factory=dict)
-    """Of batches that are split and not handed out whole: how many parts were, by position."""
+    """For batches that are split and partly handed out: the number of parts, by position."""
     share: WorldShare | None = None
-    """This rank's part of the job's batches; None: the positions are of this rank alone."""
+    """This rank's part of the job's batches; None if the positions are this rank's alone."""
 
     def note(self, position: int) -> None:
-        """The batch at ``position`` of the epoch's sequence was handed out."""
+        """Note that the batch at ``position`` of the epoch's sequence was handed out."""
         self.parts.pop(position, None)
         if self.share is not None:
-            # World sharding is in order, so this place tells of all before it.
+            # World sharding is in order, so this position includes all before it.
             self.yielded = self.share.taken_with(position)
             return
-        # In order the set never has more than this place; without, as many as may be under way.
+        # In order the set never has more than this position; else, at most those under way.
         self.ahead.add(position)
         while self.yielded in self.ahead:
             self.ahead.remove(self.yielded)
             self.yielded += 1
 
     def note_part(self, position: int) -> None:
-        """A part of the batch at ``position`` was handed out, and not the last one."""
+        """Note that a part of the batch at ``position`` was handed out, but not the last one."""
         self.parts[position] = self.parts.get(position, 0) + 1
 
     def positions_left(self, total: int) -> list[int]:
@@ -67,7 +67,7 @@ class EpochProgress:
             "yielded": self.yielded,
             "ahead": sorted(self.ahead),
             "finished": self.finished,
-            # Only where there are some: all other states are those that earlier versions read.
+            # Only if there are some: all other states can be read by earlier versions.
             **({"parts": sorted(self.parts.items())} if self.parts else {}),
             **identity,
         }
@@ -79,13 +79,13 @@ class EpochProgress:
         """Undo `to_dict`.
 
         Args:
-            state: What `to_dict` returned.
-            identity: Of the loader that goes on.
-            in_step: All ranks take the same number of steps. Then the state of any rank will do:
-                where one rank writes the checkpoints, it is the only one there is.
+            state: The result of `to_dict`.
+            identity: Identity of the loader that continues.
+            in_step: All ranks take the same number of steps. Then the state of any rank is valid:
+                if one rank writes the checkpoints, there is no other.
 
         Raises:
-            ConfigError: The state is of another loader: names what differs.
+            ConfigError: The state is another loader's; names the differences.
         """
         if isinstance(state, dict) and "shard" in identity:
             state = {**_OF_OLD_STATES, **state}
@@ -96,10 +96,10 @@ class EpochProgress:
                 f"{_STATE_VERSION}; give the result of a state_dict()"
             )
         of_other_rank = state.get("rank") != identity.get("rank")
-        # Not with batches taken out of order: which ones they were is true of one rank only.
+        # Not with batches taken out of order: these differ between ranks.
         may_differ = _OF_A_RANK if of_other_rank and in_step and not state["ahead"] else ()
         parts = dict(state.get("parts", ()))
-        if not parts:  # sizes decide which seeds a part has, and nothing between batches
+        if not parts:  # sizes decide the seeds of a part, but nothing between batches
             may_differ = (*may_differ, _PAD)
         now = {_PAD: None, **identity} if parts else identity
         changed = {
@@ -109,7 +109,7 @@ class EpochProgress:
         }
         if changed:
             texts = [f"{name}: {old!r} -> {new!r}" for name, (old, new) in changed.items()]
-            # The last hint that fits wins: the most telling one is asked for last.
+            # The last matching hint wins, so the most useful one is checked last.
             hint = "build this loader with the saved values to resume"
             if "rank" in changed:
                 hint = "every rank loads what it saved itself; with even_ranks, any rank's will do"
@@ -144,9 +144,9 @@ class LoaderStats(BatchCounts):
     asked: int = 0
     """Most partitions that a worker asks over TCP."""
     restarts_before: int = 0
-    """Restarts that the last reset had counted; `restarts` are since the loader was built."""
+    """Restarts counted up to the last reset; `restarts` counts since the loader was built."""
     network_s: float = 0.0
-    """Seconds of workers' time in which they waited for other machines."""
+    """Seconds of workers' time spent waiting for other machines."""
     received: Counter[str] = field(default_factory=Counter)
     """Bytes that crossed machines, by kind."""
     rows_from: Counter[int] = field(default_factory=Counter)
@@ -166,12 +166,12 @@ class LoaderStats(BatchCounts):
         """Count one batch."""
         stats = received.stats
         worker = stats.get("worker", 0)
-        # Of a graph store a worker is (server, number), and replaced workers are counted by server;
-        # a colocated producer counts as one place.
+        # With a graph store a worker is (server, number), and replaced workers are counted by
+        # server; a colocated producer counts as one place.
         self.count(stats, worker, worker[0] if isinstance(worker, tuple) else 0)
         self.wait_s += wait_s
         self.depth += depth
-        # Not a sum: each batch says how many partitions its worker asks at all.
+        # Not a sum: each batch has the total number of partitions that its worker asks.
         self.asked = max(self.asked, stats.get("asked", 0))
         self.network_s += stats.get("network_s", 0.0)
         self.received.update(stats.get("received", {}))
@@ -185,15 +185,15 @@ class LoaderStats(BatchCounts):
         """Return counts, rates and shares since they began.
 
         Args:
-            remote_bytes: Bytes of all rows that only other machines have; 0: not known.
-            link_bytes_per_s: What this machine's network carries; None: not known.
+            remote_bytes: Bytes of all rows that only other machines have; 0 if unknown.
+            link_bytes_per_s: Capacity of this machine's network; None if unknown.
         """
-        # Read right after a reset, clocks may say that no time has passed.
+        # Right after a reset, clocks may show that no time has passed.
         elapsed = max(time.perf_counter() - self.started, 1e-9)
         batches = max(self.batches, 1)
         link_share = None
         if link_bytes_per_s is not None:
-            # Of the time since counting began, not of the time that was waited: a link that is full
+            # A share of the time since counting began, not of the waiting time: a link that is full
             # half of the time has room.
             link_share = self.received.total() / elapsed / link_bytes_per_s
         shares = {worker: busy / elapsed for worker, busy in sorted(self.busy_s.items())}
@@ -240,8 +240,8 @@ class LoaderStats(BatchCounts):
     ) -> str:  # fmt: skip
         if not self.batches:
             return _NO_BATCH
-        # First who keeps workers waiting, then what is full: a cache, which the first one advises,
-        # helps with both.
+        # First the cause of workers' waits, then full resources: a cache, which the first one
+        # advises, helps with both.
         if wait_share >= _MUCH_WAIT and self._network_share > _MUCH_NETWORK and self.rows_from:
             return self._network_verdict(remote_bytes)
         if wait_share >= _MUCH_WAIT and link_share is not None and link_share > _MUCH_OF_LINK:
@@ -253,7 +253,7 @@ class LoaderStats(BatchCounts):
         return _verdict(wait_share, busy)
 
     def _network_verdict(self, remote_bytes: int) -> str:
-        """Say where rows come from, and what a cache would do, or does, about it."""
+        """Describe the sources of rows, and the effect of a cache, present or not."""
         partition, most = self.rows_from.most_common(1)[0]
         where = f"{most / self.rows_from.total():.0%} of rows come from partition {partition}"
         if self._hit_rate is not None:
@@ -276,7 +276,7 @@ class HandedOut:
 
     stats: LoaderStats = field(default_factory=LoaderStats)
     recorders: list[Callable[[dict[str, Any]], None]] = field(default_factory=list)
-    """Called with what workers noted of each batch; see `profile_workers`."""
+    """Called with the workers' notes on each batch; see `profile_workers`."""
     num_received: int = 0
     """Batches of the epoch under way, those before a resume included."""
 
@@ -286,7 +286,7 @@ class HandedOut:
         Args:
             received: The batch.
             wait_s: Seconds that the training loop waited for it.
-            collate_s: Seconds that it took to make a PyG batch of it.
+            collate_s: Seconds to make a PyG batch of it.
             waiting: Batches that could be handed out next without waiting.
         """
         self.num_received += 1
@@ -296,14 +296,14 @@ class HandedOut:
             record(received.stats)
 
 
-# Of the elapsed time: below it, a faster loader would hardly be noticed.
+# Share of the elapsed time: below it, a faster loader would hardly be noticed.
 _MUCH_WAIT = 0.1
-# Of the workers' time: more of it than all else they do.
+# Share of the workers' time: above it, they do more of this than of all else.
 _MUCH_NETWORK = 0.5
-# Of the nominal speed: overhead and other traffic take their part of the rest, and it is a mean, so
-# a link that is used to 60% is full in its bursts.
+# Share of the nominal speed: overhead and other traffic take part of the rest. It is a mean, so a
+# link that is used to 60% is full in its bursts.
 _MUCH_OF_LINK = 0.6
-# Bytes: what a training machine can mostly spare.
+# Bytes that a training machine can usually spare.
 _CACHE_TO_SUGGEST = 2 * 10**9
 
 
@@ -313,7 +313,7 @@ _NO_BATCH = "no batch was handed out yet: nothing to tell"
 def _verdict(wait_share: float, busy: dict[int, float]) -> str:
     if wait_share < _MUCH_WAIT:
         return "training-bound: batches are ready before they are asked for"
-    # Workers that are at work most of the time lack hands, and those that are not lack answers.
+    # Workers that are mostly busy are too few; those that are not wait for responses.
     mean_busy = sum(busy.values()) / max(len(busy), 1)
     if mean_busy > 0.7:
         return "sampling-bound: add workers (num_workers), or lower num_neighbors"
@@ -326,8 +326,8 @@ def _verdict(wait_share: float, busy: dict[int, float]) -> str:
 def link_bytes_per_s(interfaces: Path = Path("/sys/class/net")) -> float | None:
     """Return the nominal speed of the fastest network interface that is up, in bytes per second.
 
-    None: no interface says, as on systems other than Linux, or in some virtual machines. What
-    limits a link elsewhere, as `tc` or a switch, does not show.
+    None if no interface reports it, as on systems other than Linux, or in some virtual machines.
+    Limits elsewhere, such as `tc` or a switch, do not show.
 
     Args:
         interfaces: A folder for each interface, with files ``operstate`` and ``speed`` (Mbit/s).
@@ -336,7 +336,7 @@ def link_bytes_per_s(interfaces: Path = Path("/sys/class/net")) -> float | None:
     for one in interfaces.glob("*"):
         try:
             if one.name != "lo" and (one / "operstate").read_text().strip() == "up":
-                # -1 stands for unknown: virtual interfaces say so, and never are the fastest.
+                # -1 stands for unknown: virtual interfaces report it, and never are the fastest.
                 speeds.append(int((one / "speed").read_text()))
         except (OSError, ValueError):  # wireless ones have no speed, and reading it is an error
             continue

@@ -1,8 +1,8 @@
-"""Sampling in the training process: in the thread that asks, or ahead of it, in step with others.
+"""Sampling in the training process: in the calling thread, or ahead of it, in step with others.
 
-With one partition the batch is sampled when it is asked for: a breakpoint in the sampler stops
-there, and nothing has to be started. With several partitions threads sample the next batches,
-because the other ranks need their answers while this one computes::
+With one partition the batch is sampled on request: a breakpoint in the sampler stops there, and
+nothing has to be started. With several partitions threads sample the next batches, because the
+other ranks need their responses while this one computes::
 
     lane 0   batch 0 | batch 4 | ...        lane 0 of the other ranks
     lane 1   batch 1 | batch 5 | ...        lane 1
@@ -54,13 +54,13 @@ from gigl_loader.workers.sampled_input import epoch_order, make_plan, view_of
 from gigl_loader.workers.schedule import num_batches
 from gigl_loader.workers.worker import load_sampler, sampled_fields
 
-# Seconds: how late `take` may notice its deadline, and between two looks at whether the ranks still
-# exchange. The other waits end by a notification.
+# Seconds: the largest delay with which `take` notices its deadline, and the time between two checks
+# that the ranks still exchange. The other waits end by a notification.
 _WAKE_S = 1.0
 
 
 class Turns:
-    """Lets the lanes of an epoch do something one after another, in the order of its steps."""
+    """Lets the lanes of an epoch act one after another, in the order of its steps."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -68,9 +68,9 @@ class Turns:
         self._changed = threading.Condition()
 
     def wait(self, step: int) -> bool:
-        """Return whether it is this step's turn; False: an earlier one was the last.
+        """Return whether it is this step's turn; False if an earlier one was the last.
 
-        A lane that ends says so (`end`), so this waits for lanes that live.
+        A lane that ends calls `end`, so this waits only for living lanes.
         """
         with self._changed:
             while self._next < step and (self._ended_at is None or step < self._ended_at):
@@ -84,13 +84,13 @@ class Turns:
             self._changed.notify_all()
 
     def end(self, step: int) -> None:
-        """Say that ``step`` does not have its turn, so that none after it has.
+        """Note that ``step`` does not have its turn, so that none after it has.
 
         Those before it still have theirs: lanes of other ranks may have had them already, and all
         ranks have to stop at the same turn.
         """
         with self._changed:
-            # Several lanes may end, each at a step of its own: the first of these counts.
+            # Several lanes may end, each at its own step: the earliest one counts.
             self._ended_at = step if self._ended_at is None else min(step, self._ended_at)
             self._changed.notify_all()
 
@@ -99,9 +99,9 @@ class EpochBatches:
     """The batches that one rank samples in an epoch, taken in order.
 
     Args:
-        attempt: Which epoch, and which try at it.
+        attempt: The epoch, and the attempt at it.
         batches: Indices of its batches.
-        order: Positions of the seeds in the input; None: as they stand there.
+        order: Positions of the seeds in the input; None: in the input's order.
         room: Batches that may have been sampled and not taken.
     """
 
@@ -124,34 +124,33 @@ class EpochBatches:
         return len(self._ready)
 
     def would_not_wait(self) -> bool:
-        """Return whether `take` has something to return or to raise."""
+        """Return whether `take` would return or raise at once."""
         is_over = self.error is not None or self.taken == len(self.batches)
         return is_over or self.taken in self._ready
 
     def break_off(self) -> None:
-        """Let nobody wait any more."""
+        """End all waits."""
         with self._changed:
             self.is_broken_off = True
-            # Nobody takes them any more, and each keeps a block of memory.
+            # No batch is taken any more, and each keeps a block of memory.
             self._ready.clear()
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
         """End the epoch with ``error``, unless another one has."""
         with self._changed:
-            # The first one: what follows are its consequences, told by ranks or lanes that it
-            # reached.
+            # The first one: later errors are its consequences, from ranks or lanes that it reached.
             self.error = self.error or error
             self._changed.notify_all()
 
     def hand_over(self, step: int, found: Received) -> None:
         """Give batch number ``step`` to the trainer; waits while there is no room for it."""
         with self._changed:
-            # Counted from what the trainer took, not by how many are ready: with one batch missing,
-            # later ones must not take the room that it needs.
+            # Counted from the batches taken, not from those ready: with one batch missing, later
+            # ones must not take its room.
             while step >= self.taken + self._room and not self._is_over():
                 self._changed.wait(_WAKE_S)
-            # After an error a batch is still filed: `take` hands out what is there before it
+            # After an error a batch is still filed: `take` hands out available ones before it
             # raises.
             if not self.is_broken_off:
                 self._ready[step] = found
@@ -161,13 +160,13 @@ class EpochBatches:
         """Return the next batch.
 
         Raises:
-            UsageError: The epoch was broken off meanwhile, as by a signal's handler.
+            UsageError: The epoch was broken off meanwhile, for example by a signal handler.
             PeerTimeoutError: There was none in ``limit_s`` seconds.
-            PeerError: What ended the epoch.
+            PeerError: The error that ended the epoch.
         """
         deadline = time.monotonic() + limit_s
         with self._changed:
-            # A batch that is there comes before the error of a later one: nothing is wrong with it.
+            # An available batch comes before the error of a later one: it is valid.
             while self.taken not in self._ready:
                 if self.error is not None:
                     raise self.error
@@ -201,13 +200,13 @@ class InProcessSource:
     Args:
         data: The dataset; with several partitions, all ranks build theirs together.
         sampler_input: Seeds; further columns in the attribute ``extra``.
-        config: What to sample.
+        config: How to sample.
         epoch_options: Seed, order, deadline.
         sampler_options: Another sampler than the k-hop neighbour sampler.
-        concurrency: With several partitions: batches that are under way at once. Of different
-            numbers, all ranks take the least.
-        device: Where batches go. Where the process group has a backend for it on all ranks, rows
-            go from device to device, and come out on it.
+        concurrency: With several partitions: batches that are under way at once. If ranks differ,
+            all take the least number.
+        device: Device of the batches. If the process group has a backend for it on all ranks, rows
+            go from device to device, and arrive on it.
     """
 
     def __init__(
@@ -225,8 +224,7 @@ class InProcessSource:
         self.num_workers = self.remote_bytes = 0
         view = view_of(data, epoch_options.expansion.time_attr)
         self._plan = make_plan(view, sampler_input, config, epoch_options)
-        # Samplers are written for workers, which have arrays; torch's tensors do not get into
-        # kernels.
+        # Samplers are written for workers, which have arrays; kernels do not take torch's tensors.
         self._view = tensors.as_received(view)
         extra = getattr(sampler_input, "extra", None) or {}
         columns = {name: tensors.as_array(column) for name, column in extra.items()}
@@ -236,7 +234,7 @@ class InProcessSource:
             self._custom = (sampler_options.class_path, sampler_options.keywords)
         self._concurrency, self._device = concurrency, device or torch.device("cpu")
         self._rows: DeviceRows | None = None
-        # one of each for a lane; no peers where there is one partition, and then one sampler
+        # one of each per lane; with one partition no peers, and one sampler
         self._peers: list[CollectivePeers] = []
         self._samplers: list[Sampler] = []
         self._memory: list[OwnMessages] = []
@@ -249,20 +247,19 @@ class InProcessSource:
     def open(self, turns: StartTurns) -> None:
         """Build the samplers; with several partitions, together with the other ranks.
 
-        No process is started whose memory would have to wait for its turn.
+        No process is started whose memory would need a turn.
         """
         if self._view.num_partitions > 1:
             timeout_s = self.epoch_options.timeout_s
-            # Lanes of all ranks are built in one order, since each makes a process group: ranks
-            # with fewer lanes than others would be missing in the last ones, so they agree on the
-            # number first.
+            # Lanes of all ranks are built in one order, since each makes a process group. Ranks
+            # with fewer lanes would be missing in the last ones, so ranks first agree on the
+            # number.
             first = CollectivePeers(self._view, timeout_s)
             self._peers = [first]
             for _ in range(first.least(self._concurrency) - 1):
                 self._peers.append(CollectivePeers(self._view, timeout_s))
             self._rows = device_rows(first, self._view, self._device, timeout_s)
-        # A sampler owns scratch memory and a lane runs in a thread of its own, so nothing is
-        # shared.
+        # A sampler owns scratch memory and a lane runs in its own thread, so nothing is shared.
         lanes: Sequence[CollectivePeers | None] = self._peers or [None]
         self._samplers = [
             # rows that go from device to device are exchanged after the batch was sampled
@@ -286,24 +283,24 @@ class InProcessSource:
         return num_batches(len(self._input), config.batch_size, config.drop_last)
 
     def count_waiting(self) -> int:
-        """Return how many batches were sampled ahead and wait to be taken."""
+        """Return how many sampled batches wait to be taken."""
         return self._epoch.num_ready if self._epoch is not None else 0
 
     # -- epochs ------------------------------------------------------------------------------------
 
     def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
-        """Begin an epoch; what is left of the one before is dropped."""
+        """Begin an epoch; the rest of the previous one is dropped."""
         if self._shut_down:
             raise UsageError("this loader was shut down: build a new one")
         self.cancel_epoch()
-        # The lanes' groups are those of the epoch before: its last rounds have to be over in them.
+        # The lanes' groups are those of the previous epoch: its last rounds must be over.
         self._wait_for_former()
         order = None
         if self.sampling_config.shuffle:
             seed = self.epoch_options.seed
             order = epoch_order(len(self._input), seed, attempt.epoch).numpy()
-        # Threads get the epoch as an argument: what they do is of this one, also once the next has
-        # begun. Room for one batch per lane at least, or a lane would keep its batch while the
+        # Threads get the epoch as an argument: they work on this one, even after the next has
+        # begun. Room for one batch per lane at least: else a lane would keep its batch while the
         # others wait for it.
         begun = self._epoch = EpochBatches(attempt, batches, order, max(_AHEAD, len(self._peers)))
         self._threads = [
@@ -319,7 +316,7 @@ class InProcessSource:
             thread.start()
 
     def _wait_for_former(self) -> None:
-        """Wait for the lanes of the epoch before: they answer the others until these end it, too.
+        """Wait for the previous epoch's lanes: they respond to others until these end it, too.
 
         They may take long, but not between two rounds: then one has stopped.
 
@@ -330,8 +327,7 @@ class InProcessSource:
         deadline = time.monotonic() + limit
         while alive := [thread for thread in self._threads if thread.is_alive()]:
             alive[0].join(min(_WAKE_S, limit))
-            # Ranks that are in their epoch may take as long as they like; the deadline is for the
-            # next round.
+            # Ranks in their epoch may take any time; the deadline is for the next round.
             if (now := self._num_rounds()) != rounds:
                 rounds, deadline = now, time.monotonic() + limit
             elif alive[0].is_alive() and time.monotonic() >= deadline:
@@ -359,7 +355,7 @@ class InProcessSource:
         epoch = self._epoch
         if epoch is None or epoch.is_broken_off:
             raise UsageError("no epoch is under way: start one first")
-        # An error of the last steps, in which this rank only answered, must not pass for a good
+        # An error of the last steps, in which this rank only responded, must not pass for a normal
         # end.
         if epoch.taken == len(epoch.batches):
             if epoch.error is not None:
@@ -385,26 +381,25 @@ class InProcessSource:
                 'a batch at once would need the other ranks, which with exchange="collective" '
                 'answer in step: build the loader with exchange="workers"'
             )
-        # Draws are keyed by epoch and batch: the same ones for the same seeds, and those of no
-        # epoch.
+        # Draws are keyed by epoch and batch: the same ones for the same seeds, in no real epoch.
         ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
         size = self.sampling_config.batch_size
         return self._sample(self._input.request(ticket, index.numpy(), size), 0)[0]
 
     def ready(self) -> bool:
-        """Return whether `next` would not wait."""
+        """Return whether `next` would return at once."""
         return self._epoch is not None and bool(self._peers) and self._epoch.would_not_wait()
 
     # -- sampling ----------------------------------------------------------------------------------
 
     def _run(self, epoch: EpochBatches, lane: int) -> None:
-        """Sample every so many batches of an epoch in step with the other ranks' lane."""
-        # Where `agree` raises, the lane's first step is the one that does not have its turn.
+        """Sample this lane's batches of an epoch in step with the other ranks' lane."""
+        # If `agree` raises, the lane's first step is the one that does not have its turn.
         step, peers = lane, self._peers[lane]
         peers.on_failure = epoch.fail
         try:
             steps = peers.agree(epoch.attempt.epoch, len(epoch.batches))
-            # Up to the steps of the rank with most batches: the others answer it until then.
+            # Up to the steps of the rank with most batches: the others respond to it until then.
             for step in range(lane, steps, len(self._peers)):
                 if not self._take_step(epoch, step, lane):
                     epoch.turns.end(step)
@@ -414,18 +409,17 @@ class InProcessSource:
             epoch.turns.end(step)
 
     def _take_step(self, epoch: EpochBatches, step: int, lane: int) -> bool:
-        """Sample one batch, or only answer the others; return whether the epoch goes on."""
+        """Sample one batch, or only respond to the others; return whether the epoch goes on."""
         peers = self._peers[lane]
-        # Another lane failed. The other ranks' lanes of this number wait in a round: they get to
-        # know.
+        # Another lane failed. The other ranks' lanes of this number wait in a round, and are told.
         if epoch.error is not None:
             self._tell_others(epoch.error, peers)
             return False
         found: tuple[Received, list[Field]] | None = None
         if step < len(epoch.batches) and not epoch.is_broken_off:
             found = self._sample_or_tell(epoch, step, lane)
-        # Whether or not there was a batch: ranks that still sample theirs need answers. The epoch
-        # ends before its last step only where all ranks have broken it off.
+        # With or without a batch: ranks that still sample theirs need responses. The epoch ends
+        # before its last step only if all ranks have broken it off.
         if peers.finish(BROKEN_OFF if epoch.is_broken_off else COMPLETE):
             return False
         if self._rows is not None:
@@ -450,12 +444,12 @@ class InProcessSource:
         except AnswerFailedError:  # the others know
             raise
         except SamplingError as error:
-            epoch.fail(error)  # before others know: what they say of it then is not the first error
+            epoch.fail(error)  # before others know: their errors are then not the first one
             self._tell_others(error, self._peers[lane])
             raise
 
     def _tell_others(self, error: BaseException, peers: CollectivePeers) -> None:
-        """Tell who raised; where a group broke, the others have an error of their own."""
+        """Report the rank that raised; if a group broke, the others have their own error."""
         if not any(one.is_broken for one in self._peers):
             peers.fail(error.rank if isinstance(error, RankFailedError) else peers.rank)
 
@@ -487,10 +481,10 @@ class InProcessSource:
     # -- stop --------------------------------------------------------------------------------------
 
     def shutdown(self, linger_s: float | None = None) -> None:
-        """End; but answer the other ranks until they end their epoch.
+        """End, but respond to the other ranks until they end their epoch.
 
         Args:
-            linger_s: Seconds for that, at most; None: as long as workers would.
+            linger_s: Most seconds for that; None: as long as workers would.
         """
         if self._shut_down:
             return
@@ -512,10 +506,10 @@ class InProcessSource:
 
 @contextmanager
 def named_errors(ticket: BatchTicket) -> Iterator[None]:
-    """Raise what the sampler raises inside the block as a `SamplingError` of this batch."""
+    """Raise a sampler's error inside the block as a `SamplingError` of this batch."""
     try:
         yield
-    except PeerError:  # of the exchange: the others know
+    except PeerError:  # from the exchange: the others know
         raise
     except Exception as error:
         where = f"the sampler in this process, epoch {ticket.epoch}, batch {ticket.batch},"
@@ -529,7 +523,7 @@ def _with_rows(found: Received, rows: RowsOnDevice) -> Received:
 
 
 def check_in_process(data: DistDataset, exchange: str) -> None:
-    """Raise `ConfigError` where this process alone does not have the whole graph."""
+    """Raise `ConfigError` unless this process has the whole graph."""
     if exchange != "collective" and data.num_partitions > 1:
         raise ConfigError(
             f"num_workers=0 samples in this process, which holds partition {data.partition_idx} of "

@@ -1,4 +1,4 @@
-"""One pass over a loader's batches, and which pass a loader is in."""
+"""One pass over a loader's batches, and the epochs of a loader."""
 
 import contextlib
 import logging
@@ -29,13 +29,13 @@ class EpochIterator:
 
     Args:
         source: In the epoch already.
-        positions: Positions of the epoch that are to come, in order.
-        progress: Notes what was handed out.
-        collate: Turns a message that is on the device into a batch.
-        handed_out: Counts what was handed out.
-        engine: Copies messages to the device ahead of use; None: `collate` takes them as they come.
+        positions: Remaining positions of the epoch, in order.
+        progress: Notes the batches handed out.
+        collate: Turns a message on the device into a batch.
+        handed_out: Counts the batches handed out.
+        engine: Copies messages to the device ahead of use; None: `collate` takes them directly.
         depth: Messages that are copied ahead.
-        split: Returns a message as those that it is handed out as; None: each is one batch.
+        split: Returns the messages that a message is handed out as; None: each is one batch.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class EpochIterator:
         self._parts: _Parts | None = None
         self._ahead: CopyAhead[Any] | None = None
         if engine is not None:
-            # The source's and not a method: what held this iterator in turn would keep it, and its
-            # epoch, after a `break` until the garbage collector comes by.
+            # The source's and not a method: a reference back to this iterator would keep it, and
+            # its epoch, after a `break` until the garbage collector runs.
             self._ahead = CopyAhead(partial(_pull, source), engine, depth=depth)
 
     def __iter__(self) -> "EpochIterator":
@@ -85,8 +85,8 @@ class EpochIterator:
         try:
             with record_function("gigl_loader.wait"):
                 received = self._next_received()
-        # KeyboardInterrupt, too: a batch that was pulled half-way is lost, and going on would leave
-        # it out without a word.
+        # KeyboardInterrupt, too: a batch that was half received is lost, and going on would
+        # silently leave it out.
         except BaseException:
             self.end("an error broke it off")
             raise
@@ -101,13 +101,13 @@ class EpochIterator:
         return self._hand_out(parts)
 
     def _hand_out(self, parts: "_Parts") -> Data | HeteroData:
-        """Return the next part of a batch; mostly it has one."""
+        """Return the next part of a batch; most have one."""
         began = time.perf_counter()
         with record_function("gigl_loader.collate"):
             batch = self._collate(parts.left[0])
         parts.collate_s += time.perf_counter() - began
-        # Counted last, when nothing can fail any more but in the user's hands: a batch whose
-        # collating raised is not in the state, and comes again after a resume.
+        # Counted last, when only the user's code can still fail: a batch whose collating raised is
+        # not in the state, and comes again after a resume.
         del parts.left[0]
         received, position = parts.received, self._position_of(parts.received)
         if parts.left:
@@ -131,8 +131,8 @@ class EpochIterator:
             found = next(self._ahead, None)
             if found is None:
                 return None
-            # A ticket rode through the copy engine, which passes on what is no tensor: only in that
-            # way does each batch that comes out have the ticket of the one that went in.
+            # A ticket travels through the copy engine, which passes on all but tensors: only so
+            # does each batch come out with the ticket that it went in with.
             message = dict(found)
             received = replace(message.pop("ticket"), message=message)
         if received is None or received.rows is None:
@@ -146,11 +146,11 @@ class EpochIterator:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has no more batches to give."""
+        """Whether it has no more batches."""
         return self._ended is not None or self._progress.finished
 
     def end(self, why: str) -> None:
-        """Drop what is under way."""
+        """Drop the batches under way."""
         if self._ended is not None:
             return
         self._ended = why
@@ -158,7 +158,7 @@ class EpochIterator:
             self._ahead.close()
         # A source whose epoch is over may be in the next one by now, of another iterator.
         if not self._progress.finished:
-            with contextlib.suppress(Exception):  # the error that broke it off is what counts
+            with contextlib.suppress(Exception):  # the error that ended the epoch counts
                 self._source.cancel_epoch()
 
     def __del__(self) -> None:
@@ -169,7 +169,7 @@ class EpochIterator:
 
 @dataclass
 class _Parts:
-    """A batch of the source, and what of it is still to be handed out."""
+    """A batch of the source, and its parts that are still to be handed out."""
 
     received: Received
     left: list[SampleMessage]
@@ -202,7 +202,7 @@ def _pull(source: BatchSource, wait: bool) -> dict[str, Any] | NotReady:
 
 
 class Epochs:
-    """The epochs of one loader: which is under way, how far it is, and which comes next.
+    """The epochs of one loader: the one under way, its progress, and the next one.
 
     Args:
         source: Samples the batches.
@@ -255,21 +255,21 @@ class Epochs:
         """Start an epoch; an iterator of an earlier one is ended, and raises when it is used.
 
         Args:
-            check_start: Called with the epoch and the batches that were yielded of it, before
+            check_start: Called with the epoch and the number of its yielded batches, before
                 anything is started; may raise.
             make: Returns an iterator over positions, which notes them in the progress.
         """
-        # Before the source starts: what the old iterator has under way is cancelled by its end, and
-        # would take the new epoch along if it came later.
+        # Before the source starts: the end of the old iterator cancels its batches under way, and
+        # would cancel the new epoch if it came later.
         self.end("a newer iter() of the same loader ended it")
         if not self._resumed:
             self._progress = EpochProgress(epoch=self.next_epoch, share=self.share)
-        # Before a resume counts as used up: where this raises, the next iter() still goes on there.
+        # Before a resume counts as used up: if this raises, the next iter() still continues there.
         check_start(self._progress.epoch, self._progress.yielded)
         self._resumed, self._started = False, True
-        # A position is a step's in the epoch, a batch is one of the input's: with even_ranks="wrap"
+        # A position is a step of the epoch, a batch is one of the input: with even_ranks="wrap"
         # positions go on beyond the last batch, and count from the first one again. An empty input
-        # has no places, but 0 would divide.
+        # has no positions, but 0 would divide.
         positions = self._progress.positions_left(self.num_steps)
         own = max(self.num_batches, 1)
         batches = [position % own for position in positions]
@@ -290,7 +290,7 @@ class Epochs:
         self._last = lambda: None
 
     def again(self, epoch: int, batch: int) -> Received:
-        """Return one batch of any epoch, sampled now; progress and counts know nothing of it.
+        """Return one batch of any epoch, sampled now; progress and counts do not change.
 
         Raises:
             ConfigError: There is no such epoch or batch.
@@ -317,15 +317,15 @@ class Epochs:
         return received
 
     def state(self, identity: dict[str, Any]) -> dict[str, Any]:
-        """Return where the loader is, to `load`; ``identity`` tells the loader from others."""
-        # After set_next() to another epoch the old progress tells nothing of where the loader is.
+        """Return the loader's position, for `load`; ``identity`` tells the loader from others."""
+        # After set_next() to another epoch the old progress is no longer the loader's position.
         if not (self._started or self._resumed):
             return EpochProgress(epoch=self.next_epoch).to_dict(identity)
         return self._progress.to_dict(identity)
 
     def load(self, state: dict[str, Any], identity: dict[str, Any], *, in_step: bool) -> None:
-        """Let the next `begin` go on where ``state`` was taken; see `EpochProgress.from_dict`."""
-        # Read first: a state that is refused leaves the epoch under way as it is.
+        """Let the next `begin` continue from ``state``; see `EpochProgress.from_dict`."""
+        # Read first: a refused state does not change the epoch under way.
         progress = EpochProgress.from_dict(state, identity, in_step=in_step)
         self.end("load_state_dict() ended it")
         progress.share = self.share

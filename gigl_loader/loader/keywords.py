@@ -4,9 +4,9 @@ Type, default and meaning of each are declared in `LoaderOptions`. A new keyword
 and an entry of `LoaderKeywords`, which type checkers read (PEP 692); `with_keywords` puts it into
 signature and docstring of each loader, for ``help()`` and the documentation.
 
-Keywords of the loaders that people come from, torch's, PyG's and graphlearn-torch's: those that
-change nothing here are taken, with one warning; the others are answered, all in one error. The page
-"Coming from PyG, graphlearn-torch or GiGL" has the whole tables.
+Keywords of the loaders that users migrate from, torch's, PyG's and graphlearn-torch's: those
+without an effect here are accepted, with one warning; the others are refused, all in one error. The
+page "Coming from PyG, graphlearn-torch or GiGL" has the whole tables.
 """
 
 import ast
@@ -31,9 +31,9 @@ from gigl_loader.options import ExpansionOptions, FeatureStoreOptions, SamplerOp
 L = TypeVar("L", bound=type)
 
 _ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
-"""A parameter in a docstring, and its text with the lines that are indented below it."""
+"""A parameter in a docstring, and its text with the indented lines below it."""
 _MODULES = re.compile(r"\b(?:\w+\.)+")
-"""The modules before a class, which types in docstrings do without."""
+"""The modules before a class, which types in docstrings omit."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _LONGEST_TYPE = 60
 
@@ -63,7 +63,7 @@ GROUPS = {
         "context", "local_process_rank", "local_process_world_size",
     ),
 }  # fmt: skip
-"""The sections of a loader's docstring, in their order, and what each explains."""
+"""The sections of a loader's docstring, in their order, and the parameters that each explains."""
 
 
 class LoaderKeywords(TypedDict, total=False):
@@ -97,7 +97,7 @@ class LoaderKeywords(TypedDict, total=False):
 
 
 class AllKeywords(LoaderKeywords, total=False):
-    """All that every loader takes, those that most take by position included."""
+    """All keywords of every loader, those that most take by position included."""
 
     num_workers: int
     batch_size: int
@@ -126,7 +126,7 @@ def _meanings(owner: type) -> dict[str, str]:
     (found,) = ast.parse(source).body
     assert isinstance(found, ast.ClassDef)
     meanings = {}
-    # By position: a string that stands alone is of the field above it.
+    # By position: a string that stands alone belongs to the field above it.
     for field, below in pairwise(found.body):
         text = below.value if isinstance(below, ast.Expr) else None
         if (
@@ -159,11 +159,11 @@ _OWN_MEANINGS: dict[type, dict[str, str]] = {}
 
 
 def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L], L]:
-    """Show what a loader takes as ``**keywords`` in its signature and its docstring.
+    """Show a loader's ``**keywords`` in its signature and its docstring.
 
     Args:
-        like: A loader; a parameter that neither the docstring nor this module explains means what
-            it means there.
+        like: A loader; a parameter that neither the docstring nor this module explains has the
+            meaning that it has there.
         **other: Defaults that differ in this loader.
     """
 
@@ -180,12 +180,12 @@ def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L],
         ]
         known = {*KEYWORDS, *(one.name for one in (*named, *added))}
 
-        # Around `__init__`: a keyword of PyG's may stand in for an argument without a default.
+        # Around `__init__`: a PyG keyword may replace an argument without a default.
         @wraps(own)
         def init(self: Any, *args: Any, **given: Any) -> None:
             own(self, *args, **understood(type(self).__name__, given, known))
 
-        # What `inspect`, IDEs and Sphinx show; the call itself still takes `**keywords`.
+        # `inspect`, IDEs and Sphinx show this; the call itself still takes `**keywords`.
         init.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[*named, *added]
         )
@@ -193,7 +193,7 @@ def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L],
         if loader.__doc__ is not None:  # python -OO has none
             before, told, after = _split(loader.__doc__)
             of_like = {} if like is None else _OWN_MEANINGS[like]
-            # A loader's own words win: the keyword may mean something more in it.
+            # A loader's own text wins: the keyword may mean something more in it.
             _OWN_MEANINGS[loader] = meanings = of_like | _MEANINGS | told
             shown = {one.name: one for one in (*named, *added)}
             loader.__doc__ = "\n".join([before, "", *_sections(shown, meanings), after])
@@ -213,10 +213,10 @@ def _sections(shown: Mapping[str, inspect.Parameter], meanings: dict[str, str]) 
 
 
 def _entry(parameter: inspect.Parameter, meaning: str) -> str:
-    """Return the lines of a docstring for one parameter, with its type where that is short."""
+    """Return the lines of a docstring for one parameter, with its type if that is short."""
     kind = _MODULES.sub("", inspect.formatannotation(parameter.annotation))
-    # A long one says less than the text does. Sphinx reads name and type from one line, so they are
-    # not wrapped.
+    # A long type says less than the text does. Sphinx reads name and type from one line, so they
+    # are not wrapped.
     type_text = f" ({kind})" if len(kind) <= _LONGEST_TYPE else ""
     name = f"{parameter.name}{type_text}:".replace(" ", _NO_BREAK)
     return textwrap.fill(
@@ -227,7 +227,7 @@ def _entry(parameter: inspect.Parameter, meaning: str) -> str:
 
 
 def _split(doc: str) -> tuple[str, dict[str, str], str]:
-    """Return a docstring as (before "Args", what that says by parameter, after it)."""
+    """Return a docstring as (before "Args", the text of each parameter, after it)."""
     before, _, rest = inspect.cleandoc(doc).partition("\n\nArgs:\n")
     section, _, after = rest.partition("\n\n")
     return before, {name: " ".join(text.split()) for name, text in _ENTRY.findall(section)}, after
@@ -243,7 +243,7 @@ CHANGE_NOTHING = {
 }
 """Why a keyword is not needed, whatever its value."""
 DEPRECATED = {"lookahead": "the size of remote_cache decides it; leave it out"}
-"""Keywords of earlier versions that are taken and change nothing."""
+"""Keywords of earlier versions that are accepted without effect."""
 _HAS_NO_OTHER = {"collect_features": True, "directed": True}
 """Values that are the only ones here."""
 _PLAIN = "give num_workers, worker_concurrency, channel_size and prefetch_size themselves"
@@ -269,15 +269,15 @@ ANSWERS = {
 
 
 def understood(loader: str, given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Return the keywords of ``given`` that are the loader's.
+    """Return those keywords of ``given`` that the loader takes.
 
     Args:
         loader: Name of its class.
-        given: What the user gave by name.
-        known: Names of all that it takes.
+        given: The user's keywords.
+        known: Names of all keywords of the loader.
 
     Raises:
-        WrongTypeError: Some are not, and change something: says of each what to do.
+        WrongTypeError: Some are unknown, and would have an effect: gives advice on each.
     """
     names = set(known)
     kept: dict[str, Any] = {}
@@ -287,7 +287,7 @@ def understood(loader: str, given: Mapping[str, Any], known: Iterable[str]) -> d
         if name in names:
             kept[name] = value
         elif name in DEPRECATED:
-            # 3: whoever called the loader's constructor, which calls this
+            # 3: the caller of the loader's constructor, which calls this
             warnings.warn(f"{name}: {DEPRECATED[name]}", DeprecationWarning, stacklevel=3)
         elif name in CHANGE_NOTHING:
             dropped.append(name)
@@ -307,6 +307,6 @@ def understood(loader: str, given: Mapping[str, Any], known: Iterable[str]) -> d
         )
     if dropped:
         why = "; ".join(f"{name}: {CHANGE_NOTHING[name]}" for name in dropped)
-        # 3: whoever called the loader's constructor, which calls this
+        # 3: the caller of the loader's constructor, which calls this
         warnings.warn(f"{loader} does without these keywords ({why})", UserWarning, stacklevel=3)
     return kept

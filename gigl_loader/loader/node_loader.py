@@ -81,7 +81,7 @@ class DistNeighborLoader(BaseDistLoader):
     """
 
     _sampler_class: ClassVar[SamplerClass | None] = None
-    """Sampler class that workers run; None: the plain k-hop sampler."""
+    """Sampler class of the workers; None: the plain k-hop sampler."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ def local_input(data: DistDataset, input_nodes: Any) -> NodeSamplerInput:
     """Return the checked seeds of all processes of this machine; see `DistNeighborLoader`."""
     num_nodes = data.view().num_nodes
     node_type, given = typed_seeds(input_nodes, data.schema, num_nodes)
-    # All that this partition owns: ids of `node_ids` are those, and not all nodes of the graph.
+    # All that this partition owns: these are the ids in `node_ids`, not all nodes of the graph.
     if given is None:
         ids = data.node_ids
         given = ids[node_type] if isinstance(ids, dict) else ids
@@ -132,7 +132,7 @@ def local_input(data: DistDataset, input_nodes: Any) -> NodeSamplerInput:
 
 
 def with_input_id(seeds: Tensor, input_id: Tensor | None, node_type: NodeType) -> NodeSamplerInput:
-    """Return a sampler's input; ``input_id`` rides along where it is not the seed's position."""
+    """Return a sampler's input, with ``input_id`` as a column if it is not the seed's position."""
     found = NodeSamplerInput(seeds, node_type)
     found.extra = {} if input_id is None else {INPUT_ID: input_id}
     return found
@@ -147,7 +147,7 @@ def remote_input(dataset: Any, input_nodes: Any) -> list[NodeSamplerInput]:
     check_servers(by_server, servers)
     nothing = torch.empty(0, dtype=torch.int64)
     # A mask's input ids are node ids, given ids' are positions. Servers' seeds are one input with
-    # one column, so where one server has a mask all of them need it.
+    # one column, so if one server has a mask all of them need the column.
     masked = any(input_id is not None for _, input_id in by_server.values())
     inputs = []
     for server in servers:

@@ -1,4 +1,4 @@
-"""``pad=``: what it says, checked, and the shape that it gives the batches of a loader."""
+"""``pad=``: its check, and the shape that it gives the batches of a loader."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ _OF_EDGES, _OF_ANCHORS = "edge_sampler", "anchor_sampler"
 
 
 def check_pad(pad: Any) -> None:
-    """Raise `ConfigError` where ``pad`` cannot be read, whatever the graph."""
+    """Raise `ConfigError` if ``pad`` is invalid for any graph."""
     if isinstance(pad, bool):
         return
     if not isinstance(pad, Mapping) or not set(_SIZES) <= set(pad) <= {*_SIZES, _LARGER}:
@@ -66,10 +66,10 @@ class Padding:
     layout: SeedLayout
     batch_size: int
     of_edges: frozenset[str]
-    """Further attributes that edges have, of a homogeneous graph."""
+    """Further attributes of edges, for a homogeneous graph."""
 
     def split(self, message: SampleMessage) -> list[SampleMessage]:
-        """Return a batch as those that it is handed out as: mostly itself."""
+        """Return the batches that a batch is handed out as: mostly the batch itself."""
         if not self.may_split:
             return [message]
         return parts_of(message, self.shape, self.layout, self.of_edges)
@@ -78,7 +78,7 @@ class Padding:
         """Return a batch with dead nodes and edges.
 
         Raises:
-            ConfigError: It is too large, which only one that is asked for by its seeds can be.
+            ConfigError: It is too large, which is possible only for a batch requested by its seeds.
         """
         for shape in (self.shape, self.larger):
             if shape is not None and shape.fits(message):
@@ -90,7 +90,7 @@ class Padding:
         )
 
     def __str__(self) -> str:
-        """Return what parts of a batch depend on."""
+        """Return the values that decide the parts of a batch."""
         return f"nodes {self.shape.nodes}, edges {self.shape.edges}"
 
 
@@ -107,19 +107,19 @@ def make_padding(
     chosen: SamplerOptions | None,
     in_step: bool,
 ) -> Padding | None:
-    """Return how batches are padded; None: they are not.
+    """Return how batches are padded; None if they are not.
 
     Args:
         pad: The keyword, which `check_pad` has passed.
-        fanouts: Of the sampling config: by message-passing edge type, or a list.
+        fanouts: From the sampling config: by message-passing edge type, or a list.
         batch_size: Seeds of a batch.
         expansion: How batches grow.
-        schema: What the dataset holds.
+        schema: Types and widths of the dataset.
         num_nodes: Nodes of the whole graph, by type.
-        inputs: The sampler's inputs, all of one type; of anchors with their columns.
+        inputs: The sampler's inputs, all of one type; those of anchors with their columns.
         sampler: The loader's own sampler; None: around nodes.
-        chosen: What the user gave in place of it.
-        in_step: Ranks have to take as many steps as each other, so no batch can be split.
+        chosen: The user's sampler in place of it.
+        in_step: Ranks have to take equally many steps, so no batch can be split.
 
     Raises:
         ConfigError: There is no bound, or the sizes do not fit the graph or the loader.
@@ -154,7 +154,7 @@ def make_padding(
 
 
 def _bound(pad: Any, graph: "_PaddedGraph", roots: "_Seeds", batch_size: int) -> PadShape | None:
-    """Return the shape that any batch fits; None: nothing bounds a batch, and sizes are given."""
+    """Return the shape that any batch fits; None: batches have no bound, and sizes are given."""
     try:
         return graph.shape(graph.bounds(roots.most(batch_size), repeat=roots.repeat))
     except ConfigError as error:
@@ -190,13 +190,13 @@ def _kind(sampler: SamplerClass | None) -> str:
 
 
 def _check_least(shape: PadShape, graph: "_PaddedGraph", roots: "_Seeds") -> None:
-    """Raise `ConfigError` where one seed may have no place, in which case no split would help."""
+    """Raise `ConfigError` if one seed may not fit, in which case no split would help."""
     try:
         least = graph.shape(graph.bounds(roots.most(1), repeat=roots.repeat, widest=True))
-    except ConfigError:  # fan-outs of -1 bound nothing: then it is found out by a batch
+    except ConfigError:  # fan-outs of -1 give no bound: then a batch will show it
         return
-    # A seed may find itself once more: a node that came twice has two labels, and only one of them
-    # is what others find.
+    # A seed may find itself once more: a repeated node has two labels, and others find only one of
+    # them.
     again = {name: min(count, 1) if roots.repeat else 0 for name, count in roots.most(1).items()}
     for names, given, needed in (
         ("nodes", shape.nodes, {n: c + again.get(graph.type_of(n), 0) for n, c in
@@ -216,7 +216,7 @@ def _plain(sizes: Mapping[Any, int]) -> Any:
 
 
 class _PaddedGraph:
-    """Types of a graph as batches name them, and the bounds that it sets."""
+    """Types of a graph as batches name them, and the graph's bounds."""
 
     def __init__(
         self, fanouts: Any, schema: DatasetSchema, num_nodes: Mapping[NodeType, int],
@@ -239,10 +239,10 @@ class _PaddedGraph:
         """Return the bounds of a batch of ``roots``.
 
         Args:
-            roots: By type.
+            roots: Roots by type.
             repeat: Whether a node may be a root more than once.
-            widest: Of a part of a batch: a node of it may have been found in an earlier hop than
-                the part finds it in, and was given as many neighbours as that hop gives.
+            widest: For a part of a batch: its nodes may have been found in an earlier hop of the
+                whole batch, with as many neighbours as that hop draws.
         """
         fanouts = self._fanouts
         if widest:
@@ -253,7 +253,7 @@ class _PaddedGraph:
         )  # fmt: skip
 
     def shape(self, bounds: BatchBounds) -> PadShape:
-        """Return the shape that has place for all within ``bounds``."""
+        """Return the shape that fits everything within ``bounds``."""
         nodes: dict[NodeType | None, int] = {}
         edges: dict[EdgeType | None, int] = {}
         for node_type, count in bounds.nodes.items():
@@ -263,7 +263,7 @@ class _PaddedGraph:
         return PadShape(nodes, edges)
 
     def read(self, pad: Mapping[str, Any]) -> PadShape:
-        """Return the shape that the user gave."""
+        """Return the shape given by the user."""
         nodes: list[NodeType | None] = [None]
         edges: list[EdgeType | None] = [None]
         if self.typed:
@@ -290,12 +290,12 @@ class _PaddedGraph:
         return reverse_edge_type(edge_type) if self._edge_dir == "out" else edge_type
 
     def type_of(self, name: NodeType | None) -> NodeType:
-        """Return the type of the graph that a batch names so."""
+        """Return the graph's type for a name in batches."""
         return next(iter(self._num_nodes)) if name is None else name
 
 
 class _Seeds:
-    """The roots that batches of a loader start with."""
+    """The roots of a loader's batches."""
 
     def __init__(
         self, sampler: SamplerClass | None, inputs: Sequence[Any], schema: DatasetSchema
@@ -303,7 +303,7 @@ class _Seeds:
         self._kind, self._schema, self._inputs = _kind(sampler), schema, inputs
         self._keywords: Mapping[str, Any] = {} if sampler is None else sampler[1]
         self._type: NodeType = inputs[0].input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
-        # Ends of edges and labels are merged; seeds that are nodes come as they are given.
+        # Ends of edges and labels are merged; seeds that are nodes stay as given.
         self.repeat = self._kind != _OF_EDGES
 
     def most(self, num_seeds: int) -> dict[NodeType, int]:
@@ -316,7 +316,7 @@ class _Seeds:
         if self._kind == _OF_EDGES:
             src, _, dst = self._keywords["edge_type"]
             amount, kind = self._keywords.get("amount", 0), self._keywords.get("negatives")
-            # Of triplets each edge has as many; of pairs so many are drawn for all together.
+            # With triplets each edge has this number; pairs are drawn for all edges together.
             sources = math.ceil(num_seeds * amount) if kind else 0
             ends = num_seeds * math.ceil(amount) if kind == TRIPLET else sources
             found = {src: num_seeds + (0 if kind == TRIPLET else sources)}
@@ -332,7 +332,7 @@ class _Seeds:
         return tuple(self._keywords.get("supervision", ()))
 
     def _most_labels(self, edge_type: EdgeType, sign: str) -> int:
-        """Return the most labels that an anchor has of one sign."""
+        """Return the most labels of an anchor, of one sign."""
         if self._keywords["labels_in_input"]:
             columns = [(getattr(one, "extra", None) or {}).get(label_column(sign, edge_type))
                        for one in self._inputs]  # fmt: skip
@@ -349,7 +349,7 @@ class _Seeds:
         return most
 
     def layout(self, *, typed: bool) -> SeedLayout:
-        """Return where the seeds of a batch are."""
+        """Return the positions of the seeds of a batch."""
         if self._kind != _OF_EDGES:
             return SeedLayout(
                 input_type=self._type if typed else None, supervision=self._supervision, typed=typed

@@ -1,7 +1,7 @@
-"""A look into a run: the work of its sampling workers in the trainer's trace, and a batch again.
+"""Insight into a run: the workers' sampling in the trainer's trace, and a batch sampled again.
 
-Workers are other processes, which ``torch.profiler`` does not see. Each batch brings along when it
-was sampled and gathered, by the wall clock; that is the clock of the trace.
+Workers are other processes, which ``torch.profiler`` does not see. Each batch brings the times when
+it was sampled and gathered, by the wall clock, which is the clock of the trace.
 """
 
 import gzip
@@ -22,7 +22,7 @@ _SAMPLE, _GATHER = "gigl_loader.sample", "gigl_loader.gather"
 
 
 class _WorkedOn(NamedTuple):
-    """When a worker was at work on one batch, in nanoseconds since 1970."""
+    """The times when a worker worked on one batch, in nanoseconds since 1970."""
 
     began: int
     sampled: int
@@ -36,11 +36,11 @@ class WorkerRanges:
         self._batches: dict[Any, list[_WorkedOn]] = {}
 
     def note(self, stats: dict[str, Any]) -> None:
-        """Keep what came with a batch; for the loader."""
+        """Keep the times that came with a batch; for the loader."""
         if "ended_ns" not in stats:
             return
         # The wall clock, as only that is shared by processes; durations are by the workers' own
-        # clocks, which no correction of the time can bend.
+        # clocks, which no correction of the time affects.
         ended = stats["ended_ns"]
         sampled = ended - round(stats["gather_s"] * 1e9)
         began = sampled - round(stats["sample_s"] * 1e9)
@@ -50,8 +50,8 @@ class WorkerRanges:
         """Add the ranges to a trace that ``profiler.export_chrome_trace(path)`` wrote.
 
         They are called ``gigl_loader.sample`` and ``gigl_loader.gather``, and stand in one row per
-        worker, or in several where it had several batches under way. What lies outside the time
-        that was profiled is left out.
+        worker, or in several if it had several batches under way. Times outside the profiled time
+        are left out.
 
         Args:
             path: The trace; rewritten. Compressed if it ends in ``.gz``.
@@ -73,8 +73,8 @@ class WorkerRanges:
                 f"{path} holds no trace of torch.profiler: let export_chrome_trace(path) of a "
                 "profiler that has run write it first"
             ) from error
-        # The pid of the rows. A second loader's rows go to a process of their own: its workers
-        # count from 0 as well.
+        # The pid of the rows. A second loader's rows have another process: its workers count from
+        # 0 as well.
         process = f"gigl_loader workers {sum(_is_ours(event) for event in events)}"
         events += self._events(process, trace.get("baseTimeNanoseconds", 0), span)
         with _opened(path, "wt") as file:
@@ -97,7 +97,7 @@ class WorkerRanges:
                         (_SAMPLE, batch.began, batch.sampled),
                         (_GATHER, batch.sampled, batch.ended),
                     ):
-                        # In microseconds since the base time of the trace; those of older torch
+                        # In microseconds since the base time of the trace; traces of older torch
                         # have none, and count from 1970.
                         start = max((began - base_ns) / 1e3, span[0])
                         stop = min((ended - base_ns) / 1e3, span[1])
@@ -110,7 +110,7 @@ class WorkerRanges:
 
 @contextmanager
 def profile_workers(loader: BaseDistLoader | DevicePrefetcher[Any]) -> Iterator[WorkerRanges]:
-    """Record what the workers of ``loader`` do, to add it to a trace of ``torch.profiler``.
+    """Record the work of the workers of ``loader``, to add it to a trace of ``torch.profiler``.
 
     ::
 
@@ -128,7 +128,7 @@ def profile_workers(loader: BaseDistLoader | DevicePrefetcher[Any]) -> Iterator[
         loader: A loader of this package, or a `DevicePrefetcher` around one.
 
     Raises:
-        ConfigError: It is another loader, which says nothing of its workers.
+        ConfigError: It is another loader, which reports nothing about its workers.
     """
     recorders = getattr(loader, "_recorders", None)
     if recorders is None:
@@ -163,7 +163,7 @@ def _name_of(worker: Any) -> str:
 
 
 def _lanes(batches: list[_WorkedOn]) -> list[list[_WorkedOn]]:
-    """Return ``batches`` in as few rows as have no two at the same time."""
+    """Return ``batches`` in the fewest rows without overlaps."""
     # Ranges of one row that overlap without one being inside the other are drawn wrongly by
     # viewers. First fit over batches by their beginning needs no more rows than overlap at once.
     lanes: list[list[_WorkedOn]] = []

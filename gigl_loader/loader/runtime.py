@@ -52,7 +52,7 @@ class DistributedRuntimeInfo:
     master_ip_address: str
     """Address of the machine of rank 0."""
     should_cleanup_distributed_context: bool
-    """Whether the process group was started to find this out, and is to be ended by its user."""
+    """Whether the process group was started only for this, and has to be ended by its user."""
 
 
 def resolve_runtime(
@@ -60,7 +60,7 @@ def resolve_runtime(
     local_process_rank: int | None = None,
     local_process_world_size: int | None = None,
 ) -> DistributedRuntimeInfo:
-    """Find out where this process stands among the others.
+    """Find this process's place among the others.
 
     Args:
         context: Deprecated. Names the machines; the local figures are then required, and a gloo
@@ -91,7 +91,7 @@ def runtime_or_alone(
     local_process_rank: int | None = None,
     local_process_world_size: int | None = None,
 ) -> DistributedRuntimeInfo:
-    """Return what `resolve_runtime` finds; a job of one process needs no process group for it.
+    """Return the result of `resolve_runtime`; a job of one process needs no process group for it.
 
     Without a group, ``WORLD_SIZE`` tells a job of one process from a rank that forgot to call
     ``init_process_group``: torchrun sets it.
@@ -118,9 +118,9 @@ def from_addresses(rank: int, addresses: list[str]) -> DistributedRuntimeInfo:
             "torchrun with the same --nproc-per-node everywhere"
         )
     local_world_size = counts[addresses[0]]
-    # Machine and local rank are told from the rank alone, here and wherever machines' inputs are
-    # compared. With ranks dealt out in turn, two processes of a machine would both be its local
-    # rank 0: on one GPU, and each with all seeds of the machine.
+    # Machine and local rank follow from the rank alone, here and wherever machines' inputs are
+    # compared. With ranks assigned in turn, two processes of a machine would both be its local rank
+    # 0: on one GPU, and each with all seeds of the machine.
     if addresses != [one for one in counts for _ in range(local_world_size)]:
         raise ConfigError(
             f"the ranks of a machine must follow one another, found {addresses} by rank: start "
@@ -153,7 +153,7 @@ def _from_context(
         )
     rank = context.global_rank * local_world_size + local_rank
     world_size = context.global_world_size * local_world_size
-    # A group that is there stays its owner's: it is used, and not ended.
+    # An existing group belongs to its owner: it is used, and not ended.
     started = not dist.is_initialized()
     if started:
         # gloo would listen where the host's own name leads, which may be the loopback.
@@ -179,7 +179,7 @@ def _from_context(
 
 def agree_on_port(runtime: DistributedRuntimeInfo) -> int:
     """Return a port that is free on the master, the same on every rank of the process group."""
-    # Free at this moment: another program may take it before it is listened on, so nothing of ours
+    # Free at this moment: another program may take it before anything listens, so nothing of ours
     # listens there; it is for GLT's options.
     port = free_port(runtime.master_ip_address) if runtime.rank == 0 else 0
     return tell_ranks(port, runtime.world_size, int)
@@ -214,8 +214,8 @@ def initialize_colocated_sampling_worker(
         should_cleanup_distributed_context=False,
     )
     context = get_context()
-    # Joined again only where something changed: GLT's group is one of the process, and a second
-    # loader must not take it from the first one.
+    # Joined again only after a change: GLT has one group per process, and a second loader must not
+    # take it from the first one.
     if context is None or not context.is_worker() or context.world_size != runtime.world_size:
         init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
     return agree_on_port(runtime)

@@ -1,7 +1,7 @@
-"""Seeds given by the user, checked before anything starts, and told to the other ranks.
+"""Seeds given by the user, checked before anything starts, and sent to the other ranks.
 
-Each rank takes part in one exchange for each loader that it builds: with its input, or with why it
-gives up. So no rank waits for one that has failed, and all see the same list, and raise alike.
+Each rank takes part in one exchange for each loader that it builds: with its input, or with its
+error. So no rank waits for a failed one, and all see the same list, and raise alike.
 """
 
 import hashlib
@@ -44,11 +44,11 @@ NodeInput = (
     | Mapping[int, Seeds]
     | tuple[NodeType, Mapping[int, Seeds]]
 )
-"""Seeds of a user: colocated the first three, by storage server the last two."""
+"""A user's seeds: colocated the first three, by storage server the last two."""
 
 
 Positions = Tensor | NDArray[Any] | Sequence[int]
-"""Which of a loader's seeds, counted from 0."""
+"""Positions among a loader's seeds, counted from 0."""
 
 
 def read_positions(given: Any, num_seeds: int) -> Tensor:
@@ -85,7 +85,7 @@ def read_seeds(
     Args:
         given: Ids as a tensor, array or sequence of integers; or a bool mask ``[num_nodes]``.
         num_nodes: Nodes of the type.
-        name: What to call it in errors.
+        name: Its name in errors.
 
     Raises:
         WrongTypeError: None of these.
@@ -104,8 +104,8 @@ def read_seeds(
 
 
 def _as_tensor(given: Any, name: str) -> Any:
-    """Return arrays and sequences of integers or bools as tensors, all else as it is."""
-    # A text is a sequence as well, and numpy would read its letters.
+    """Return arrays and sequences of integers or bools as tensors, all else unchanged."""
+    # A string is a sequence as well, and numpy would read its letters.
     if isinstance(given, str | bytes) or not isinstance(given, np.ndarray | Sequence):
         return given
     try:
@@ -113,10 +113,10 @@ def _as_tensor(given: Any, name: str) -> Any:
     except ValueError as error:  # rows of several lengths
         raise ConfigError(f"{name} cannot be read as node ids: {error}") from error
     if found.size == 0 and not isinstance(given, np.ndarray):
-        # An empty list is float64 to numpy; an empty array has a type that somebody chose.
+        # An empty list is float64 to numpy; an empty array has a chosen type.
         return torch.empty(0, dtype=torch.int64)
     if found.dtype.kind == "b":
-        # Copied: the user's array may change later, or be read-only, of which torch warns.
+        # Copied: the user's array may change later, or be read-only, which torch warns about.
         return torch.from_numpy(found.copy())
     if found.dtype.kind not in "iu":
         raise ConfigError(f"{name} must hold integer node ids, got values of type {found.dtype}")
@@ -161,7 +161,7 @@ def typed_seeds(
 ) -> tuple[NodeType, Any]:
     """Return (node type, seeds as they were given) of colocated ``input_nodes``.
 
-    The type is always given; the seeds are None where all nodes of the type are meant.
+    The type is always given; the seeds are None if all nodes of the type are meant.
 
     Raises:
         ConfigError: The type is missing or unknown, or the input is a graph store's.
@@ -193,7 +193,7 @@ def _check_node_type(node_type: Any, num_nodes: Mapping[NodeType, int], plain: b
 
 
 def _is_typed(input_nodes: Any) -> bool:
-    """Return whether it is ``(node_type, seeds)``; a tuple of ids is a sequence like others."""
+    """Return whether it is ``(node_type, seeds)``; a tuple of ids is an ordinary sequence."""
     pair = isinstance(input_nodes, tuple) and len(input_nodes) == 2
     # `(3, 5)` are two seeds.
     return pair and not isinstance(input_nodes[0], int | np.integer)
@@ -238,7 +238,7 @@ def typed_by_server(
 
 
 def check_servers(by_server: Mapping[int, Any], servers: range) -> None:
-    """Raise `ConfigError` where the input names a storage server that there is not."""
+    """Raise `ConfigError` if the input names an unknown storage server."""
     unknown = [server for server in by_server if server not in servers]
     if unknown:
         raise ConfigError(f"the input names storage servers {unknown}; there are {list(servers)}")
@@ -254,11 +254,11 @@ def local_share(seeds: Tensor, local_rank: int, local_world_size: int) -> Tensor
 
 
 def digest_of_seeds(inputs: Sequence[NodeSamplerInput]) -> str:
-    """Return what tells seeds, and what comes with each, from others; not how they are divided."""
+    """Return a digest of seeds and their columns, but not of how they are divided."""
     digest = hashlib.blake2b(digest_size=8)
     for one in inputs:
         columns = getattr(one, "extra", None) or {}
-        # By name: in which order columns were added does not change what the seeds are.
+        # By name: the order in which columns were added does not matter.
         for column in (one.node, *(columns[name] for name in sorted(columns))):
             digest.update(bytes_of(column.cpu().contiguous()))
     return digest.hexdigest()
@@ -285,8 +285,7 @@ def read_times(given: Any, num_seeds: int, name: str) -> Tensor:
             f"{name} must be one number for each of the {num_seeds} seeds, got "
             f"{list(found.shape)} {found.dtype}"
         )
-    # As messages have them (`SEED_TIME`). int64 keeps nanoseconds since 1970 exact, float64 does
-    # not.
+    # As in messages (`SEED_TIME`). int64 keeps nanoseconds since 1970 exact, float64 does not.
     found = found.cpu().to(torch.float64 if found.is_floating_point() else torch.int64)
     if found.is_floating_point() and bool(found.isnan().any()):
         raise ConfigError(f"{name}[{int(found.isnan().nonzero()[0])}] is not a number")
@@ -324,8 +323,8 @@ def add_times_by_server(
         raise ConfigError(f"{name} names servers {unknown}; there are {len(inputs)}")
     for server, found in enumerate(inputs):
         add_times(found, given.get(server, ()), f"{name}[{server}]")
-    # One column of all servers' seeds, so of one type; no times, as of servers without seeds, are
-    # of either. Not float64 for their sake: it would round times in nanoseconds.
+    # One column for all servers' seeds, so one type; missing times of servers without seeds fit
+    # both. They must not force float64, which would round times in nanoseconds.
     some = [found.extra[SEED_TIME] for found in inputs if found.node.numel()]
     is_float = any(times.is_floating_point() for times in some)
     for found in inputs:
@@ -336,7 +335,7 @@ def add_times_by_server(
 
 
 def check_time_given(given: Any, expansion: ExpansionOptions, name: str = "input_time") -> None:
-    """Raise `ConfigError` where seeds have times and nothing is sampled by time."""
+    """Raise `ConfigError` if seeds have times and nothing is sampled by time."""
     if given is not None and expansion.time_attr is None:
         raise ConfigError(f"{name} was given without time_attr, which says whose times it bounds")
 
@@ -346,7 +345,7 @@ Weighted = dict[EdgeType, bool] | None
 
 @contextmanager
 def told_to_others(runtime: DistributedRuntimeInfo) -> Iterator[None]:
-    """Tell the other ranks why this one gives up; `colocated_arguments` has them wait for it."""
+    """Send the other ranks this one's error; `colocated_arguments` has them wait for it."""
     try:
         yield
     except GiglLoaderError as error:
@@ -357,34 +356,34 @@ def told_to_others(runtime: DistributedRuntimeInfo) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class RankInput:
-    """The word of one rank on its input, told to the others before any of them starts anything."""
+    """One rank's message about its input, sent to the others before any of them starts anything."""
 
     why: str | None = None
-    """Why it gives up; the others then do so too, instead of waiting for it."""
+    """Its error; the others then raise too, instead of waiting for it."""
     weighted: Weighted = None
-    """From `weighted_types`; None: weights are not asked for."""
+    """From `weighted_types`; None if weights are not requested."""
     partition: tuple[int, int] | None = None
-    """How many partitions there are, and which one it has."""
+    """The number of partitions, and the one that it has."""
     options: dict[str, str] = field(default_factory=lambda: {"shard": "machine"})
     """Strings that have to be the same on all ranks, by name; among them ``shard``."""
     seeds: SeedsTold = field(default_factory=SeedsTold)
 
 
 def share_input(sampler_input: Any, runtime: DistributedRuntimeInfo, told: RankInput) -> Any:
-    """Return this process's share of a machine's input; further columns are cut with the seeds.
+    """Return this process's share of a machine's input; further columns are split with the seeds.
 
-    The processes of a machine that were given the same input share it. One that was given an input
-    of its own, such as the nodes of a partition that no other process of the machine holds, keeps
-    it whole: cutting it would lose the rest. With another ``shard`` than ``"machine"`` each keeps
+    The processes of a machine with the same input share it. One with its own input, such as the
+    nodes of a partition that no other process of the machine holds, keeps it whole: a split would
+    lose the rest. With another ``shard`` than ``"machine"`` each keeps its input whole.
     its input whole.
 
     Args:
-        sampler_input: What this process was given.
-        runtime: Where this process stands.
-        told: All that is told to the others, but of the seeds.
+        sampler_input: The input of this process.
+        runtime: This process's place in the job.
+        told: This rank's message to the others, without the seeds.
 
     Raises:
-        ConfigError: What ranks were given does not fit together; the same on all of them.
+        ConfigError: The arguments of the ranks do not fit together; the same on all of them.
         PeerError: Another rank gave up, or is gone.
     """
     # A user's `NodeSamplerInput` is GLT's class, which has no such attribute.
@@ -405,7 +404,7 @@ def share_input(sampler_input: Any, runtime: DistributedRuntimeInfo, told: RankI
     # Ranks of a machine are neighbours in rank order; `from_addresses` sees to that.
     groups = [(rank // runtime.local_world_size, one.digest) for rank, one in enumerate(everyone)]
     check_each_once(everyone, groups)
-    # Ranks ascend, so all processes with this input count themselves in the same order: their
+    # Ranks ascend, so all processes with this input number themselves in the same order: their
     # blocks neither overlap nor leave a gap.
     same = [rank for rank, group in enumerate(groups) if group == groups[runtime.rank]]
     rank, size = same.index(runtime.rank), len(same)
@@ -416,18 +415,18 @@ def share_input(sampler_input: Any, runtime: DistributedRuntimeInfo, told: RankI
 
 
 _exchanges = count()
-"""Numbers this process's loaders as those of all ranks: each takes part in each exchange."""
+"""Numbers this process's loaders as on all other ranks: each takes part in each exchange."""
 
 
 def _opened() -> dict[int, bytes]:
-    """Return the digests of what the open loaders of this process share with other ranks."""
+    """Return the digests of the inputs that the open loaders of this process share with ranks."""
     return dict(
         one.shared_as for one in open_inputs() if getattr(one, "shared_as", (0, b""))[1]
     )  # fmt: skip
 
 
 def tell_ranks_of_input(runtime: DistributedRuntimeInfo, told: RankInput) -> list[SeedsTold]:
-    """Tell the other ranks this one's input, or why it has none; return all of them, by rank.
+    """Send the other ranks this one's input, or its error; return all of them, by rank.
 
     Raises:
         ConfigError: Ranks do not have weights for the same edge types, or no rank has some
@@ -435,7 +434,7 @@ def tell_ranks_of_input(runtime: DistributedRuntimeInfo, told: RankInput) -> lis
         PeerError: Another rank gave up, or is gone.
     """
     everyone = gather_from_ranks(told, runtime.world_size, RankInput)
-    # A rank's own error is the one to raise there; it says more than that of another rank.
+    # A rank raises its own error, which is more specific than that of another rank.
     for rank, one in enumerate(everyone):
         if told.why is None and one.why is not None:
             raise PeerError(f"rank {rank} could not build its loader: {one.why}")
@@ -468,7 +467,7 @@ def digest(tensors: list[torch.Tensor]) -> bytes:
     """Return a fingerprint of the values of ``tensors``."""
     found = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
-        # Without the shape, values that are cut into columns in another way would look the same.
+        # Without the shape, the same values in other columns would look the same.
         found.update(str(tuple(tensor.shape)).encode())
         found.update(bytes_of(tensor.contiguous()))
     return found.digest()
@@ -478,14 +477,14 @@ def weighted_types(data: DistDataset) -> dict[EdgeType, bool]:
     """Return by walked edge type, of those with edges here, whether it has weights."""
     return {
         name: adjacency.weights is not None
-        # A partition without an edge of some type has no weights of it either, and says nothing.
+        # A partition without an edge of some type has no weights for it either, and is left out.
         for name, adjacency in data.view().adjacency.items()
         if adjacency.indices.numel() and not is_label_edge_type(name)
     }
 
 
 def _check_same_weights(by_rank: list[Weighted]) -> None:
-    """Raise `ConfigError` where partitions differ: a type would be drawn in two ways."""
+    """Raise `ConfigError` if partitions differ: a type would be drawn in two ways."""
     for edge_type in sorted({name for types in by_rank for name in types or ()}):
         has = {rank: types[edge_type] for rank, types in enumerate(by_rank)
                if types and edge_type in types}  # fmt: skip

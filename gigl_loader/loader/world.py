@@ -1,4 +1,4 @@
-"""``shard="world"``: batches numbered over the whole job, whoever takes them.
+"""``shard="world"``: batches numbered over the whole job, whichever rank takes them.
 
 ::
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class WorldShare:
-    """Which positions of the job's sequence are one rank's; beyond the last it starts again."""
+    """The positions of one rank in the job's sequence; beyond the last it starts again."""
 
     rank: int
     world_size: int
@@ -34,28 +34,28 @@ class WorldShare:
     even_ranks: str | None = None
 
     def positions(self, taken: int = 0) -> range:
-        """Return this rank's positions, in order, where the job has taken the first ``taken``."""
+        """Return this rank's positions, in order, once the job has taken the first ``taken``."""
         left = max(self.total - taken, 0)
         stop = taken + left
-        if self.even_ranks == "drop":  # what does not fill a step of all ranks is left out
+        if self.even_ranks == "drop":  # an incomplete step is left out
             stop = taken + left // self.world_size * self.world_size
         elif self.even_ranks == "wrap":  # the last step is filled up from the epoch's start
             stop = taken + -(-left // self.world_size) * self.world_size
         return range(taken + self.rank, stop, self.world_size)
 
     def taken_with(self, position: int) -> int:
-        """Return how many the job has taken once each rank has done its step at ``position``."""
-        # Position minus rank is where the step begins; the last step of the epoch may be short, and
-        # with "wrap" goes beyond the end.
+        """Return the number that the job has taken once each rank has done its step there."""
+        # Position minus rank is the start of the step. The last step of the epoch may be short, and
+        # with "wrap" it extends beyond the end.
         return min(position - self.rank + self.world_size, self.total)
 
 
 def even_steps(own: int, even_ranks: str | None, world_size: int) -> int:
-    """Return how many steps this rank takes, which has ``own`` batches. All ranks call it.
+    """Return the steps of this rank, which has ``own`` batches. All ranks call it.
 
     Raises:
         ConfigError: It would have to repeat an empty input.
-        UsageError: Ranks cannot tell each other.
+        UsageError: Ranks cannot communicate.
     """
     if even_ranks is None or world_size == 1:
         return own
@@ -64,7 +64,7 @@ def even_steps(own: int, even_ranks: str | None, world_size: int) -> int:
     counts = gather_from_ranks(own, dist.get_world_size(), int)
     if even_ranks == "drop":
         return min(counts)
-    # Only here, after all were told: a rank that raised before would leave the others waiting.
+    # Only here, after the exchange: a rank that raised before would leave the others waiting.
     if own == 0 and max(counts) > 0:
         raise ConfigError(
             f"even_ranks='wrap' cannot repeat an empty input: batches by rank {counts}"
@@ -73,7 +73,7 @@ def even_steps(own: int, even_ranks: str | None, world_size: int) -> int:
 
 
 def check_shard(shard: str, *, in_order: bool) -> None:
-    """Raise `ConfigError` where a loader cannot split its seeds that way."""
+    """Raise `ConfigError` if a loader cannot split its seeds that way."""
     if shard not in SHARDS:
         raise ConfigError(f'shard must be "machine", "world" or "none", got {shard!r}')
     if shard == "world" and not in_order:
@@ -84,10 +84,10 @@ def check_shard(shard: str, *, in_order: bool) -> None:
 
 
 def agree_on_seed(options: EpochOptions, given: int | None, world_size: int) -> EpochOptions:
-    """Return ``options``, with rank 0's seed where no rank was given one. All ranks call it.
+    """Return ``options``, with rank 0's seed if the user gave none. All ranks call it.
 
     Args:
-        options: Of this rank; its seed was drawn where ``given`` is None.
+        options: This rank's; its seed was drawn if ``given`` is None.
         given: The user's seed.
         world_size: Number of ranks.
     """
@@ -101,10 +101,10 @@ def agree_on_seed(options: EpochOptions, given: int | None, world_size: int) -> 
 
 
 def check_same_start(epoch: int, taken: int, world_size: int) -> None:
-    """Check that all ranks go on at the same position. All ranks call it, at the start of an epoch.
+    """Check that all ranks continue at the same position. All ranks call it, before an epoch.
 
     Raises:
-        ConfigError: They do not: batches would be taken twice, or by nobody.
+        ConfigError: They do not: batches would be taken twice, or never.
     """
     start = (epoch, taken)
     differ = decide_with_ranks(start, world_size, tuple[int, int], _other_starts, str)
@@ -116,7 +116,7 @@ def check_same_start(epoch: int, taken: int, world_size: int) -> None:
 
 
 def _other_starts(starts: list[tuple[int, int]]) -> str:
-    """Return where ranks start, in words; nothing where that is one place."""
+    """Describe where ranks start; empty if all start at one position."""
     if len(set(starts)) == 1:
         return ""
     texts = [f"rank {r}: epoch {e} after {n} batches" for r, (e, n) in enumerate(starts)]

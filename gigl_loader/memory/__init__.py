@@ -1,1 +1,1 @@
-"""Shared memory: segments without a name, slots for messages, and who reads them where they lie."""
+"""Shared memory: segments without a name, slots for messages, and leases of their readers."""

@@ -1,18 +1,18 @@
-"""Slots of workers, as the process that gets their messages sees them: one table for all uses.
+"""Slots of workers, as seen by the process that receives their messages: one table for all uses.
 
 ::
 
     worker: SlotWriter --descriptor, layout--> LeaseTable.take() -> Lease: the slot's bytes
                        <-- slot number ------- the lease and every tensor made of it are dropped
 
-A slot is one anonymous shared segment. A message is read where its worker wrote it; when the last
-that uses it is gone, the slot's number is handed back to its worker, which writes the next message
-there: no copy, no page faults. A message that is kept keeps its slot, and the worker makes another.
-`ShmChannel` is the queue from which a loader takes such messages.
+A slot is one anonymous shared segment. A message is read where its worker wrote it. When its last
+user is gone, the slot's number is handed back to its worker, which writes the next message there:
+no copy, no page faults. A message that is kept keeps its slot, and the worker makes another.
+A loader takes such messages from the queue `ShmChannel`.
 
-On a storage server a slot may be lent to a client of the same machine, which maps it. If that
-client leaves without saying that it is done, the slot is poisoned: the client may read it for
-ever, so it is never written again.
+A storage server may lend a slot to a client of the same machine, which maps it. If that client
+leaves without giving the slot back, the slot is poisoned: the client may read it for ever, so it
+is never written again.
 """
 
 import ctypes
@@ -39,8 +39,8 @@ from gigl_loader.message import Field, SampleMessage
 
 _KEEP_FREE = 2
 """Free slots that a worker keeps beyond its concurrency: batches differ in size, and a large one
-needs another slot than the small ones around it. More are given up, so that a consumer that held
-many batches for a while does not bind their memory for ever."""
+needs another slot than the small ones around it. Further slots are given up, so that a consumer
+that held many batches for a while does not bind their memory for ever."""
 
 
 class Registration(Protocol):
@@ -60,11 +60,11 @@ class _MappedSlot:
     address: int
     nbytes: int
     fd: int | None
-    """Kept where slots are lent."""
+    """Descriptor; kept if slots are lent."""
     registration: Registration | None
 
     def release(self) -> None:
-        # first: once it is unmapped, other memory may lie at that address, still registered
+        # first: once the slot is unmapped, other memory may lie at that address, still registered
         if self.registration is not None:
             self.registration.release()
         segments.unmap(self.address, self.nbytes)
@@ -74,35 +74,35 @@ class _MappedSlot:
 
 @dataclass
 class _Sender:
-    """Slots of one worker by number, and the states that they are in."""
+    """Slots of one worker by number, with their states."""
 
     slots: dict[int, _MappedSlot] = field(default_factory=dict)
     leased: set[int] = field(default_factory=set)
     lent: set[int] = field(default_factory=set)
-    """Leased ones that a process elsewhere reads where they lie."""
+    """Leased slots that another process reads in place."""
     poisoned: set[int] = field(default_factory=set)
-    """Those that a process elsewhere may read for ever."""
+    """Slots that another process may read for ever."""
     dropped: list[int] = field(default_factory=list)
-    """No longer leased, and not handed back yet."""
+    """Slots that are no longer leased, and not handed back yet."""
     is_gone: bool = False
-    """Whether there is no worker any more to hand slots back to."""
+    """Whether the worker that slots are handed back to is gone."""
 
 
 class Lease:
-    """One message's slot; while this, or a tensor made of it, is held, it is not written."""
+    """One message's slot; it is not written while this, or a tensor made of it, is held."""
 
     def __init__(self, table: "LeaseTable", sender: _Sender, number: int, layout: Layout) -> None:
         self._table, self._sender, self._number = table, sender, number
         self.layout = layout
         slot = sender.slots[number]
         self._buffer = segments.buffer_at(slot.address, slot.nbytes)
-        # of the buffer, not of this object: tensors made of it keep the buffer alone. Not at exit:
-        # the memory goes with the process, and the table may be gone by then
+        # tied to the buffer, not to this object: tensors keep only the buffer. Not at exit: the
+        # memory goes with the process, and the table may be gone by then
         weakref.finalize(self._buffer, table.drop, sender, number).atexit = False
 
     @property
     def payload(self) -> memoryview:
-        """The bytes that the tensors take, without the slot's spare end."""
+        """The bytes of the tensors, without the slot's spare end."""
         return memoryview(self._buffer).cast("B")[: payload_bytes(self.layout)]
 
     def tensors(self) -> SampleMessage:
@@ -110,11 +110,11 @@ class Lease:
         return tensors_over(self._buffer, self.layout)
 
     def lend(self) -> Region:
-        """Say where the message lies, for another process to read it there while this is held."""
+        """Return the message's place, for another process to read it while this is held."""
         return self._table.lend(self._sender, self._number)
 
     def poison(self) -> None:
-        """Never write the slot again: who it was lent to is gone, or may go on reading."""
+        """Never write the slot again: its borrower is gone, or may go on reading."""
         self._table.poison(self._sender, self._number)
 
 
@@ -122,14 +122,14 @@ class LeaseTable:
     """The slots of some workers.
 
     Args:
-        register: For example pins each new slot.
+        register: Called for each new slot, for example to pin it.
         lends: Keep the slots' descriptors, so that leases can be lent.
     """
 
     def __init__(self, register: Register | None = None, *, lends: bool = False) -> None:
         self._register, self._lends = register, lends
-        # leases end in whichever thread drops the last tensor, also in the middle of a call here
-        # when the garbage collector runs: so it can be taken again, and each call leaves the sets
+        # a lease ends in the thread that drops the last tensor, even in the middle of a call here
+        # when the garbage collector runs. So the lock is reentrant, and each call leaves the sets
         # consistent before it makes objects
         self._lock = threading.RLock()
         self._senders: dict[int, _Sender] = {}
@@ -143,7 +143,7 @@ class LeaseTable:
         """
         with self._lock:
             state = self._senders.setdefault(sender, _Sender())
-            # the worker has unmapped these: what keeps their pages is the mapping here
+            # the worker has unmapped these: the mapping here keeps their pages
             for number in written.retired:
                 state.slots.pop(number).release()
             if written.fd is not None:
@@ -152,8 +152,8 @@ class LeaseTable:
             return Lease(self, state, written.slot, written.layout)
 
     def _map(self, fd: int, nbytes: int) -> _MappedSlot:
-        # the caller closes its own once the message is open; who borrows the slot later finds it
-        # by this one, which also stays the same number, so that the borrower knows the region again
+        # the caller closes its own once the message is open. A later borrower of the slot uses this
+        # one, which keeps its number, so that the borrower recognises the region
         kept = os.dup(fd) if self._lends else None
         try:
             address = segments.map_fd(fd, nbytes)
@@ -171,14 +171,14 @@ class LeaseTable:
         with self._lock:
             # unknown before its first message, and after `forget`
             state = self._senders.get(sender, _Sender())
-            # taken out first: an object made below may run the garbage collector, and with it the
-            # end of a lease, which adds to the list
+            # taken out first: an object made below may run the garbage collector, which may end a
+            # lease, which adds to the list
             dropped, state.dropped = state.dropped, []
             for number in dropped:
                 # free at the worker already, or further on in this list
                 spare = len(state.slots) - len(state.leased)
                 if number in state.poisoned or spare > concurrency + _KEEP_FREE:
-                    # the worker never gives a number again, so nothing need remember this one
+                    # the worker never gives a number again, so it need not be remembered
                     state.poisoned.discard(number)
                     retired.append(number)
                     state.slots.pop(number).release()
@@ -187,13 +187,13 @@ class LeaseTable:
         return free, retired
 
     def forget(self, sender: int) -> None:
-        """Release the slots of a worker that is gone; those that are leased go with their leases.
+        """Release the slots of a worker that is gone; leased slots go with their leases.
 
         Another worker may take its number.
         """
         with self._lock:
-            # leases keep the state, and end in it: a worker of the same number, which counts its
-            # slots from 0 again, gets a new one
+            # leases keep the state, and end in it: a new worker of the same number, which counts
+            # its slots from 0 again, gets a new state
             state = self._senders.pop(sender, None)
             if state is not None:
                 state.is_gone = True
@@ -239,8 +239,8 @@ class LeaseTable:
             if self._closed or state.is_gone:
                 state.slots.pop(number).release()
             else:
-                # the worker is told with its next batch, see `returned`: this runs in any thread,
-                # in the middle of whatever that does, and may not send
+                # the worker is told with its next batch, see `returned`: this code runs in any
+                # thread, at any point of its work, and may not send
                 state.dropped.append(number)
 
     def lend(self, state: _Sender, number: int) -> Region:
@@ -258,7 +258,7 @@ class LeaseTable:
 
 
 def payload_bytes(layout: Layout) -> int:
-    """Return how many bytes the tensors of a message take, gaps included."""
+    """Return the bytes of a message's tensors, gaps included."""
     end = 0
     for _, dtype, shape, offset in layout:  # the last tensor may be empty, or have a gap behind it
         end = max(end, offset + segments.nbytes_of(dtype, shape))
@@ -271,7 +271,7 @@ def tensors_over(buffer: Any, layout: Layout) -> SampleMessage:
 
 
 class Packed(dict[str, Tensor]):
-    """A message on a storage server, which sends the bytes as they lie: empty as a dict."""
+    """A message on a storage server, which sends its bytes unchanged: empty as a dict."""
 
     def __init__(self, lease: Lease) -> None:
         super().__init__()
@@ -316,7 +316,7 @@ class ServerMemory(LeaseTable):
 
 
 _LARGE = 1 << 18
-"""Bytes from which a message gets a block: a loop may keep many small ones; mappings are few."""
+"""Smallest message that gets a block: a loop may keep many small ones, and mappings are few."""
 _SPARE = 1.2
 """A new block is this much larger than its first message: batches vary a little."""
 _KEEP = 2
@@ -335,7 +335,7 @@ class OwnMessages:
         self._returned: deque[mmap.mmap] = deque()
 
     def write(self, fields: Sequence[Field]) -> tuple[SampleMessage, int]:
-        """Let ``fields`` write themselves; return their tensors, and the bytes of these."""
+        """Let ``fields`` write themselves; return their tensors, and the tensors' bytes."""
         layout, nbytes = layout_of(fields)
         if nbytes < _LARGE:
             buffer: Any = (ctypes.c_char * nbytes)()
@@ -343,8 +343,8 @@ class OwnMessages:
             return tensors_over(buffer, layout), nbytes
         block = self._take(nbytes)
         buffer = (ctypes.c_char * len(block)).from_buffer(block)
-        # of the buffer, which every tensor keeps, and every view of one; a finalizer holds its
-        # arguments, so the block stays mapped until then. Not at exit: it goes with the process
+        # tied to the buffer, which every tensor and view keeps; a finalizer holds its arguments, so
+        # the block stays mapped until then. Not at exit: it goes with the process
         weakref.finalize(buffer, self._returned.append, block).atexit = False
         write_fields(fields, layout, buffer)
         return tensors_over(buffer, layout), nbytes
@@ -352,24 +352,24 @@ class OwnMessages:
     def _take(self, nbytes: int) -> mmap.mmap:
         while self._returned:
             self._free.append(self._returned.popleft())
-        # the smallest that fits is taken, and the next ones are kept. Those that are too small are
-        # dropped, which unmaps them: sizes grow to the largest of a run soon, and then all fit
+        # takes the smallest block that fits, and keeps the next ones. Blocks that are too small are
+        # dropped, which unmaps them: sizes soon grow to the largest of a run, and then all fit
         fitting = sorted((one for one in self._free if len(one) >= nbytes), key=len)
         self._free = fitting[1 : 1 + _KEEP]
         if fitting:
             return fitting[0]
-        # by default Python's anonymous mappings are shared, and a forked child would write to them
+        # Python's anonymous mappings are shared by default, and a forked child would write to them
         return mmap.mmap(-1, int(nbytes * _SPARE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 _LOCAL = -1
-"""The sender's number of messages sent by this process itself."""
+"""Sender number of messages that this process itself sends."""
 
 TakeNext = Callable[[float | None], SampleMessage]
 
 
 def field_of(key: str, tensor: Tensor) -> Field:
-    """Return a field that copies ``tensor``, of whichever type."""
+    """Return a field that copies ``tensor``, of any type."""
     array = as_array(tensor)
     return Field(
         key, dtype_name(tensor.dtype), tuple(tensor.shape), lambda out: np.copyto(out, array)
@@ -381,8 +381,8 @@ class ShmChannel(ChannelBase):
 
     Args:
         capacity: Messages that may be under way or unread at once, at least 1.
-        size: Bytes of shared memory that those messages may take. One message larger than that
-            still passes, alone.
+        size: Bytes of shared memory for those messages. One message that is larger still passes,
+            alone.
         register: Called with address and bytes of each new slot, for example to pin it; returns an
             object whose ``release()`` undoes it.
     """
@@ -401,7 +401,7 @@ class ShmChannel(ChannelBase):
     # -- receiving ------------------------------------------------------------------------------
 
     def bind(self, source: TakeNext | None) -> None:
-        """Let ``recv`` ask ``source(timeout_s)``, a producer, which also watches its workers."""
+        """Let ``recv`` call ``source(timeout_s)``, a producer, which also watches its workers."""
         self._source = source
 
     def recv(self, timeout_s: float | None = None, **_: Any) -> SampleMessage:
@@ -413,7 +413,7 @@ class ShmChannel(ChannelBase):
         """
         if self.closed:
             raise UsageError("recv on a closed channel: the loader was shut down")
-        # a producer waits itself: while it does, it has to watch its workers and hand out batches
+        # a producer waits itself: meanwhile it has to watch its workers and hand out batches
         if self._source is not None:
             return self._source(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -432,12 +432,13 @@ class ShmChannel(ChannelBase):
         """Copy ``msg`` into a slot of its own and queue it, for a producer in this process."""
         if self.closed:
             raise UsageError("send on a closed channel")
-        # one lock around all of it: senders in several threads share the writer, and messages are
-        # queued in the order in which their slots were written
+        # one lock around the whole call: senders in several threads share the writer, and messages
+        # are queued in the order in which their slots were written
         with self._arrival:
             if self._local is None:
                 self._local = SlotWriter()
-            # first what readers have dropped: else each message would need a slot of its own
+            # first the slots that readers have dropped: else each message would need a slot of its
+            # own
             free, retired = self.returned(_LOCAL, self.capacity)
             self._local.give_back(free, retired)
             written = self._local.write([field_of(key, value) for key, value in msg.items()])
@@ -466,7 +467,7 @@ class ShmChannel(ChannelBase):
         return self._leases.returned(sender, concurrency)
 
     def forget(self, sender: int) -> None:
-        """Release what a worker that is gone had written, once no tensor uses it."""
+        """Release the messages of a worker that is gone, once no tensor uses them."""
         self._leases.forget(sender)
 
     @property
@@ -478,8 +479,8 @@ class ShmChannel(ChannelBase):
         """Release all memory that no tensor uses; the rest goes with its tensors. Idempotent."""
         if self.closed:
             return
-        # set before the waiters are woken, which look at it. Dropping messages takes the table's
-        # lock inside this one; nothing takes the two the other way round
+        # set before the waiters are woken, since they check it. Dropping messages takes the table's
+        # lock inside this one; nothing takes the two in the other order
         self.closed = True
         with self._arrival:
             self._ready.clear()

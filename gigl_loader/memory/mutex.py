@@ -1,7 +1,7 @@
 """A lock in shared memory that outlives its holder: glibc's robust mutex of POSIX threads.
 
-Processes that share memory share the lock. The kernel gives it up for a process that ends while it
-holds it, and the next holder is told, since what the lock guards may be half changed then.
+Processes that share memory share the lock. If a process ends while it holds the lock, the kernel
+releases it and tells the next holder, since the guarded data may be half changed then.
 """
 
 import ctypes
@@ -15,12 +15,12 @@ from gigl_loader.errors import PeerTimeoutError
 from gigl_loader.memory.segments import Array
 
 MUTEX_BYTES = 64
-"""What is kept for a ``pthread_mutex_t``: 40 to 48 bytes on the machines that there are."""
+"""Bytes kept for a ``pthread_mutex_t``, which takes 40 to 48 on current machines."""
 
 _SHARED, _ROBUST = 1, 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
 _libc = ctypes.CDLL(None)
 _clocklock: Callable[..., int] | None = getattr(_libc, "pthread_mutex_clocklock", None)
-"""Waits by a clock of choice; of glibc 2.30 and later, and of no other libc."""
+"""Waits by a chosen clock; only glibc 2.30 and later have it."""
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.0005, 0.02
 
 
@@ -29,12 +29,12 @@ class _Timespec(ctypes.Structure):
 
 
 def make_mutex(memory: Array) -> None:
-    """Make a free lock of ``memory``: `MUTEX_BYTES` uint8, aligned to 8, shared; once.
+    """Make a free lock in ``memory``: `MUTEX_BYTES` uint8, aligned to 8, shared; called once.
 
     Raises:
         OSError: The system has no such lock.
     """
-    # more than a pthread_mutexattr_t takes anywhere; glibc's holds nothing that must be destroyed
+    # larger than a pthread_mutexattr_t on any system; glibc's needs no destruction
     attributes = ctypes.create_string_buffer(64)
     _check(_libc.pthread_mutexattr_init(attributes))
     _check(_libc.pthread_mutexattr_setpshared(attributes, _SHARED))
@@ -47,10 +47,10 @@ def holding(memory: Array, timeout_s: float) -> Iterator[bool]:
     """Hold the lock in ``memory`` within the block.
 
     Yields:
-        Whether the last holder ended while it held it.
+        Whether the last holder ended while it held the lock.
 
     Raises:
-        PeerTimeoutError: It is not free after ``timeout_s`` seconds: its holder is stopped.
+        PeerTimeoutError: The lock is not free after ``timeout_s`` seconds: its holder is stopped.
     """
     mutex = ctypes.c_void_p(memory.ctypes.data)
     code = _lock(mutex, timeout_s)
@@ -59,28 +59,28 @@ def holding(memory: Array, timeout_s: float) -> Iterator[bool]:
             f"a process of this machine has held a lock for {timeout_s:.0f} s: it is stopped; "
             "look at the sampling workers, and start the job again"
         )
-    # a dead owner is no failure: the lock is held now. Another error means that it is not
+    # a dead owner is no failure: the lock is held now. Any other code means that it is not held
     if code != errno.EOWNERDEAD:
         _check(code)
     try:
         yield code == errno.EOWNERDEAD
     finally:
         # before the unlock: a mutex that is unlocked while it is inconsistent can never be locked
-        # again. The block has repaired what the lock guards by now
+        # again. The block has repaired the guarded data by now
         if code == errno.EOWNERDEAD:
             _libc.pthread_mutex_consistent(mutex)
         _libc.pthread_mutex_unlock(mutex)
 
 
 def _lock(mutex: ctypes.c_void_p, timeout_s: float) -> int:
-    """Take the lock; return the code, ETIMEDOUT where it stays held for ``timeout_s`` seconds.
+    """Take the lock; return the code, ETIMEDOUT if it stays held for ``timeout_s`` seconds.
 
-    Not by the wall clock, as `pthread_mutex_timedlock`: that is set while this waits.
+    It does not use the wall clock, as `pthread_mutex_timedlock` does: that may be set meanwhile.
     """
     until = time.monotonic() + timeout_s
     if _clocklock is not None:
         limit = _Timespec(int(until), int(until % 1 * 1e9))
-        # ctypes lets go of the GIL while this waits: other threads of this process go on
+        # ctypes releases the GIL during the wait: other threads of this process go on
         return _clocklock(mutex, time.CLOCK_MONOTONIC, ctypes.byref(limit))
     nap = _SHORTEST_NAP_S
     while True:

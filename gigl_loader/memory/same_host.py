@@ -1,16 +1,16 @@
 """Memory of other processes of this machine, mapped instead of sent: batches and partitions.
 
-A process that offers memory says where it is, a `Region`, over the connection or rendezvous that it
-has with the other one. Whoever wants it opens it through ``/proc``. One check tells whether both
-are on one machine and one may read the other: each process keeps a secret in memory of its own, its
-`Mark`, and who can read the secret there can also map what lies beside it. A process of the same
-number on another machine, or in another container, has another secret.
+A process that offers memory sends its place, a `Region`, over the connection or rendezvous that it
+has with the other one. The other process opens it through ``/proc``. One check tells whether both
+are on one machine and may read each other: each process keeps a secret in its own memory, its
+`Mark`. A process that can read the secret there can also map the memory beside it. A process of
+the same number on another machine, or in another container, has another secret.
 
 A region names the inode of its memory besides the descriptor, so that a descriptor that was closed
-and used again is not taken for what it was.
+and reused is not mistaken for the old one.
 
 Where any of this fails (containers that do not see each other's processes, other users), the same
-data is asked for over the network. Nothing that is read here is unpickled.
+data is requested over the network. Nothing that is read here is unpickled.
 """
 
 import logging
@@ -44,14 +44,14 @@ class Region:
     fd: int
     nbytes: int
     inode: int
-    """Tells it from memory that had, or will have, the same descriptor."""
+    """Tells it from earlier or later memory with the same descriptor."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a process keeps its secret, and the secret; nothing to hide from the job's processes.
+    """A process's secret and its place; no secret from the job's own processes.
 
-    To read it where it lies takes the right to read all of that process's memory.
+    Reading it in place takes the right to read all of that process's memory.
     """
 
     region: Region
@@ -68,17 +68,17 @@ class Offer:
 
 @dataclass(frozen=True)
 class Description:
-    """The parts of an offer, as they are written into its memory."""
+    """The parts of an offer, as written into its memory."""
 
     regions: tuple[Region, ...]
     parts: tuple[SharedPart, ...]
-    """Places of the arrays, in the order of their numbers; indices are those of ``regions``."""
+    """Places of the arrays, in the order of their numbers; their indices refer to ``regions``."""
     body: bytes
     """The value, as the transport's codec writes it."""
 
 
 def region_of(fd: int, nbytes: int) -> Region:
-    """Return where other processes find ``fd`` of this process."""
+    """Return the region where other processes find ``fd`` of this process."""
     return Region(os.getpid(), fd, nbytes, os.fstat(fd).st_ino)
 
 
@@ -89,8 +89,8 @@ def open_region(region: Region) -> int:
         OSError: It is not there any more, or this process has no right to it.
     """
     fd = segments.open_fd_of(region.pid, region.fd)
-    # looked at once it is open: from here on it is this memory, whatever the owner does. Pages
-    # beyond the end would be SIGBUS when they are touched
+    # checked once it is open: from here on it is this memory, whatever the owner does. Touching
+    # pages beyond the end would be SIGBUS
     found = os.fstat(fd)
     if found.st_ino != region.inode or found.st_size < region.nbytes:
         os.close(fd)
@@ -120,7 +120,7 @@ def sees(mark: Mark) -> bool:
 
 
 class Mappings:
-    """Regions that this process has mapped, kept for the next batch that lies in one of them.
+    """Regions that this process has mapped, kept for later batches in the same regions.
 
     Args:
         most_idle: Mappings to keep beyond those in use. A worker has two or three slots, and each
@@ -138,15 +138,15 @@ class Mappings:
 
         Args:
             region: The memory; its owner does not write it until ``on_drop``.
-            on_drop: Called once nothing uses the object any more, by whichever thread drops it.
+            on_drop: Called in the thread that drops the object's last user.
 
         Raises:
             OSError: It is not there any more, or cannot be mapped.
         """
         with self._lock:
             address = self._idle.pop(region, None)
-        # outside of the lock: to map enters all pages of a batch, and other threads have theirs
-        # meanwhile. Nobody maps the same region: its owner lends it once at a time
+        # outside the lock: mapping enters all pages of a batch, and other threads map theirs
+        # meanwhile. No other thread maps the same region: its owner lends it once at a time
         if address is None:
             fd = open_region(region)
             try:
@@ -170,7 +170,7 @@ class Mappings:
             segments.unmap(self._idle.pop(region), region.nbytes)
 
     def close(self) -> None:
-        """Release what no tensor uses; the rest goes with its tensors. Idempotent."""
+        """Release mappings that no tensor uses; the rest go with their tensors. Idempotent."""
         with self._lock:
             self._closed = True
             self._trim()
@@ -180,7 +180,7 @@ def read_offers(offers: Mapping[int, Sequence[Offer]], kind: type[T]) -> dict[in
     """Map values that other processes of this machine offer.
 
     Args:
-        offers: By number, such as a partition's, of all that offer the same value.
+        offers: By number, such as a partition's, all offers of the same value.
         kind: Type of the values; their arrays become numpy's.
 
     Returns:
@@ -199,10 +199,10 @@ def read_offers(offers: Mapping[int, Sequence[Offer]], kind: type[T]) -> dict[in
 
 
 def read_offer(offer: Offer, kind: type[T]) -> T:
-    """Map one value; it stays, however the process that offers it ends.
+    """Map one value; it stays mapped when the process that offers it ends.
 
     Raises:
-        OSError: Its memory cannot be seen from here, or is not offered any more.
+        OSError: Its memory cannot be seen from here, or is no longer offered.
         ProtocolError: It is not of that type.
     """
     if not sees(offer.mark):
@@ -212,7 +212,7 @@ def read_offer(offer: Offer, kind: type[T]) -> T:
     try:
         for region in found.regions:
             fds.append(open_region(region))
-        # what is said of the arrays was written elsewhere: an index, type or offset may be wrong
+        # the description was written elsewhere: an index, type or offset may be wrong
         mapped = segments.PartMapper(fds)
         arrays = [mapped.array(part) for part in found.parts]
     except (TypeError, ValueError, IndexError) as error:

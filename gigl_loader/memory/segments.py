@@ -1,11 +1,11 @@
 """Shared memory that leaves nothing behind: anonymous files (``memfd``), never names in /dev/shm.
 
-A ``memfd`` has no name, so it is gone with its last user, however that user ends; and it does not
+A ``memfd`` has no name, so it is gone with its last user, however that user ends. It does not
 count against the size of /dev/shm, which containers keep small.
 
-Two uses. Long-lived tensors (graph, features, seeds) are shared as they are: the trainer pickles
-them as file descriptors (`gigl_loader.memory.tensors`), `loads` maps them in a worker, as arrays,
-without a copy. Messages lie in slots: one mapping each, recycled.
+There are two uses. Long-lived tensors (graph, features, seeds) are shared unchanged: the trainer
+pickles them as file descriptors (`gigl_loader.memory.tensors`), and `loads` maps them in a worker
+as arrays, without a copy. Messages lie in slots: one mapping each, recycled.
 
 Workers import this, so it does not import torch.
 """
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from gigl_loader.errors import PeerError
 
 Array = NDArray[Any]
-"""An array of numbers, or of the bits of numbers that numpy has no name for."""
+"""An array of numbers, or of the bits of numbers for which numpy has no name."""
 
 ALIGNMENT = 64
 """Bytes to which every array inside a segment is aligned: one cache line."""
@@ -76,7 +76,7 @@ def create_memfd(nbytes: int, name: str = "gigl_loader") -> int:
 
 
 def reserve(fd: int, nbytes: int) -> None:
-    """Let an anonymous file have at least ``nbytes`` bytes, pages reserved.
+    """Give an anonymous file at least ``nbytes`` bytes, pages reserved.
 
     Raises:
         SharedMemoryError: The pages cannot be reserved.
@@ -95,16 +95,16 @@ def map_fd(fd: int, nbytes: int, *, populate: bool = True, file: bool = False) -
 
     Args:
         fd: The memory.
-        nbytes: What it has, at most.
-        populate: Enter all pages into the page table now, not when they are first touched.
+        nbytes: At most the size of the memory.
+        populate: Enter all pages into the page table now, not on first touch.
         file: ``fd`` is a file on disk, perhaps opened for reading only. Pages are read from the
-            page cache, and what is written to them stays in this process.
+            page cache, and writes stay in this process.
 
     Raises:
         SharedMemoryError: The system refuses.
     """
-    # private: a descriptor that is open for reading only may be mapped for writing this way alone,
-    # and torch warns of arrays that cannot be written
+    # private: the only way to map a read-only descriptor for writing, and torch warns of arrays
+    # that cannot be written
     flags = mmap.MAP_PRIVATE if file else mmap.MAP_SHARED
     flags |= mmap.MAP_POPULATE if populate else 0
     address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
@@ -122,9 +122,9 @@ class MappedFile:
     address: int
     nbytes: int
     tells_residency: bool
-    """The kernel says which of its pages are in memory: not to those who may not write to it."""
+    """The kernel reports which pages are in memory only to users who may write to the file."""
     at_random: bool = False
-    """The kernel was told that it is read at random."""
+    """Whether the kernel was told that it is read at random."""
 
 
 _mapped_files: dict[int, MappedFile] = {}
@@ -132,12 +132,12 @@ _mapped_files: dict[int, MappedFile] = {}
 
 
 def _tells_residency(fd: int) -> bool:
-    # the kernel's own condition since 5.2: to others `mincore` says that every page is there
+    # the kernel's own condition since 5.2: for others, `mincore` reports every page as present
     return os.fstat(fd).st_uid == os.geteuid() or os.access(f"/proc/self/fd/{fd}", os.W_OK)
 
 
 def mapped_file_at(address: int) -> MappedFile | None:
-    """Return the file on disk that `map_fd` mapped over ``address``; None: there is none."""
+    """Return the file on disk that `map_fd` mapped over ``address``, or None."""
     for file in mapped_files():
         if file.address <= address < file.address + file.nbytes:
             return file
@@ -145,24 +145,24 @@ def mapped_file_at(address: int) -> MappedFile | None:
 
 
 def mapped_files() -> list[MappedFile]:
-    """Return all files on disk that are mapped here."""
+    """Return all mapped files on disk."""
     return list(_mapped_files.values())
 
 
 def open_fd_of(pid: int, fd: int) -> int:
-    """Return a descriptor of this process for what ``fd`` is in process ``pid``.
+    """Return a descriptor of this process for descriptor ``fd`` of process ``pid``.
 
     Raises:
-        OSError: There is no such process or descriptor to be seen from here, no right to it, or it
-            is another user's (what is read there is trusted).
+        OSError: The process or descriptor cannot be seen or opened from here, or belongs to
+            another user (its contents are trusted).
     """
     path = f"/proc/{pid}/fd/{fd}"
-    # for writing, too, since `map_fd` maps memory that is shared for both
+    # for writing, too, since `map_fd` maps shared memory for both
     try:
         own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:  # a mapped file that may be read only
+    except OSError:  # a mapped file that is read-only
         own = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    # root may open whatever it likes, so the kernel's check alone does not tell
+    # root may open everything, so the kernel's check alone is not enough
     if os.fstat(own).st_uid != os.geteuid():
         os.close(own)
         raise PermissionError(f"descriptor {fd} of process {pid} is another user's")
@@ -170,16 +170,16 @@ def open_fd_of(pid: int, fd: int) -> int:
 
 
 def peek(pid: int, fd: int, nbytes: int, name: str) -> bytes | None:
-    """Return the first bytes of memory of process ``pid``; None: they cannot be read from here.
+    """Return the first bytes of memory of process ``pid``; None if they cannot be read from here.
 
     Args:
         pid: The process.
         fd: Its descriptor.
         nbytes: How many bytes.
-        name: What `create_memfd` was told there; nothing else is opened.
+        name: The name given to `create_memfd` there; nothing else is opened.
     """
-    # asked before it is opened: of another process than was meant, the descriptor may be anything,
-    # such as a device that does something when it is opened
+    # checked before it is opened: in a wrong process, the descriptor may be anything, such as a
+    # device that acts when it is opened
     try:
         if not os.readlink(f"/proc/{pid}/fd/{fd}").startswith(f"/memfd:{name} "):
             return None
@@ -200,7 +200,7 @@ def unmap(address: int, nbytes: int) -> None:
 
 
 def buffer_at(address: int, nbytes: int) -> Any:
-    """Return an object with the buffer protocol over mapped memory; it owns nothing.
+    """Return an object with the buffer protocol over mapped memory, which it does not own.
 
     It takes weak references, and every array or tensor made of it keeps it alive.
     """
@@ -210,7 +210,7 @@ def buffer_at(address: int, nbytes: int) -> Any:
 def storage_dtype(name: str) -> "np.dtype[Any]":
     """Return the numpy type that holds the bits of torch's type ``name`` (``"float32"``...).
 
-    Types that numpy does not know, ``bfloat16`` and those of 8 bits, are held as unsigned integers.
+    Types without a numpy equivalent, ``bfloat16`` and those of 8 bits, become unsigned integers.
     """
     return np.dtype(_UNKNOWN_TO_NUMPY.get(name, name))
 
@@ -225,7 +225,7 @@ _UNKNOWN_TO_NUMPY = {
 
 
 def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes that an array takes."""
+    """Return the bytes of an array."""
     return storage_dtype(dtype).itemsize * math.prod(shape)
 
 
@@ -233,10 +233,10 @@ def array_in(buffer: Any, dtype: str, shape: tuple[int, ...], offset: int) -> Ar
     """Return an array over part of ``buffer``, without a copy.
 
     Args:
-        buffer: What has the bytes.
+        buffer: The memory.
         dtype: A type's name, as torch has it.
-        shape: Of the array.
-        offset: Of its first byte.
+        shape: Shape of the array.
+        offset: Offset of its first byte.
     """
     array: Array = np.ndarray(shape, storage_dtype(dtype), buffer, offset)
     return array
@@ -247,7 +247,7 @@ class SharedPart:
     """Position of a pickled tensor, which `loads` needs to map it."""
 
     index: int | None
-    """Index of the descriptor; None: the tensor is empty."""
+    """Index of the descriptor; None if the tensor is empty."""
     nbytes: int
     """Size of the shared memory behind the descriptor."""
     dtype: str
@@ -255,14 +255,14 @@ class SharedPart:
     offset: int
     """Offset of the first byte."""
     file: bool = False
-    """The descriptor is of a file on disk, open for reading."""
+    """Whether the descriptor is of a file on disk, open for reading."""
 
 
 class PartMapper:
     """Maps parts of shared memory as arrays; each descriptor once.
 
     Args:
-        fds: Of the shared memory; may be closed once all parts are mapped.
+        fds: Descriptors of the shared memory; may be closed once all parts are mapped.
     """
 
     def __init__(self, fds: list[int]) -> None:
@@ -273,15 +273,15 @@ class PartMapper:
         """Return ``part`` as an array, which keeps its memory mapped.
 
         Raises:
-            SharedMemoryError: It cannot be mapped, or is smaller than was said.
+            SharedMemoryError: It cannot be mapped, or is smaller than stated.
         """
         if part.index is None:
             return np.empty(part.shape, storage_dtype(part.dtype))
         if part.index not in self._mapped:
             fd = self._fds[part.index]
-            if os.fstat(fd).st_size < part.nbytes:  # to touch what is missing would be SIGBUS
+            if os.fstat(fd).st_size < part.nbytes:  # touching missing bytes would be SIGBUS
                 raise SharedMemoryError(part.nbytes, f"descriptor {fd} has fewer bytes")
-            # not populated: of a whole graph a process touches the rows that it samples
+            # not populated: a process touches only the rows of the graph that it samples
             address = map_fd(fd, part.nbytes, populate=False, file=part.file)
             buffer = self._mapped[part.index] = buffer_at(address, part.nbytes)
             weakref.finalize(buffer, unmap, address, part.nbytes).atexit = False
@@ -299,11 +299,11 @@ class _Unpickler(pickle.Unpickler):
 
 
 def loads(data: bytes, fds: list[int]) -> Any:
-    """Undo `gigl_loader.memory.tensors.dumps`, but that tensors come back as arrays.
+    """Undo `gigl_loader.memory.tensors.dumps`, except that tensors come back as arrays.
 
-    Only for bytes of this process or of the one that started it: pickle runs what it is told to.
+    Only for bytes of this process or of the one that started it: a pickle can run any code.
 
-    The descriptors stay the caller's to close.
+    The caller has to close the descriptors.
     """
     return _Unpickler(data, fds).load()
 

@@ -1,4 +1,4 @@
-"""The worker's side of message memory: slots are written, read by the trainer, and come back."""
+"""The worker's side of message memory: slots are written, read by the trainer, and returned."""
 
 import os
 import threading
@@ -10,8 +10,8 @@ from gigl_loader.memory import segments
 from gigl_loader.message import Field
 
 _SPARE = 1.2
-"""A new slot is this much larger than its first message: batches vary a little, and one that does
-not fit costs a new slot with all its page faults."""
+"""A new slot is this much larger than its first message: batches vary a little, and a batch that
+does not fit costs a new slot with all its page faults."""
 _PAGE = 64 * 1024
 """Sizes of slots are multiples of this many bytes."""
 
@@ -36,14 +36,14 @@ class Written:
     nbytes: int
     """Size of the slot."""
     fd: int | None
-    """Descriptor of the slot where it is new: to be sent along, then closed."""
+    """Descriptor of a new slot: to be sent along, then closed."""
     retired: tuple[int, ...]
     """Slots that this worker gave up."""
     layout: Layout
 
 
 def layout_of(fields: Sequence[Field]) -> tuple[Layout, int]:
-    """Return where each field goes, and the bytes needed."""
+    """Return the place of each field, and the total bytes."""
     layout: Layout = []
     at = 0
     for field in fields:
@@ -59,7 +59,7 @@ def write_fields(fields: Sequence[Field], layout: Layout, buffer: Any) -> None:
 
 
 class SlotWriter:
-    """Slots of one worker. A free one that is large enough is used again; else a new one is made.
+    """Slots of one worker. A large enough free slot is reused; else a new one is made.
 
     Used by several sampling threads.
     """
@@ -68,7 +68,7 @@ class SlotWriter:
         self._lock = threading.Lock()  # several sampling threads write
         self._free: dict[int, Slot] = {}
         self._leased: dict[int, Slot] = {}  # written, and not handed back yet
-        # given up here, and still mapped by the trainer, which no message has told yet
+        # given up here, and still mapped by the trainer; no message has told it yet
         self._untold: list[int] = []
         self._next = 0  # no number is given twice: the trainer's of one always means the same slot
 
@@ -80,8 +80,8 @@ class SlotWriter:
         """
         layout, nbytes = layout_of(fields)
         slot, fd = self._acquire(nbytes)
-        # outside of the lock: the slot is among the leased ones, so nobody else takes it, and the
-        # other threads write theirs meanwhile
+        # outside the lock: the slot is among the leased ones, so nobody else takes it, and other
+        # threads write theirs meanwhile
         try:
             write_fields(fields, layout, segments.buffer_at(slot.address, slot.nbytes))
         except BaseException:
@@ -94,7 +94,7 @@ class SlotWriter:
                 else:
                     segments.unmap(slot.address, slot.nbytes)
             raise
-        # only now that there is a message to tell it: a failed one would take it to nobody
+        # only now that a message can carry them: a failed one would lose them
         with self._lock:
             retired, self._untold = tuple(self._untold), []
         return Written(slot.number, slot.nbytes, fd, retired, layout)
@@ -108,7 +108,7 @@ class SlotWriter:
                 self._leased[slot.number] = slot
                 return slot, None
             # all free ones are too small, and would stay so: batches of one loader differ little,
-            # so what comes next is more like this one than like those
+            # so the next batches resemble this one
             self._untold.extend(self._free)
             self.retire(tuple(self._free))
             # one byte more, so that a message without bytes has a slot, too
@@ -124,10 +124,10 @@ class SlotWriter:
             return slot, fd
 
     def give_back(self, free: Sequence[int], retired: Sequence[int]) -> None:
-        """Take slots back from the trainer: to be used again, or to be given up."""
+        """Take slots back from the trainer, for reuse or to be given up."""
         with self._lock:
-            # those to give up pass through the free ones, where `retire` finds them; the trainer
-            # has released them itself, so nothing has to be told
+            # slots to give up first join the free ones, where `retire` finds them; the trainer has
+            # released them itself, so it need not be told
             for number in (*free, *retired):
                 self._free[number] = self._leased.pop(number)
             self.retire(retired)

@@ -1,12 +1,12 @@
 """Tensors in shared memory: the trainer's side of `gigl_loader.memory.segments`; pages of memory.
 
-A batch reads rows all over gigabytes. With pages of 4 KiB nearly every row needs an entry of the
-page table that the processor does not have at hand; one huge page stands for 512 of them.
+A batch reads rows all over gigabytes. With pages of 4 KiB, nearly every row needs a page table
+entry that the processor does not have at hand; one huge page replaces 512 of them.
 
-There are two kinds. Pages that an administrator has set aside (``vm.nr_hugepages``) are taken where
-enough of them are free. Else the kernel is asked to make some of the memory that it has, which it
-does where ``/sys/kernel/mm/transparent_hugepage/shmem_enabled`` is ``advise`` or more. Nobody is
-told which pages there are, and nothing fails where there are none.
+There are two kinds. Pages that an administrator has reserved (``vm.nr_hugepages``) are used if
+enough are free. Else the kernel is asked to make some of its memory huge pages, which it does if
+``/sys/kernel/mm/transparent_hugepage/shmem_enabled`` is ``advise`` or more. The choice is not
+reported, and nothing fails without huge pages.
 """
 
 import contextlib
@@ -41,34 +41,34 @@ from gigl_loader.system import meminfo, number_in
 from gigl_loader.transport.codec import ARRAY_EXTENSION
 
 _LEAST_PAGES = 16
-"""Of a tensor: the last page is not full, and a small tensor stays in the cache anyway."""
+"""Smallest tensor: its last page is not full, and a small tensor stays in the cache anyway."""
 _SET_ASIDE = "/sys/kernel/mm/hugepages/hugepages-{}kB/{}_hugepages"
 _MADE = "/sys/kernel/mm/transparent_hugepage/{}"
 _POPULATE_WRITE = 23
-"""``MADV_POPULATE_WRITE``: enter pages as if they were written to, and say where that fails."""
+"""``MADV_POPULATE_WRITE``: enter pages as if written to, and report where that fails."""
 
 _libc = ctypes.CDLL(None)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def _memory_of_a_graph(nbytes: int, name: str) -> tuple[int, int]:
-    """Return (descriptor, bytes) of a new anonymous file, with all its pages; as large as is asked.
+    """Return (descriptor, bytes) of a new anonymous file of ``nbytes``, with all its pages.
 
     It may be larger, up to the end of a huge page: map and unmap all of it.
 
     Args:
-        nbytes: What it must have.
+        nbytes: The least size.
         name: As `segments.create_memfd` takes it.
 
     Raises:
-        SharedMemoryError: There is no memory of any kind for it.
+        SharedMemoryError: No memory of any kind is left for it.
     """
     with contextlib.suppress(OSError):
         if found := _of_pages_set_aside(nbytes, name):
             return found
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
-        # in this order: what is reserved gets small pages, and leaves no place for huge ones
+        # in this order: reserved memory gets small pages, which leaves no place for huge ones
         _ask_for_huge_pages(fd, nbytes)
         segments.reserve(fd, nbytes)
     except BaseException:
@@ -78,7 +78,7 @@ def _memory_of_a_graph(nbytes: int, name: str) -> tuple[int, int]:
 
 
 def _of_pages_set_aside(nbytes: int, name: str) -> tuple[int, int] | None:
-    """Return what `_memory_of_a_graph` does, of pages set aside for this; None: too few are free.
+    """Do `_memory_of_a_graph` with pages set aside for this; None if too few are free.
 
     Raises:
         OSError: Others took them, or this container may not have them.
@@ -86,7 +86,7 @@ def _of_pages_set_aside(nbytes: int, name: str) -> tuple[int, int] | None:
     page = meminfo("Hugepagesize")
     if page == 0 or nbytes < _LEAST_PAGES * page:
         return None
-    # promised: others have reserved them, and they count as free until they are touched
+    # promised: reserved by others; they count as free until they are touched
     free, promised = (
         number_in(_SET_ASIDE.format(page // 1024, which)) or 0 for which in ("free", "resv")
     )
@@ -105,7 +105,7 @@ def _of_pages_set_aside(nbytes: int, name: str) -> tuple[int, int] | None:
 def _ask_for_huge_pages(fd: int, nbytes: int) -> None:
     """Fill an anonymous file that has no pages with huge ones, if the kernel makes any.
 
-    It makes them for memory that is mapped and marked. What it does not fill is left as it is.
+    It makes them for memory that is mapped and marked. A part that it does not fill is unchanged.
     """
     page = number_in(_MADE.format("hpage_pmd_size"))
     if page is None or nbytes < _LEAST_PAGES * page or _is_off():
@@ -131,11 +131,11 @@ def _is_off() -> bool:
 
 
 def give_back_freed() -> None:
-    """Let malloc give the kernel the pages that nothing uses, of all its heaps.
+    """Let malloc return unused pages of all its heaps to the kernel.
 
-    By itself glibc keeps tens of MiB: it gives a heap back from the top only, and after the first
-    large block that is freed it asks for twice that much to be free there. Takes a few
-    milliseconds. Does nothing with another libc.
+    By itself glibc keeps tens of MiB: it shrinks a heap only from the top. After the first large
+    block is freed, it also waits for twice that much to be free there. Takes a few milliseconds.
+    Does nothing with another libc.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -153,11 +153,11 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 def as_array(tensor: Tensor) -> Array:
-    """Return the bits of a CPU tensor as an array over the same memory (a copy: if not contiguous).
+    """Return the bits of a CPU tensor as an array over the same memory (a copy if not contiguous).
 
     The array is of `gigl_loader.memory.segments.storage_dtype`.
     """
-    # numpy takes no tensor that needs gradients, or whose conjugation or sign is still to be done
+    # numpy rejects tensors that need gradients, or that have a pending conjugation or negation
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     storage = storage_dtype(dtype_name(tensor.dtype))
     if storage.name != dtype_name(tensor.dtype):
@@ -189,7 +189,7 @@ def share_tensor(tensor: Tensor) -> Tensor:
     """
     if tensor.is_shared() or tensor.numel() == 0 or is_mapped_file(tensor):
         return tensor
-    # not torch's own way, `Tensor.share_memory_`: that takes a file of /dev/shm, which containers
+    # not torch's own `Tensor.share_memory_`: that takes a file of /dev/shm, which containers
     # keep small, and does not reserve it, so that a full one ends the process with SIGBUS
     shared = empty_shared(tuple(tensor.shape), tensor.dtype)
     shared.copy_(tensor)
@@ -199,10 +199,10 @@ def share_tensor(tensor: Tensor) -> Tensor:
 def empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return an uninitialised tensor in shared memory, to be filled in place.
 
-    Its memory has huge pages where there are some.
+    It uses huge pages if there are some.
 
     Raises:
-        SharedMemoryError: There is no memory for it.
+        SharedMemoryError: Too little memory is left.
     """
     nbytes = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
     if nbytes == 0:
@@ -235,13 +235,13 @@ _mapped_files: dict[int, tuple[int, int]] = {}
 def map_file(path: Path, dtype: str, shape: tuple[int, ...]) -> Tensor:
     """Return a file of bare numbers as a tensor over the page cache; nothing is read yet.
 
-    `dumps` hands it to other processes as the file's descriptor. What is written to the tensor
-    stays in this process; the file does not change.
+    `dumps` hands it to other processes as the file's descriptor. Writes to the tensor stay in this
+    process; the file does not change.
 
     Args:
-        path: The file; it must have the bytes of the tensor.
+        path: The file, of the tensor's size in bytes.
         dtype: A type's name, as torch has it.
-        shape: Of the tensor.
+        shape: Shape of the tensor.
 
     Raises:
         SharedMemoryError: The system does not map it.
@@ -256,7 +256,7 @@ def map_file(path: Path, dtype: str, shape: tuple[int, ...]) -> Tensor:
         os.close(fd)
         raise
     buffer = buffer_at(address, nbytes)
-    # the descriptor stays open: it is what `dumps` hands on
+    # the descriptor stays open: `dumps` hands it on
     _mapped_files[address] = (fd, nbytes)
     weakref.finalize(buffer, _unmap_file, address).atexit = False
     return tensor_in(buffer, dtype, shape, 0)
@@ -280,7 +280,7 @@ class SharedTensors:
     def __init__(self) -> None:
         self.fds: list[int] = []
         self.tensors: list[Tensor] = []
-        """Own the descriptors, which are open as long as these are kept."""
+        """Open as long as these tensors are kept."""
         self._index: dict[int, tuple[int, int]] = {}  # storage address -> (index in fds, bytes)
 
     def part_of(self, obj: Any) -> SharedPart:
@@ -295,7 +295,7 @@ class SharedTensors:
         if obj.numel() == 0:
             return SharedPart(None, 0, dtype, shape, 0)
         # a contiguous view of shared memory stays one: its whole storage is handed on, once for all
-        # its views. What is copied has a storage of its own
+        # its views. A copy has its own storage
         tensor = share_tensor(obj.detach().resolve_conj().resolve_neg().contiguous())
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
@@ -343,8 +343,8 @@ def dumps(obj: Any) -> tuple[bytes, list[int]]:
 
 
 def as_received(obj: Any) -> Any:
-    """Return ``obj`` as a process that it is sent to has it: tensors are arrays, not copied."""
-    # all the way, descriptors too, so that there is no second form of what samplers get
+    """Return ``obj`` as a receiving process sees it: tensors are arrays, not copied."""
+    # the full path, descriptors too, so that samplers get no second form
     data, fds = dumps(obj)
     try:
         return loads(data, fds)
@@ -358,7 +358,7 @@ class Offered:
     `gigl_loader.memory.same_host.read_offer` maps it.
 
     Args:
-        value: A dataclass of what the transport's codec takes, with tensors for arrays.
+        value: A dataclass of types that the transport's codec takes, with tensors for arrays.
     """
 
     def __init__(self, value: Any) -> None:
@@ -370,8 +370,8 @@ class Offered:
             number = (len(parts) - 1).to_bytes(4, "little")
             return msgspec.msgpack.Ext(ARRAY_EXTENSION, number)
 
-        # what msgpack does not know is a tensor: its number stands in the body, as the transport
-        # writes arrays, and its place beside
+        # types that msgpack does not know are tensors: the body has a tensor's number, as the
+        # transport writes arrays, and its place is kept beside it
         body = msgspec.msgpack.encode(value, enc_hook=beside)
         regions = tuple(region_of(fd, os.fstat(fd).st_size) for fd in shared.fds)
         data = msgspec.msgpack.encode(Description(regions, tuple(parts), body))
@@ -382,7 +382,7 @@ class Offered:
         self._release = weakref.finalize(self, _release_offer, fd, shared.tensors)
 
     def close(self) -> None:
-        """Offer it no more; who has mapped it keeps it. Idempotent."""
+        """Stop offering it; processes that have mapped it keep it. Idempotent."""
         self._release()
         self._mark.close()
 

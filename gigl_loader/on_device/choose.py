@@ -1,4 +1,4 @@
-"""Which kernels a device gets."""
+"""Chooses the kernels of a device."""
 
 import importlib
 import logging
@@ -17,17 +17,17 @@ def kernels_for(device: torch.device, kind: str | None = None) -> Kernels:
     """Return the kernels of a device; one call for each thread that samples.
 
     Args:
-        device: Where the graph is.
-        kind: ``"torch"`` or ``"warp"``, which draw the same; None: Warp's on CUDA where Warp is
+        device: Device of the graph.
+        kind: ``"torch"`` or ``"warp"``, which draw the same; None: Warp's on CUDA if Warp is
             installed, otherwise torch's.
 
     Raises:
-        ConfigError: Warp's were asked for, and it is not installed.
+        ConfigError: Warp's were requested, and it is not installed.
     """
     if kind == "torch" or (kind is None and device.type != "cuda"):
         return TorchKernels(device)
     try:
-        # Warp takes half a second to load, and whoever samples elsewhere does without it.
+        # Warp takes half a second to load; processes that sample elsewhere save that.
         found = importlib.import_module("gigl_loader.on_device.warp_kernels")
     except ConfigError as error:
         if kind is not None:

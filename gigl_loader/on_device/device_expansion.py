@@ -1,8 +1,8 @@
-"""How a batch grows on a device: as `gigl_loader.sampler.expansion`, with sizes known beforehand.
+"""How a batch grows on a device: as `sampler.expansion`, with sizes known beforehand.
 
-The host launches all hops of a batch and reads no result. Each array has the size that the fan-outs
-allow at most; which of its places are used, the device knows. The counts come to the host at the
-end, in one copy that nobody waits for; with them `Grown.sampled` cuts the arrays.
+The host launches all hops of a batch and reads no result. Each array has the largest size that the
+fan-outs allow; only the device knows which of its places are used. The counts come to the host at
+the end, in one copy that nobody waits for; with them `Grown.sampled` cuts the arrays.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.sampler.reader import ends_of, row_type
 
 _MOST_PLACES = 1 << 28
-"""Neighbours that one hop over one edge type may have room for: 2 GiB for each array of them."""
+"""Most neighbours that one hop over one edge type may reserve: 2 GiB for each array of them."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class DeviceRoots:
     since: Tensor | None = None
     """``[num_trees]`` int64, the earliest."""
     dropped: dict[EdgeType, Tensor] = field(default_factory=dict)
-    """``[n]`` int64, ascending: pairs of nodes whose edges are left out, as `pair_keys` numbers
-    them."""
+    """``[n]`` int64, ascending: pairs of nodes whose edges are left out, numbered by
+    `pair_keys`."""
 
 
 def pair_keys(expanded: Any, neighbors: Any, num_nodes: int) -> Any:
-    """Return one int64 for each pair of a node and its neighbour, of ``num_nodes`` that there are.
+    """Return one int64 for each pair of a node and its neighbour, out of ``num_nodes`` nodes.
 
-    Of fewer than ``2 ** 31`` nodes of each type no two pairs have the same.
+    With fewer than ``2 ** 31`` nodes of each type, the numbers are distinct.
     """
     return expanded * num_nodes + neighbors
 
@@ -63,7 +63,7 @@ class _Edges:
 
 @dataclass(frozen=True)
 class SampledEdges:
-    """Edges of one type, cut to those there are."""
+    """Edges of one type, cut to those that exist."""
 
     edge_index: Tensor
     """``[2, count]`` int64: neighbours, and the nodes they were drawn for, by label."""
@@ -73,13 +73,13 @@ class SampledEdges:
 
 
 class Grown:
-    """A batch that was launched.
+    """A launched batch.
 
     Args:
         labels: Its nodes by type.
         edges: Its edges by type, hop after hop.
-        stops: Of each type, how many nodes there were after the roots and after each hop: numbers
-            of the host for the roots, ``[]`` int64 of the device behind them.
+        stops: By type, the number of nodes after the roots and after each hop: numbers of the host
+            for the roots, ``[]`` int64 of the device for the hops.
     """
 
     def __init__(
@@ -107,14 +107,14 @@ class Grown:
 
         Args:
             counts: `counts`, on the host.
-            edge_types: All that the plan walks.
+            edge_types: All types that the plan walks.
         """
         read = iter(counts)
         keys, per_hop = {}, {}
         for name in sorted(self._stops):
             stops = [next(read) for _ in self._stops[name]]
             keys[name] = self._labels[name].keys[: stops[-1]]
-            # the roots, then what each hop added
+            # the roots, then the additions of each hop
             per_hop[name] = [b - a for a, b in zip([0, *stops], stops, strict=False)]
         edges = {}
         for edge_type in edge_types:
@@ -134,7 +134,7 @@ class Grown:
 
 
 def _in_front(found: _Edges) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (places that are used, in order, in front of others; neighbours; targets; offsets)."""
+    """Return (used places, in order, in front of others; neighbours; targets; offsets)."""
     valid = torch.cat(found.valid)
     # each used place is written to its rank among these; all others to one place behind the end
     to = torch.where(valid, valid.cumsum(0) - 1, valid.numel())
@@ -149,7 +149,7 @@ class DeviceExpansion:
     Args:
         view: The whole graph, on the device.
         plan: Fan-outs, and how to draw.
-        kernels: Of the device.
+        kernels: Kernels of the device.
         bits: Bits of an id in a key, by type; None: nodes are merged, and a key is an id.
 
     Raises:
@@ -173,7 +173,7 @@ class DeviceExpansion:
         return self._ends[edge_type]
 
     def check(self, num_roots: Mapping[NodeType, int]) -> None:
-        """Raise `ConfigError` where a batch of so many roots has no bound that fits into memory."""
+        """Raise `ConfigError` if a batch of so many roots has no bound that fits into memory."""
         bounds = self._bounds(num_roots).edges_per_hop
         sizes = [(name, hop, size) for name in bounds for hop, size in enumerate(bounds[name])]
         for name, hop, size in sizes:
@@ -187,7 +187,7 @@ class DeviceExpansion:
                 )
 
     def width(self, edge_type: EdgeType, hop: int) -> int:
-        """Return the most neighbours that a node is given in a hop."""
+        """Return the most neighbours drawn for a node in a hop."""
         fanout, degree = self._plan.fanouts[edge_type][hop], self._degrees[edge_type]
         if fanout < 0:
             return degree
@@ -210,7 +210,7 @@ class DeviceExpansion:
         new = bounds.nodes_per_hop
         labels = {name: self._labels(keys, bounds.nodes[name]) for name, keys in roots.keys.items()}
         edges = {name: _Edges() for name in self._plan.fanouts}
-        # Labels of the nodes that the last hop found begin and end here, as the device knows.
+        # Begin and end of the labels of the nodes that the last hop found, known to the device.
         starts = {name: torch.zeros_like(one.count) for name, one in labels.items()}
         stops = {name: [one.count.clone()] for name, one in labels.items()}
         for hop in range(self._plan.num_hops):
@@ -234,7 +234,7 @@ class DeviceExpansion:
     def _frontier(
         self, labels: DeviceLabels, start: Tensor, size: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (labels, keys, which of these there are) of the nodes from ``start`` on."""
+        """Return (labels, keys, which of these exist) of the nodes from ``start`` on."""
         size = min(size, labels.keys.numel())
         at = start + torch.arange(size, device=labels.keys.device)
         there = at < labels.count
@@ -245,7 +245,7 @@ class DeviceExpansion:
         self, ticket: BatchTicket, hop: int, name: EdgeType, asked: tuple[Tensor, Tensor, Tensor],
         roots: DeviceRoots,
     ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-        """Return (positions in the adjacency, counts) of the neighbours that are drawn."""
+        """Return (positions in the adjacency, counts) of the drawn neighbours."""
         _, keys, there = asked
         width = self.width(name, hop)
         if not width or not keys.numel():
@@ -303,7 +303,7 @@ class DeviceExpansion:
     def _is_dropped(
         self, name: EdgeType, keys: Tensor, neighbors: Tensor, dropped: Tensor
     ) -> Tensor:
-        """Return which edges are left out: those between nodes that a link of the batch joins."""
+        """Return the edges to leave out: those between nodes that a link of the batch joins."""
         number = self._view.num_nodes[self._ends[name][1]]
         pairs = pair_keys(keys[:, None], neighbors, number)
         if not dropped.numel():

@@ -1,8 +1,8 @@
-"""What a device computes for a batch: draws and labels, in tensors whose sizes the host knows.
+"""A device's computations for a batch: draws and labels, in tensors whose sizes the host knows.
 
 A host that asked the device for the size of each result would wait for it at every hop. So a result
-has the largest size that it can have, known from the fan-outs; what is not used of it is marked.
-Two implementations answer with the same bits as `gigl_loader.sampler.compiled` on the CPU:
+has its largest possible size, known from the fan-outs, and its unused places are marked.
+Two implementations return the same bits as `sampler.compiled` on the CPU:
 `torch_kernels` in plain operators, for any device, and `warp_kernels`, compiled, for CUDA (and, in
 tests, for the CPU).
 """
@@ -18,19 +18,19 @@ from gigl_loader.sampler.plan import Draw
 
 @dataclass(frozen=True)
 class DeviceDraw:
-    """A question for neighbours of some nodes, all of it on one device but the numbers."""
+    """A request for neighbours of some nodes, on one device except for the numbers."""
 
     draw: Draw
     adjacency: Adjacency[Tensor]
     rows: Tensor
-    """``[n]`` int64, the row of each node in the adjacency; -1: no node, a place that is unused."""
+    """``[n]`` int64, the row of each node in the adjacency; -1: no node, an unused place."""
     ids: Tensor
-    """``[n]`` int64, what the draw of each row is keyed by: the node's id, in disjoint trees
+    """``[n]`` int64, the key of each row's draw: the node's id, in disjoint trees
     ``id + tree * nodes of the type``."""
     width: int
-    """Most neighbours of a row: the fan-out or, where that is -1, the largest degree."""
+    """Most neighbours of a row: the fan-out or, if that is -1, the largest degree."""
     times: TimeOrder[Tensor] | None = None
-    """Rows by time, where the draw is by time."""
+    """Rows by time, if the draw is by time."""
     until: Tensor | None = None
     """``[n]`` int64, the latest time of a neighbour; None: any."""
     since: Tensor | None = None
@@ -45,7 +45,7 @@ class DeviceDrawn:
     """Positions of the drawn edges in the adjacency (canonical order, also where drawn by time)."""
 
     offsets: Tensor
-    """``[n, width]`` int64; a row's draws are its first ``counts`` places, 0 stands in the rest."""
+    """``[n, width]`` int64; a row's draws are its first ``counts`` places, the rest is 0."""
     counts: Tensor
     """``[n]`` int64."""
 
@@ -56,7 +56,7 @@ class DeviceLabels:
 
     keys: Tensor
     """``[capacity]`` int64: ids, or ``tree << bits | id`` of disjoint trees; the first ``count``
-    are nodes, -1 stands in the rest."""
+    are nodes, the rest is -1."""
     count: Tensor
     """``[]`` int64, on the device."""
 
@@ -64,7 +64,7 @@ class DeviceLabels:
 class Kernels(Protocol):
     """The operations on one device. One object per sampling thread: it may own scratch memory.
 
-    None of them waits for the device, except where their docstring says so.
+    None of them waits for the device, unless its docstring says so.
     """
 
     def draw(self, asked: DeviceDraw) -> DeviceDrawn:
@@ -79,12 +79,12 @@ class Kernels(Protocol):
         """Return the label of each of ``keys``; those without one get the next free ones.
 
         Args:
-            labels: Of the type; what is new is added to it.
+            labels: Labels of the type; new ones are added to it.
             keys: ``[n]`` int64.
-            valid: ``[n]`` bool: whether the place is used. The capacity suffices for all that are.
+            valid: ``[n]`` bool: whether the place is used. The capacity suffices for all of these.
 
         Returns:
-            ``[n]`` int64; of a repeated key the label of its first place; -1 where not valid.
+            ``[n]`` int64; a repeated key has the label of its first place; -1 where not valid.
         """
         ...
 

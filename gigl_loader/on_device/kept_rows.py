@@ -1,14 +1,14 @@
-"""Features that lie on the host, kept on the device until their next use.
+"""Features on the host, kept on the device until their next use.
 
 ::
 
     a batch was drawn    add():   the cache learns which rows it will need
-    its turn has come    plan():  which rows are here, which come, which of these take whose slot
+    its turn has come    plan():  rows that are here, rows to come, and the slots that these take
                          rows():  copied out of slots; read on the host; written to slots
 
-Which rows are kept is decided as for rows of other machines, by `gigl_loader.rowcache.cache`; only
-the slots lie elsewhere. One thread plans, and one stream copies, in the order of the plans, so a
-slot has what the plan says when a copy reads it.
+`rowcache.cache` decides which rows are kept, as for rows of other machines; only the slots lie
+elsewhere. One thread plans, and one stream copies, in the order of the plans, so a slot has the
+planned row when a copy reads it.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ class KeptPlan:
     missing: Tensor
     """``[m]`` int64, positions whose rows come from the host."""
     stored: Tensor
-    """``[s]`` int64, which of the missing ones are kept."""
+    """``[s]`` int64, the missing rows that are kept."""
     stored_slots: Tensor
 
 
@@ -54,8 +54,8 @@ class KeptRows:
         view: The graph, placed: features on the host, the rest on the device.
         kinds: Kinds of features that batches have.
         size: Bytes, or as a float the share of all rows.
-        kernels: Of the device.
-        memory: Of the device.
+        kernels: Kernels of the device.
+        memory: Memory of the device.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class KeptRows:
         self._cache.initialise()
         self._user = self._cache.join()
         self.window = WINDOW * max((table.capacity for table in tables.values()), default=0)
-        """Rows that the batches known ahead are to ask for."""
+        """Rows that the batches known ahead may request."""
         self.hits = self.misses = 0
 
     @property
     def owners(self) -> set[Owner]:
-        """Whose rows are kept."""
+        """Owners of the kept rows."""
         return set(self._cache.tables)
 
     def matrices(self, owner: Owner) -> list[Matrix]:
@@ -105,15 +105,15 @@ class KeptRows:
         return [matrix for matrix in self._rows if owner_of(*matrix) == owner]
 
     def add(self, wanted: Mapping[Owner, Array]) -> int:
-        """Say which rows a batch is going to need, by distinct ids; return its number."""
+        """Announce the rows that a batch needs, by distinct ids; return its number."""
         return self._cache.add(self._user, wanted)
 
     def forget(self, number: int) -> None:
-        """Say that a batch is not going to be filled."""
+        """Announce that a batch is not going to be filled."""
         self._cache.forget(number)
 
     def plan(self, number: int, wanted: Mapping[Owner, Array]) -> dict[Owner, KeptPlan]:
-        """Decide what is kept of the batch whose turn it is."""
+        """Decide which rows of the batch whose turn has come are kept."""
         found = {}
         for owner, slots in self._cache.plan(number, wanted).items():
             hits = np.flatnonzero(slots >= 0)
@@ -130,7 +130,7 @@ class KeptRows:
     def rows(self, matrix: Matrix, ids: Tensor, plan: KeptPlan) -> Tensor:
         """Return the rows of ``ids`` (``[n]`` int64, on the device), as planned for these."""
         rows, slots = self._rows[matrix], self._slots[matrix]
-        # before anything is written: a slot may be given to another row by this same plan
+        # before anything is written: this plan may give a slot to another row
         out = slots.new_empty((ids.numel(), *slots.shape[1:]))
         out.index_copy_(0, plan.hits, slots.index_select(0, plan.hit_slots))
         came = self._kernels.gather(rows.values, rows.locate(ids.index_select(0, plan.missing)))

@@ -1,14 +1,14 @@
 """`DeviceSampler`: roots on the host, expansion and rows on the device.
 
-Roots are a handful of ids, and seed edges, labels and negatives are found with the same code
-wherever a batch is sampled. What grows with the fan-outs is done on the device: draws, labels,
-edges and rows. A batch is launched first, and later cut to what there is of it::
+Roots are a handful of ids; seed edges, labels and negatives are found with the same code in every
+deployment. The parts that grow with the fan-outs run on the device: draws, labels, edges and rows.
+A batch is launched first, and later cut to its real size::
 
     launch    roots, host -> device; all hops; counts, device -> host   waits for nothing
     cut       nodes and edges at their exact sizes                      waits for the counts
     finish    rows                                                      waits for nothing
 
-Features may lie on the host, and some of them be kept on the device (`gigl_loader.on_device.
+Features may lie on the host, and some of them may be kept on the device (`on_device.
 kept_rows`). Then batches are cut many steps ahead, and their ids come to the host (`tell`).
 """
 
@@ -67,7 +67,7 @@ class DeviceTensors:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of them."""
+        """Total bytes."""
         return sum(one.nbytes for one in self._found.values())
 
     def lent(self) -> dict[str, Tensor]:
@@ -83,7 +83,7 @@ class Launched:
 
     request: SampleRequest
     fields: list[Field]
-    """What the roots add to the batch, on the host; to be written before the next launch."""
+    """The fields of the roots, on the host; to be written before the next launch."""
     grown: Grown
     seeds: Tensor | None
     """``[num_trees]`` int64, the seed of each tree."""
@@ -102,31 +102,31 @@ class CutBatch:
     edges: dict[EdgeType, SampledEdges]
     seeds: Tensor | None
     ids: dict[Owner, Tensor]
-    """Whose features are kept: the ids of a batch, on the host once ``event`` has passed."""
+    """Owners with kept features: the ids of a batch, on the host once ``event`` has passed."""
     event: Any
     number: int = -1
-    """Number of the batch in the cache; -1: it has none."""
+    """Number of the batch in the cache; -1 if it has none."""
     wanted: dict[Owner, Array] = field(default_factory=dict)
     """``ids``, each once."""
     places: dict[Owner, Array] = field(default_factory=dict)
-    """Where the row of each id is among ``wanted``, if some are there twice."""
+    """Position of each id's row among ``wanted``, if some ids repeat."""
 
 
 class DeviceSampler:
     """Samples on one device. One object per thread.
 
     Args:
-        sampler: For its roots; a plain `NeighborSampler`.
-        plan: What to sample.
+        sampler: Makes the roots; a plain `NeighborSampler`.
+        plan: How to sample.
         view: The whole graph, with its tensors on the device.
-        kernels: Of the device.
-        memory: Of the device.
+        kernels: Kernels of the device.
+        memory: Memory of the device.
         timeout_s: Seconds that a batch may take there.
-        cache: Memory of the device for features that lie on the host, in bytes, or as a float the
-            share of them; None: nothing is kept.
+        cache: Device memory for features that lie on the host, in bytes, or as a float the share of
+            them; None: nothing is kept.
 
     Raises:
-        ConfigError: The plan asks for something that is only done on the host.
+        ConfigError: The plan needs something that is only done on the host.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class DeviceSampler:
         return KeptRows(self._view, kinds, cache, self._kernels, self._memory)
 
     def check(self, batch_size: int) -> None:
-        """Raise `ConfigError` where a batch of so many seeds finds no room on the device."""
+        """Raise `ConfigError` if a batch of so many seeds does not fit on the device."""
         seeds = {self._plan.input_type: batch_size}
         self._expansion.check({name: seeds.get(name, 0) for name in self._view.num_nodes})
 
@@ -188,11 +188,11 @@ class DeviceSampler:
     # -- finish ------------------------------------------------------------------------------------
 
     def has_come(self, under_way: Launched | CutBatch) -> bool:
-        """Return whether the next step of a batch would not wait."""
+        """Return whether the next step of a batch would run at once."""
         return self._memory.has_passed(under_way.event)
 
     def cut(self, launched: Launched) -> CutBatch:
-        """Return a batch cut to the nodes and edges there are; waits for its counts.
+        """Return a batch cut to its real nodes and edges; waits for its counts.
 
         Raises:
             PeerTimeoutError: The device did not get so far in time.
@@ -204,7 +204,7 @@ class DeviceSampler:
             )
             ids = {}
             if self.kept is not None:
-                # without the places that were not used, as batches are many now
+                # without unused places, as many batches are kept now
                 keys = {name: one.clone() for name, one in keys.items()}
                 ids = self._ids_of_kept(self.kept.owners, keys, edges)
             return CutBatch(
@@ -227,7 +227,7 @@ class DeviceSampler:
         return found
 
     def tell(self, drawn: CutBatch) -> None:
-        """Tell the cache which rows a batch needs, after all batches before it.
+        """Announce the rows of a batch to the cache, after all batches before it.
 
         Raises:
             PeerTimeoutError: The device did not get so far in time.
@@ -349,7 +349,7 @@ class DeviceSampler:
 
 
 def check_plan(plan: SamplingPlan) -> None:
-    """Raise `ConfigError` where a plan asks for something that is only done on the host."""
+    """Raise `ConfigError` if a plan needs something that is only done on the host."""
     subgraph = plan.expansion.subgraph_type
     if subgraph in ("induced", "bidirectional"):
         raise _refused(f'subgraph_type="{subgraph}"')
@@ -358,7 +358,7 @@ def check_plan(plan: SamplingPlan) -> None:
 
 
 def checked(sampler: Sampler) -> NeighborSampler:
-    """Return ``sampler`` if a device can do what it does.
+    """Return ``sampler`` if a device can do its work.
 
     Raises:
         ConfigError: It is more than roots, draws and an expansion.

@@ -30,7 +30,7 @@ class TorchKernels:
         """Draw neighbours; the same ones, in the same order, as `LocalReader.draw`."""
         draw, adjacency, width = asked.draw, asked.adjacency, asked.width
         if not adjacency.indices.numel() or not width:
-            # A gather has nothing to read from, not even for places that it would not use.
+            # A gather has nothing to read from, not even for unused places.
             empty = torch.zeros((asked.rows.numel(), width), dtype=torch.int64, device=self.device)
             return DeviceDrawn(empty, torch.zeros_like(asked.rows))
         replace = draw.replace and draw.fanout >= 0  # all neighbours are all, once each
@@ -41,7 +41,7 @@ class TorchKernels:
             return DeviceDrawn(torch.where(places < counts[:, None], drawn, 0), counts)
         counts = _counts(degrees, draw.fanout, replace=replace)
         used = places < counts[:, None]
-        drawn = places.expand(used.shape)  # all of a row, in the order that they are stored in
+        drawn = places.expand(used.shape)  # the whole row, in stored order
         if draw.fanout >= 0:
             numbers = units(row_keys(draw.key, asked.ids)[:, None], places)
             if replace:
@@ -70,11 +70,11 @@ class TorchKernels:
         places = torch.arange(capacity, capacity + num_keys, device=self.device)
         is_new = valid & (first == places)
         ranks = is_new.long().cumsum(0) - 1
-        # The place in ``keys`` that has a key first; of what is known any place, as it is not used.
+        # The first place of a new key in ``keys``; known keys have any place, as it is not used.
         known, first_here = first < capacity, (first - capacity).clamp(min=0)
         found = torch.where(known, first, labels.count + ranks[first_here])
-        # All valid places write: a repeat writes what its first place does, so that the order is
-        # of no matter. What is not valid writes to a place past the end.
+        # All valid places write: a repeat writes the same as its first place, so the order does
+        # not matter. Invalid ones write to a place past the end.
         room = torch.cat([labels.keys, labels.keys.new_zeros(1)])
         room.scatter_(0, torch.where(valid, found, capacity), every[capacity:])
         labels.keys.copy_(room[:capacity])
@@ -82,24 +82,24 @@ class TorchKernels:
         return torch.where(valid, found, -1)
 
     def gather(self, values: Tensor, rows: Tensor) -> Tensor:
-        """Return ``values[rows]``; of values on the host the ids go there, and the host waits."""
+        """Return ``values[rows]``; for values on the host the ids go there, and the host waits."""
         if values.device == rows.device:
             return values.index_select(0, rows)
         return values.index_select(0, rows.to(values.device)).to(rows.device)
 
     def _first_places(self, keys: Tensor) -> Tensor:
-        """Return the first place of ``keys`` at which each of them stands; any of those below 0."""
+        """Return the first place of each of ``keys``; any place for those below 0."""
         places = torch.arange(keys.numel(), device=keys.device)
         ordered, order = torch.sort(keys, stable=True)
         starts = torch.ones_like(keys, dtype=torch.bool)
         starts[1:] = ordered[1:] != ordered[:-1]
-        # A stable sort leaves equal keys in the order of their places: a run starts with the first.
+        # A stable sort keeps equal keys in the order of their places: a run starts with the first.
         run = torch.where(starts, places, 0).cummax(0).values
         return torch.empty_like(keys).scatter_(0, order, order[run])
 
 
 def _rows(asked: DeviceDraw) -> tuple[Tensor, Tensor]:
-    """Return ([n] where each row starts, [n] its degree), cut to the times that it may have."""
+    """Return ([n] start of each row, [n] its degree), cut to its time limits."""
     indptr, draw = asked.adjacency.indptr, asked.draw
     num_rows = indptr.numel() - 1
     # -1 and rows past the end come to one position, and so to a degree of 0
@@ -111,8 +111,8 @@ def _rows(asked: DeviceDraw) -> tuple[Tensor, Tensor]:
     if asked.until is not None:
         stops = _first_after(order, starts, stops, asked.until)
     if asked.since is not None:
-        # Times are integers: what is after ``since - 1`` is not before ``since``. The lowest has
-        # none below it.
+        # Times are integers: times after ``since - 1`` are not before ``since``. The lowest integer
+        # has none below it.
         later = _first_after(order, starts, stops, asked.since - 1)
         starts = torch.where(asked.since > _LOWEST, later, starts)
     if draw.last and draw.fanout >= 0:
@@ -121,7 +121,7 @@ def _rows(asked: DeviceDraw) -> tuple[Tensor, Tensor]:
 
 
 def _counts(degrees: Tensor, fanout: int, *, replace: bool) -> Tensor:
-    """Return how many neighbours are drawn of rows of ``degrees``."""
+    """Return the number of neighbours drawn from rows of ``degrees``."""
     if fanout < 0:
         return degrees
     return torch.where(degrees > 0, fanout, 0) if replace else degrees.clamp(max=fanout)
@@ -140,7 +140,7 @@ def _without_replacement(numbers: Tensor, degrees: Tensor, counts: Tensor) -> Te
 
 def _first_after(order: TimeOrder[Tensor], starts: Tensor, stops: Tensor, times: Tensor) -> Tensor:
     """Return the first place of each row whose time is above that of ``times``; its end if none."""
-    # As many steps as the longest row that there could be needs: the host knows no other bound.
+    # As many steps as the longest possible row needs: the host knows no other bound.
     for _ in range(order.times.numel().bit_length()):
         middle = (starts + stops) >> 1
         searched = starts < stops

@@ -1,8 +1,8 @@
 """Keyed random numbers in plain torch operators: bit for bit those of `sampler.compiled`.
 
-torch has no shifts and few other operators of uint64. So a uint64 is an int64 of the same bits
-here: sums and products wrap around alike, and what a shift to the right pulls in from the sign is
-masked off.
+torch has no shifts and few other operators for uint64. So here a uint64 is an int64 of the same
+bits: sums and products wrap around alike, and bits that a right shift repeats from the sign are
+masked.
 """
 
 import torch
@@ -58,7 +58,7 @@ def units(keys: Tensor, counters: Tensor) -> Tensor:
 def exponentials(uniform: Tensor) -> Tensor:
     """Return ``-log(1 - uniform)`` of `units`: see `weighted_kernels.exponential`.
 
-    One operator a step, so that nothing is fused: not to be compiled.
+    One operator per step, so that nothing is fused: not to be compiled.
     """
     bits = (1.0 - uniform).view(torch.int64)
     scaled = ((bits & FRACTION) | (EXPONENT_OF_ONE << 52)).view(torch.float64)

@@ -1,8 +1,8 @@
 """Draws that read whole rows, in plain torch operators: by weight, and LABOR.
 
 A host that does not wait knows no bound of a row's length but the largest of all rows. So rows are
-read side by side, column after column up to there, whatever they have themselves: on a graph with
-hubs that is slow, and `gigl_loader.on_device.warp_kernels` is for it.
+read side by side, column after column up to that length, whatever their own. On a graph with hubs
+that is slow, and `gigl_loader.on_device.warp_kernels` is faster.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from gigl_loader.on_device.device_kernels import DeviceDraw
 from gigl_loader.on_device.torch_numbers import exponentials, row_keys, units
 
 _BLOCK = 256
-"""Columns that are read at once: of 100,000 rows, 200 MB for each number in between."""
+"""Columns that are read at once: for 100,000 rows, 200 MB for each intermediate number."""
 _LAST = torch.iinfo(torch.int64).max
 
 
 def draw_whole_rows(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (``[n, width]`` positions, ``[n]`` how many of a row are drawn), all int64.
+    """Return (``[n, width]`` positions, ``[n]`` number of draws of each row), all int64.
 
     Places past a row's count hold any number. See `weighted_kernels.draw_weighted` and
     `weighted_kernels.draw_labor`.
@@ -38,14 +38,15 @@ def draw_whole_rows(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> tuple
             inside = inside & (weights > 0)
             found = exponentials(uniform) / weights.double()
         possible += inside.sum(1)
-        # The least so far beside the next ones. Stable: of equal numbers the earlier position.
+        # The smallest so far beside the next ones. Stable: among equal numbers the earlier
+        # position.
         values = torch.cat([values, torch.where(inside, found, torch.inf)], 1)
         values, order = torch.sort(values, dim=1, stable=True)
         chosen = torch.cat([chosen, offsets], 1).gather(1, order)[:, :width]
         values = values[:, :width]
     counts = possible if draw.fanout < 0 else possible.clamp(max=draw.fanout)
     used = torch.arange(width, device=degrees.device) < counts[:, None]
-    # Ascending: what is not drawn goes to the end.
+    # Ascending: places that are not drawn go to the end.
     return torch.where(used, chosen, _LAST).sort(1).values, counts
 
 
@@ -63,7 +64,7 @@ def _columns(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> Iterator[tup
 def _numbers(
     asked: DeviceDraw, starts: Tensor, degrees: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield positions, whether they are of the row, and the random number of each, a block each."""
+    """Yield positions, whether they are in the row, and their random numbers, block by block."""
     draw, indices = asked.draw, asked.adjacency.indices
     keys = None if draw.labor else row_keys(draw.key, asked.ids)[:, None]
     run = torch.zeros_like(starts)[:, None]
@@ -78,16 +79,15 @@ def _numbers(
         begins = torch.where((neighbors != before) | (columns == 0), columns, 0)
         runs = torch.cat([run, begins], 1).cummax(1).values[:, 1:]
         run = runs[:, -1:]
-        # which of parallel edges it is: they lie side by side
+        # the copy among parallel edges: they lie side by side
         yield offsets, inside, units(row_keys(draw.key, neighbors), columns - runs)
 
 
 def _with_replacement(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> tuple[Tensor, Tensor]:
     """Draw by weight with replacement.
 
-    Sums of float64 depend on the order of additions, and `torch.cumsum` has another one on each
-    device. So each column is added in turn, as the CPU does: one rounded sum at a time, the same
-    everywhere.
+    Sums of float64 depend on the order of additions, which `torch.cumsum` chooses by device. So
+    each column is added in turn, as on the CPU: one rounded sum at a time, the same everywhere.
     """
     weights = asked.adjacency.weights
     assert weights is not None

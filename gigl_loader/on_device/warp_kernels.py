@@ -1,8 +1,8 @@
 """The operations of `Kernels` in NVIDIA Warp: one source, compiled for CUDA and, in tests, the CPU.
 
-A kernel has a thread for each row, or for each key, and no thread's result depends on when another
-one runs. Nothing waits for the device: launches are put on torch's current stream, and what they
-write has a size that the host knows. Where Warp keeps compiled kernels is Warp's own setting
+A kernel has a thread for each row, or for each key, and no thread's result depends on the timing of
+another one. Nothing waits for the device: launches go to torch's current stream, and their results
+have sizes that the host knows. The folder of compiled kernels is Warp's own setting
 (``WARP_CACHE_PATH``).
 """
 
@@ -31,11 +31,11 @@ except ImportError as error:
         "compiled kernels for GPUs need NVIDIA Warp: pip install 'gigl_loader[gpu]'"
     ) from error
 
-wp.config.log_level = wp.LOG_WARNING  # it would greet whoever trains, on standard output
+wp.config.log_level = wp.LOG_WARNING  # it would print a greeting on standard output
 # Products must not be fused with sums: each step is rounded, as on the CPU.
 wp.set_module_options({"fuse_fp": False, "enable_backward": False})
 
-# Constants are wrapped: a plain number in a kernel is of 32 bits.
+# Constants are wrapped: a plain number in a kernel has 32 bits.
 _GAMMA = wp.constant(wp.uint64(0x9E3779B97F4A7C15))
 _MIX_1 = wp.constant(wp.uint64(0xBF58476D1CE4E5B9))
 _MIX_2 = wp.constant(wp.uint64(0x94D049BB133111EB))
@@ -50,8 +50,8 @@ _LN_2_LOW = wp.constant(wp.float64(LN_2_LOW))
 _S1, _S2, _S3, _S4, _S5, _S6, _S7 = (wp.constant(wp.float64(factor)) for factor in SERIES)
 _LOWEST = wp.constant(wp.int64(torch.iinfo(torch.int64).min))
 _PAGE_BITS = 20
-"""Items of an array are found by two numbers, page and place there: Warp's indices have 32 bits,
-and a graph may have more edges."""
+"""Array items are found by two numbers, page and place there: Warp's indices have 32 bits, and a
+graph may have more edges."""
 _PAGE_SHIFT = wp.constant(wp.int64(_PAGE_BITS))
 _PLACE = wp.constant(wp.int64((1 << _PAGE_BITS) - 1))
 
@@ -110,7 +110,7 @@ def _exponential(uniform: wp.float64) -> wp.float64:
 
 @wp.func
 def _bound(indptr: wp.array[wp.int64], row: wp.int64) -> wp.int64:
-    """Return where a row starts; rows that do not exist start where there is nothing after."""
+    """Return the start of a row; a row that does not exist starts after the last one."""
     last = wp.int64(indptr.shape[0] - 1)
     return indptr[wp.int32(wp.clamp(row, wp.int64(0), last))]
 
@@ -119,7 +119,7 @@ def _bound(indptr: wp.array[wp.int64], row: wp.int64) -> wp.int64:
 def _first_after(
     times: wp.array2d[wp.int64], start: wp.int64, stop: wp.int64, time: wp.int64
 ) -> wp.int64:
-    """Return the first place from ``start`` on whose time is above ``time``; ``stop`` if none."""
+    """Return the first place from ``start`` whose time is above ``time``; ``stop`` if none."""
     low = start
     high = stop
     while low < high:
@@ -142,11 +142,11 @@ def _cut(
     until: wp.array[wp.int64],
     since: wp.array[wp.int64],
 ) -> tuple[wp.int64, wp.int64]:
-    """Return where the row of place ``i`` starts and stops, cut to the times that it may have."""
+    """Return start and stop of the row of place ``i``, cut to its time limits."""
     if until.shape[0] > 0:
         stop = _first_after(times, start, stop, until[i])
-    # Times are integers: what is after ``since - 1`` is not before ``since``. The lowest has none
-    # below it.
+    # Times are integers: times after ``since - 1`` are not before ``since``. The lowest integer has
+    # none below it.
     if since.shape[0] > 0 and since[i] > _LOWEST:
         start = _first_after(times, start, stop, since[i] - wp.int64(1))
     if last != 0 and fanout >= 0:
@@ -156,7 +156,7 @@ def _cut(
 
 @wp.func
 def _count(degree: wp.int64, fanout: wp.int32, replace: wp.int32) -> wp.int64:
-    """Return how many neighbours are drawn of a row."""
+    """Return the number of neighbours drawn from a row."""
     bound = wp.int64(fanout)
     if fanout >= 0 and (degree > bound or (replace != 0 and degree > wp.int64(0))):
         return bound
@@ -177,7 +177,7 @@ def _draw_next(
     place = wp.int64(j)
     last = degree - take + place
     drawn = wp.int64(_unit(row, place) * wp.float64(last + wp.int64(1)))
-    for k in range(j):  # the draws before stand in the row's own places
+    for k in range(j):  # earlier draws are in the row's own places
         if offsets[i, k] == start + drawn:
             return start + last
     return start + drawn
@@ -210,7 +210,7 @@ def _draw_uniform(
     row = _row_key(key, ids[i])
     for j in range(offsets.shape[1]):
         place = wp.int64(j)
-        position = start + place  # all of them, in the order that they are stored in
+        position = start + place  # the whole row, in stored order
         if place >= take:
             position = wp.int64(0)
         elif replace != 0:
@@ -235,7 +235,7 @@ def _comes_later(
     one: wp.int32,
     other: wp.int32,
 ) -> wp.bool:
-    """Return whether an item is chosen after another; of equal values the earlier position."""
+    """Return whether an item is chosen after another; among equal values the earlier position."""
     if values[i, one] == values[i, other]:
         return items[i, one] > items[i, other]
     return values[i, one] > values[i, other]
@@ -265,7 +265,7 @@ def _sift_down(
     top: wp.int32,
     size: wp.int32,
 ) -> None:
-    """Restore the max-heap of row ``i``, of ``size``, of which the item at ``top`` was replaced."""
+    """Restore the max-heap of row ``i``, of ``size``, after its item at ``top`` was replaced."""
     parent = wp.int32(top)
     while 2 * parent + 1 < size:
         child = 2 * parent + 1
@@ -297,7 +297,7 @@ def _offer(
     value: wp.float64,
     item: wp.int64,
 ) -> None:
-    """Put an item that comes after all others in place of the last choice, if it is before that."""
+    """Replace the last choice by an item after all others, if the item comes before that choice."""
     if value < values[i, 0]:
         values[i, 0] = value
         items[i, 0] = item
@@ -322,7 +322,7 @@ def _sort_by_position(
 
 @wp.func
 def _weight_at(weights: wp.array2d[wp.float32], position: wp.int64) -> wp.float32:
-    """Return the weight of an edge, 1 where there are none."""
+    """Return the weight of an edge, 1 without weights."""
     if weights.shape[0] == 0:
         return wp.float32(1.0)
     return weights[_page(position), _place(position)]
@@ -332,7 +332,7 @@ def _weight_at(weights: wp.array2d[wp.float32], position: wp.int64) -> wp.float3
 def _neighbor_at(
     narrow: wp.array2d[wp.int32], wide: wp.array2d[wp.int64], position: wp.int64
 ) -> wp.int64:
-    """Return the neighbour of an edge, of the array that there is."""
+    """Return the neighbour of an edge, from the array that exists."""
     if narrow.shape[0] > 0:
         return wp.int64(narrow[_page(position), _place(position)])
     return wide[_page(position), _place(position)]
@@ -365,7 +365,7 @@ def _draw_whole_rows(
     while position < stop:
         counter = position - start
         if labor != 0:
-            # which of parallel edges it is: they lie side by side
+            # the copy among parallel edges: they lie side by side
             neighbor = _neighbor_at(narrow, wide, position)
             copy = copy + wp.int64(1) if neighbor == before else wp.int64(0)
             before = neighbor
@@ -381,7 +381,7 @@ def _draw_whole_rows(
                 offsets[i, size] = position
                 size = size + 1
             else:
-                # Rows that are drawn whole stay in the order that they are stored in.
+                # Rows that are drawn whole stay in stored order.
                 if heaped == 0:
                     _make_heap(values, offsets, i, size)
                     heaped = wp.int32(1)
@@ -441,7 +441,7 @@ def _enter(
     firsts: wp.array[wp.int32],
     found: wp.array[wp.int32],
 ) -> None:
-    """Note the least place of each key. ``table`` holds key + 1, 0 where it is free."""
+    """Note the smallest place of each key. ``table`` holds key + 1, or 0 if free."""
     i = wp.tid()
     found[i] = wp.int32(-1)
     if keys[i] >= wp.int64(0):
@@ -453,7 +453,7 @@ def _enter(
             if before == wp.uint64(0) or before == entry:
                 break
             position = wp.int32(wp.uint64(position + 1) & mask)
-        # Where a key stands in the table depends on who comes first; its least place does not.
+        # The place of a key in the table depends on timing; its smallest place does not.
         wp.atomic_min(firsts, position, i)
         found[i] = position
 
@@ -495,7 +495,7 @@ for _, _word in _WORDS.values():  # named: kernels are compiled ahead of time, t
 
 
 class WarpKernels(TorchKernels):
-    """`Kernels` in Warp: draws, and where each key first stands; the rest is torch's.
+    """`Kernels` in Warp: draws, and the first place of each key; the rest is torch's.
 
     Args:
         device: A CUDA device, or the CPU.
@@ -549,7 +549,7 @@ class WarpKernels(TorchKernels):
         return drawn
 
     def gather(self, values: Tensor, rows: Tensor) -> Tensor:
-        """Return ``values[rows]``; a GPU reads values in pinned memory of the host where they are.
+        """Return ``values[rows]``; a GPU reads values in pinned memory of the host in place.
 
         Source:
             Unified virtual addressing: an address of pinned memory is one of the device, too (CUDA
@@ -571,9 +571,9 @@ class WarpKernels(TorchKernels):
         return out
 
     def _first_places(self, keys: Tensor) -> Tensor:
-        """Return the first place of ``keys`` at which each of them stands; 0 of those below 0."""
+        """Return the first place of each of ``keys``; 0 for those below 0."""
         found = torch.empty_like(keys, dtype=torch.int32)
-        # At most half full, so that a search reads few positions, and always comes to a free one.
+        # At most half full, so that a search reads few positions, and always reaches a free one.
         size = 1 << (2 * max(1, keys.numel()) - 1).bit_length()
         table = torch.zeros(size, dtype=torch.int64, device=self.device)
         firsts = torch.full((size,), keys.numel(), dtype=torch.int32, device=self.device)
@@ -591,7 +591,7 @@ class WarpKernels(TorchKernels):
         wp.launch(kernel, dim=threads, inputs=inputs, device=self._on, stream=stream)
 
     def _array(self, values: Tensor | None) -> Any:
-        """Return int64 values as Warp's array over the same memory; an empty one where none."""
+        """Return int64 values as Warp's array over the same memory; an empty one for None."""
         if values is None:
             return wp.empty(0, dtype=wp.int64, device=self._on)
         return wp.from_torch(values.contiguous())
@@ -601,8 +601,8 @@ class WarpKernels(TorchKernels):
 
         Args:
             values: Contiguous; None: an empty array.
-            dtype: Of the items.
-            count: How many there are; None: as many as ``values`` has.
+            dtype: Type of the items.
+            count: Number of items; None: as many as ``values`` has.
         """
         if values is None:
             return wp.empty((0, 0), dtype=dtype, device=self._on)

@@ -1,1 +1,1 @@
-"""Rows of other machines, kept by exact knowledge of what comes: one memory, one pipeline."""
+"""Cache of rows of other machines, based on exact knowledge of later batches: memory, pipeline."""

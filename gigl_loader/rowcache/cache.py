@@ -1,16 +1,17 @@
-"""Rows of other machines, kept in memory that all workers share that read them.
+"""Rows of other machines, kept in memory shared by all workers that read them.
 
 ::
 
     workers draw batches ahead --> add(ids) --> number ---.   each row learns its next use
-    a worker fills a batch ------> plan(number, ids) -----+-> what is kept, what comes, what goes
-                                   what was missing is fetched --> store() --> others copy it
+    a worker fills a batch ------> plan(number, ids) -----+-> which rows stay, come and go
+                                   missing rows are fetched --> store() --> others copy them
 
-Whoever shares the memory, workers of one loader or of all ranks of a machine, there is one clock:
-batches are numbered as they become known. Which rows are kept is decided, as each batch is filled,
-by Belady's rule on all that are known. A batch that is known and never filled, because its worker
-or rank is gone or waits, holds rows until there is no room for the references of further batches:
-it is then forgotten, and if it is filled after all, nothing is kept for it. Rows arrive when they
+All users of the memory, workers of one loader or of all ranks of a machine, share one clock:
+batches are numbered as they become known. When a batch is filled, Belady's rule over all known
+batches decides which rows are kept. A known batch may never be filled, because its worker or rank
+is gone or waits. It holds rows until there is no room for the references of further batches, and is
+then forgotten. If it is filled after all, nothing is kept for it. A row may arrive at any time: a
+slot names its current row, and a reader that finds another row there waits or fetches.
 arrive: a slot says whose row it has, and who finds another one there waits, or fetches.
 """
 
@@ -33,8 +34,8 @@ from gigl_loader.rowcache.tables import (
 )
 
 MISSING = kernels.MISSING
-# The lock is held for milliseconds: who does not get it in a minute waits for a process that is
-# stopped, by a signal or a debugger. One that ended has given it up (`gigl_loader.memory.mutex`).
+# The lock is held for milliseconds: a wait of a minute means that the holder is stopped, by a
+# signal or a debugger. The lock of a process that ended is released (`memory.mutex`).
 _LOCK_S = 60.0
 _FULL = 0.9
 
@@ -71,7 +72,8 @@ class _Arrays:
         self.state[[kernels.OLDEST, kernels.NEWEST]] = newest
         self.index[:] = 0
         self.counts[:] = kernels.ABSENT
-        # Holders need not be wiped, as no slot is in use; what `stored` says would be believed.
+        # Holders need not be wiped, as no slot is in use; but the contents of `stored` would be
+        # believed.
         self.stored[:] = self.top[:] = -1
 
     def add(self, ids: Array) -> None:
@@ -90,7 +92,7 @@ class RowCache:
     """The cache, as one process sees it.
 
     Args:
-        memory: Shared by all processes that use the cache.
+        memory: Memory shared by all processes that use the cache.
     """
 
     def __init__(self, memory: CacheMemory[Array]) -> None:
@@ -99,7 +101,7 @@ class RowCache:
         offset = align(MUTEX_BYTES)
         header = array_in(segment, "int64", (1 + RECENT,), offset)
         self._joined = header[:1]
-        """How many users there ever were."""
+        """The number of users ever."""
         self._seen = header[1:]
         """By user, modulo their number: the last batch that it added + 1."""
         self.tables: dict[Owner, _Arrays] = {}
@@ -109,7 +111,7 @@ class RowCache:
             offset += table.nbytes
 
     def initialise(self) -> None:
-        """Make the memory, which is new, a cache without rows; once, by who made it."""
+        """Turn new memory into a cache without rows; called once, by the process that made it."""
         make_mutex(self._mutex)
         self._joined[:] = self._seen[:] = 0
         for arrays in self.tables.values():
@@ -119,14 +121,14 @@ class RowCache:
     def _locked(self) -> Iterator[None]:
         with holding(self._mutex, _LOCK_S) as was_abandoned:
             if was_abandoned:  # its holder was killed in the middle of a change
-                # numbers that were given stay behind the clock: what they stand for is forgotten
+                # numbers that were given out stay behind the clock: their batches are forgotten
                 newest = 1 + max(arrays.newest for arrays in self.tables.values())
                 for arrays in self.tables.values():
                     arrays.forget_all(newest)
             yield
 
     def join(self) -> int:
-        """Return a number for a user: a loader of a rank, with its workers."""
+        """Return a number for a new user: a loader of a rank, with its workers."""
         with self._locked():
             number = int(self._joined[0])
             self._joined[0] = number + 1
@@ -134,24 +136,24 @@ class RowCache:
 
     @property
     def num_users(self) -> int:
-        """How many share the clock: those that have added one of the last batches, at least 1."""
-        # Without the lock: a number that is one behind makes the look-ahead a little longer or
+        """The number of users that added one of the last batches, at least 1."""
+        # Without the lock: a number that is off by one makes the look-ahead a little longer or
         # shorter, for one batch.
         newest = max(arrays.newest for arrays in self.tables.values())
         return max(1, int(np.count_nonzero(self._seen > max(0, newest - RECENT))))
 
     @property
     def num_known(self) -> int:
-        """Batches from the first one that is known and not filled, to the last one."""
+        """The number of batches from the first one known and not filled, to the last one."""
         return max(
             int(arrays.state[kernels.NEWEST] - arrays.state[kernels.OLDEST])
             for arrays in self.tables.values()
         )
 
     def unknown_share(self) -> float:
-        """Return the share of the slots whose rows were kept last without knowing their next use.
+        """Return the share of the slots whose rows were last kept without a known next use.
 
-        0 where there is room left, and nothing has to go.
+        0 while there is room left, and no row has to go.
         """
         shares = [0.0]
         for arrays in self.tables.values():
@@ -167,7 +169,7 @@ class RowCache:
         return sum(table.row_bytes * table.capacity for table in tables)
 
     def bytes_of(self, wanted: Mapping[Owner, Array]) -> int:
-        """Return the bytes of the rows that a batch asks for."""
+        """Return the bytes of the rows that a batch requests."""
         nothing = np.empty(0, np.int64)
         return sum(
             arrays.table.row_bytes * wanted.get(owner, nothing).size
@@ -177,7 +179,7 @@ class RowCache:
     # -- batches -------------------------------------------------------------------------------
 
     def add(self, user: int, wanted: Mapping[Owner, Array]) -> int:
-        """Say which rows a batch is going to need; it comes after all that were added.
+        """Announce the rows of a batch; it comes after all batches that were added before.
 
         Args:
             user: From `join`.
@@ -188,8 +190,9 @@ class RowCache:
         """
         nothing = np.empty(0, np.int64)
         with self._locked():
-            # Each table counts all batches, also those that ask it for nothing: a number is of all
-            # tables. They agree; after a holder that was killed between two, `_locked` sees to it.
+            # Each table counts all batches, also those that request none of its rows: a number
+            # holds for all tables. They agree; `_locked` repairs this after a holder was killed
+            # between two.
             number = max(arrays.newest for arrays in self.tables.values())
             for owner, arrays in self.tables.items():
                 arrays.add(wanted.get(owner, nothing))
@@ -197,21 +200,21 @@ class RowCache:
         return number
 
     def forget(self, number: int) -> None:
-        """Say that a batch is not going to be filled."""
+        """Announce that a batch is not going to be filled."""
         with self._locked():
             for arrays in self.tables.values():
                 arrays.forget(number)
 
     def plan(self, number: int, wanted: Mapping[Owner, Array]) -> dict[Owner, Array]:
-        """Decide what is kept of a batch that is filled now, and what it finds.
+        """Decide which rows of a batch are kept as it is filled, and find those that are cached.
 
         Args:
-            number: From `add`. Of a batch that was forgotten, or planned before, nothing is kept.
+            number: From `add`. If the batch was forgotten, or planned before, nothing is kept.
             wanted: As it was added.
 
         Returns:
-            By owner ``[n]`` int32, for each id: the slot that has its row; `MISSING`: it is to be
-            fetched; below that, -2 - slot: it is to be fetched and stored there.
+            By owner ``[n]`` int32, for each id: the slot that has its row; `MISSING` if it has to
+            be fetched; below that, -2 - slot, if it has to be fetched and stored there.
         """
         nothing = np.empty(0, np.int64)
         with self._locked():
@@ -223,21 +226,21 @@ class RowCache:
     def store(
         self, owner: Owner, slots: Array, ids: Array, values: Mapping[Matrix, Array], at: Array
     ) -> None:
-        """Store rows in the slots that still are for them.
+        """Store rows in those slots that are still reserved for them.
 
         Args:
-            owner: Whose rows.
+            owner: Owner of the rows.
             slots: ``[n]`` int32.
             ids: ``[n]`` int64.
-            values: By matrix of the owner, all of them, rows.
-            at: ``[n]`` int64, which row of these is of each id.
+            values: Rows, by matrix of the owner, for all matrices.
+            at: ``[n]`` int64, the row in ``values`` of each id.
         """
         if slots.size == 0:
             return
         arrays = self.tables[owner]
         kept = np.empty(slots.size, np.int64)
-        # Marked empty, written, marked as full: who copies rows meanwhile does so without the lock,
-        # and looks at `stored` afterwards. The lock is against other plans and other writers.
+        # Marked empty, written, marked as full: readers copy rows without the lock meanwhile, and
+        # check `stored` afterwards. The lock guards against other plans and other writers.
         with self._locked():
             kept = kept[: kernels.claim(slots, ids, arrays.holders, arrays.stored, kept)]
             slots, ids, at = slots[kept], ids[kept], at[kept]
@@ -246,26 +249,25 @@ class RowCache:
             kernels.publish(slots, ids, arrays.stored)
 
     def abandon(self, owner: Owner, slots: Array, ids: Array) -> None:
-        """Say that rows that were planned for these slots do not come: nobody waits for them."""
+        """Announce that rows planned for these slots will not come: nobody waits for them."""
         arrays = self.tables[owner]
         with self._locked():
-            # A row that came after all stays; a slot that is for another row by now is not ours to
-            # mark.
+            # A row that came after all stays; a slot that now belongs to another row must not be
+            # marked.
             empty = (arrays.holders[slots] == ids) & (arrays.stored[slots] != ids)
             arrays.stored[slots[empty]] = _abandoned(ids[empty])
 
     def is_held(self, owner: Owner, slots: Array, ids: Array) -> bool:
-        """Return whether a slot of ``slots`` is still for its id, whose row may come."""
+        """Return whether a slot of ``slots`` still belongs to its id, whose row may come."""
         arrays = self.tables[owner]
-        # Without the lock, as `absent`: what it says may be old, and costs a wait or a fetch, no
-        # row.
+        # Without the lock, as `absent`: an outdated result costs a wait or a fetch, no row.
         awaited = arrays.stored[slots] != _abandoned(ids)
         return bool(((arrays.holders[slots] == ids) & awaited).any())
 
     def absent(self, owner: Owner, slots: Array, ids: Array) -> Array:
-        """Return the positions of ``ids`` that their slots do not have, or not any more: ``[k]``.
+        """Return the positions of ``ids`` that are not, or no longer, in their slots: ``[k]``.
 
-        Rows that were copied out of slots before the call are right but for these.
+        All other rows that were copied out of slots before the call are right.
         """
         out = np.empty(slots.size, np.int64)
         return out[: kernels.find_absent(slots, ids, self.tables[owner].stored, out)]
@@ -275,25 +277,25 @@ class RowCache:
         return self.tables[owner].rows[matrix]
 
     def matrices(self, owner: Owner) -> Collection[Matrix]:
-        """Return the matrices whose rows are kept together; none of an unknown owner."""
+        """Return the matrices whose rows are kept together; none for an unknown owner."""
         return self.tables[owner].rows.keys() if owner in self.tables else ()
 
 
 def _abandoned(ids: Array) -> Array:
-    """Return what ``stored`` says of a slot where whoever was to fetch the row does not."""
-    # -1 is "empty". Of the id, so that what is left behind by another row is no sign for this one.
+    """Return the mark in ``stored`` of a slot whose row will not be fetched."""
+    # -1 is "empty". It depends on the id, so that a mark left by another row does not count.
     return -2 - ids
 
 
 def _as_bytes(rows: Array) -> Array:
-    """Return rows as a matrix of the widest words that they divide into."""
-    # Two kernels are compiled, whatever the type of rows: of bytes, and of words of eight.
+    """Return rows as a matrix of the widest words that divide them."""
+    # Two kernels are compiled, for any type of rows: one for bytes, and one for words of eight.
     flat = rows.reshape(rows.shape[0], -1).view(np.uint8)
     return flat.view(np.int64) if flat.shape[1] % 8 == 0 else flat
 
 
 def load() -> None:
-    """Compile every kernel, or load it from Numba's cache on disk: one table of one batch."""
+    """Compile every kernel, or load it from Numba's cache on disk, with one table and one batch."""
     table = RowTable(num_ids=4, capacity=1, matrices={("node_features", "a"): ("float32", (1,))},
                   references=8)  # fmt: skip
     owner: Owner = ("node", "a")

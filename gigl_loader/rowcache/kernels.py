@@ -1,10 +1,9 @@
-"""Compiled loops of the row cache: which rows to keep, by when each is needed next.
+"""Compiled loops of the row cache: which rows to keep, by the next use of each.
 
-Batches have numbers, in the order in which they became known, whoever asks for them: the clock.
-They are filled in about that order. One table is a handful of arrays::
+Batches have numbers, in the order in which they became known to the cache: the clock. They are
+filled in about that order. One table is a handful of arrays::
 
-    ring                a position per row asked for ("reference"): its id and the batch that asks,
-    in
+    ring                a position per requested row ("reference"): its id and its batch, in
                         two columns, and its links with the references to the same id whose batches
                         are still to be filled: the position + 1 of the one after it, and of the one
                         before it; the first of them has its row's slot instead; 0: none
@@ -12,31 +11,31 @@ They are filled in about that order. One table is a handful of arrays::
     index               finds the last of these references of an id, or its slot
     holders             by slot: the id that it is for
     slots               by slot: the next slot with the same next use (-1: none), and the position +
-    1
+                        1
                         of the first reference to its row, or its place in the queue
     top                 by next use: a slot that has it; -1: none
     queue               slots whose next use is not known, in the order of their last use, some of
                         them left over
 
-A "code" is what a row is known by: the position + 1 of a reference, -1 - slot, or 0: nothing.
+A "code" identifies a row: the position + 1 of a reference, -1 - slot, or 0: nothing.
 
 A next use is a batch modulo the length of ``starts``, or `never`, that length: not known. Nothing
-is ever taken out of the middle: who has the next use of a batch has it until that batch, or goes
-from the top of that stack; who has none is only noted to be left over in the queue. So a row that
-stays costs a few reads and writes. Of those without a next use the one goes first that has not been
-used for longest.
+is ever taken out of the middle. A slot with a known next use keeps it until that batch, or goes
+from the top of that stack; one without is only marked as left over in the queue. So a row that
+stays costs a few reads and writes. Among rows without a next use, the least recently used goes
+first.
 
-The index has an entry for each id that has a reference or a slot, and for no other one, so it need
-not grow with the graph. With one column it is a table by id. With two it is a hash table, with as
-much of the hash as tells where an entry belongs: so one that goes leaves no mark, but those after
-it move up. Both find the same, so what is kept does not depend on which it is.
+The index has an entry for each id that has a reference or a slot, and for no other id, so it need
+not grow with the graph. With one column it is a table by id. With two it is a hash table that keeps
+enough of the hash to tell where an entry belongs. So a removed entry leaves no mark, but those
+after it move up. Both find the same, so the choice does not change which rows are kept.
 
-What takes time is memory: each row is somewhere else. So what belongs to a row lies together, what
-the next rows of a batch need is asked for `_ROWS_AHEAD` rows before, and while a batch is planned
-the index is only read for rows that no other known batch asks for.
+The time goes into memory accesses: each row is somewhere else. So the data of a row lie together,
+the data of the next rows of a batch are prefetched `_ROWS_AHEAD` rows before, and while a batch is
+planned the index is only read for rows that no other known batch requests.
 
 Source:
-    Belady, "A study of replacement algorithms for a virtual-storage computer" (1966): what is
+    Belady, "A study of replacement algorithms for a virtual-storage computer" (1966): the entry
     needed last goes first. Knuth, "The Art of Computer Programming", volume 3, section 6.4,
     algorithm R: linear probing, with deletion.
 """
@@ -47,16 +46,15 @@ from gigl_loader.rowcache.tables import STATE_SIZE
 from gigl_loader.sampler.compiled import F, at_address, compile_kernel, jit, mix, prefetch
 
 OLDEST, NEWEST, HEAD, TAIL, USED, HITS, MISSES, UNKNOWN, IDLE, FIRST, LAST = range(STATE_SIZE)
-"""Positions of ``state``: the first batch that is still to be filled, and the end of those that are
-known; references added and freed; slots in use; references that were found and not found; rows that
-the last decision kept without knowing when they are needed, and those of which that is not known
-now; where the queue begins and ends."""
+"""Positions of ``state``: the first batch that is still to be filled, and the end of the known
+ones; references added and freed; slots in use; references found and not found; rows that the last
+decision kept without a known next use, and those without one now; begin and end of the queue."""
 LOW, REST, LINK, AFTER = range(4)
-"""Columns of ``ring``: 32 bits of the id; the others of it, and the batch; see the module."""
+"""Columns of ``ring``: 32 bits of the id; its other bits, and the batch; see the module."""
 BATCH_BITS = 15
 """Bits of `REST` that have the batch: `never` is at most 2 ** 14."""
 TWICE = (1 << BATCH_BITS) - 1
-"""Batch of a reference: the batch has the same id before."""
+"""Batch of a reference whose batch has the same id before."""
 BELOW, PLACE = range(2)
 """Columns of ``slots``. A position in the queue is negative: -1 - position."""
 CODE, TAG = range(2)
@@ -68,14 +66,14 @@ MISSING = -1
 """In a plan: fetched, and not kept. Above it: the slot; below: fetched, and kept in -2 - slot."""
 _ROWS_AHEAD = 16
 TURNS = 2 * _ROWS_AHEAD
-"""Tags that `add` keeps: of this row and of those that it asks memory for."""
+"""Tags that `add` keeps: of this row and of the rows that it prefetches."""
 
 
 def _kernel(function: F) -> F:
     """Compile without counting references to arrays, which no kernel makes.
 
-    What is done for a row takes a few nanoseconds. To count up and down each array that is passed
-    on, as Numba does otherwise, takes five times as long as all of it.
+    The work on a row takes a few nanoseconds. Counting each array that is passed on, as Numba does
+    otherwise, takes five times as long as all of that work.
     """
     return jit(function, _nrt=False)
 
@@ -87,13 +85,13 @@ def _inlined(function: F) -> F:
 
 @_inlined
 def _touch(table, row):  # type: ignore[no-untyped-def]
-    """Ask memory for a row of a table, which need not be one, and do not wait for it."""
+    """Prefetch a row of a table, which need not exist, without waiting for it."""
     prefetch(at_address(table.ctypes.data + row * table.strides[0]))
 
 
 @_inlined
 def _next(at, size):  # type: ignore[no-untyped-def]
-    """Return the position after one, of so many in a circle."""
+    """Return the position after ``at`` in a circle of ``size``."""
     return at + 1 if at + 1 < size else 0
 
 
@@ -129,7 +127,7 @@ def _use_at(ring, code, never):  # type: ignore[no-untyped-def]
 
 @_inlined
 def _slot_of(ring, code):  # type: ignore[no-untyped-def]
-    """Return the slot of a row, -1 for none, given a reference or the slot."""
+    """Return the slot of a row, -1 for none, given the code of a reference or the slot."""
     # From the last reference back to the first one, which has the slot. A code of 0 becomes -1.
     while code > 0:
         code = ring[code - 1, LINK]
@@ -141,7 +139,7 @@ def _slot_of(ring, code):  # type: ignore[no-untyped-def]
 
 @_inlined
 def _tag(index, one):  # type: ignore[no-untyped-def]
-    """Return what tells where an id belongs: the id, or a hash of it."""
+    """Return the id, or a hash of it: it tells where the id belongs."""
     if index.shape[1] == 1:
         return one
     return np.int64(mix(np.uint64(one)) >> np.uint64(64 - TAG_BITS))
@@ -150,15 +148,15 @@ def _tag(index, one):  # type: ignore[no-untyped-def]
 @_inlined
 def _home(index, tag):  # type: ignore[no-untyped-def]
     """Return where an id belongs."""
-    # From the tag alone: `_remove`, which moves other entries, need not read their ids. A
-    # multiplication instead of a remainder: the size need not be a power of two, and none is
-    # divided.
+    # From the tag alone: `_remove`, which moves other entries, need not read their ids. It
+    # multiplies instead of taking a remainder: the size need not be a power of two, and a
+    # division is avoided.
     return tag if index.shape[1] == 1 else tag * index.shape[0] >> TAG_BITS
 
 
 @_inlined
 def _find(index, ring, holders, one, tag):  # type: ignore[no-untyped-def]
-    """Return where an id is, or would come to be."""
+    """Return the position of an id, or the one where it would be entered."""
     at = _home(index, tag)
     if index.shape[1] == 1:
         return at
@@ -175,7 +173,7 @@ def _find(index, ring, holders, one, tag):  # type: ignore[no-untyped-def]
 
 @_inlined
 def _find_code(index, tag, code):  # type: ignore[no-untyped-def]
-    """Return where a code is that an id has; 0: where an id that has none would come to be."""
+    """Return the position of a code; of code 0, where an id without a code would be entered."""
     # By code, so that neither ids nor holders are read; each code but 0 is in the index once.
     at = _home(index, tag)
     while index[at, CODE] != code:
@@ -202,13 +200,13 @@ def _enter(index, at, tag, code):  # type: ignore[no-untyped-def]
 
 @_inlined
 def _steps(start, stop, size):  # type: ignore[no-untyped-def]
-    """Return how many entries it is from one to another."""
+    """Return the number of entries from one position to another."""
     return stop - start if stop >= start else stop - start + size
 
 
 @_inlined
 def _remove(index, hole):  # type: ignore[no-untyped-def]
-    """Remove an entry; of those after it, move up what may be found there."""
+    """Remove an entry; of the entries after it, move up those that would be lost."""
     index[hole, CODE] = 0
     size, at = index.shape[0], hole
     while index.shape[1] > 1:
@@ -216,7 +214,7 @@ def _remove(index, hole):  # type: ignore[no-untyped-def]
         if index[at, CODE] == 0:
             break
         home = _home(index, np.int64(index[at, TAG]))
-        # It may move to the hole if that lies between its home and where it is.
+        # It may move to the hole if that lies between its home and its position.
         if _steps(home, at, size) >= _steps(hole, at, size):
             index[hole, CODE], index[hole, TAG] = index[at, CODE], index[at, TAG]
             index[at, CODE] = 0
@@ -228,14 +226,15 @@ def _remove(index, hole):  # type: ignore[no-untyped-def]
 
 @_inlined
 def _enqueue(state, slot, slots, queue):  # type: ignore[no-untyped-def]
-    """Append a slot whose next use is not known; of a full queue, drop what is left over."""
-    # Two positions a slot, and one more: at least half of a full queue is left over, so that to
-    # go through it costs a few steps for each slot that was appended since.
+    """Append a slot without a known next use; from a full queue, drop left-over entries."""
+    # Two positions a slot, and one more: at least half of a full queue is left over, so that a
+    # pass over it costs a few steps for each slot that was appended since.
     if state[LAST] == queue.shape[0]:
         end = 0
         for position in range(state[FIRST], state[LAST]):
             one = queue[position]
-            # An entry counts if its slot says so; what ``slot`` itself says is of its last wait.
+            # An entry counts if its slot points to it; the mark of ``slot`` itself is from its last
+            # wait.
             if slots[one, PLACE] == -1 - position and one != slot:
                 queue[end] = one
                 slots[one, PLACE] = -1 - end
@@ -248,7 +247,7 @@ def _enqueue(state, slot, slots, queue):  # type: ignore[no-untyped-def]
 
 @_inlined
 def _dequeue(state, slots, queue):  # type: ignore[no-untyped-def]
-    """Return the slot without a next use that was not used for longest; there is one."""
+    """Return the least recently used slot without a next use; there is one."""
     while True:
         position = state[FIRST]
         slot = queue[position]
@@ -267,7 +266,7 @@ def _push(slot, use, code, slots, top):  # type: ignore[no-untyped-def]
 
 @_inlined
 def _wait_for(state, slot, code, ring, slots, top, queue):  # type: ignore[no-untyped-def]
-    """Note when a slot's row is needed next: by a reference, or 0: not known."""
+    """Note the next use of a slot's row: a reference, or 0: not known."""
     if code > 0:
         _push(slot, _batch_at(ring, code - 1), code, slots, top)
     else:
@@ -277,10 +276,10 @@ def _wait_for(state, slot, code, ring, slots, top, queue):  # type: ignore[no-un
 
 @_inlined
 def _unlink(state, ring, index, slots, top, queue, at):  # type: ignore[no-untyped-def]
-    """Take a reference out; the slot of its row, if it waits for this one, waits for the next."""
+    """Remove a reference; if the slot of its row waits for it, the slot waits for the next one."""
     link, after = ring[at, LINK], ring[at, AFTER]
-    # The three kinds of what comes before: a reference, the slot (which the reference after it has
-    # from now on), or nothing. What comes after is a reference, or the index.
+    # Three kinds of predecessor: a reference, the slot (which then belongs to the reference after
+    # it), or nothing. The successor is a reference, or the index.
     if link > 0:
         ring[link - 1, AFTER] = after
     if after > 0:
@@ -288,35 +287,36 @@ def _unlink(state, ring, index, slots, top, queue, at):  # type: ignore[no-untyp
     else:
         _replace(index, _tag(index, _id_at(ring, at)), at + 1, link)
     if link < 0:
-        # The stack that the slot was on is of this batch: whoever calls this has emptied it.
+        # The stack that the slot was on belongs to this batch: the caller has emptied it.
         _wait_for(state, -link - 1, after, ring, slots, top, queue)
 
 
 @_kernel
 def _move_on(state, starts, counts):  # type: ignore[no-untyped-def]
-    """Make room of the references of batches that are filled or forgotten."""
+    """Free the references of batches that are filled or forgotten."""
     never = starts.shape[0]
     while state[OLDEST] < state[NEWEST] and counts[state[OLDEST] % never] == ABSENT:
         state[OLDEST] += 1
-    # `HEAD` and `TAIL` count references and are no places: their difference is what is in use.
+    # `HEAD` and `TAIL` count references and are no positions: their difference is the number in
+    # use.
     is_empty = state[OLDEST] == state[NEWEST]
     state[TAIL] = state[HEAD] if is_empty else starts[state[OLDEST] % never]
 
 
-# --- what others call -----------------------------------------------------------------------------
+# --- for callers ----------------------------------------------------------------------------------
 
 
 @_inlined
 def _ask_before_adding(ring, index, slots, ids, tags, i):  # type: ignore[no-untyped-def]
-    """Ask memory for what the next rows need; note their tags."""
-    # Two steps, as where a row lies stands in the index: that is asked for first, and read here
-    # `_ROWS_AHEAD` rows later.
+    """Prefetch the data of the next rows; note their tags."""
+    # Two steps, as the index has the position of a row: the index is prefetched first, and read
+    # here `_ROWS_AHEAD` rows later.
     if i + TURNS < ids.shape[0]:
         tag = _tag(index, ids[i + TURNS])
         tags[i & TURNS - 1] = tag
         _touch(index, _home(index, tag))
     if i >= -_ROWS_AHEAD and i + _ROWS_AHEAD < ids.shape[0]:
-        code = index[_home(index, tags[i + _ROWS_AHEAD & TURNS - 1]), CODE]  # of it, most likely
+        code = index[_home(index, tags[i + _ROWS_AHEAD & TURNS - 1]), CODE]  # most likely its own
         if code > 0:
             _touch(ring, code - 1)
         else:
@@ -325,13 +325,13 @@ def _ask_before_adding(ring, index, slots, ids, tags, i):  # type: ignore[no-unt
 
 @_kernel
 def add(state, ring, starts, counts, index, holders, slots, top, queue, ids, tags):  # type: ignore[no-untyped-def]
-    """Add the references of the next batch; where there is no room, forget the oldest batches.
+    """Add the references of the next batch; if there is no room, forget the oldest batches.
 
     ``tags`` is work memory, ``[TURNS]`` int64.
     """
     size, never, count = ring.shape[0], starts.shape[0], ids.shape[0]
-    # Fewer batches than there are numbers for: modulo ``never``, a batch is told from the others,
-    # and `decide` finds out which of two is later.
+    # Fewer batches than there are numbers: batches differ modulo ``never``, and `decide` finds out
+    # which of two is later.
     while state[OLDEST] < state[NEWEST] and (
         state[NEWEST] - state[OLDEST] >= never - 1 or state[HEAD] - state[TAIL] + count > size
     ):
@@ -339,7 +339,7 @@ def add(state, ring, starts, counts, index, holders, slots, top, queue, ids, tag
     batch = state[NEWEST] % never
     state[NEWEST] += 1
     starts[batch] = state[HEAD]
-    # One that asks for more than the ring holds is forgotten at once: nothing is kept for it.
+    # A batch that requests more rows than the ring holds is forgotten at once: nothing is kept.
     counts[batch] = count if count <= size else ABSENT
     if count > size:
         _move_on(state, starts, counts)
@@ -352,8 +352,8 @@ def add(state, ring, starts, counts, index, holders, slots, top, queue, ids, tag
         _ask_before_adding(ring, index, slots, ids, tags, i)
         position = _find(index, ring, holders, one, tag)
         code = index[position, CODE]
-        # The batch has the id before: a position is taken, so that positions and ids of a batch go
-        # together, but it is in no chain.
+        # The batch has the id before: it takes a position, so that positions and ids of a batch
+        # match, but it is in no chain.
         if code > 0 and _batch_at(ring, code - 1) == batch:
             _write_reference(ring, at, one, TWICE, 0)
         else:
@@ -376,7 +376,7 @@ def forget(state, ring, starts, counts, index, holders, slots, top, queue, batch
     own = batch % never
     if batch < state[OLDEST] or batch >= state[NEWEST] or counts[own] == ABSENT:
         return
-    # Those that waited for this batch: `_unlink` gives each its next use.
+    # The slots that waited for this batch: `_unlink` gives each its next use.
     top[own] = -1
     at = starts[own] % size
     for _ in range(counts[own]):
@@ -398,15 +398,15 @@ def _look_up(state, ring, index, holders, one):  # type: ignore[no-untyped-def]
 
 @_inlined
 def _use(state, ring, index, slots, top, queue, begin, out, missing):  # type: ignore[no-untyped-def]
-    """Take out the references of a batch, and write the slots of its rows.
+    """Remove the references of a batch, and write the slots of its rows.
 
     Returns:
-        How many rows are not here, and how many references are to rows that the batch has before.
+        The number of rows that are missing, and of references to rows that the batch has before.
     """
     size, count, at = ring.shape[0], out.shape[0], begin
     num_missing = repeated = 0
     for i in range(count):
-        if i + TURNS < count:  # ask memory for what it needs
+        if i + TURNS < count:  # prefetch its data
             later = at + TURNS if at + TURNS < size else at + TURNS - size
             if ring[later, AFTER] > 0:
                 _touch(ring, ring[later, AFTER] - 1)
@@ -419,7 +419,7 @@ def _use(state, ring, index, slots, top, queue, begin, out, missing):  # type: i
             repeated += 1
         else:
             code, soon = ring[at, LINK], ring[at, AFTER]
-            while code > 0:  # of a batch before this one, that is filled later
+            while code > 0:  # of an earlier batch, which is filled later
                 soon = code
                 code = ring[code - 1, LINK]
             if code < 0:
@@ -434,11 +434,11 @@ def _use(state, ring, index, slots, top, queue, begin, out, missing):  # type: i
 
 @_inlined
 def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, missing):  # type: ignore[no-untyped-def]
-    """Find slots for those of the missing rows that are needed sooner than what is there."""
-    # ``furthest`` only goes down: what comes is needed sooner than what goes, so that no slot gets
-    # a next use above it. All the searches of a batch together look at each known batch once.
+    """Find slots for those missing rows that are needed sooner than cached rows."""
+    # ``furthest`` only decreases: a new row is needed sooner than the one that goes, so that no
+    # slot gets a next use above it. All searches of a batch together look at each known batch once.
     oldest = state[OLDEST]
-    furthest, last = state[NEWEST], never  # the next use to take from, and as it is noted
+    furthest, last = state[NEWEST], never  # the next use to take from, and its stored form
     for i in range(missing.shape[0]):
         if i + _ROWS_AHEAD < missing.shape[0]:
             _touch(ring, missing[i + _ROWS_AHEAD, 1] - 1)
@@ -449,7 +449,7 @@ def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, mis
         position, code = missing[i, 0], missing[i, 1]
         use = _use_at(ring, code, never)
         slot = -1
-        # Slots that were never used come first, also for rows that nobody known needs again.
+        # Slots that were never used come first, also for rows without a known next use.
         if state[USED] < holders.shape[0]:
             slot = state[USED]
             state[USED] += 1
@@ -457,10 +457,9 @@ def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, mis
             while furthest > oldest and (state[IDLE] == 0 if last == never else top[last] < 0):
                 furthest -= 1
                 last = furthest % never
-            # A row needed no sooner than the worst that is kept is not kept: it is used now and
-            # gone.
+            # A row needed no sooner than the worst cached row is not kept: it is used now and gone.
             if use != never and oldest + (use - oldest) % never < furthest:
-                # Slots of which no next use is known go before all others.
+                # Slots without a known next use go before all others.
                 if last == never:
                     slot = _dequeue(state, slots, queue)
                     state[IDLE] -= 1
@@ -469,7 +468,7 @@ def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, mis
                     slot = top[last]
                     top[last] = slots[slot, BELOW]
                     _touch(slots, top[last])
-                    # The row that goes is still asked for: its references stay, without a slot.
+                    # The evicted row is still requested: its references stay, without a slot.
                     ring[slots[slot, PLACE] - 1, LINK] = 0
         if slot >= 0:
             at = (
@@ -480,8 +479,7 @@ def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, mis
             one = _id_at(ring, at)
             holders[slot] = one
             out[position] = -2 - slot
-            # The index has an id with references by the last one: only the first learns of the
-            # slot.
+            # The index points to the last reference of an id, but only the first stores the slot.
             if code > 0:
                 ring[code - 1, LINK] = -1 - slot
             else:
@@ -493,12 +491,12 @@ def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, mis
 def decide(  # type: ignore[no-untyped-def]
     state, ring, starts, counts, index, holders, slots, top, queue, batch, ids, out, missing
 ):
-    """Plan a batch that is filled now: of what is kept and what comes, keep what is needed soonest.
+    """Plan a batch that is filled now: of cached and new rows, keep those that are needed soonest.
 
-    Batches with smaller numbers may be filled later. Of a batch that is not known, what is here.
-    For one that is known ``ids`` says nothing new but their number: its references have them.
-    ``missing`` is work memory, ``[n, 2]`` int32: of each row that is not here, where it stands, and
-    the first reference to it that is left.
+    Batches with smaller numbers may be filled later. For an unknown batch, only cached rows are
+    found. For a known one, ``ids`` adds nothing but their number: its references have the ids.
+    ``missing`` is work memory, ``[n, 2]`` int32: for each missing row, its position, and the first
+    remaining reference to it.
     """
     size, never = ring.shape[0], starts.shape[0]
     own, count = batch % never, ids.shape[0]
@@ -507,7 +505,7 @@ def decide(  # type: ignore[no-untyped-def]
         for i in range(count):
             out[i] = _look_up(state, ring, index, holders, ids[i])
         return
-    top[own] = -1  # all that are on this stack are used now
+    top[own] = -1  # all slots on this stack are used now
     begin = starts[own] % size
     num_missing, repeated = _use(state, ring, index, slots, top, queue, begin, out, missing)
     counts[own] = ABSENT
@@ -515,7 +513,7 @@ def decide(  # type: ignore[no-untyped-def]
     state[HITS] += count - repeated - num_missing
     _keep(state, ring, index, holders, slots, top, queue, never, begin, out, missing[:num_missing])
     at = begin
-    # After all slots are given: a repeated id has what its first reference got, or lost.
+    # After all slots are assigned: a repeated id has the slot that its first reference got or lost.
     for i in range(count if repeated else 0):
         if _batch_at(ring, at) == TWICE:
             out[i] = _look_up(state, ring, index, holders, ids[i])
@@ -526,11 +524,11 @@ def decide(  # type: ignore[no-untyped-def]
 
 @_kernel
 def claim(positions, ids, holders, stored, kept):  # type: ignore[no-untyped-def]
-    """Mark slots that are about to be written as empty; return how many still are for these ids."""
+    """Mark slots as empty before they are written; return how many still belong to these ids."""
     found = 0
     for i in range(positions.shape[0]):
-        # Not where a later plan gave the slot to another row, and not where the row is already:
-        # others may be copying it. -1 is no id: who copies while the slot is written notices
+        # Neither where a later plan gave the slot to another row, nor where the row is already:
+        # others may be copying it. -1 is no id: a reader that copies during the write notices
         # afterwards.
         if holders[positions[i]] == ids[i] and stored[positions[i]] != ids[i]:
             stored[positions[i]] = -1
@@ -549,14 +547,14 @@ def store_rows(values, rows, slots, out):  # type: ignore[no-untyped-def]
 
 @_kernel
 def publish(slots, ids, stored):  # type: ignore[no-untyped-def]
-    """Say what the slots have."""
+    """Note the ids of the slots' rows."""
     for i in range(slots.shape[0]):
         stored[slots[i]] = ids[i]
 
 
 @_kernel
 def find_absent(slots, ids, stored, out):  # type: ignore[no-untyped-def]
-    """Write the positions of ids that their slots do not have; return how many."""
+    """Write the positions of ids that are not in their slots; return how many."""
     found = 0
     for i in range(slots.shape[0]):
         if stored[slots[i]] != ids[i]:

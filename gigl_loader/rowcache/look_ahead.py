@@ -1,17 +1,17 @@
-"""Drawing batches ahead of their rows: what is drawn, and how far, on both sides of the row cache.
+"""Drawing batches ahead of their rows, and how far, on both sides of the row cache.
 
 ::
 
     trainer: LookAhead -- limit of started batches --> tasks --> worker: AheadTasks
                        -- DrawnAhead: filled up to here, once so many are drawn -->
-                       <-- and which are drawn --
+                       <-- and the batches that are drawn --
 
     sampler.sample() --> keep_structure() --> DrawnBatch: ids and edges as arrays, rows to be read
     a batch that came without rows -----------^
 
-A task is first drawn, then waits, then is filled by the same worker. Which may be filled is read in
-memory that both share, so no message goes to and fro between the two. What a drawn batch lacks is
-told to the row cache (`DrawnBatch.wanted`), and fetched by `gigl_loader.rowcache.pipeline`.
+A task is first drawn, then waits, then is filled by the same worker. The limit for filling is read
+in memory that both share, so no message is exchanged for it. The row cache learns which rows a
+drawn batch lacks (`DrawnBatch.wanted`), and `rowcache.pipeline` fetches them.
 """
 
 import heapq
@@ -34,7 +34,7 @@ from gigl_loader.rowcache.tables import WINDOW, CacheMemory, Matrix, Owner, owne
 from gigl_loader.sampler.row_exchange import LaterRows, Split
 
 RowsOf = tuple[Owner, int]
-"""Whose rows, and a number: one owner's rows for other ids are something else."""
+"""Owner of the rows, and a number: rows of one owner for other ids are another source."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,20 @@ class RemoteIds:
     """The ids of one owner whose rows a batch needs from other machines."""
 
     split: Split
-    """Positions in the batch's ids, by partition or server that has the rows."""
+    """Positions in the batch's ids, by the partition or server that has the rows."""
     ids: Array
-    """``[n]`` int64, those of the first who has some, then those of the next one."""
+    """``[n]`` int64, the ids of the first partition or server, then those of the next one."""
     matrices: dict[Matrix, tuple[str, tuple[int, ...]]]
-    """By matrix, dtype and shape of one row, which has columns."""
+    """By matrix, dtype and shape of one row; rows without columns are left out."""
 
     @property
     def positions(self) -> Array:
-        """``[n]`` int64: where each id stands in the batch's ids."""
+        """``[n]`` int64: the position of each id in the batch's ids."""
         return np.concatenate(list(self.split.values()))
 
     def pieces(self, at: Array) -> list[tuple[int, Array]]:
-        """Return (owner, ids) for the ids at the positions ``at``, which ascend."""
-        # The ids are in the order of who has them, so each part of ``at`` is a slice of it.
+        """Return (partition or server, ids) for the ids at the positions ``at``, which ascend."""
+        # The ids are in the order of ``split``, so each part of ``at`` is a slice of it.
         ends = np.cumsum([0, *(positions.size for positions in self.split.values())])
         cuts = np.searchsorted(at, ends)
         return [
@@ -74,10 +74,10 @@ class DrawnBatch:
     """For each field, the key in ``remote`` that it reads; None: no remote rows."""
     remote: dict[RowsOf, RemoteIds]
     nbytes: int
-    """Bytes that are kept for the batch."""
+    """Bytes of memory that the batch keeps."""
 
     def wanted(self) -> dict[Owner, Array]:
-        """Return by owner the ids that the cache is told of: the first ones of each."""
+        """Return by owner the ids that the cache learns: the first ones of each."""
         return {owner: one.ids for (owner, number), one in self.remote.items() if number == 0}
 
 
@@ -95,8 +95,7 @@ def keep_structure(fields: Sequence[Field], here: Container[int] = ()) -> DrawnB
         if isinstance(one.write, LaterRows):
             source = _source(one, one.write, here, by_ids, batch.remote)
         else:
-            # The sampler writes from scratch memory that its next batch takes: what is kept is a
-            # copy.
+            # The sampler writes from scratch memory that its next batch takes, so a copy is kept.
             array = np.empty(one.shape, storage_dtype(one.dtype))
             one.write(array)
             one = replace(one, write=partial(_copy, array))
@@ -118,16 +117,16 @@ def _source(
     field: Field, later: LaterRows, here: Container[int], by_ids: dict[tuple[Owner, int], RowsOf],
     remote: dict[RowsOf, RemoteIds],
 ) -> RowsOf | None:  # fmt: skip
-    """Return what ``field`` reads from other machines, entered into ``remote``."""
-    # Rows on this machine are not cached: they are in memory already, and read where they lie. A
-    # row without columns is nothing to fetch.
+    """Return the rows that ``field`` reads from other machines, entered into ``remote``."""
+    # Rows on this machine are not cached: they are in memory already, and read in place. A row
+    # without columns needs no fetch.
     split = {p: at for p, at in (later.split or {}).items() if p not in here}
     if not split or 0 in field.shape[1:]:
         return None
     owner = owner_of(later.kind, later.name)
     number = sum(one == owner for one, _ in by_ids)
     # By identity, which the sampler keeps: `GraphReader` hands one split to all matrices that are
-    # asked for the same ids, and the fields keep it alive while it is looked for.
+    # read for the same ids, and the fields keep it alive during the look-up.
     source = by_ids.setdefault((owner, id(later.split)), (owner, number))
     if source not in remote:
         ids = np.concatenate([later.ids.take(at) for at in split.values()])
@@ -140,14 +139,14 @@ STREAM = 0
 """The stream that is drawn ahead; others, which sample single batches, are filled at once."""
 _MOST_AHEAD = 1 << 13
 _FIRST_AHEAD = 4
-"""Batches to draw ahead before anything is known of their size."""
+"""Batches to draw ahead before anything is known about their size."""
 _MOST_KEPT = 2
-"""Memory of batches that are drawn and not filled, in times of what the cache has for rows."""
+"""Memory of batches that are drawn and not filled, as a multiple of the cache's memory for rows."""
 _LEAST_KEPT = 64 * 2**20
 _MUCH_UNKNOWN = 0.02
 _GROWTH, _MOST_GROWTH = 1.1, 2.0
-"""The look-ahead grows, and how far, while rows are kept of which it does not see the next use: few
-rows that are asked for again and again, as those of hubs, fill it without filling the cache."""
+"""The look-ahead grows, up to a factor, while rows without a visible next use are kept: few rows
+that are requested again and again, such as those of hubs, fill it without filling the cache."""
 _POLL_S = 0.001
 
 
@@ -172,28 +171,28 @@ class DrawnAhead:
     def __init__(self, memory: Array) -> None:
         self._header, self._marks = memory[:_HEADER_SIZE], memory[_HEADER_SIZE:]
         self._counted = (-1, 0)
-        """A sequence, and how many of its first batches are known to be drawn."""
+        """A sequence, and the number of its first batches that are known to be drawn."""
 
     def begin(self, sequence: int, total: int) -> None:
         """Announce a sequence of ``total`` batches, none of which may be filled yet."""
-        # There is no lock: the trainer alone writes the header, a word at a time. In this order,
-        # so that who sees the new sequence does not find what was allowed in the one before.
+        # There is no lock: the trainer alone writes the header, a word at a time. In this order, so
+        # that a reader of the new sequence does not find the limit of the one before.
         self._header[_ALLOWED] = 0
         self._header[_TOTAL] = total
-        self._header[_BEGUN] = sequence + 1  # 0, as memory is at first, is no sequence
+        self._header[_BEGUN] = sequence + 1  # 0, the value of new memory, is no sequence
 
     def allow(self, stop: int, ahead: int) -> None:
         """Let batches before ``stop`` be filled, each once the next ``ahead`` are drawn."""
-        # in this order: a batch that is allowed by the new limit waits for the new window
+        # in this order: a batch below the new limit waits for the new window
         self._header[_AHEAD] = ahead
         self._header[_ALLOWED] = stop
 
     def give_up(self, sequence: int) -> None:
-        """Let none wait for those after it: one that was drawn may be drawn again."""
+        """Let no batch wait for later ones: a drawn batch may be drawn again."""
         self._header[_GIVEN_UP] = sequence + 1
 
     def note(self, sequence: int, batch: int) -> None:
-        """Say that a batch is drawn."""
+        """Note that a batch is drawn."""
         self._marks[batch % _MOST_KNOWN] = _mark(sequence, batch)
 
     def may_fill(self, sequence: int, batch: int) -> bool:
@@ -208,8 +207,8 @@ class DrawnAhead:
 
     def _num_drawn(self, sequence: int, most: int) -> int:
         """Return how many batches are drawn without a gap from the first one on, up to ``most``."""
-        # Goes on from where it was, so that an epoch costs one look at each batch. A position that
-        # has been taken by a batch one round later has a larger mark, and its batch was drawn.
+        # Continues from the last call, so that an epoch costs one look at each batch. A position
+        # that was taken by a batch one round later has a larger mark, and its own batch was drawn.
         known, number = self._counted
         number = number if known == sequence else 0
         while number < most and self._marks[number % _MOST_KNOWN] >= _mark(sequence, number):
@@ -239,8 +238,8 @@ class LookAhead:
     """The trainer's side: how many batches to start, and which of them may be filled.
 
     Args:
-        cache: Whose size decides how far to look.
-        drawn: Where workers read what may be filled.
+        cache: Its size decides how far to look.
+        drawn: Workers read there which batches may be filled.
         options: How far to look.
     """
 
@@ -263,9 +262,9 @@ class LookAhead:
         """Count a batch that was drawn.
 
         Args:
-            sequence: Its epoch; what is older is ignored.
-            asked: Bytes of the rows that it asks for.
-            kept: Bytes that are kept of it until it is filled.
+            sequence: Its epoch; older epochs are ignored.
+            asked: Bytes of the rows that it requests.
+            kept: Bytes that are kept for it until it is filled.
         """
         if sequence == self._sequence:
             self._asked += asked
@@ -273,9 +272,9 @@ class LookAhead:
             self._num_drawn += 1
 
     def give_up(self) -> None:
-        """Draw none ahead for the rest of the epoch: a worker that had drawn some is lost.
+        """Draw no batch ahead for the rest of the epoch: a worker with drawn batches is lost.
 
-        They are drawn again, so that none may wait for those after it.
+        They are drawn again, so no batch may wait for the ones after it.
         """
         self._given_up = True
         self._drawn.give_up(self._sequence)
@@ -285,23 +284,23 @@ class LookAhead:
 
         Args:
             taken: Batches of the epoch that were taken.
-            room: Batches with their rows that there is room for, those that wait included.
+            room: Batches with their rows that fit, waiting ones included.
         """
-        # one more than fill the room: it is drawn while the last of those is filled
+        # one more than fit: it is drawn while the last of those is filled
         if self._given_up:
             self._drawn.allow(taken + room, 0)
             return room + 1
         drawn = self._num_drawn
         if drawn and self._fixed is None:
             self._ahead = self._window(self._asked / drawn, self._kept / drawn)
-        # until the first batch was counted the window is a guess, which none is filled by
+        # until the first batch is counted the window is a guess, so no batch is filled by it
         self._drawn.allow(taken + room if drawn else 0, self._ahead)
         return room + self._ahead + 1
 
     def _window(self, asked: float, kept: float) -> int:
-        """Return how many batches to know ahead, of which one asks for, and keeps, so much.
+        """Return how many batches to know ahead, given the bytes that one requests, and keeps.
 
-        Where others share the cache, what all of them know ahead counts.
+        If others share the cache, the batches that all of them know ahead count.
         """
         if self._cache.unknown_share() > _MUCH_UNKNOWN:
             self._growth = min(_MOST_GROWTH, self._growth * _GROWTH)
@@ -320,16 +319,16 @@ class Waiting:
     ticket: BatchTicket = field(compare=False)
     batch: DrawnBatch = field(compare=False)
     number: int = field(compare=False)
-    """In the cache; -1: none."""
+    """Number in the cache; -1: none."""
     num_seeds: int = field(compare=False)
     sample_s: float = field(compare=False)
 
 
 class AheadTasks:
-    """The worker's side: what its threads do next, fill a batch or draw one.
+    """The worker's side: the next step of its threads, to fill a batch or to draw one.
 
     Args:
-        may_fill: Whether a batch that was drawn may be filled, or dropped, now.
+        may_fill: Whether a drawn batch may be filled, or dropped, now.
     """
 
     def __init__(self, may_fill: Callable[[Waiting], bool]) -> None:
@@ -351,20 +350,20 @@ class AheadTasks:
             self._changed.notify()
 
     def drop(self) -> list[Waiting]:
-        """Return the batches that were drawn, none of which is filled any more."""
+        """Return the drawn batches, none of which will be filled."""
         with self._changed:
             waiting, self._waiting = self._waiting, []
             return waiting
 
     def get(self) -> Waiting | BatchTicket:
-        """Wait for the next thing to do: fill before draw, the earliest batch first."""
+        """Wait for the next step: fill before draw, the earliest batch first."""
         with self._changed:
             while True:
-                # the first stands for all: what is allowed is a prefix of the epoch, and batches of
-                # an epoch that was broken off, which may go at any time, come before it
+                # the first stands for all: the batches below the limit are a prefix of the epoch,
+                # and batches of an abandoned epoch, which may go at any time, come before it
                 if self._waiting and self._may_fill(self._waiting[0]):
                     return heapq.heappop(self._waiting)
                 if self._tasks:
                     return self._tasks.popleft()
-                # shared memory cannot wake anybody up
+                # shared memory cannot wake a waiter
                 self._changed.wait(_POLL_S if self._waiting else None)

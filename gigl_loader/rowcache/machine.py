@@ -4,12 +4,12 @@
 
     each process: RowsClaim: the memory of an earlier loader, or an empty file --offer--> the others
     the offer of the first process of the machine that wants the same is chosen; the others open it
-    MachineRows.cache(): who first knows which rows there are gives the file its size, others map it
+    MachineRows.cache(): the first process that knows the rows sizes the file, others map it
 
-The ranks of a colocated job know the rows when they meet: the first of them gives the memory its
-size before it offers it. Clients of a graph store know them with their first batch. Nobody owns the
-memory: it has no name, and is gone with the last process that has it open, however that ends. Where
-another process's cannot be seen (see `gigl_loader.memory.same_host`), a process has one of its own.
+The ranks of a colocated job know the rows when they meet: the first rank sizes the memory before it
+offers it. Clients of a graph store know them with their first batch. Nobody owns the memory: it has
+no name, and is gone with the last process that has it open, however that ends. A process that
+cannot see another one's memory (see `memory.same_host`) has its own.
 """
 
 import hashlib
@@ -41,12 +41,12 @@ from gigl_loader.rowcache.tables import CacheMemory, Owner, RowTable, in_order, 
 
 _log = logging.getLogger(__name__)
 
-# a page of its own: it is mapped before anybody knows how large the rest is going to be
+# a separate page: it is mapped before the size of the rest is known
 _HEADER = 4096
-"""Bytes before the rest: the lock, how many bytes the file has (0: it has no cache yet), and for
-which rows. Slots and references of each table follow, and then the cache."""
+"""Bytes before the rest: the lock, the size of the file in bytes (0: it has no cache yet), and the
+name of the rows. Slots and references of each table follow, and then the cache."""
 _DIGEST = 16
-# the holder may be reserving the whole cache meanwhile, of which the kernel clears every page
+# the holder may be reserving the whole cache meanwhile, and the kernel clears every page of that
 _LOCK_S = 60.0
 
 
@@ -57,7 +57,7 @@ class RowsOffer:
     machine: str
     """Equal for processes that may be able to map each other's memory."""
     what: str
-    """How much is kept, and of which rows."""
+    """The rows, and how many of them are kept."""
     mark: Mark
     region: Region
 
@@ -66,19 +66,19 @@ class MachineRows:
     """The memory, as this process has it open.
 
     Args:
-        fd: Of the file; closed by this object.
-        is_new: Nobody has it but this process.
+        fd: Descriptor of the file; closed by this object.
+        is_new: No other process has the file.
     """
 
     def __init__(self, fd: int, *, is_new: bool) -> None:
         self._fd = fd
-        # kept open for as long as this object lives: others open the memory through this descriptor
-        # in /proc, which a mapping alone would not let them do
+        # kept open as long as this object lives: others open the memory through this descriptor in
+        # /proc, which needs more than a mapping
         self._release = weakref.finalize(self, os.close, fd)
         self._header: Array = _mapped(fd, _HEADER).numpy()
         self._nbytes = array_in(self._header, "int64", (1,), MUTEX_BYTES)
         self._digest = self._header[MUTEX_BYTES + 8 :][:_DIGEST]
-        # before anybody is told of the region, so that whoever opens it finds a lock
+        # before anybody learns of the region, so that a process that opens it finds a lock
         if is_new:
             make_mutex(self._header[:MUTEX_BYTES])
         self._mark = HostMark()
@@ -89,39 +89,39 @@ class MachineRows:
 
     @classmethod
     def new(cls) -> "MachineRows":
-        """Make one without rows."""
+        """Make a memory without rows."""
         return cls(segments.create_memfd(_HEADER, "gigl_loader.rows"), is_new=True)
 
     @classmethod
     def of(cls, offer: RowsOffer) -> "MachineRows":
-        """Open another process's.
+        """Open another process's memory.
 
         Raises:
-            OSError: It cannot be seen from here, or is not there any more.
+            OSError: It cannot be seen from here, or is gone.
         """
         if not sees(offer.mark):
             raise OSError("its memory cannot be seen from here")
         return cls(open_region(offer.region), is_new=False)
 
     def offer(self, what: str) -> RowsOffer:
-        """Return where others find it."""
+        """Return the place where others find it."""
         return RowsOffer(_machine(), what, self._mark.mark, self.region)
 
     def cache(self, tables: dict[Owner, RowTable]) -> RowCache | None:
-        """Return the cache for these rows; None: the memory is for other rows.
+        """Return the cache for these rows; None if the memory is for other rows.
 
         Args:
-            tables: What to keep. The slots are those of the first process that asked: of the same
-                rows another one may want to keep more, or fewer.
+            tables: The rows to keep. The number of slots is the first caller's: another process may
+                want to keep more of the same rows, or fewer.
 
         Raises:
-            SharedMemoryError: The machine does not have as much memory.
-            PeerTimeoutError: A process of this machine that made it was stopped meanwhile.
+            SharedMemoryError: The machine has too little memory.
+            PeerTimeoutError: Another process of this machine was stopped while it made the cache.
         """
         tables = in_order(tables)
         digest = np.frombuffer(_digest_of(tables), np.uint8)
         with self._lock, holding(self._header[:MUTEX_BYTES], _LOCK_S):
-            # the bytes are written last: of one who was killed in the middle nothing is to be seen
+            # the size is written last: a process killed in the middle leaves no visible change
             if self._nbytes[0] == 0:
                 nbytes = _start(tables) + segment_bytes(tables)
                 segments.reserve(self._fd, nbytes)
@@ -167,11 +167,11 @@ class MachineRows:
 
 
 def memory_for(tables: dict[Owner, RowTable], memory: MachineRows | None = None) -> MachineRows:
-    """Return ``memory``, which has a cache then; a new one where it is for other rows, or None.
+    """Return ``memory``, with a cache; a new one if ``memory`` is None or for other rows.
 
     Raises:
-        SharedMemoryError: The machine does not have as much memory.
-        PeerTimeoutError: A process of this machine that made it was stopped meanwhile.
+        SharedMemoryError: The machine has too little memory.
+        PeerTimeoutError: Another process of this machine was stopped while it made the cache.
     """
     if memory is None or memory.cache(tables) is None:
         memory = MachineRows.new()
@@ -184,7 +184,7 @@ def _mapped(fd: int, nbytes: int) -> Tensor:
 
 
 def _start(tables: dict[Owner, RowTable]) -> int:
-    """Return where the cache begins: behind two words for each table."""
+    """Return the offset of the cache: behind two words for each table."""
     return _HEADER + align(16 * len(tables))
 
 
@@ -193,15 +193,15 @@ def _sizes_in(memory: Tensor, tables: dict[Owner, RowTable]) -> Array:
 
 
 def _digest_of(tables: dict[Owner, RowTable]) -> bytes:
-    """Return a name of the rows of ``tables``, which are in order, whatever is kept of them."""
+    """Return a name of the rows of ``tables``, which are in order, however many are kept."""
     rows = [(owner, table.num_ids, table.matrices) for owner, table in tables.items()]
     return hashlib.blake2b(repr(rows).encode(), digest_size=_DIGEST).digest()
 
 
 def _machine() -> str:
-    """Return a name of this machine, and of what of it this process can see.
+    """Return a name of this machine, and of the part of it that this process can see.
 
-    Only who has the same name is asked for its memory; `sees` is what decides.
+    Only processes of the same name try each other's memory; `sees` decides.
     """
     # all containers of a machine have its boot id; a pid namespace hides the descriptors of a
     # process in /proc from others, and another user may not open them
@@ -209,18 +209,18 @@ def _machine() -> str:
     return f"{boot} {os.stat('/proc/self/ns/pid').st_ino} {os.getuid()}"
 
 
-# --- whose rows -----------------------------------------------------------------------------------
+# --- names of rows --------------------------------------------------------------------------------
 
 
 _tokens: dict[int, str] = {}
-"""By ``id`` of an object that is alive."""
+"""By ``id`` of a living object."""
 _lock = threading.Lock()
 
 
 def _token(thing: Any) -> str:
-    """Return a name that no other object has, of any process."""
-    # random, as ranks tell each other names that are made of them: addresses may be the same on two
-    # ranks. An ``id`` is given again once its object is gone, and its token with it
+    """Return a name that no other object of any process has."""
+    # random, as ranks exchange names made of tokens: addresses may be the same on two ranks. An
+    # ``id`` is reused once its object is gone, and its token goes with the object
     with _lock:
         if id(thing) not in _tokens:
             _tokens[id(thing)] = secrets.token_hex(16)
@@ -229,10 +229,10 @@ def _token(thing: Any) -> str:
 
 
 def name_of_rows(view: PartitionView[Tensor]) -> str:
-    """Return a name that two views have if and only if they have the same tensors of rows.
+    """Return a name that two views share if and only if they have the same tensors of rows.
 
-    Ranks tell each other theirs: a cache that an earlier loader has filled is only good for one
-    over the same dataset on all of them.
+    Ranks exchange theirs: a cache that an earlier loader has filled is valid only for a loader over
+    the same dataset on all of them.
     """
     found = hashlib.blake2b(digest_size=16)
     for kind in ROW_KINDS:
@@ -242,19 +242,18 @@ def name_of_rows(view: PartitionView[Tensor]) -> str:
     return found.hexdigest()
 
 
-# --- who has which memory -------------------------------------------------------------------------
+# --- the memory of each process -------------------------------------------------------------------
 
 _kept: "weakref.WeakValueDictionary[str, MachineRows]" = weakref.WeakValueDictionary()
-"""By what they are for: those that loaders of this process use."""
+"""By name of the rows: the memory that loaders of this process use."""
 
 
 class RowsClaim:
     """This process's part in the agreement on the memory of its machine.
 
     Args:
-        what: Which rows, and how much of them is kept: equal on all processes that may share.
-        of: What tells the rows of this process from those of another dataset, where ``what`` does
-            not.
+        what: The rows, and how many are kept: equal on all processes that may share.
+        of: Tells the rows of this process from those of another dataset, if ``what`` does not.
     """
 
     def __init__(self, what: str, of: str = "") -> None:
@@ -265,20 +264,20 @@ class RowsClaim:
 
     @classmethod
     def of_store(cls, cluster: Any, options: CacheOptions, config: Any) -> "RowsClaim":
-        """Return that of a client of a graph store, which does not know the rows yet.
+        """Return the claim of a client of a graph store, which does not know the rows yet.
 
         Args:
-            cluster: Whose rows.
-            options: What to keep.
-            config: What is sampled.
+            cluster: Owner of the rows.
+            options: How many rows to keep.
+            config: The sampling options.
         """
-        # a loader that reads other matrices would find a cache there that is not for its rows
+        # a loader that reads other matrices would find a cache for other rows there
         reads = [getattr(config, name, None) for name in ("with_edge", "collect_features")]
         return cls(f"{options.size!r} {reads}", _token(cluster))
 
     @property
     def offer(self) -> RowsOffer | None:
-        """Offer for the other processes; None: this process's memory is its own."""
+        """Offer for the other processes; None if this process does not share its memory."""
         return self.memory.offer(self._what) if reads_same_memory() else None
 
     def agreed(self, offers: Sequence[RowsOffer]) -> MachineRows:
@@ -288,7 +287,7 @@ class RowsClaim:
             offers: From the first process of each machine, as `firsts_of_machines` returns them.
         """
         own = self.offer
-        # without an offer this process was told not to share memory, so it opens no other's either
+        # without an offer this process was told not to share memory, so it opens no other one
         for one in offers if own is not None else ():
             if (one.machine, one.what) == (_machine(), self._what):
                 self.memory = self._opened(one)
@@ -307,37 +306,37 @@ class RowsClaim:
 
 
 def firsts_of_machines(offers: Sequence[RowsOffer | None]) -> list[RowsOffer]:
-    """Return what the first rank of each machine offers, where another one wants the same."""
+    """Return the offer of the first rank of each machine where another rank wants the same rows."""
     by_machine: dict[tuple[str, str], list[RowsOffer]] = {}
     for one in offers:
         if one is not None:
             by_machine.setdefault((one.machine, one.what), []).append(one)
-    # who is alone keeps its own memory: so what all ranks are told has an entry for each machine
-    # where ranks do share, and none for each rank
+    # a rank without others keeps its own memory: so the result has an entry for each machine
+    # where ranks share, not for each rank
     return [some[0] for some in by_machine.values() if len(some) > 1]
 
 
 Share = Callable[[Callable[[], bytes]], bytes | None]
-"""Given what makes this rank's offer, returns that of the machine's first rank; None: this is it,
-or there is no other."""
+"""Takes a function that makes this rank's offer; returns the offer of the machine's first rank, or
+None if this is that rank, or there is no other."""
 
 
 def shared_memory(tables: dict[Owner, RowTable], name: str, share: Share) -> MachineRows:
     """Return memory with a cache for the rows of ``tables``, one for the ranks that call together.
 
     Args:
-        tables: What to keep.
-        name: Of the rows of all ranks, and how much is kept of them.
+        tables: The rows to keep.
+        name: Name of the rows of all ranks, and of the number that is kept.
         share: `Agreement.share_cache`.
 
     Raises:
-        SharedMemoryError: The machine does not have as much memory.
+        SharedMemoryError: The machine has too little memory.
         PeerError: The first rank failed, or did not come in time.
     """
     claim = RowsClaim(f"{name} {_digest_of(in_order(tables)).hex()}")
 
     def own() -> bytes:
-        # before anybody else can: the sizes are those of the first rank, whoever maps it first
+        # before anybody else can: the sizes are the first rank's, whichever process maps it first
         claim.memory.cache(tables)
         return msgspec.msgpack.encode(claim.offer)
 

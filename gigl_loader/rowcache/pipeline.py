@@ -1,14 +1,14 @@
-"""How a batch gets its rows: drawn, planned, asked, filled, complete.
+"""How a batch gets its rows: drawn, planned, requested, filled, complete.
 
 ::
 
     sampler, or server --> DrawnBatch --> Pipeline.add():  the cache learns which rows come when
-                                          Pipeline.ask():  what is kept is planned, the rest asked
-    others' rows, answers --> filled  --> Pipeline.complete(): stored, waited for, written
+                                          Pipeline.ask():  kept rows are planned, others requested
+    others' rows, responses -> filled --> Pipeline.complete(): stored, waited for, written
 
-A worker process goes through it batch by batch, in several threads with a pipeline each. A client
-of a graph store has several batches under way in one thread. What is under way is in `Filling`
-alone, so that any number of batches may be.
+A worker process runs it batch by batch, in several threads with a pipeline each. A client of a
+graph store has several batches under way in one thread. All state of a batch under way is in
+`Filling`, so their number is not limited.
 """
 
 import time
@@ -30,11 +30,11 @@ from gigl_loader.sampler.plan import RowPeers
 from gigl_loader.sampler.row_exchange import AskedRows, LaterRows, Part, gather_rows, part_of
 
 READY_S = 5.0
-"""How long a batch waits for rows that another one is fetching before it fetches them itself: the
-worker of the other one may have ended."""
-_IN_VAIN_SHARE = 0.05  # of that, after rows did not come, until some do
-# How soon rows are noticed that another process stores in shared memory, where nothing could wake
-# this one: a small part of what a batch takes. Each look costs a pass over the absent rows.
+"""How long a batch waits for rows that another batch fetches, before it fetches them itself: the
+other batch's worker may have ended."""
+_IN_VAIN_SHARE = 0.05  # of that time, after rows did not come, until some do
+# How soon rows are noticed that another process stores in shared memory, which cannot wake this
+# one: a small part of a batch's time. Each look costs a pass over the absent rows.
 _POLL_S = 0.0005
 
 
@@ -48,17 +48,17 @@ class Room(Protocol):
 
 @dataclass
 class RowCounts:
-    """Counts of the rows of one batch that were asked for."""
+    """Counts of the requested rows of one batch."""
 
     by_owner: Counter[int] = field(default_factory=Counter)
-    """Rows by who was asked for them."""
+    """Rows by the partition or server that they were requested from."""
     nbytes: int = 0
 
 
 class Patience:
-    """Waits for rows that others fetch; not long, while the last ones did not come.
+    """Waits for rows that others fetch, but not long while the last ones did not come.
 
-    Who was to fetch them has ended, most likely, and had rows for the next batches, too.
+    The process that was to fetch them has probably ended, and had rows for the next batches, too.
 
     Args:
         ready_s: How long to wait otherwise, in seconds.
@@ -68,27 +68,27 @@ class Patience:
         self._ready_s = self._waits_s = ready_s
 
     def wait(self, rows: "RemoteRows", meanwhile: Callable[[], None] | None = None) -> None:
-        """Wait for those of a batch; see `RemoteRows.await_others`."""
+        """Wait for the rows of a batch; see `RemoteRows.await_others`."""
         came = rows.await_others(self._waits_s, meanwhile)
-        # None is no sign of either: nothing had to come.
+        # None shows neither: no row had to come.
         if came is not None:
             self._waits_s = self._ready_s if came else _IN_VAIN_SHARE * self._ready_s
 
 
 class RemoteRows:
-    """The rows of other machines of one owner and batch: of the cache, or fetched.
+    """The rows of other machines of one owner and batch: from the cache, or fetched.
 
     Args:
-        source: Whose rows.
-        remote: Which of them.
+        source: Owner of the rows.
+        remote: Ids of the rows.
         plan: From `RowCache.plan`, for ``remote.ids``.
-        cache: None: nothing is kept, and ``plan`` says so.
-        peers: Who is asked for what is not here.
-        room: Memory for what is asked for, and for copies of rows that are here.
-        counts: Of the batch.
+        cache: None if nothing is kept; ``plan`` agrees.
+        peers: Source of the rows that are not here.
+        room: Memory for requested rows, and for copies of rows that are here.
+        counts: Counts of the batch.
         earlier: Batches of the same owner that are stored before this one. Their slots may be
-            planned for others before their rows come; these are then taken from them.
-        is_alone: Nobody stores rows before this batch is written, this batch's own included.
+            planned for others before their rows come; the rows are then taken from them.
+        is_alone: No rows are stored before this batch is written, its own included.
     """
 
     def __init__(
@@ -105,20 +105,20 @@ class RemoteRows:
         # rows of one matrix for other ids are under way at the same time: memory for each
         self._asked = {matrix: self._ask(matrix, self._fetched, room) for matrix in remote.matrices}
         self._copies: list[tuple[Array, dict[Matrix, Array], Array]] = []
-        """Rows that are no longer read in their slots: positions, rows by matrix, which of
-        these."""
+        """Rows that are no longer read from their slots: positions, rows by matrix, and the row of
+        each position."""
         self._num_again = 0
         self._is_there = self._is_stored = False
         if self._fetched.size and not is_alone:
             self._copy_out()
 
     def _ask(self, matrix: Matrix, at: Array, room: Room | None = None) -> AskedRows:
-        """Ask for the rows of the ids at ``at``, which ascend; None: they come to fresh memory."""
+        """Request the rows of the ids at ``at``, which ascend; None: they come to fresh memory."""
         dtype, row_shape = self._remote.matrices[matrix]
         shape = (at.size, *row_shape)
         if room is None:
             out = np.empty(shape, storage_dtype(dtype))
-        else:  # named work memory: answers land in pages that are mapped already
+        else:  # named work memory: responses land in pages that are mapped already
             out = room.matrix(f"{matrix} {self._number}", dtype, shape)
         pieces = self._remote.pieces(at)
         for owner, ids in pieces:
@@ -128,7 +128,7 @@ class RemoteRows:
 
     @property
     def has_come(self) -> bool:
-        """Whether `wait` would not wait."""
+        """Whether `wait` would return at once."""
         return all(asked.has_come for asked in self._asked.values())
 
     @property
@@ -137,13 +137,13 @@ class RemoteRows:
         return self._cache
 
     def wait(self) -> dict[Matrix, Array]:
-        """Wait for the answers, and return their rows by matrix."""
+        """Wait for the responses, and return their rows by matrix."""
         rows = {matrix: asked.wait() for matrix, asked in self._asked.items()}
         self._is_there = True
         return rows
 
     def store(self) -> None:
-        """Wait for the answers, and let the cache have what it is to keep."""
+        """Wait for the responses, and give the cache the rows that it keeps."""
         if self._is_stored:
             return
         rows = self.wait()
@@ -159,7 +159,7 @@ class RemoteRows:
             self._cache.abandon(self._owner, slots, ids)
 
     def _to_keep(self) -> tuple[Array, Array, Array]:
-        """Return which of the fetched rows are kept, their slots, their ids."""
+        """Return the positions of the fetched rows that are kept, their slots, their ids."""
         kept = np.flatnonzero(self._plan[self._fetched] < MISSING)
         at = self._fetched[kept]
         return kept, -2 - self._plan[at], self._remote.ids[at]
@@ -167,10 +167,10 @@ class RemoteRows:
     def _copy_out(self) -> None:
         """Copy the rows that are here, while others come.
 
-        Rows of this batch, or of a later one whose rows come sooner, are stored in the slots of
-        rows that are used in this one for the last time: without the copy nearly half of the hits
-        were fetched again over a slow link. What is not here now does not come to such a slot any
-        more: `RowCache.store` asks whose it is.
+        Rows of this batch, or of a later one whose rows come sooner, are stored in slots of rows
+        that are used for the last time in this batch. Without the copy, nearly half of the hits
+        were fetched again over a slow link. A row that is missing now will not come to such a slot
+        any more: `RowCache.store` checks the slot's id.
         """
         # Not there yet: another batch fetches them, and `await_others` waits for them.
         absent = self._absent()
@@ -184,33 +184,33 @@ class RemoteRows:
             shape = (at.size, *values.shape[1:])
             rows[matrix] = self._room.matrix(f"copied {matrix}", values.dtype.name, shape)
             gather_rows([(values, slots, None)], rows[matrix])
-        # others may have taken some meanwhile
+        # others may have taken some slots meanwhile
         gone = self._here.absent(self._owner, self._plan[at], self._remote.ids[at])
         there = np.delete(np.arange(at.size), gone)
         self._copies.append((at[there], rows, there))
-        # Ascending, as `_ask` takes places that are asked for again.
+        # Ascending, as `_ask` takes the positions of repeated requests.
         self._cached = np.sort(np.concatenate([self._cached[absent], at[gone]]))
 
     def await_others(
         self, timeout_s: float, meanwhile: Callable[[], None] | None = None
     ) -> bool | None:
-        """Wait until rows that other batches fetch are there; fetch what does not come.
+        """Wait until rows that other batches fetch are there; fetch those that do not come.
 
         Args:
             timeout_s: How long, in seconds.
-            meanwhile: Called again and again. Who fills several batches stores the rows of the
-                later ones here, since another process may wait for those.
+            meanwhile: Called again and again. A process that fills several batches stores the rows
+                of the later ones here, since another process may wait for those.
 
         Returns:
-            Whether they came, or were given up by who was to fetch them; None where all were there.
+            Whether they came, or were given up by the fetching process; None if all were there.
         """
         self._take_from_earlier()
         if self._absent().size == 0:
             return None
         deadline = time.monotonic() + timeout_s
         while (absent := self._absent()).size and time.monotonic() < deadline:
-            # Their slots went to other rows, or who was to fetch them said that it does not: none
-            # comes.
+            # Their slots went to other rows, or the fetching process announced that they will not
+            # come.
             if self._given_up(absent):
                 break
             if meanwhile is not None:
@@ -218,7 +218,8 @@ class RemoteRows:
             time.sleep(_POLL_S)
         if absent.size == 0:
             return True
-        # Given up is no reason to wait less for the next batch, as a deadline that passed is.
+        # Rows that were given up are no reason to wait less for the next batch; a passed deadline
+        # is.
         in_time, late = time.monotonic() < deadline, self._cached[absent]
         self._cached = np.delete(self._cached, absent)
         asked = {matrix: self._ask(matrix, late) for matrix in self._asked}
@@ -231,9 +232,9 @@ class RemoteRows:
         return in_time
 
     def _take_from_earlier(self) -> None:
-        """Take rows whose slots went to others before they came from the batches that had them."""
+        """Take rows that lost their slots before they came from the batches that fetched them."""
         earlier, self._earlier = self._earlier, ()  # or each would keep all before it
-        # This batch, too: a row that it repeats may be among those that it has fetched.
+        # This batch, too: a row that it repeats may be among its fetched rows.
         for one in (*earlier, self):
             absent = self._absent()
             if absent.size == 0:
@@ -245,10 +246,10 @@ class RemoteRows:
                 self._cached = np.delete(self._cached, absent[is_there])
 
     def fetched_rows(self, ids: Array) -> tuple[Array, dict[Matrix, Array]]:
-        """Return which of the fetched rows have these ids, -1 for none, and the rows by matrix."""
+        """Return the fetched row of each id, -1 for none, and the rows by matrix."""
         known = self._remote.ids[self._fetched]
         order = np.argsort(known)
-        # Without this, memory that answers are still to be written to would be read.
+        # Without this, memory would be read that responses are still to be written to.
         if not self._is_there or known.size == 0:
             return np.full(ids.size, -1), {}
         at = order[np.minimum(np.searchsorted(known, ids, sorter=order), known.size - 1)]
@@ -256,7 +257,7 @@ class RemoteRows:
 
     @property
     def num_cached(self) -> int:
-        """How many rows need not be fetched."""
+        """The number of rows that need not be fetched."""
         planned = np.count_nonzero(self._plan >= 0) * len(self._remote.matrices)
         return int(planned) - self._num_again
 
@@ -268,7 +269,7 @@ class RemoteRows:
         return self._here.absent(self._owner, self._plan[at], self._remote.ids[at])
 
     def _given_up(self, absent: Array) -> bool:
-        """Return whether slots of all these are for other rows by now, and will not be filled."""
+        """Return whether slots of all these now belong to other rows, and will not be filled."""
         at = self._cached[absent]
         return not self._here.is_held(self._owner, self._plan[at], self._remote.ids[at])
 
@@ -297,7 +298,7 @@ class RemoteRows:
 
 
 NOT_PLANNED = -1
-"""Number of a batch that the cache is not told of: all of its rows are fetched."""
+"""Number of a batch that the cache does not know: all of its rows are fetched."""
 T = TypeVar("T")
 
 
@@ -307,27 +308,27 @@ class Filling:
 
     batch: DrawnBatch
     is_alone: bool
-    """Whether no other process or loader used the cache when the rows were asked for."""
+    """Whether no other process or loader used the cache when the rows were requested."""
     counts: RowCounts = field(default_factory=RowCounts)
     rows: dict[RowsOf, RemoteRows] = field(default_factory=dict)
 
     @property
     def num_cached(self) -> int:
-        """Rows that the cache had, of each matrix; known once the batch is complete."""
+        """Rows of each matrix that the cache had; known once the batch is complete."""
         return sum(one.num_cached for one in self.rows.values())
 
     def store(self) -> None:
-        """Wait for the answers, and let the cache have what it is to keep."""
+        """Wait for the responses, and give the cache the rows that it keeps."""
         for one in self.rows.values():
             one.store()
 
     def store_if_there(self) -> None:
-        """Do so if none has to be waited for."""
+        """Store rows if all have come."""
         if all(one.has_come for one in self.rows.values()):
             self.store()
 
     def abandon(self) -> None:
-        """Let nobody wait for rows of this batch, which is not filled."""
+        """Let nobody wait for rows of this batch, which will not be filled."""
         for one in self.rows.values():
             one.abandon()
 
@@ -336,14 +337,13 @@ class Pipeline:
     """Fills drawn batches. One object per thread.
 
     Args:
-        peers: Who has the rows of other machines; these put rows into the memory that they are
-            given for them.
+        peers: Source of the rows of other machines; it writes rows to the memory that it is given.
         room: Memory for rows on their way.
-        cache: Rows of other machines; None: nothing is kept.
+        cache: Cache of rows of other machines; None: nothing is kept.
         user: From `RowCache.join`.
-        view: The partition, and what is on the same host; None: nothing is.
+        view: The partition, and the partitions on the same host; None if there is none.
         ready_s: How long to wait for rows that another batch is fetching.
-        is_only: Nobody but this object fills batches of its user.
+        is_only: Only this object fills batches of its user.
     """
 
     def __init__(
@@ -358,18 +358,18 @@ class Pipeline:
         self._is_only, self._patience = is_only, Patience(ready_s)
 
     def add(self, batch: DrawnBatch) -> int:
-        """Tell the cache what a batch is going to need; return its number, for `ask`."""
+        """Announce the rows of a batch to the cache; return the batch's number, for `ask`."""
         return NOT_PLANNED if self._cache is None else self._cache.add(self._user, batch.wanted())
 
     def forget(self, number: int) -> None:
-        """Tell the cache that a batch is not going to be filled."""
+        """Announce to the cache that a batch is not going to be filled."""
         if self._cache is not None and number != NOT_PLANNED:
             self._cache.forget(number)
 
     def ask(
         self, batch: DrawnBatch, number: int = NOT_PLANNED, earlier: Iterable[Filling] = ()
     ) -> Filling:
-        """Decide what is kept of a batch's rows, and ask for those that are not here.
+        """Decide which rows of a batch are kept, and request those that are not here.
 
         Args:
             batch: From `keep_structure`.
@@ -393,13 +393,13 @@ class Pipeline:
         self, batch: DrawnBatch, plans: Mapping[Owner, Array], earlier: list[Filling]
     ) -> Filling:
         filling = Filling(batch, self._is_alone())
-        # All are asked for before anything is waited for: what several owners answer comes at the
-        # same time.
+        # All are requested before anything is waited for: the responses of several owners come at
+        # the same time.
         for source, remote in batch.remote.items():
             owner, number = source
-            # The cache was told of the first ids of each owner alone (`DrawnBatch.wanted`); and a
-            # slot has rows of all matrices of its owner, so a batch that reads only some of them
-            # can neither fill it nor be filled from it.
+            # The cache learned only the first ids of each owner (`DrawnBatch.wanted`). A slot has
+            # rows of all matrices of its owner, so a batch that reads only some of them can neither
+            # fill it nor be filled from it.
             plan = plans.get(owner) if number == 0 else None
             kept = () if self._cache is None else self._cache.matrices(owner)
             if plan is None or remote.matrices.keys() != set(kept):
@@ -407,13 +407,13 @@ class Pipeline:
             filling.rows[source] = RemoteRows(
                 source, remote, plan, self._cache, self._peers, self._room, filling.counts,
                 # a row that is planned to be here may be on its way for one of these, and its slot
-                # be another row's by then
+                # may then belong to another row
                 [one.rows[source] for one in earlier if source in one.rows], filling.is_alone,
             )  # fmt: skip
         return filling
 
     def _is_alone(self) -> bool:
-        """Return whether nobody else uses the cache; what one who joins takes is fetched again."""
+        """Return whether nobody else uses the cache; rows taken by a new user are fetched again."""
         return self._is_only and (self._cache is None or self._cache.num_users == 1)
 
     def complete(
@@ -439,14 +439,14 @@ class Pipeline:
         try:
             for one in filling.rows.values():
                 one.wait()
-            # before anything of others is waited for, so that none goes around. Looked at again: a
-            # loader that came since would wait for these rows
+            # before any wait for others' rows, so that no wait is circular. Checked again: a loader
+            # that joined since would wait for these rows
             if not (filling.is_alone and self._is_alone()):
                 filling.store()
             for one in filling.rows.values():
                 self._patience.wait(one, meanwhile)
             written = write(self._fields(filling))
-            filling.store()  # alone, what the batch has is not copied before its slots are written
+            filling.store()  # alone: it has read its rows in place, so its slots come last
         except BaseException:
             filling.abandon()
             raise
@@ -462,7 +462,7 @@ class Pipeline:
         return fields
 
     def _write(self, later: LaterRows, remote: RemoteRows | None, out: Array) -> None:
-        if out.size == 0:  # of rows without columns there is nothing to read
+        if out.size == 0:  # rows without columns need no reading
             return
         matrix = (later.kind, later.name)
         if later.split is None:
@@ -476,6 +476,6 @@ class Pipeline:
             parts += remote.parts(matrix)
         gather_rows(parts, out)
         if remote is not None:
-            # After the copy: only now it is known which slots had the right row all the time that
-            # they were read.
+            # After the copy: only now it is known which slots had the right row during the whole
+            # read.
             remote.repair(matrix, out)

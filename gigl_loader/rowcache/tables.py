@@ -1,12 +1,12 @@
-"""What a row cache takes: its tables, by their sizes alone.
+"""The size of a row cache: its tables, by their sizes alone.
 
 ::
 
     rows of other machines, size --> tables_of --> RowTable: slots, references, index
                                                    --> arrays, one after the other in one memory
 
-Nothing in it grows with the graph but by choice: the index is by id where that takes less memory
-than one that finds the ids that are of use, and those follow from the number of slots.
+Nothing in it has to grow with the graph. The index is by id if that takes less memory than a hash
+table of the useful ids, whose number follows from the number of slots.
 """
 
 import logging
@@ -30,22 +30,23 @@ Matrix = tuple[str, Any]
 """Kind and name, as `GraphReader.fetch` has them."""
 
 WINDOW = 5
-"""How many times as many rows as fit the batches known ahead ask for: then what is kept is, as a
-rule, what an offline optimum keeps. Measured; 2.5 times costs 3 to 8% more fetches."""
+"""Rows that the batches known ahead request, as a multiple of the rows that fit. With this value
+the kept rows are, as a rule, those of an offline optimum. Measured; 2.5 costs 3 to 8% more
+fetches."""
 STATE_SIZE = 11
 """Counters of a table."""
 RECENT = 64
-"""A user that has added none of so many batches, the last ones, is not counted."""
+"""A user that added none of the last so many batches is not counted."""
 _MOST_BATCHES = 1 << 14
 """Batches known at once; a reference has 15 bits for its batch."""
 _RING_SPARE = 1 << 18
-"""References beyond those of the window: of the batches that are being filled. These have as many
-rows whatever the cache's size, and where rows of one type are few, so have those of the window."""
+"""References beyond those of the window, for batches that are being filled. These have as many rows
+with any cache size; and if rows of one type are few, so are those of the window."""
 _MOST_SLOTS = ((1 << 31) - 1 - _RING_SPARE) // (2 * WINDOW)
 """Most slots of a table: positions of references are int32."""
 _FULL = 0.8
-"""Of a hashed index, entries where all batches ask for different rows; with more, each search would
-read several cache lines."""
+"""Share of a hashed index that is filled if all batches request different rows; with more, each
+search would read several cache lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class RowTable:
     matrices: dict[Matrix, tuple[str, tuple[int, ...]]]
     """By matrix, dtype and shape of one row."""
     references: int
-    """Rows that the batches known at once may ask for."""
+    """Rows that the batches known at once may request."""
 
     @property
     def row_bytes(self) -> int:
@@ -67,9 +68,8 @@ class RowTable:
 
     @property
     def index_shape(self) -> tuple[int, int]:
-        """Entries and columns: a position for each id, or two words for each that is of use."""
-        # An id is in the index if it has a reference or a slot: there are no more of these than
-        # both.
+        """Entries and columns: a position for each id, or two words for each useful id."""
+        # An id is in the index if it has a reference or a slot: at most the sum of both.
         hashed = (int((self.references + self.capacity) / _FULL) + 1, 2)
         return (self.num_ids, 1) if self.num_ids <= 2 * hashed[0] else hashed
 
@@ -98,7 +98,7 @@ class RowTable:
 
 @dataclass(frozen=True)
 class CacheMemory(Generic[A]):
-    """The memory of a cache, and what lies in it."""
+    """The memory of a cache, and its tables."""
 
     segment: A
     """``[nbytes]`` uint8, zeros when new, shared."""
@@ -106,7 +106,7 @@ class CacheMemory(Generic[A]):
 
 
 def segment_bytes(tables: Mapping[Owner, RowTable]) -> int:
-    """Return how much memory a cache of ``tables`` takes."""
+    """Return the bytes of a cache of ``tables``."""
     return (
         align(MUTEX_BYTES)
         + align(8 * (1 + RECENT))
@@ -135,8 +135,8 @@ def make_tables(
                 continue  # no batch has these
             owner = owner_of(kind, name)
             shape = tuple(rows.values.shape[1:])
-            # A row without columns is nothing to fetch, and no batch counts it among the matrices
-            # that it lacks.
+            # A row without columns needs no fetch, and no batch counts it among the matrices that
+            # it lacks.
             if not rows.whole and remote.get(owner, 0) > 0 and 0 not in shape:
                 matrices.setdefault(owner, {})[kind, name] = (rows.dtype, shape)
 
@@ -162,11 +162,11 @@ def remote_rows(view: PartitionView[Any], remote: set[int]) -> dict[Owner, int]:
 def tables_for(
     view: PartitionView[Any], plan: SamplingPlan, same_host: Mapping[int, Any], size: int | float
 ) -> dict[Owner, RowTable]:
-    """Return the tables of a cache for what ``plan`` reads from other machines; see `make_tables`.
+    """Return the tables of a cache for remote rows that ``plan`` reads; see `make_tables`.
 
     Args:
         view: This rank's partition.
-        plan: What is sampled: of edges, rows are read where ids are asked for.
+        plan: The sampling plan; edge rows are read if it returns edge ids.
         same_host: Partitions that are read in this machine's memory.
         size: Bytes, or a share of the rows.
     """
@@ -195,8 +195,8 @@ def tables_of(
 
     Args:
         matrices: By owner and matrix, dtype and shape of one row.
-        num_ids: By owner, how many ids there are.
-        remote: By owner, how many rows are on other machines.
+        num_ids: By owner, the number of ids.
+        remote: By owner, the number of rows on other machines.
         size: As for `make_tables`.
     """
 
@@ -208,7 +208,7 @@ def tables_of(
             capacity = min(remote[owner], wanted, _MOST_SLOTS)
             found[owner] = RowTable(
                 # Room for two windows: batches of a user that is gone stay known until the ring is
-                # full, and meanwhile the others must know theirs.
+                # full, and meanwhile the other users must know theirs.
                 num_ids=num_ids[owner], capacity=capacity, matrices=some,
                 references=2 * WINDOW * capacity + _RING_SPARE,
             )  # fmt: skip
@@ -217,7 +217,7 @@ def tables_of(
     if isinstance(size, float):
         return tables(size)
     found = tables(_share_of_bytes(tables, size))
-    # Half of it for rows: what a table takes whatever it keeps would leave none, or next to none.
+    # Half of it for rows: the fixed memory of a table would leave none, or next to none.
     least = min(2 * segment_bytes(tables(0.0)), segment_bytes(tables(1.0)))
     if found and size < least:
         _log.warning(
@@ -230,10 +230,10 @@ def tables_of(
 
 
 def in_order(tables: Mapping[Owner, RowTable]) -> dict[Owner, RowTable]:
-    """Return the same tables in an order that follows from the names in them.
+    """Return the same tables in an order that follows from their names.
 
-    For memory that processes share: where a table lies in it follows from those before it, and
-    each process has the types in the order of its own dicts, or of its user's sampler.
+    For memory that processes share: the place of a table follows from those before it, and each
+    process has the types in the order of its own dicts, or of its user's sampler.
     """
 
     def name(item: tuple[Any, Any]) -> str:
@@ -247,8 +247,8 @@ def in_order(tables: Mapping[Owner, RowTable]) -> dict[Owner, RowTable]:
 
 def _share_of_bytes(tables: Any, size: int) -> float:
     """Return the share of the remote rows for which the tables take ``size`` bytes, or all."""
-    # Searched, as the bytes of a table are no simple function of its slots: the index has a form
-    # for few ids and one for many, and each array is aligned.
+    # Searched, as the bytes of a table are no simple function of its slots: the index has one form
+    # for few ids and another for many, and each array is aligned.
     low, high = 0.0, 1.0
     if segment_bytes(tables(high)) <= size:
         return high
@@ -260,5 +260,5 @@ def _share_of_bytes(tables: Any, size: int) -> float:
 
 
 def owner_of(kind: str, name: Any) -> Owner:
-    """Return whose rows a matrix has."""
+    """Return the owner of a matrix's rows."""
     return kind.split("_")[0], name[0] if kind.endswith("_attributes") else name

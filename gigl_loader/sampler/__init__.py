@@ -1,1 +1,1 @@
-"""Seeds to one sample message. No processes, no channels."""
+"""From seeds to one sample message. No processes, no channels."""

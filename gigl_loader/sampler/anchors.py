@@ -1,4 +1,4 @@
-"""Neighbourhoods of anchors and of their labels: what anchor-based link prediction trains on."""
+"""Neighbourhoods of anchors and of their labels, for anchor-based link prediction."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,12 +54,12 @@ class AnchorRoots:
     (`gigl_loader.message.label_column`). Label edges are never walked.
 
     Args:
-        reader: Of all partitions.
-        plan: What to sample; seeds are the anchors.
+        reader: Reader of all partitions.
+        plan: How to sample; seeds are the anchors.
         supervision: Edge types that are predicted, anchors first.
         exclude: Message-passing edge types without the copies of the batch's positives.
         labels_in_input: Labels come with the seeds; label edges of the graph are not read.
-        max_labels: Most labels of an anchor and sign that are read; None: all.
+        max_labels: Most labels read per anchor and sign; None: all.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class AnchorRoots:
                 if answer is not None:
                     asked.append((edge_type, sign, answer))
         found = []
-        for edge_type, sign, answer in asked:  # asked all before the first is waited for
+        for edge_type, sign, answer in asked:  # all are requested before the first wait
             counts, ids = answer()
             anchors = np.repeat(np.arange(counts.size), counts)
             links = np.stack([anchors, nodes.label(edge_type[2], ids, anchors)])
@@ -106,7 +106,7 @@ class AnchorRoots:
     def _ask_input(
         self, edge_type: EdgeType, sign: str, request: SampleRequest
     ) -> Callable[[], tuple[Array, Array]] | None:
-        """Return (labels per anchor, label ids) of a column of the input; None: there is none."""
+        """Return (labels per anchor, label ids) of a column of the input, or None without one."""
         column = request.extra.get(label_column(sign, edge_type))
         if column is None:
             return None
@@ -135,10 +135,10 @@ class AnchorRoots:
     def _without_copies(
         self, seeds: Array, nodes: BatchNodes, found: list[_Labels]
     ) -> "_WithoutCopies":
-        """Return what drops the positives of this batch, as edges that could be a copy of them."""
+        """Return a filter for the positives of this batch, as edges that could be their copies."""
         roots = {name: nodes.count(name) for name in nodes.types}
-        # Links name positions in the batch; an anchor that is there twice has two, and
-        # `_WithoutCopies` knows it by the label of its first.
+        # Links name positions in the batch. A repeated anchor has two positions, and
+        # `_WithoutCopies` knows it by the label of its first one.
         firsts = nodes.find(self._plan.input_type, seeds)
         positives = [
             (labels.edge_type, np.stack([firsts[labels.links[0]], labels.links[1]]))
@@ -163,7 +163,7 @@ class AnchorRoots:
 
 @dataclass(frozen=True)
 class _WithoutCopies:
-    """Leaves the edges between some roots out of a batch."""
+    """Removes the edges between some roots from a batch."""
 
     reader: GraphReader
     nodes: BatchNodes
@@ -173,7 +173,7 @@ class _WithoutCopies:
     """Roots of each type."""
 
     def dropped(self) -> dict[EdgeType, tuple[Array, Array]]:
-        """Return the copies by ids, of the nodes that are expanded and of their neighbours."""
+        """Return the copies by ids: the nodes that are expanded, and their neighbours."""
         found = {}
         for edge_type, keys in self.keys.items():
             expanded, neighbor = self.reader.ends(edge_type)
@@ -187,7 +187,7 @@ class _WithoutCopies:
             return targets, drawn
         expanded, neighbor = self.reader.ends(edge_type)
         positions = np.flatnonzero(targets < self.roots[expanded])  # both ends of a link are roots
-        # In all hops but the first nothing is expanded that was a root: most calls end here.
+        # After the first hop no root is expanded: most calls end here.
         if positions.size == 0:
             return targets, drawn
         others = self.nodes.find(neighbor, drawn.neighbors[positions])
@@ -218,7 +218,7 @@ def _as_edges_of(copy_type: EdgeType, edge_type: EdgeType, links: Array) -> list
 
 
 def _without(gone: Array, targets: Array, drawn: Drawn) -> tuple[Array, Drawn]:
-    """Return the edges but for those at the positions ``gone``."""
+    """Return the edges except those at the positions ``gone``."""
     keep = np.ones(targets.size, bool)
     keep[gone] = False
     # Edges were drawn first and are left out now: a node may get fewer than its fanout.
@@ -229,10 +229,10 @@ def _without(gone: Array, targets: Array, drawn: Drawn) -> tuple[Array, Drawn]:
 
 
 def _at_most(most: int | None, counts: Array, ids: Array) -> tuple[Array, Array]:
-    """Return the first ``most`` of each row's ``ids``, and how many these are."""
+    """Return the first ``most`` of each row's ``ids``, and how many there are."""
     if most is None:
         return counts, ids
-    # Of each id, where its row starts: the position less that is the position in the row.
+    # The start of each id's row: the position less that start is the position in the row.
     starts = np.repeat(counts.cumsum() - counts, counts)
     kept = np.arange(ids.size) - starts < most
     return np.minimum(counts, most), ids[kept]

@@ -1,7 +1,7 @@
 """The most nodes and edges that a batch can have, from fan-outs, roots and the graph's sizes.
 
-Batches of one shape are as large as these bounds, and a device makes room by them, so none of them
-may be too small for any batch. Arithmetic alone: no torch, and no array.
+Batches of one shape are as large as these bounds, and a device reserves memory for them. So no
+batch may exceed them. Arithmetic alone: no torch, and no array.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,9 @@ from gigl_loader.errors import ConfigError
 
 @dataclass(frozen=True)
 class BatchBounds:
-    """The most that a batch can have. Edge types have their names in the graph.
+    """The largest size of a batch. Edge types have their names in the graph.
 
-    The total of a type may be less than the sum over its hops: a node that one hop found is not
-    found by another.
+    The total of a type may be less than the sum over its hops: each node is found by one hop only.
     """
 
     nodes_per_hop: dict[NodeType, tuple[int, ...]]
@@ -43,24 +42,24 @@ def batch_bounds(
 
     Args:
         fanouts: Neighbours per hop by edge type, the same number of hops for all; -1: all.
-        roots: The most nodes that a batch starts with, by type; types left out have none.
+        roots: The most roots of a batch, by type; a type that is left out has none.
         num_nodes: Nodes of the whole graph by type: all types that a batch can have.
         edge_dir: ``"in"``: the destination of an edge type is expanded, ``"out"``: its source.
         disjoint: Nodes come once in each tree, so the graph's size limits nothing.
-        roots_repeat: Whether a node may be a root more than once, each time with a label of its
-            own. Only merged nodes are counted otherwise for that.
-        degrees: The largest degree of the nodes that are expanded, by edge type. It stands in for
-            a fan-out of -1. None: there is no bound then.
+        roots_repeat: Whether a node may be a root more than once, each time with another label.
+            This changes only the count of merged nodes.
+        degrees: The largest degree of the expanded nodes, by edge type, used in place of a
+            fan-out of -1. None: such a fan-out has no bound.
 
     Raises:
-        ConfigError: A fan-out is -1 and ``degrees`` does not say how much that is at most.
+        ConfigError: A fan-out is -1 and ``degrees`` has no bound for it.
     """
     expanded, neighbor = (2, 0) if edge_dir == "in" else (0, 2)
     widths = {name: _widths(name, hops, degrees) for name, hops in fanouts.items()}
     start = {name: roots.get(name, 0) for name in num_nodes}
     if not (roots_repeat or disjoint):
         start = {name: min(count, num_nodes[name]) for name, count in start.items()}
-    # With roots, one node at least is not found any more: all of them may be that one.
+    # With roots, at least one node is already found: all roots may be that one.
     most = {name: None if disjoint else max(count - min(start[name], 1), 0)
             for name, count in num_nodes.items()}  # fmt: skip
     nodes_per_hop = {name: [count] for name, count in start.items()}
@@ -91,7 +90,7 @@ def batch_bounds(
 def _widths(
     edge_type: EdgeType, hops: Sequence[int], degrees: Mapping[EdgeType, int] | None
 ) -> tuple[int, ...]:
-    """Return the most neighbours that a node is given in each hop."""
+    """Return the most neighbours drawn for a node in each hop."""
     if min(hops, default=0) >= 0:
         return tuple(hops)
     if degrees is None or edge_type not in degrees:
@@ -107,14 +106,14 @@ def _at_most(found: int, most: int | None) -> int:
 
 
 def _most_edges(widths: Sequence[int], frontiers: Sequence[int], num_nodes: int) -> int:
-    """Return the most edges of a type over all hops, as each node is expanded once.
+    """Return the most edges of a type over all hops; each node is expanded once.
 
     Args:
         widths: ``[hops]``, the most neighbours of a node.
-        frontiers: ``[hops + 1]``, the most nodes that are expanded in each hop.
+        frontiers: ``[hops + 1]``, the most nodes expanded in each hop.
         num_nodes: The most nodes of that type in all hops together.
     """
-    # At worst as many nodes as there can be are expanded in the hops that draw most.
+    # In the worst case all possible nodes are expanded in the hops that draw most.
     total, left = 0, num_nodes
     for width, frontier in sorted(zip(widths, frontiers, strict=False), reverse=True):
         taken = min(frontier, left)

@@ -1,8 +1,8 @@
 """Compiled inner loops: draw neighbours, relabel nodes. No state, no I/O; they release the GIL.
 
 Random numbers are *keyed*: a draw is a hash of a key and a counter, never the next value of a
-generator. The key of a row mixes (seed, epoch, batch, hop, edge type) with the node's id, so what
-is drawn for a node depends on nothing else: not on its place in the frontier, nor the partition.
+generator. The key of a row mixes (seed, epoch, batch, hop, edge type) with the node's id. So a
+node's draw does not depend on its place in the frontier, nor on the partition.
 
 Source:
     Keyed generation: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
@@ -29,44 +29,44 @@ F = TypeVar("F", bound=Callable[..., Any])
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-# Another odd number: to multiply by it loses no bit, and ids in a row end up far apart.
+# Another odd number: multiplying by it loses no bit, and consecutive ids end up far apart.
 _NODE = np.uint64(0xD6E8FEB86659FD93)
 WORDS = {8: np.int64, 4: np.int32, 1: np.int8}
 """Integer dtype in which rows are copied, by size in bytes."""
-# Rows are asked for about one page ahead, and few of them where they are small: what is asked for
-# has to be in the cache when its turn comes, and to stay there until then.
+# Rows are prefetched about one page ahead, and only a few if they are small: a prefetched row must
+# be in the cache when its turn comes, and stay there until then.
 _LINE_BYTES, _BYTES_AHEAD, _MOST_ROWS_AHEAD = 64, 4096, 16
-# 53 bits: as many as a float64 has, so each result is exact and below 1.
+# 53 bits: the precision of a float64, so each result is exact and below 1.
 _TO_UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
 
 class _SaysThatItCompiles(event.Listener):
-    """Says once per process that kernels are compiled: it takes up to a minute, in silence."""
+    """Reports once per process that kernels are compiled: it takes up to a minute, in silence."""
 
     said = False
 
     def on_start(self, event: event.Event) -> None:
-        """Note that Numba compiles: it does not where its cache on disk has the kernel."""
+        """Note that Numba compiles: it does not if its cache on disk has the kernel."""
         kernel = event.data["dispatcher"]
         ours = kernel.py_func.__module__.startswith("gigl_loader.")
         if not ours or _SaysThatItCompiles.said:
             return
         _SaysThatItCompiles.said = True
-        # a warning, as these show where no logging was set up
+        # a warning, as these show without any logging set-up
         logger.warning(
             "compiling the sampling kernels: once for this machine, about half a minute of one "
             "core; kept in %s (NUMBA_CACHE_DIR says where)", kernel.stats.cache_path or "memory",
         )  # fmt: skip
 
     def on_end(self, event: event.Event) -> None:
-        """Do nothing: what comes next says that it is over."""
+        """Do nothing: the next output shows that it is over."""
 
 
 event.register("numba:compile", _SaysThatItCompiles())
 
 
 def jit(function: F, **options: Any) -> F:
-    """Compile a kernel when it is first called; kept in Numba's cache on disk, where that is."""
+    """Compile a kernel when it is first called; Numba keeps it in its cache on disk, if any."""
     try:
         return compile_kernel(function, cache=True, **options)
     except RuntimeError:  # neither the package nor the home directory can be written to
@@ -75,9 +75,9 @@ def jit(function: F, **options: Any) -> F:
 
 
 def compile_kernel(function: F, *, cache: bool, **options: Any) -> F:
-    """Compile a kernel as all of ours are; ``options`` are further ones of ``numba.njit``."""
-    # Without the interpreter's lock, so that sampling threads run side by side. Without bounds:
-    # whoever calls checks what comes from others (`reader._rows_of`, `reader._check_drawn`).
+    """Compile a kernel like all of ours; ``options`` are further ones of ``numba.njit``."""
+    # Without the interpreter's lock, so that sampling threads run side by side. Without bounds
+    # checks: the caller checks foreign data (`reader._rows_of`, `reader._check_drawn`).
     made = numba.njit(nogil=True, cache=cache, boundscheck=False, **options)
     return made(function)  # type: ignore[no-any-return]
 
@@ -93,7 +93,7 @@ def mix(value):  # type: ignore[no-untyped-def]
 @jit
 def row_key(key, node):  # type: ignore[no-untyped-def]
     """Return the key of a node's row: a hash of the draw's key and the node's id."""
-    # Mixed twice: of ``node ^ key`` alone, two nodes and two keys that differ in the same bits
+    # Mixed twice: with ``node ^ key`` alone, two nodes and two keys that differ in the same bits
     # would draw the same.
     return mix(mix(np.uint64(node) * _NODE + _GAMMA) ^ key)
 
@@ -107,7 +107,7 @@ def unit(row_key, counter):  # type: ignore[no-untyped-def]
 
 @jit
 def count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts):  # type: ignore[no-untyped-def]
-    """Look up the row of each node: where it starts, its degree, and how many will be drawn.
+    """Look up the row of each node: its start, its degree, and the number of draws.
 
     Returns:
         (draws over all rows, the largest degree).
@@ -119,7 +119,7 @@ def count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts):  # t
         node = nodes[i]
         start = 0
         degree = 0
-        # A partition has no rows for nodes past the last one that has an edge.
+        # A partition has no rows for nodes after the last one with an edge.
         if node < num_rows:
             start = indptr[node]
             degree = indptr[node + 1] - start
@@ -145,7 +145,7 @@ def draw_uniform(nodes, starts, degrees, counts, replace, key, taken, positions)
         take = counts[i]
         start = starts[i]
         degree = degrees[i]
-        # All of them, in the order that they are stored in: no number is drawn.
+        # All of them, in stored order: no number is drawn.
         if take == degree and not replace:
             for j in range(take):
                 positions[at + j] = start + j
@@ -158,16 +158,16 @@ def draw_uniform(nodes, starts, degrees, counts, replace, key, taken, positions)
         else:
             row = row_key(key, nodes[i])
             for j in range(take):
-                # Floyd: the j-th draw is from the first ``last + 1`` positions; one that is taken
-                # stands for ``last``, which no draw before could reach. Each set is equally likely,
-                # in ``take`` steps.
+                # Floyd: the j-th draw is from the first ``last + 1`` positions. A position that is
+                # taken is replaced by ``last``, which no earlier draw could reach. Each set is
+                # equally likely, in ``take`` steps.
                 last = degree - take + j
                 choice = int(unit(row, j) * (last + 1))
                 if taken[choice]:
                     choice = last
                 taken[choice] = 1
                 positions[at + j] = start + choice
-            # Only what was marked is wiped: to fill the whole array would cost its length each row.
+            # Only marked bytes are wiped: filling the whole array would cost its length each row.
             for j in range(take):
                 taken[positions[at + j] - start] = 0
         at += take
@@ -182,7 +182,7 @@ def gather(values, positions, out):  # type: ignore[no-untyped-def]
 
 @jit
 def _find(table, mask, nodes, node):  # type: ignore[no-untyped-def]
-    """Return (position, label) of ``node``; label -1: it has none, and the position is free.
+    """Return (position, label) of ``node``; label -1 if it has none, and the position is free.
 
     ``table`` is an open-addressing table of ``mask + 1`` int64 positions, at most half full. A
     position holds 32 bits of the node's hash above ``label + 1``, or 0 where it is free: most
@@ -190,7 +190,7 @@ def _find(table, mask, nodes, node):  # type: ignore[no-untyped-def]
     """
     hashed = mix(np.uint64(node))
     tag = np.int64(hashed >> np.uint64(33)) << 32
-    # The low bits choose the position and the high ones are the tag: they tell different things.
+    # The low bits choose the position, and the high ones are the tag: they are independent.
     position = np.int64(hashed & mask)
     while True:
         entry = table[position]
@@ -234,7 +234,7 @@ def relabel(table, mask, nodes, num_nodes, ids, out):  # type: ignore[no-untyped
 
 @jit
 def look_up(table, mask, nodes, ids, out):  # type: ignore[no-untyped-def]
-    """Write the local label of each id into ``out``; -1 for an id that has none, or is negative."""
+    """Write the local label of each id into ``out``; -1 for one without a label, or negative."""
     for i in range(ids.shape[0]):
         out[i] = -1
         if ids[i] >= 0:
@@ -281,7 +281,7 @@ def group_by_owner(owners, order, sizes):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def at_address(context, address):  # type: ignore[no-untyped-def]
-    """Return the pointer that an int64 address is."""
+    """Return an int64 address as a pointer."""
 
     def emit(context, builder, signature, values):  # type: ignore[no-untyped-def]
         return builder.inttoptr(values[0], cgutils.voidptr_t)
@@ -291,7 +291,7 @@ def at_address(context, address):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def prefetch(context, pointer):  # type: ignore[no-untyped-def]
-    """Ask memory for the cache line at ``pointer``, and do not wait for it."""
+    """Prefetch the cache line at ``pointer``, without waiting for it."""
 
     def emit(context, builder, signature, values):  # type: ignore[no-untyped-def]
         number = ir.IntType(32)
@@ -311,7 +311,7 @@ def row_addresses(rows, row_bytes, start, num_rows, positions, addresses):  # ty
     ``start`` is the address of row 0; ``positions`` is empty for all positions in order.
 
     Returns:
-        The first place of a row that is not in ``[0, num_rows)``; -1: all are.
+        The first position of a row that is not in ``[0, num_rows)``; -1 if there is none.
     """
     in_order = positions.shape[0] == 0
     wrong = -1
@@ -327,14 +327,14 @@ def row_addresses(rows, row_bytes, start, num_rows, positions, addresses):  # ty
 def copy_rows(addresses, out):  # type: ignore[no-untyped-def]
     """Copy the row at ``addresses[i]`` to ``out[i]``, a matrix of one of `WORDS`.
 
-    Rows lie anywhere, in several matrices: the wait for memory is what a copy costs, so later ones
-    are asked for ahead. One pass, since to go over ``out`` again would cost as much.
+    Rows lie anywhere, in several matrices. The cost of a copy is the wait for memory, so later rows
+    are prefetched. There is one pass, since a second pass over ``out`` would cost as much.
     """
     width, last = out.shape[1], addresses.shape[0] - 1
     row_bytes = width * out.itemsize
     ahead = min(_MOST_ROWS_AHEAD, 1 + _BYTES_AHEAD // max(1, row_bytes))
     for i in range(addresses.shape[0]):
-        # At the end the last row is asked for again and again: cheaper than a branch.
+        # At the end the last row is prefetched repeatedly: cheaper than a branch.
         later = addresses[min(i + ahead, last)]
         for byte in range(0, row_bytes, _LINE_BYTES):
             prefetch(at_address(later + byte))
@@ -345,7 +345,7 @@ def copy_rows(addresses, out):  # type: ignore[no-untyped-def]
 
 
 def load() -> None:
-    """Call every kernel once on nothing: compiles it, or loads it from Numba's cache on disk."""
+    """Call every kernel once on empty arrays: compiles it, or loads it from Numba's cache."""
     ids, none = np.zeros(1024, np.int64), np.zeros(0, np.int64)
     rows = none, none.copy(), none.copy()
     key, indptr = np.uint64(1), np.zeros(1, np.int64)

@@ -1,6 +1,6 @@
 """Neighbourhoods of seed edges: both ends, and the ends of negatives.
 
-Negatives are drawn under keys, and drawn again where they may not be.
+Negatives are drawn under keys. One that is not allowed is drawn again.
 """
 
 import math
@@ -33,16 +33,16 @@ from gigl_loader.sampler.roots import Placed, SeedTimes
 BINARY, TRIPLET = "binary", "triplet"
 
 _FIRST = 1 << 32
-"""First of the numbers that take the place of a hop in the keys of negatives: above any hop."""
+"""First of the numbers that replace a hop in the keys of negatives: above any hop."""
 _ROUNDS = 8
-"""How often a negative that may not be is drawn again before it is looked up among what is left."""
+"""Draws of a negative that is not allowed, before it is looked up among the remaining ones."""
 _SOURCES, _DESTINATIONS = (0, *range(100, 100 + _ROUNDS - 1)), tuple(range(1, 1 + _ROUNDS))
 """Numbers of the rounds that draw sources and destinations, above `_FIRST`."""
 _PAIRS, _NEXT_PAIR = 64, 1000
-"""How often a pair that is an edge is drawn again, and what each time adds to the numbers above."""
+"""Draws of a pair that is an edge, and the step that each draw adds to the numbers above."""
 
 Refused = Callable[[Array, Any], Array]
-"""Takes nodes and the positions of the negatives that they would serve; returns which may not."""
+"""Takes nodes, and the positions of the negatives that they would serve; returns those refused."""
 
 
 class EdgeRoots:
@@ -53,21 +53,21 @@ class EdgeRoots:
         one node type    [ sources and destinations, each once | 1st hop | 2nd hop ... ]
         two node types   [ sources, each once | 1st hop ... ]  [ destinations, each once | ... ]
 
-    The seeds are the sources; destinations come with them as the column ``EDGE_TARGETS``, labels
-    as ``EDGE_LABEL``. Negatives are keyed by seed, epoch and batch as all draws are. Where trees
-    are disjoint, each end has its own, and belongs to its seed edge.
+    The seeds are the sources. Destinations come with them as the column ``EDGE_TARGETS``, labels as
+    ``EDGE_LABEL``. Negatives are keyed by seed, epoch and batch, like all draws. In disjoint
+    sampling each end has its own tree, and belongs to its seed edge.
 
     Args:
-        reader: Of all partitions.
-        plan: What to sample; its input type is that of the sources.
-        edge_type: Of the seed edges; names the types of both ends, and with ``strict`` the edges
-            that no negative may be.
+        reader: Reader of all partitions.
+        plan: How to sample; its input type is that of the sources.
+        edge_type: Type of the seed edges; names the types of both ends, and with ``strict`` the
+            edges that no negative may be.
         negatives: ``"binary"``: pairs of drawn nodes; ``"triplet"``: drawn destinations for each
-            source; None: there are none.
+            source; None: no negatives.
         amount: Negatives per seed edge; the number in a batch is rounded up.
         strict: No negative is an edge of ``edge_type``.
-        src_weight: ``[num_nodes]``, what sources of binary negatives are drawn by; None: uniformly.
-        dst_weight: The same of destinations.
+        src_weight: ``[num_nodes]``, weights for sources of binary negatives; None: uniform.
+        dst_weight: The same for destinations.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class EdgeRoots:
         )  # fmt: skip
 
     def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
-        """Put the ends of seed edges and negatives down; merged, each node once."""
+        """Place the ends of seed edges and negatives; merged, each node once."""
         src, dst = request.seeds, request.extra[EDGE_TARGETS]
         seeds = self._negatives.seeds(src.size)
         neg_src, neg_dst = self._negatives.draw(request.ticket, src, seeds, nodes.seed_times)
@@ -110,7 +110,7 @@ class EdgeRoots:
     def _label_negatives(self, nodes: BatchNodes, neg_dst: Array, seeds: Array) -> Array:
         """Label the destinations of negatives.
 
-        Their trees lie as PyG's: one of each seed edge, then the next of each.
+        Their trees are in PyG's order: one of each seed edge, then the next of each.
         """
         other = self._edge_type[2]
         if not nodes.disjoint or self._kind != TRIPLET or seeds.size == 0:
@@ -124,7 +124,7 @@ class EdgeRoots:
     def _fields(
         self, request: SampleRequest, src: Array, dst: Array, neg_src: Array, neg_dst: Array
     ) -> list[Field]:
-        """Return the ends of seed edges and negatives, local labels, and the labels given."""
+        """Return the ends of seed edges and negatives as local labels, and the given labels."""
         if self._kind == TRIPLET:
             links = np.concatenate([src, dst, neg_dst])
         else:
@@ -172,14 +172,14 @@ class Negatives:
         self._dst = _End(edge_type[2], num_nodes[edge_type[2]], dst_weight, _DESTINATIONS)
 
     def seeds(self, num_edges: int) -> Array:
-        """Return for each negative the seed edge that it belongs to, by its place in the batch."""
+        """Return for each negative the position in the batch of its seed edge."""
         if self._kind is None or num_edges == 0:
             return np.empty(0, np.int64)
         count = math.ceil(num_edges * self._amount)
         if self._kind == TRIPLET:
             # Side by side: the trainer reads triplets as ``[num_edges, amount]``.
             return np.repeat(np.arange(num_edges), count // num_edges)
-        # Round and round, as ``amount`` need not be whole: each edge has its share, or one more.
+        # In turn, as ``amount`` need not be whole: each edge has its share, or one more.
         return np.resize(np.arange(num_edges), count)
 
     def draw(
@@ -188,10 +188,10 @@ class Negatives:
         """Return (sources, destinations); triplets have no sources of their own.
 
         Args:
-            ticket: Which batch.
+            ticket: Identifies the batch.
             src: ``[num_edges]`` int64, the sources of the seed edges.
             seeds: From `seeds`.
-            seed_times: ``[num_edges]``, no node is later than its seed edge; None: any may be.
+            seed_times: ``[num_edges]``, no node is later than its seed edge; None: no limit.
         """
         if seeds.size == 0:
             return seeds, seeds
@@ -204,10 +204,10 @@ class Negatives:
         return seeds[:0], self._allowed(self._dst, rounds, refused)
 
     def _pairs(self, ticket: BatchTicket, count: int, times: Array | None) -> tuple[Array, Array]:
-        """Draw ``count`` binary negatives, uniform over all pairs that may be, or by weight.
+        """Draw ``count`` binary negatives, uniform over all allowed pairs, or by weight.
 
-        A pair that is an edge is drawn again whole. Were its source kept, one that has edges to
-        nearly all nodes would have as many negatives as any other, of the few pairs that are left.
+        A pair that is an edge is drawn again as a whole. If its source were kept, a source with
+        edges to nearly all nodes would have as many negatives as any other, from few pairs.
         """
         src, dst = np.empty((2, count), np.int64)
         at = np.arange(count)
@@ -221,14 +221,14 @@ class Negatives:
             at = at[self._are_edges(src[at], dst[at])]
             if at.size == 0:
                 return src, dst
-        # Nearly every pair is an edge: the next one that is none, from the one drawn last on.
+        # Nearly every pair is an edge: take the next non-edge after the last drawn pair.
         for position in at.tolist():
             time = None if times is None else times[position : position + 1]
             src[position], dst[position] = self._next_pair(src[position], dst[position], time)
         return src, dst
 
     def _next_pair(self, src: int, dst: int, time: Array | None) -> tuple[int, int]:
-        """Return a pair that may be, from ``src`` on.
+        """Return the next allowed pair from ``src`` on.
 
         Raises:
             ConfigError: There is none.
@@ -250,17 +250,17 @@ class Negatives:
     def _rounds(
         self, ticket: BatchTicket, end: "_End", count: int, at: Array, first: int = 0
     ) -> Iterator[Array]:
-        """Yield nodes for the positions ``at`` of ``count``, drawn anew each time."""
-        # A generator: a second round is drawn only where something was refused in the first.
+        """Yield nodes for the positions ``at`` of ``count``, with new draws each time."""
+        # A generator: a second round is drawn only if the first had refusals.
         for number in end.numbers:
             key = draw_key(self._plan, ticket, _FIRST + first + number, self._edge_type)
-            # By position: what is drawn for one does not depend on which others are drawn again.
+            # By position: a draw does not depend on the other positions that are drawn again.
             yield end.draw(key, count)[at]
 
     def _refused(
         self, end: "_End", times: Array | None, sources: Array | None = None
     ) -> Refused | None:
-        """Return what refuses nodes later than ``times`` or with an edge from ``sources``."""
+        """Return a filter against nodes later than ``times`` or with an edge from ``sources``."""
         if times is None and sources is None:
             return None
 
@@ -290,8 +290,8 @@ class Negatives:
             if wrong.size == 0:
                 return found
             found[wrong] = again[wrong]
-        # A source with edges to nearly all nodes may never draw one of the few that are left: these
-        # are looked up one by one, from the node that was drawn last on, so that low ids are not
+        # A source with edges to nearly all nodes may never draw one of the few that are left. These
+        # are looked up one by one, starting at the node drawn last, so that low ids are not
         # preferred.
         for position in np.flatnonzero(refused(found, everywhere)).tolist():
             node = self._next_allowed(end, refused, position, int(found[position]))
@@ -303,9 +303,8 @@ class Negatives:
     def _next_allowed(
         self, end: "_End", refused: Refused | None, position: int, start: int
     ) -> int | None:
-        """Return the first node from ``start`` on, around the end, that may serve."""
-        # In pieces: each asks for the times of so many nodes, and the first free one is near as a
-        # rule.
+        """Return the first allowed node from ``start`` on, around the end."""
+        # In pieces: each requests the times of its nodes, and the first free node is usually near.
         for first in range(0, end.num_nodes, 4096):
             nodes = (start + np.arange(first, min(first + 4096, end.num_nodes))) % end.num_nodes
             wrong = ~end.has(nodes)
@@ -326,13 +325,13 @@ class Negatives:
         )
 
     def _are_edges(self, src: Array, dst: Array) -> Array:
-        """Return for each pair whether the graph has it, asking the owners of its rows."""
+        """Return for each pair whether the graph has it; the owners of its rows are asked."""
         rows, others = (dst, src) if self._reader.view.edge_dir == "in" else (src, dst)
-        # Each row is asked for once, whole: a source in a batch of triplets comes ``amount`` times.
+        # Each row is requested once, whole: a source in a batch of triplets comes ``amount`` times.
         asked, position = np.unique(rows, return_inverse=True)
         answer = self._reader.draw(Draw(self._edge_type, fanout=-1, key=0), asked)()
         owner = np.repeat(np.arange(asked.size), answer.counts)
-        # One number for a pair: a row of those asked for, and the node at the other end.
+        # One number for a pair: a requested row, and the node at the other end.
         width = 1 + max(int(others.max()), int(answer.neighbors.max(initial=0)))
         there = owner * width + answer.neighbors
         found: Array = np.isin(position.reshape(-1) * width + others, there)
@@ -340,7 +339,7 @@ class Negatives:
 
 
 class _End:
-    """One end of the negatives: which nodes it is drawn of, and how."""
+    """One end of the negatives: its nodes, and how they are drawn."""
 
     def __init__(
         self, node_type: NodeType, num_nodes: int, weights: Any, numbers: Sequence[int]

@@ -1,7 +1,7 @@
 """How a batch grows from its roots: hop after hop, merged or in disjoint trees.
 
-The last step of an expansion may replace the sampled edges: ``"bidirectional"`` and ``"induced"``
-have PyG's meaning; edges of an induced subgraph that are at other partitions are asked for.
+The last step of an expansion may replace the sampled edges. ``"bidirectional"`` and ``"induced"``
+have PyG's meaning; edges of an induced subgraph in other partitions are requested.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ class EdgeCollector:
 
     @property
     def count(self) -> int:
-        """How many edges there are."""
+        """The number of edges."""
         return sum(self.per_hop)
 
     def ids(self) -> Array:
@@ -58,7 +58,8 @@ class EdgeCollector:
     def write_edge_index(self, out: Array) -> None:
         """Write `as_index` to ``out``."""
         if self.neighbors:
-            # Into the message: edges of all hops are put together once, where they are sent from.
+            # Into the message: edges of all hops are concatenated once, directly where they are
+            # sent.
             np.concatenate(self.neighbors, out=out[0])
             np.concatenate(self.targets, out=out[1])
 
@@ -69,17 +70,17 @@ class Sampled:
 
     edges: dict[EdgeType, EdgeCollector]
     nodes_per_hop: dict[NodeType, list[int]] = field(default_factory=dict)
-    """Empty where hops are not told apart any more."""
+    """Empty if hops are no longer distinguished."""
 
 
 class Expansion:
     """Expands each node once, in the hop after the one that found it, as PyG does.
 
     Args:
-        reader: Of all partitions.
+        reader: Reader of all partitions.
         plan: Fanouts, and how to draw.
-        nodes: Where new nodes get their labels.
-        times: What the times of seeds allow.
+        nodes: Gives labels to new nodes.
+        times: Limits from the times of seeds.
     """
 
     def __init__(
@@ -95,13 +96,13 @@ class Expansion:
         found.nodes_per_hop = {name: [count] for name, count in counts.items()}
         # Labels of the nodes that the last hop found: [start, stop) by type. First, the roots.
         frontier = {name: (0, count) for name, count in counts.items()}
-        # Once a batch: no tree is added after the roots, and a tree has one time.
+        # Once per batch: no tree is added after the roots, and a tree has one time.
         limits = self._times.limits(self._nodes)
         for hop in range(self._plan.num_hops):
             self._expand(ticket, hop, frontier, found, limits, keep_edges)
             for name in self._nodes.types:
-                # After all edge types of the hop: a node that one of them finds is expanded in the
-                # next hop, not by an edge type that comes later in this one.
+                # After all edge types of the hop: a node found by one of them is expanded in the
+                # next hop, not by a later edge type of this one.
                 frontier[name] = (frontier[name][1], self._nodes.count(name))
                 found.nodes_per_hop[name].append(frontier[name][1] - frontier[name][0])
         # An induced subgraph starts from the nodes alone; the edges that led to them are dropped.
@@ -121,16 +122,16 @@ class Expansion:
             expanded = self._ends[edge_type][0]
             start, stop = frontier[expanded]
             nodes = self._nodes.ids(expanded, start, stop)
-            nodes = nodes if self._nodes.disjoint else nodes.copy()  # a view of what may move
+            nodes = nodes if self._nodes.disjoint else nodes.copy()  # the view's memory may move
             draw = draw_of(self._plan, ticket, hop, edge_type, self._reader.view)
             asked = None
             if self._nodes.disjoint:
                 trees = self._nodes.trees(expanded, start, stop)
-                # An edge type may have no times though others have: its neighbours are of any time.
+                # An edge type may lack times that others have: its neighbours are of any time.
                 asked = limits.asked(trees) if limits and draw.timed else Asked(trees)
             pending.append((edge_type, start, self._reader.draw(draw, nodes, asked)))
-        for edge_type, start, drawn in pending:  # asked all before the first is waited for
-            # In the order of the plan, whatever comes first: labels count up in the order of this.
+        for edge_type, start, drawn in pending:  # all are requested before the first wait
+            # In the order of the plan, not of arrival: this order decides the labels.
             self._collect(edge_type, start, drawn(), found.edges[edge_type], keep_edges)
 
     def _collect(
@@ -139,7 +140,7 @@ class Expansion:
     ) -> None:  # fmt: skip
         targets = np.empty(drawn.neighbors.size, np.int64)
         kernels.repeat_rows(drawn.counts, first, targets)
-        # Before nodes are labelled: one that only such edges lead to is not in the batch.
+        # Before nodes are labelled: a node reached only by dropped edges is not in the batch.
         if keep_edges is not None:
             targets, drawn = keep_edges(edge_type, targets, drawn)
         expanded, neighbor = self._ends[edge_type]
@@ -150,10 +151,10 @@ class Expansion:
 def draw_of(
     plan: SamplingPlan, ticket: BatchTicket, hop: int, edge_type: EdgeType, view: PartitionView[Any]
 ) -> Draw:
-    """Return the question that one hop of a batch asks over one edge type."""
+    """Return the request of one hop of a batch over one edge type."""
     how = plan.expansion
     labor = how.sampling_method == "labor"
-    # of LABOR a neighbour's number is the same whichever edge type leads to it
+    # with LABOR a neighbour has the same number for every edge type
     keyed_by = ("", "labor", ends_of(edge_type, view.edge_dir)[1]) if labor else edge_type
     return Draw(
         edge_type,
@@ -171,15 +172,15 @@ def draw_of(
 def induced(
     nodes: BatchNodes, reader: GraphReader, plan: SamplingPlan, keep_edges: EdgeFilter | None
 ) -> Sampled:
-    """Return all edges between the sampled nodes, of the types that are walked."""
+    """Return all edges between the sampled nodes, of the walked types."""
     pending = []
     for edge_type in plan.fanouts:
-        # No key: of all neighbours nothing is drawn.
+        # No key: all neighbours are taken.
         draw = Draw(edge_type, fanout=-1, key=0, with_edge=plan.with_edge)
         asked = nodes.ids(reader.ends(edge_type)[0]).copy()
         pending.append((edge_type, reader.draw(draw, asked)))
     found = Sampled({})
-    for edge_type, answer in pending:  # asked all before the first is waited for
+    for edge_type, answer in pending:  # all are requested before the first wait
         drawn = answer()
         targets = np.empty(drawn.neighbors.size, np.int64)
         kernels.repeat_rows(drawn.counts, 0, targets)
@@ -191,7 +192,7 @@ def induced(
 
 def _inside(nodes: BatchNodes, neighbor: str, targets: Array, drawn: Drawn) -> EdgeCollector:
     labels = nodes.find(neighbor, drawn.neighbors)
-    # Asked for whole rows, as owners do not know which nodes a batch has.
+    # Whole rows are requested, as owners do not know the nodes of the batch.
     here = np.flatnonzero(labels >= 0)
     edges = EdgeCollector()
     ids = None if drawn.edge_ids is None else drawn.edge_ids[here]
@@ -202,10 +203,10 @@ def _inside(nodes: BatchNodes, neighbor: str, targets: Array, drawn: Drawn) -> E
 def bidirectional(sampled: Sampled, *, typed: bool) -> Sampled:
     """Return the sampled edges in both directions, each pair of nodes once.
 
-    An edge type between two node types takes in the edges of its reverse type: that of the name
-    ``rev_...``, or the only one between these types the other way round. One without a reverse
-    type stays as it was sampled. Of a graph with several types merged ones have no edge ids, as PyG
-    has it: an edge stands for two, perhaps of two types.
+    An edge type between two node types includes the edges of its reverse type: the type named
+    ``rev_...``, or the only one between these types in the other direction. An edge type without a
+    reverse type is unchanged. With several edge types, merged ones have no edge ids, as in PyG: an
+    edge stands for two, perhaps of two types.
 
     Args:
         sampled: The edges.
@@ -217,17 +218,17 @@ def bidirectional(sampled: Sampled, *, typed: bool) -> Sampled:
         found.edges[edge_type] = both
         if reverse[1] == f"rev_{edge_type[1]}":
             turned = EdgeCollector(has_ids=False)
-            # That name says that it is the same edges turned round, which `_pairs` leaves to this.
+            # The name means that these are the same edges reversed, so `_pairs` skips them.
             turned.add(both.targets[0], both.neighbors[0], None)
             found.edges[reverse] = turned
     return found
 
 
 def _pairs(edge_types: list[EdgeType]) -> Iterator[tuple[EdgeType, EdgeType]]:
-    """Yield each edge type that has a reverse type, with it; a type may be its own."""
+    """Yield each edge type with its reverse type, if any; a type may be its own reverse."""
     for edge_type in edge_types:
         src, relation, dst = edge_type
-        # Paired, if at all, by the type that it is the reverse of.
+        # Paired, if at all, by the type whose reverse it is.
         if relation.startswith("rev_"):
             continue
         named = (dst, f"rev_{relation}", src)
@@ -241,11 +242,11 @@ def _pairs(edge_types: list[EdgeType]) -> Iterator[tuple[EdgeType, EdgeType]]:
 
 
 def _merged(own: EdgeCollector, other: EdgeCollector, *, with_ids: bool) -> EdgeCollector:
-    """Return the edges of ``own`` and those of ``other`` turned round, ascending by target."""
+    """Return the edges of ``own`` and the reversed edges of ``other``, ascending by target."""
     first, second = own.as_index(), other.as_index()
     neighbors, targets = np.concatenate([first, second[::-1]], axis=1)
     width = 1 + int(neighbors.max(initial=0))
-    # Sorted by target, then neighbour; of a pair that is there twice the first edge gives its id.
+    # Sorted by target, then neighbour; a repeated pair has the id of its first edge.
     keys, chosen = np.unique(targets * width + neighbors, return_index=True)
     ids = own.ids()
     edges = EdgeCollector(has_ids=with_ids and own.has_ids)

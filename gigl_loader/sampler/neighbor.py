@@ -1,4 +1,4 @@
-"""`NeighborSampler`: seeds to the fields of one message, composed of roots, draw and expansion."""
+"""`NeighborSampler`: from seeds to the fields of a message, by roots, draw and expansion."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -43,14 +43,14 @@ class NeighborSampler:
 
     ::
 
-        roots      which nodes a batch starts with       nodes | edges and negatives | anchors
-        draw       which neighbours a node is given      decided by the plan, answered by owners
-        expansion  how the batch grows, and when it ends decided by the plan
+        roots      the first nodes of a batch            nodes | edges and negatives | anchors
+        draw       the neighbours that a node gets       decided by the plan, answered by owners
+        expansion  growth and end of the batch           decided by the plan
 
     Args:
         view: The partition.
-        plan: What to sample.
-        peers: The other partitions; None: there are none that are asked.
+        plan: How to sample.
+        peers: The other partitions; None if none is asked.
         roots: Makes the roots, given a reader; None: `NodeRoots`, the seeds themselves.
     """
 
@@ -80,7 +80,7 @@ class NeighborSampler:
         placed = self.place(request)
         found = self._expansion.run(request.ticket, placed.keep_edges)
         # Fields are written after this returns, and before the next call: they may read the labels
-        # and edges of this batch where they lie.
+        # and edges of this batch in place.
         return [
             *placed.fields,
             *self._node_fields(found),
@@ -88,7 +88,7 @@ class NeighborSampler:
         ]
 
     def place(self, request: SampleRequest) -> Placed:
-        """Put the roots of a batch into `nodes`, which forgets the batch before."""
+        """Put the roots of a batch into `nodes`, which forgets the previous batch."""
         self.nodes.reset(self.times.of(request))
         return self._roots.place(request, self.nodes)
 
@@ -104,7 +104,7 @@ class NeighborSampler:
             if self.nodes.disjoint:
                 write = partial(self.nodes.write_seeds, node_type)
                 fields.append(Field(key(TREE, name), "int64", nodes.shape, write))
-            # One split for features, labels and attributes: whose ids they are is found out once.
+            # One split for features, labels and attributes: the owners of ids are looked up once.
             split = self._reader.split(self._view.node_books.get(node_type), nodes)
             if self._plan.collect_features and node_type in self._view.node_features:
                 rows = self._reader.fetch("node_features", node_type, nodes, split)
@@ -133,8 +133,8 @@ class NeighborSampler:
         for edge_type, collected in found.edges.items():
             name = None
             if self._view.is_heterogeneous:
-                # With "out" messages go against the edges that were walked: they are of the reverse
-                # type, as in GLT.
+                # With "out" messages go against the walked edges: they are of the reverse type, as
+                # in GLT.
                 reverse = self._view.edge_dir == "out"
                 name = reverse_edge_type(edge_type) if reverse else edge_type
             shape = (2, collected.count)
@@ -170,11 +170,11 @@ def subgraph_sampler(
 
 
 def attribute_names(*attributes: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
-    """Return the names of attributes by the type that has them, ascending."""
+    """Return the names of attributes by their type, ascending."""
     names: dict[Any, list[str]] = {}
     for owner, name in sorted(chain(*attributes), key=str):
-        # Times of neighbours that `partition_graph` keeps beside edges, so that no other partition
-        # has to be asked for them: nothing that a user gave.
+        # Times of neighbours that `partition_graph` stores beside edges, so that no other partition
+        # has to be asked; they are not a user's attribute.
         if not name.startswith(NEIGHBOR_TIME):
             names.setdefault(owner, []).append(name)
     return names

@@ -1,4 +1,4 @@
-"""The nodes of a batch, and the local labels that edges name them by."""
+"""The nodes of a batch, and their local labels, which edges refer to."""
 
 from collections.abc import Callable, Mapping
 
@@ -33,7 +33,7 @@ class NodeLabels:
         self.count = 0
 
     def append(self, ids: Array) -> None:
-        """Give each of ``ids`` a label of its own, repeats too; a repeat is found by its first."""
+        """Give each of ``ids`` a label of its own, repeats too; `find` returns the first one."""
         start = self.count
         self._reserve(ids.size)
         self.count += ids.size
@@ -50,7 +50,7 @@ class NodeLabels:
         return labels
 
     def find(self, ids: Array) -> Array:
-        """Return the label of each of ``ids``, -1 where it has none (negative ids have none)."""
+        """Return the label of each of ``ids``, -1 if it has none (negative ids have none)."""
         labels = np.empty(ids.size, np.int64)
         kernels.look_up(self._table, self._mask, self._nodes, ids, labels)
         return labels
@@ -60,8 +60,8 @@ class NodeLabels:
         if need > self._nodes.size:
             # A quarter more: batches are of about one size, and the memory stays for the next one.
             self._nodes = np.resize(self._nodes, need + need // 4)
-        # At most half full, so that a search reads few positions, and always comes to a free one.
-        # Before labels are given: the kernels do not grow anything.
+        # At most half full, so that a search reads few positions, and always reaches a free one.
+        # Before labels are given: the kernels do not grow arrays.
         if 2 * need > self._table.size:
             size = 1 << (2 * need - 1).bit_length()
             self._table = np.zeros(size, np.int64)
@@ -95,9 +95,9 @@ class TreeLabels:
         self.count = self._entered = 0
 
     def append(self, keys: Array) -> None:
-        """Give each of ``keys`` a label of its own, repeats too; a repeat is found by its first."""
-        # Not entered into the table yet: where a tree lies there depends on how many trees there
-        # are, and more roots may come.
+        """Give each of ``keys`` a label of its own, repeats too; `find` returns the first one."""
+        # Not entered into the table yet: a tree's place there depends on the number of trees, and
+        # more roots may come.
         start = self.count
         self._make_room(keys.size)
         self.count += keys.size
@@ -114,7 +114,7 @@ class TreeLabels:
     def _label(
         self, ids: Array, num_trees: int, reached_from: Callable[[], tuple[Array, int, Array]]
     ) -> Array:
-        self._make_room(ids.size)  # before the keys are taken that it may move
+        self._make_room(ids.size)  # first, since it may move the keys
         self._enter(self.count + ids.size, num_trees)
         labels = np.empty(ids.size, np.int64)
         where = (self._table, np.uint64(self._table.size - 1), *self._layout, self.bits, self._keys)
@@ -123,12 +123,12 @@ class TreeLabels:
         return labels
 
     def _enter(self, need: int, num_trees: int) -> None:
-        """Enter what was appended; where the table is too small or lies otherwise, all anew."""
+        """Enter appended keys; if the table is too small or its layout changes, enter all again."""
         size = self._table.size
         if 2 * need > size:
             size = 1 << (2 * need - 1).bit_length()
             self._table, self._entered = np.zeros(size, np.int64), 0
-        # More trees, narrower shares: what was entered would be looked for elsewhere.
+        # More trees have narrower shares: earlier entries would be searched elsewhere.
         layout = tree_kernels.layout(size, num_trees)
         if layout != self._layout and self._entered:
             self._table.fill(0)
@@ -145,15 +145,15 @@ class TreeLabels:
 
 
 class BatchNodes:
-    """The nodes of one batch by type: first the roots, then what was reached from them.
+    """The nodes of one batch by type: first the roots, then the nodes reached from them.
 
-    Merged, a node has one label, however it was reached. Disjoint, every root starts a tree of its
-    own, or all roots of one time share a tree, and a node has one label per tree.
+    Merged, a node has one label, however it was reached. Disjoint, every root starts its own tree,
+    or all roots of one time share a tree, and a node has one label per tree.
 
     Args:
         num_nodes: Nodes of each type over all partitions.
         disjoint: Whether trees share no node.
-        by_time: Of disjoint trees: whether there is one per time instead of one per root.
+        by_time: Whether disjoint trees are one per time instead of one per root.
     """
 
     def __init__(
@@ -174,28 +174,28 @@ class BatchNodes:
         self._num_trees = 0
         self._tree_of_seed = np.empty(0, np.int64)
         self.seed_times: Array | None = None
-        """``[batch_size]``, the time of each seed; None: no time counts."""
+        """``[batch_size]``, the time of each seed; None without times."""
 
     def reset(self, seed_times: Array | None = None) -> None:
-        """Forget the batch before; ``seed_times`` are those of the seeds of the next one."""
+        """Forget the previous batch; ``seed_times`` are the times of the next one's seeds."""
         for labels in self._labels.values():
             labels.reset()
         self.seed_times = seed_times
         self._seeds, self._num_trees = [], 0
         if self._by_time and seed_times is not None:
-            # Seeds of one time share a tree: all there are is known before any root is placed.
+            # Seeds of one time share a tree: all trees are known before any root is placed.
             _, first, trees = np.unique(seed_times, return_index=True, return_inverse=True)
             self._seeds, self._num_trees = [first], first.size
             self._tree_of_seed = trees.reshape(-1)
 
     def count(self, node_type: NodeType) -> int:
-        """Return how many labels were given."""
+        """Return the number of labels."""
         return self._labels[node_type].count
 
     def ids(self, node_type: NodeType, start: int = 0, stop: int | None = None) -> Array:
         """Return the global ids at labels ``start`` to ``stop``; a view that calls may move."""
         nodes = self._labels[node_type].nodes[start:stop]
-        # Keys without the tree: in trees this is a copy.
+        # Keys without the tree: for trees this is a copy.
         return nodes & ((1 << self._apart[node_type].bits) - 1) if self.disjoint else nodes
 
     def keys(self, node_type: NodeType) -> Array:
@@ -204,7 +204,7 @@ class BatchNodes:
 
     @property
     def bits(self) -> dict[NodeType, int] | None:
-        """Bits of an id in a key, by type; None: nodes are merged, and keys are ids."""
+        """Bits of an id in a key, by type; None if nodes are merged, and keys are ids."""
         return {name: one.bits for name, one in self._apart.items()} if self.disjoint else None
 
     # -- roots ----------------------------------------------------------------------------------
@@ -213,9 +213,9 @@ class BatchNodes:
         """Make each of ``ids`` a root, repeats too; return their labels.
 
         Args:
-            node_type: Their type.
+            node_type: Type of the roots.
             ids: ``[n]`` int64, global.
-            seeds: ``[n]`` int64, the seed that each root belongs to; None: 0, 1, 2...
+            seeds: ``[n]`` int64, the seed of each root; None: 0, 1, 2...
         """
         labels = self._labels[node_type]
         start = labels.count
@@ -225,7 +225,7 @@ class BatchNodes:
         return np.arange(start, labels.count)
 
     def label(self, node_type: NodeType, ids: Array, seeds: Array | None = None) -> Array:
-        """Make each of ``ids`` a root, once where roots share a tree; see `place`."""
+        """Make each of ``ids`` a root, once if roots share a tree; see `place`."""
         if not self.disjoint:
             return self._merged[node_type].label(ids)
         if not self._by_time:
@@ -234,11 +234,11 @@ class BatchNodes:
         return self._apart[node_type].label(ids, trees, self._num_trees)
 
     def find(self, node_type: NodeType, ids: Array) -> Array:
-        """Return the label of each of ``ids``, -1 where it has none; of merged nodes only."""
+        """Return the label of each of ``ids``, -1 if it has none; for merged nodes only."""
         return self._merged[node_type].find(ids)
 
     def _trees_of(self, ids: Array, seeds: Array | None) -> Array:
-        """Return the tree of each of ``ids``, which are roots; new ones unless it goes by time."""
+        """Return the tree of each root in ``ids``; new trees unless they go by time."""
         seeds = np.arange(ids.size) if seeds is None else seeds
         if self._by_time:
             found: Array = self._tree_of_seed[seeds]
@@ -251,7 +251,7 @@ class BatchNodes:
 
     @property
     def seeds(self) -> Array:
-        """``[num_trees]`` int64: the seed that each tree belongs to; of several, the first."""
+        """``[num_trees]`` int64: the seed of each tree; of several, the first."""
         return np.concatenate(self._seeds) if self._seeds else np.empty(0, np.int64)
 
     def trees(self, node_type: NodeType, start: int = 0, stop: int | None = None) -> Array:

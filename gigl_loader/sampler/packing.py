@@ -1,8 +1,8 @@
-"""Integers in as few bits as they need, and the questions of workers made of them, for the network.
+"""Integers in as few bits as they need, and workers' requests made of them, for the network.
 
 Ids and labels of a batch fit into 10 to 30 bits; in memory they have 64. `pack_ints` keeps the
-distance of each value to the least one, or, where values ascend, to the one before; `pack_runs`
-keeps runs of equal values as values and counts. Both give back exactly what they were given.
+distance of each value to the smallest one, or, if values ascend, to the previous one. `pack_runs`
+keeps runs of equal values as values and counts. Both restore the exact input.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from gigl_loader.sampler import packing_kernels as kernels
 from gigl_loader.sampler.plan import Asked, Draw, Drawn, DrawRequest, RowsRequest
 
 _LEAST_RUN = 2
-"""Mean length from which runs are shorter than values."""
+"""Mean length from which runs take less space than values."""
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,18 @@ class PackedInts:
     """Integers, ``bits`` bits each."""
 
     size: int
-    """How many."""
+    """The number of integers."""
     first: int
     """Offset of each value; with ``steps``, of the first value alone."""
     bits: int
     """1 to 64."""
     steps: bool
-    """Each is kept as its distance to the one before."""
+    """Whether each is kept as its distance to the previous one."""
     words: np.ndarray
     """``[ceil(size * bits / 64)]`` uint64."""
 
     def check(self) -> None:
-        """Make sure that the words hold the integers; so these take at most 64 times their memory.
+        """Check that the words hold the integers, which take at most 64 times the words' memory.
 
         Raises:
             ProtocolError: They do not.
@@ -58,12 +58,12 @@ class PackedInts:
 
 @dataclass(frozen=True)
 class PackedRuns:
-    """Integers, most of them equal to the one before."""
+    """Integers, most of which equal the previous one."""
 
     values: PackedInts
-    """One of each run."""
+    """One value of each run."""
     counts: PackedInts | None
-    """How long each run is; None: there are no runs, ``values`` are all."""
+    """The length of each run; None: no runs, ``values`` are all."""
 
     @property
     def nbytes(self) -> int:
@@ -93,10 +93,10 @@ def unpack_ints(packed: PackedInts, out: Array | None = None) -> Array:
 
     Args:
         packed: From `pack_ints`, perhaps of another machine.
-        out: Where to write them, of that size and contiguous; None: to fresh memory.
+        out: Contiguous array of that size to write to; None: fresh memory.
 
     Raises:
-        ProtocolError: ``packed`` is not of `pack_ints`, or of another size than ``out``.
+        ProtocolError: ``packed`` is invalid, or of another size than ``out``.
     """
     packed.check()
     if out is None:
@@ -108,7 +108,7 @@ def unpack_ints(packed: PackedInts, out: Array | None = None) -> Array:
 
 
 def pack_runs(values: Array) -> PackedRuns:
-    """Pack ``[n]`` int64 as runs, where that is shorter."""
+    """Pack ``[n]`` int64 as runs, if that is shorter."""
     starts = np.empty(values.size // _LEAST_RUN, np.int64)
     found = int(kernels.find_runs(values, starts))
     # -1: more runs than half of the values, so that values and counts are no shorter; 0: empty.
@@ -120,10 +120,10 @@ def pack_runs(values: Array) -> PackedRuns:
 
 
 def unpack_runs(packed: PackedRuns, out: Array) -> None:
-    """Write the integers to ``out``, as many as were packed; its memory bounds what runs become.
+    """Write the integers to ``out``, which has the packed size and so bounds the runs.
 
     Raises:
-        ProtocolError: ``packed`` is not of `pack_runs`, or of another size.
+        ProtocolError: ``packed`` is invalid, or of another size.
     """
     if packed.counts is None:
         unpack_ints(packed.values, out)
@@ -135,7 +135,7 @@ def unpack_runs(packed: PackedRuns, out: Array) -> None:
 
 @dataclass(frozen=True)
 class AskedQuestion:
-    """An `Asked`."""
+    """An `Asked`, packed."""
 
     tree: PackedInts
     until: PackedInts | None
@@ -143,7 +143,7 @@ class AskedQuestion:
 
     @classmethod
     def of(cls, asked: Asked) -> "AskedQuestion":
-        """Pack what is told of nodes."""
+        """Pack the trees and times of nodes."""
         until = None if asked.until is None else pack_ints(asked.until)
         since = None if asked.since is None else pack_ints(asked.since)
         return cls(pack_ints(asked.tree), until, since)
@@ -152,7 +152,7 @@ class AskedQuestion:
         """Undo `of`.
 
         Raises:
-            ProtocolError: Something in it is not packed.
+            ProtocolError: A part of it is invalid.
         """
         until = None if self.until is None else unpack_ints(self.until)
         since = None if self.since is None else unpack_ints(self.since)
@@ -161,7 +161,7 @@ class AskedQuestion:
 
 @dataclass(frozen=True)
 class DrawQuestion:
-    """A `DrawRequest`."""
+    """A `DrawRequest`, packed."""
 
     draw: Draw
     nodes: PackedInts
@@ -177,7 +177,7 @@ class DrawQuestion:
         """Undo `of`.
 
         Raises:
-            ProtocolError: The ids are none.
+            ProtocolError: The ids are invalid.
         """
         asked = None if self.asked is None else self.asked.unpacked()
         return DrawRequest(self.draw, unpack_ints(self.nodes), asked)
@@ -185,7 +185,7 @@ class DrawQuestion:
 
 @dataclass(frozen=True)
 class DrawAnswer:
-    """A `Drawn`."""
+    """A `Drawn`, packed."""
 
     counts: PackedInts
     neighbors: PackedInts
@@ -193,7 +193,7 @@ class DrawAnswer:
 
     @classmethod
     def of(cls, drawn: Drawn) -> "DrawAnswer":
-        """Pack an answer."""
+        """Pack a response."""
         edge_ids = None if drawn.edge_ids is None else pack_ints(drawn.edge_ids)
         return cls(pack_ints(drawn.counts), pack_ints(drawn.neighbors), edge_ids)
 
@@ -201,7 +201,7 @@ class DrawAnswer:
         """Undo `of`.
 
         Raises:
-            ProtocolError: Something in it is not packed.
+            ProtocolError: A part of it is invalid.
         """
         edge_ids = None if self.edge_ids is None else unpack_ints(self.edge_ids)
         return Drawn(unpack_ints(self.counts), unpack_ints(self.neighbors), edge_ids)
@@ -210,20 +210,20 @@ class DrawAnswer:
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         parts = (self.counts, self.neighbors, self.edge_ids)
-        # the words alone: what else describes them is a few bytes in each message
+        # the words alone: their description is a few bytes in each message
         return sum(int(part.words.nbytes) for part in parts if part is not None)
 
 
 @dataclass(frozen=True)
 class RowsQuestion:
-    """A `RowsRequest`. Rows travel as they are stored."""
+    """A `RowsRequest`, packed. Rows travel as they are stored."""
 
     kind: str
     name: NodeType | EdgeType
     ids: PackedInts
     attribute: str | None
     with_scales: bool = False
-    """Whether to tell the scales of quantised rows: who takes batches has them from these."""
+    """Whether to send the scales of quantised rows; batches bring their own."""
 
     @classmethod
     def of(cls, request: RowsRequest, *, with_scales: bool = False) -> "RowsQuestion":
@@ -235,6 +235,6 @@ class RowsQuestion:
         """Undo `of`.
 
         Raises:
-            ProtocolError: The ids are none.
+            ProtocolError: The ids are invalid.
         """
         return RowsRequest(self.kind, self.name, unpack_ints(self.ids), self.attribute)

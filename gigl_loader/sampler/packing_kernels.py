@@ -11,7 +11,7 @@ _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 @jit
 def survey(values):  # type: ignore[no-untyped-def]
-    """Return (least, most, whether they ascend, the widest step) of int64 values, one at least."""
+    """Return (least, most, whether they ascend, the widest step) of one or more int64 values."""
     least = most = before = values[0]
     ascending = True
     widest = np.uint64(0)
@@ -20,7 +20,7 @@ def survey(values):  # type: ignore[no-untyped-def]
         if value < before:
             ascending = False
         else:
-            # Unsigned: the distance of two int64 may be above the largest int64.
+            # Unsigned: the distance of two int64 may exceed the largest int64.
             widest = max(widest, np.uint64(value) - np.uint64(before))
         least = min(least, value)
         most = max(most, value)
@@ -37,19 +37,19 @@ def pack(values, first, bits, steps, words):  # type: ignore[no-untyped-def]
     at = 0
     before = first
     for i in range(values.shape[0]):
-        # Modulo 2 ** 64, as in `unpack`: what overflows here comes back there.
+        # Modulo 2 ** 64, as in `unpack`, which undoes an overflow here.
         number = np.uint64(values[i]) - np.uint64(before)
         if steps:
             before = values[i]
         word |= number << filled
         filled += width
-        # The number may reach over the end of the word: its upper bits begin the next one.
+        # The number may extend past the end of the word: its upper bits begin the next one.
         if filled >= _WORD_BITS:
             words[at] = word
             at += 1
             filled -= _WORD_BITS
             word = np.uint64(0)
-            # Where it ends with the word nothing is left, and of 64 bits the shift is undefined.
+            # If it ends with the word nothing is left, and a shift by 64 bits is undefined.
             if filled > np.uint64(0):
                 word = number >> (width - filled)
     if filled > np.uint64(0):
@@ -59,7 +59,7 @@ def pack(values, first, bits, steps, words):  # type: ignore[no-untyped-def]
 @jit
 def unpack(words, first, bits, steps, out):  # type: ignore[no-untyped-def]
     """Undo `pack`."""
-    # A shift by 64 has no defined result, so all bits are a case of their own.
+    # A shift by 64 has no defined result, so 64 bits are a separate case.
     mask = _ALL if bits == 64 else (_ONE << np.uint64(bits)) - _ONE
     before = np.uint64(first)
     for i in range(out.shape[0]):
@@ -67,7 +67,7 @@ def unpack(words, first, bits, steps, out):  # type: ignore[no-untyped-def]
         at = position >> 6
         shift = np.uint64(position & 63)
         number = words[at] >> shift
-        # Only then: the last number of all has no word after its own.
+        # Only then: after the very last number there is no next word.
         if shift + np.uint64(bits) > _WORD_BITS:
             number |= words[at + 1] << (_WORD_BITS - shift)
         value = before + (number & mask)
@@ -78,7 +78,7 @@ def unpack(words, first, bits, steps, out):  # type: ignore[no-untyped-def]
 
 @jit
 def find_runs(values, starts):  # type: ignore[no-untyped-def]
-    """Write where runs of equal values start; return their number, -1: more than there is room."""
+    """Write the starts of runs of equal values; return their number, -1 if they do not fit."""
     found = 0
     for i in range(values.shape[0]):
         if i == 0 or values[i] != values[i - 1]:
@@ -95,7 +95,7 @@ def repeat(values, counts, out):  # type: ignore[no-untyped-def]
     at = 0
     for i in range(values.shape[0]):
         count = counts[i]
-        # Compared with what is left, not added up: counts of another machine may overflow a sum.
+        # Compared with the remaining room, not added up: counts of another machine may overflow.
         if count < 0 or count > out.shape[0] - at:
             return False
         for j in range(at, at + count):

@@ -1,9 +1,9 @@
-"""What a sampler is told and returns, and what one partition asks another.
+"""Input and output of a sampler, and the requests between partitions.
 
-It is told a `SamplingPlan` once and a `SampleRequest` for each batch, and returns `Field`. It asks
-other partitions for neighbours of nodes (`Draw`) and for rows of a matrix. The requests travel as
-they are, arrays beside them. Every answer depends on its request alone, so that a request whose
-answer was lost with a connection is simply sent again.
+A sampler receives a `SamplingPlan` once and a `SampleRequest` for each batch, and returns `Field`.
+It requests neighbours of nodes (`Draw`) and rows of a matrix from other partitions. Requests travel
+unchanged, arrays beside them. A response depends on its request alone, so a request whose response
+was lost with a connection is simply sent again.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 DRAW_VERSION = 1
-"""Goes up with a release that draws or shuffles otherwise for the same seed, so that a state of the
-one before is refused, in place of going on with other batches."""
+"""Increases with a release that draws or shuffles otherwise for the same seed, so that an older
+state is refused instead of continued with other batches."""
 STRICT_PAIRS_VERSION = 2
-"""The same of loaders with strict binary negatives, in place of `DRAW_VERSION`. In 1 a source kept
-its negative whatever share of its pairs were edges, so that pairs were not uniform."""
+"""The same for loaders with strict binary negatives, in place of `DRAW_VERSION`. In 1 a source kept
+its negative however many of its pairs were edges, so that pairs were not uniform."""
 WEIGHTED_VERSION = 3
-"""The same of loaders that draw by weight without replacement, strict pairs or not, in place of
+"""The same for loaders that draw by weight without replacement, strict pairs or not, in place of
 both. In 1 and 2 they took the logarithm of the machine's C library, which no GPU has."""
 
 
@@ -57,7 +57,7 @@ class SamplingPlan:
     replace: bool = False
     collect_features: bool = True
     feature_store: FeatureStoreOptions | None = None
-    """Source of node features that the partition lacks; None: there are none."""
+    """Source of node features that the partition lacks; None if it lacks none."""
     expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
     """How a batch grows from its seeds."""
 
@@ -70,10 +70,10 @@ class SamplingPlan:
 def draw_key(plan: SamplingPlan, ticket: BatchTicket, hop: int, edge_type: EdgeType) -> int:
     """Return the uint64 key under which one hop of one batch draws over one edge type.
 
-    A keyed hash (BLAKE2b, RFC 7693) of nothing but ``(seed, epoch, batch, hop, edge type)``: the
-    same on every worker, machine and Python version.
+    A keyed hash (BLAKE2b, RFC 7693) of ``(seed, epoch, batch, hop, edge type)`` alone: the same on
+    every worker, machine and Python version.
     """
-    # Little-endian on any machine; a hash of Python's own would differ from process to process.
+    # Little-endian on any machine; Python's own hash would differ from process to process.
     numbers = struct.pack("<4Q", plan.seed, ticket.epoch, ticket.batch, hop)
     digest = hashlib.blake2b(numbers + edge_type_str(edge_type).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
@@ -95,10 +95,10 @@ class SampleRequest:
 class Sampler(Protocol):
     """Turns seeds into the fields of a message. Used by one thread; holds its scratch memory.
 
-    A class of one's own is named by `CustomSamplerOptions` and is built in every sampling thread as
-    ``cls(view, plan, peers, **keywords)``. `gigl_loader.sampler.reader.GraphReader` of ``view`` and
-    ``peers`` reads the whole graph: what this partition has, what is in ``view.same_host``, and
-    what ``peers`` have to be asked for (None: nobody has).
+    A custom class is named by `CustomSamplerOptions` and is built in every sampling thread as
+    ``cls(view, plan, peers, **keywords)``. `sampler.reader.GraphReader` of ``view`` and
+    ``peers`` reads the whole graph: this partition, those in ``view.same_host``, and those that
+    ``peers`` request (None: there are none).
     """
 
     def sample(self, request: SampleRequest) -> Sequence[Field]:
@@ -110,7 +110,7 @@ SamplerFactory = Callable[[PartitionView[Array], SamplingPlan, Any], Sampler]
 
 
 def scale_fields(view: PartitionView[Array], sent: Container[str]) -> list[Field]:
-    """Return what the trainer makes float32 of, for features stored in fewer bytes.
+    """Return the scales by which the trainer makes quantized features float32.
 
     Args:
         view: The partition.
@@ -119,7 +119,7 @@ def scale_fields(view: PartitionView[Array], sent: Container[str]) -> list[Field
     found = []
     for node_type, rows in view.node_features.items():
         name = key(NODE_FEATURES, node_type if view.is_heterogeneous else None)
-        # Only with features that are in the batch: the trainer looks for these by that key.
+        # Only for features in the batch: the trainer looks for scales by the features' key.
         if rows.scales is not None and name in sent:
             found.append(Field.of(SCALES + name, rows.scales))
     return found
@@ -130,37 +130,37 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True)
 class Draw:
-    """A question for neighbours; everything but the nodes."""
+    """A request for neighbours, without the nodes."""
 
     edge_type: EdgeType
     fanout: int
     """Neighbours of each node; -1: all."""
     key: int
-    """uint64; with node and edge type it decides what is drawn."""
+    """uint64; with node and edge type it decides the draw."""
     replace: bool = False
     with_weight: bool = False
     with_edge: bool = False
     labor: bool = False
-    """Random numbers belong to the neighbours, so that nodes that are asked together share them."""
+    """Random numbers belong to the neighbours, so that nodes of one request share them."""
     timed: bool = False
-    """Only neighbours within the times that are asked for each node (`Asked`)."""
+    """Only neighbours within the time limits of each node (`Asked`)."""
     last: bool = False
     """The latest of these instead of any."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The tree of each node that is asked, and the times it allows, where trees are disjoint."""
+    """The tree of each requested node, and the times it allows, in disjoint sampling."""
 
     tree: Array
-    """``[num_nodes]`` int64, number of its tree: with key and node it decides what is drawn."""
+    """``[num_nodes]`` int64, number of its tree: with key and node it decides the draw."""
     until: Array | None = None
     """``[num_nodes]`` int64, the latest time of a neighbour, as `TimeOrder.times`; None: any."""
     since: Array | None = None
     """``[num_nodes]`` int64, the earliest time of a neighbour; None: any."""
 
     def take(self, at: Array) -> "Asked":
-        """Return what is told of the nodes at the positions ``at``."""
+        """Return the trees and times of the nodes at the positions ``at``."""
         return Asked(*(None if one is None else one.take(at) for one in self._columns()))  # type: ignore[arg-type]
 
     def fits(self, num_nodes: int, timed: bool) -> bool:
@@ -175,7 +175,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class DrawRequest:
-    """Asks for neighbours of some nodes that the partition owns; a `Drawn` answers."""
+    """Requests neighbours of some nodes that the partition owns; the response is a `Drawn`."""
 
     draw: Draw
     nodes: Array
@@ -189,16 +189,16 @@ class Drawn:
     """Neighbours of some nodes, row after row."""
 
     counts: Array
-    """``[num_nodes]`` int64, neighbours of each."""
+    """``[num_nodes]`` int64, the number of neighbours of each."""
     neighbors: Array
     """``[counts.sum()]`` int64, global ids."""
     edge_ids: Array | None
-    """``[counts.sum()]`` int64; None where not requested."""
+    """``[counts.sum()]`` int64; None if not requested."""
 
 
 @dataclass(frozen=True)
 class RowsRequest:
-    """Asks for rows of one matrix; a `RowsAnswer` answers."""
+    """Requests rows of one matrix; the response is a `RowsAnswer`."""
 
     kind: str
     """``node_features``, ``node_labels``, ``edge_features``, ``node_attributes``,
@@ -217,21 +217,21 @@ class RowsAnswer:
     values: Array
     """``[num_ids, ...]``, of the matrix's storage type."""
     dtype: str = ""
-    """Name of the type that is stored; empty: of no matrix."""
+    """Name of the stored type; empty if there is no matrix."""
     scales: Array | None = None
-    """Scales of quantised rows, where asked for; see `gigl_loader.dataset.view.Rows.scales`."""
+    """Scales of quantised rows, if requested; see `dataset.view.Rows.scales`."""
 
 
 class PendingAnswer(Protocol[T_co]):
-    """An answer under way."""
+    """A response under way."""
 
     @property
     def has_come(self) -> bool:
-        """Whether `wait` would not wait."""
+        """Whether `wait` would return at once."""
         ...
 
     def wait(self) -> T_co:
-        """Return it, or raise what went wrong."""
+        """Return the response, or raise its error."""
         ...
 
 
@@ -239,10 +239,10 @@ class RowPeers(Protocol):
     """Owners of rows that can be asked for them: partitions, or servers."""
 
     def rows(self, owner: int, request: RowsRequest, out: Array, /) -> PendingAnswer[RowsAnswer]:
-        """Ask for rows, which may come to lie in ``out``; return before they are there.
+        """Request rows, which may be written to ``out``; return before they are there.
 
-        The answer says where they are; ``out`` is memory for them, of its shape and type,
-        contiguous, and untouched until the answer is there.
+        The response says where they are. ``out`` is memory of their shape and type, contiguous,
+        and unused by others until the response is there.
         """
         ...
 
@@ -251,5 +251,5 @@ class Peers(RowPeers, Protocol):
     """The other partitions, for a sampler."""
 
     def draw(self, partition: int, request: DrawRequest, /) -> PendingAnswer[Drawn]:
-        """Ask for neighbours; return before they are there."""
+        """Request neighbours; return before they are there."""
         ...

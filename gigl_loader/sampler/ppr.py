@@ -30,7 +30,7 @@ from gigl_loader.sampler.roots import EdgeFilter, MakeRoots
 
 _ROOTS = {"anchor_sampler": AnchorRoots, "edge_sampler": EdgeRoots}
 _HOP = 1 << 33
-"""Takes the position of a hop in the keys of rows that are too long: above those of negatives."""
+"""Replaces a hop in the keys of rows that are too long: above those of negatives."""
 _NOT_A_ROOT = 1 << 62
 
 
@@ -41,9 +41,9 @@ class Top:
     seed: Array
     """``[n]`` int64, ascending: position of the seed in the batch."""
     ids: Array
-    """``[n]`` int64, global ids; those of a seed descend by score, equals ascend by id."""
+    """``[n]`` int64, global ids; those of a seed descend by score, equal ones ascend by id."""
     values: Array
-    """``[n, columns]`` float64: score, proximity, and what channels add."""
+    """``[n, columns]`` float64: score, proximity, and the columns of channels."""
 
 
 class PPRSampler(NeighborSampler):
@@ -51,7 +51,7 @@ class PPRSampler(NeighborSampler):
 
     Args:
         view: The partition.
-        plan: What to sample; its fanouts name the edge types to walk.
+        plan: How to sample; its fanouts name the edge types to walk.
         peers: The other partitions.
         options: How to push, and how much to keep.
         seed_types: Node types of roots; a batch has edges from each to every node type.
@@ -70,7 +70,7 @@ class PPRSampler(NeighborSampler):
         channels: Sequence[tuple[Sequence[EdgeType], float]] = (),
         roots: MakeRoots | None = None,
     ) -> None:
-        # Compiled before the first batch, whose time would show it; other samplers do without them.
+        # Compiled before the first batch, whose time it would add to; other samplers skip this.
         kernels.load()
         super().__init__(view, plan, peers, roots)
         self._options, self._seed_types = options, sorted(set(seed_types))
@@ -83,7 +83,7 @@ class PPRSampler(NeighborSampler):
         """Return the fields of the batch of ``request``."""
         placed = self.place(request)
         types = self.nodes.types
-        # Copies: what is labelled below may move the memory that these are views of.
+        # Copies: labelling below may move the memory of these views.
         roots = {name: self.nodes.ids(name).copy() for name in types}
         around = self._around(request.ticket, roots, placed.keep_edges)
         fields = []
@@ -92,7 +92,7 @@ class PPRSampler(NeighborSampler):
             for node_type in types:
                 fields += self._ppr_fields(seed_type, node_type, tops[node_type])
         count = self.nodes.count
-        # After all tops were labelled: "hop 1" is what they have added to the roots.
+        # After all tops were labelled: "hop 1" is their addition to the roots.
         per_hop = {t: [roots[t].size, count(t) - roots[t].size] for t in types}
         followed = self._walked(around) if self._options.include_sampled_edges else {}
         found = Sampled(followed, per_hop)
@@ -109,10 +109,10 @@ class PPRSampler(NeighborSampler):
         }
 
         def kept(edge_type: EdgeType, ids: Array, drawn: Drawn) -> Drawn:
-            """Drop what a batch goes without: edges between roots."""
+            """Drop excluded edges: those between roots."""
             expanded = self._ends[edge_type][0]
-            # Filters take labels of the batch, and know a root by one below the number of roots.
-            # Other nodes have none yet, or one as the top of another seed type: they get one above.
+            # Filters take labels of the batch, and know a root by a label below the number of
+            # roots. Other nodes have none yet, or one from another seed type: they get one above.
             labels = self.nodes.find(expanded, ids)
             labels[(labels < 0) | (labels >= roots[expanded].size)] = _NOT_A_ROOT
             assert keep is not None
@@ -154,11 +154,11 @@ class PPRSampler(NeighborSampler):
         ]
 
     def _walked(self, around: Neighbourhood) -> dict[EdgeType, EdgeCollector]:
-        """Return the edges among the nodes of the batch that were followed."""
+        """Return the followed edges among the nodes of the batch."""
         found = {}
         for edge_type, (expanded, neighbor) in self._ends.items():
             owners, others, ids = around.rows[edge_type].edges(around.size)
-            # Rows were asked for beyond the top nodes: only edges with both ends in the batch are
+            # Rows were requested beyond the top nodes: only edges with both ends in the batch are
             # kept.
             targets = self.nodes.find(expanded, around.ids_of_type(expanded, owners))
             sources = self.nodes.find(neighbor, around.ids_of_type(neighbor, others))
@@ -181,17 +181,17 @@ def ppr_sampler(
     around: str = "",
     roots: Mapping[str, Any] | None = None,
 ) -> PPRSampler:
-    """Return a `PPRSampler` of values that can travel.
+    """Return a `PPRSampler` from values that can be sent to another process.
 
     Args:
         view: The partition.
-        plan: What to sample.
+        plan: How to sample.
         peers: The other partitions.
         options: Fields of `PPRSamplerOptions`, but for the channels.
         seed_types: Node types of roots.
         channels: As in `PPRSampler`.
-        around: ``"anchor_sampler"`` or ``"edge_sampler"``, whose roots are to be used; empty: the
-            seeds themselves.
+        around: ``"anchor_sampler"`` or ``"edge_sampler"``, whose roots are used; empty: the seeds
+            themselves.
         roots: Keywords of those.
     """
     make: MakeRoots | None = None
@@ -217,11 +217,11 @@ def top_nodes(
     """Return the nodes of a type with the largest scores, at most ``most`` for each seed.
 
     Args:
-        scores: Of a push.
-        around: What the push knew of the graph.
-        node_type: Of the nodes.
+        scores: Result of a push.
+        around: The neighbourhood of the push.
+        node_type: Type of the nodes.
         most: Nodes for a seed.
-        topup: Add residuals to scores, and let nodes that were not pushed take places left over.
+        topup: Add residuals to scores, and let nodes that were not pushed fill remaining places.
     """
     ids = around.ids_of_type(node_type, scores.node)
     wanted = (ids >= 0) & ((scores.score > 0) | (topup & (scores.residual > 0)))
@@ -231,17 +231,17 @@ def top_nodes(
     by = np.where(pushed, scores.score[chosen], total)
     first = ranked(seed, ~pushed, -by, ids)  # pushed nodes first: they keep their places
     kept = first[positions_within(seed[first]) < most]
-    # Chosen by score, shown by total: with ``topup`` a node may be behind one that was not pushed.
+    # Chosen by score, shown by total: with ``topup`` a node may come after one that was not pushed.
     kept = kept[ranked(seed[kept], -total[kept], ids[kept])]
     near = 1.0 / (1.0 + scores.hop[chosen][kept])
     return Top(seed[kept], ids[kept], np.stack([total[kept], near], 1))
 
 
 def merged(channels: Sequence[Top], targets: Sequence[int]) -> Top:
-    """Return the nodes of all channels, each once, with what each channel says of it.
+    """Return the nodes of all channels, each once, with the values from each channel.
 
-    A node counts for the channel where it scores most. Each channel fills as many positions as it
-    may; positions that are left over go to the best of the others, whichever channel they are of.
+    A node counts for the channel where it scores most. Each channel fills up to its number of
+    positions. Remaining positions go to the best other nodes of any channel.
 
     Args:
         channels: The top of each.
@@ -251,7 +251,7 @@ def merged(channels: Sequence[Top], targets: Sequence[int]) -> Top:
     ids = np.concatenate([top.ids for top in channels])
     number = np.repeat(np.arange(len(channels)), [top.ids.size for top in channels])
     pairs, position = np.unique(np.stack([seed, ids]), axis=1, return_inverse=True)
-    # Three numbers of each channel: score, proximity, and whether it has the node at all.
+    # Three numbers of each channel: score, proximity, and whether it has the node.
     by_channel = np.zeros((pairs.shape[1], len(channels), 3))
     found = np.concatenate([top.values for top in channels])
     by_channel[position.reshape(-1), number, :2] = found
@@ -259,11 +259,11 @@ def merged(channels: Sequence[Top], targets: Sequence[int]) -> Top:
     scores, near = by_channel[:, :, 0], by_channel[:, :, 1].max(1, initial=0)
     best, channel = scores.max(1, initial=0), scores.argmax(1)
     seed, ids = pairs
-    # Ids last in each order: which of two equal scores comes first depends on nothing else.
+    # Ids last in each order: they alone decide between two equal scores.
     order = ranked(seed, channel, -best, ids)
     in_channel = positions_within(seed[order], channel[order])
-    # Within their channel's positions: these come first, and the others fill up what is left of the
-    # sum, best first.
+    # Nodes within their channel's positions come first; the others fill the rest of the sum, best
+    # first.
     full = in_channel < np.asarray(targets)[channel[order]]
     order = order[ranked(seed[order], ~full, -best[order], channel[order], ids[order])]
     kept = order[positions_within(seed[order]) < sum(targets)]
@@ -274,9 +274,9 @@ def merged(channels: Sequence[Top], targets: Sequence[int]) -> Top:
 
 
 def target_counts(ratios: Sequence[float], most: int) -> list[int]:
-    """Return positions of each channel: ``ratios`` of ``most``, largest remainders rounded up."""
+    """Return the positions of each channel: ``ratios`` of ``most``, by largest remainders."""
     exact = np.asarray(ratios) * most
-    # 0.29 * 100 is 28.999...: a whole number that floats miss by a little is one anyway.
+    # 0.29 * 100 is 28.999...: a whole number that floats miss by a little counts as whole.
     counts = np.floor(exact + 1e-9).astype(np.int64)
     remainders = exact - counts
     for channel in np.argsort(-remainders, kind="stable")[: most - int(counts.sum())]:

@@ -7,12 +7,12 @@ from gigl_loader.sampler.compiled import jit
 
 @jit
 def take(frontier, alpha, residual, score, taken):  # type: ignore[no-untyped-def]
-    """Empty the residuals of ``frontier`` into ``taken``; their share ``alpha`` stays as score."""
+    """Move the residuals of ``frontier`` to ``taken``; their share ``alpha`` becomes score."""
     for i in range(frontier.shape[0]):
         slot = frontier[i]
         taken[i] = residual[slot]
         score[slot] += alpha * residual[slot]
-        # Before anything is spread: what comes back to the node in this turn is not lost.
+        # Before anything is spread: shares that return to the node in this turn are not lost.
         residual[slot] = 0.0
 
 
@@ -20,24 +20,24 @@ def take(frontier, alpha, residual, score, taken):  # type: ignore[no-untyped-de
 def spread(  # type: ignore[no-untyped-def]
     frontier, taken, seed_of, label_of, hop, starts, counts, neighbors, rest, keys, shares, hops
 ):
-    """Give what was taken to the neighbours by one edge type, evenly.
+    """Divide taken residuals evenly among the neighbours by one edge type.
 
     Args:
         frontier: ``[n]`` int64, slots.
         taken: ``[n]`` float64.
-        seed_of: By slot: the seed that it belongs to.
+        seed_of: By slot: its seed.
         label_of: By slot: the node.
         hop: By slot: its distance from the seed.
-        starts: By node: where its row begins in ``neighbors``.
+        starts: By node: the start of its row in ``neighbors``.
         counts: By node: the length of its row.
         neighbors: Nodes.
-        rest: ``[n]`` float64: what each neighbour gets of one unit.
+        rest: ``[n]`` float64: the share of each neighbour in one unit.
         keys: Receives (seed, neighbour) as ``seed << 32 | neighbour``.
-        shares: Receives what goes there.
-        hops: Receives the distance from the seed by this way.
+        shares: Receives the shares.
+        hops: Receives the distance from the seed by this path.
 
     Returns:
-        How many were written.
+        The number of entries written.
     """
     at = 0
     for i in range(frontier.shape[0]):
@@ -60,13 +60,13 @@ def receive(slots, shares, hops, residual, hop, seen, number, touched, count):  
     ``seen`` is the number of the last turn in which a slot was listed; this one is ``number``.
 
     Returns:
-        How many are in ``touched``, ``count`` of them from before.
+        The number of entries in ``touched``, ``count`` of them from before.
     """
     for i in range(slots.shape[0]):
         slot = slots[i]
         residual[slot] += shares[i]
         hop[slot] = min(hop[slot], hops[i])
-        # A number a turn, instead of a mark that somebody would have to wipe.
+        # A number per turn, instead of marks that would have to be wiped.
         if seen[slot] != number:
             seen[slot] = number
             touched[count] = slot
@@ -80,8 +80,7 @@ def due(touched, label_of, residual, degrees, eps, out):  # type: ignore[no-unty
     count = 0
     for i in range(touched.shape[0]):
         slot = touched[i]
-        # A node without edges counts as one of degree 1: it is pushed once, and has nowhere to
-        # give.
+        # A node without edges counts as one of degree 1: it is pushed once, without receivers.
         if residual[slot] >= eps * max(degrees[label_of[slot]], 1):
             out[count] = slot
             count += 1
@@ -89,7 +88,7 @@ def due(touched, label_of, residual, degrees, eps, out):  # type: ignore[no-unty
 
 
 def load() -> None:
-    """Call every kernel once on nothing: compiles it, or loads it from Numba's cache on disk."""
+    """Call every kernel once on empty arrays: compiles it, or loads it from Numba's cache."""
     ids, real = np.zeros(0, np.int64), np.zeros(0, np.float64)
     take(ids, 0.5, real, real.copy(), real.copy())
     spread(ids, real, ids, ids, ids, ids, ids, ids, real, ids.copy(), real.copy(), ids.copy())

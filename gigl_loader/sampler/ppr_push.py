@@ -2,14 +2,14 @@
 
 Each seed of a batch has a vector of *scores* and one of *residuals*, which begins as 1 at the seed.
 A *push* of a node takes its residual ``r``: ``alpha * r`` becomes score, the rest goes to its
-neighbours, evenly. All nodes that are due are pushed in one turn, for all seeds of the batch, so
-that a turn asks each other partition once for rows that are not here yet, and once for the degrees
-that say what is due next::
+neighbours, evenly. All due nodes are pushed in one turn, for all seeds of the batch. So a turn asks
+each other partition once for rows that are not here yet, and once for the degrees that decide
+which nodes are due next::
 
     due ---rows of nodes that are new---> push ---degrees of nodes that are new---> due ...
 
 Nodes are numbered in order of appearance, over all types and for all seeds; a *slot* is one node of
-one seed. Nothing depends on who owns a row, so that any number of partitions gives the same bits.
+one seed. Nothing depends on the owner of a row, so any number of partitions gives the same bits.
 
 Source:
     Andersen, Chung, Lang, "Local graph partitioning using PageRank vectors", FOCS 2006: the push,
@@ -34,7 +34,7 @@ _FAR = 1 << 62
 
 
 class Column:
-    """A vector that grows; new items have the value that was given."""
+    """A vector that grows; new items have the given value."""
 
     def __init__(self, dtype: Any, value: int | float) -> None:
         self._values = np.full(1024, value, dtype)
@@ -43,14 +43,14 @@ class Column:
     def upto(self, size: int) -> Array:
         """Return the first ``size`` items, a view that the next call may move."""
         if size > self._values.size:
-            # Half as much again as is needed, so that many small steps cost a few copies.
+            # Half as much again as needed, so that many small steps cost a few copies.
             more = np.full(size + size // 2 - self._values.size, self._value, self._values.dtype)
             self._values = np.concatenate([self._values, more])
         return self._values[:size]
 
 
 class NeighborCache:
-    """Rows of one edge type that were asked for, by node."""
+    """Requested rows of one edge type, by node."""
 
     def __init__(self) -> None:
         self._starts, self._counts = Column(np.int64, 0), Column(np.int64, _UNKNOWN)
@@ -59,13 +59,13 @@ class NeighborCache:
         self.with_ids = False
 
     def missing(self, nodes: Array, total: int) -> Array:
-        """Return those of ``nodes`` whose rows are not here; ``total`` is how many there are."""
+        """Return those of ``nodes`` whose rows are not here; ``total`` is the number of nodes."""
         found: Array = nodes[self._counts.upto(total)[nodes] == _UNKNOWN]
         return found
 
     def add(self, nodes: Array, counts: Array, neighbors: Array, edge_ids: Array | None) -> None:
         """Keep the rows of ``nodes``; ``neighbors`` are nodes, too."""
-        # Rows lie one behind the other in the order in which they came, not by node.
+        # Rows are stored in order of arrival, not by node.
         starts = self._size + counts.cumsum() - counts
         highest = int(nodes.max(initial=-1)) + 1
         self._starts.upto(highest)[nodes] = starts
@@ -78,12 +78,12 @@ class NeighborCache:
         self._size = end
 
     def counts(self, nodes: Array, total: int) -> Array:
-        """Return how many neighbours of each of ``nodes`` are here."""
+        """Return the number of neighbours here of each of ``nodes``."""
         found: Array = np.maximum(self._counts.upto(total)[nodes], 0)
         return found
 
     def table(self, total: int) -> tuple[Array, Array, Array]:
-        """Return (where rows begin, their lengths, neighbours)."""
+        """Return (starts of rows, their lengths, neighbours)."""
         counts = np.maximum(self._counts.upto(total), 0)
         return self._starts.upto(total), counts, self._neighbors.upto(self._size)
 
@@ -97,15 +97,15 @@ class NeighborCache:
 
 
 class Neighbourhood:
-    """What one batch has asked the graph for: nodes by number, rows, degrees.
+    """The part of the graph that one batch has requested: nodes by number, rows, degrees.
 
     Args:
-        reader: Of all partitions.
+        reader: Reader of all partitions.
         ends: By edge type, (type that is expanded, type of its neighbours).
-        draws: By edge type, the question for rows.
+        draws: By edge type, the request for rows.
         types: All node types.
-        keep: Takes an edge type, the nodes that were asked for and the answer; returns what to keep
-            of it. None: all.
+        keep: Takes an edge type, the requested nodes and the response; returns the part to keep.
+            None: all.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class Neighbourhood:
 
     @property
     def size(self) -> int:
-        """Nodes that have a number."""
+        """The number of numbered nodes."""
         return self._labels.count
 
     def number(self, node_type: NodeType, ids: Array) -> Array:
-        """Return the number of each of ``ids`` (``[n]`` int64, global), new ones where needed."""
+        """Return the number of each of ``ids`` (``[n]`` int64, global), new ones if needed."""
         # One number for id and type: nodes of all types are counted together.
         return self._labels.label(ids * len(self.types) + self._number[node_type])
 
@@ -140,7 +140,7 @@ class Neighbourhood:
         return nodes[chosen], found[chosen]
 
     def ids_of_type(self, node_type: NodeType, nodes: Array) -> Array:
-        """Return the global id of each of ``nodes``, -1 where it is of another type."""
+        """Return the global id of each of ``nodes``, -1 if it is of another type."""
         codes = self._labels.nodes[nodes]
         found: Array = np.where(
             codes % len(self.types) == self._number[node_type], codes // len(self.types), -1
@@ -148,7 +148,7 @@ class Neighbourhood:
         return found
 
     def fetch(self, nodes: Array, edge_types: Sequence[EdgeType]) -> bool:
-        """Ask for the rows of ``nodes`` (each once) that are not here; return whether any was."""
+        """Request the rows of ``nodes`` (each once) that are not here; return whether any was."""
         pending = []
         for edge_type in edge_types:
             own, ids = self.ids(self._ends[edge_type][0], nodes)
@@ -158,23 +158,23 @@ class Neighbourhood:
                 _, ids = self.ids(self._ends[edge_type][0], own)
                 answer = self._reader.draw(self._draws[edge_type], ids)
                 pending.append((edge_type, own, ids, answer))
-        for edge_type, own, ids, answer in pending:  # asked all before the first is waited for
+        for edge_type, own, ids, answer in pending:  # all are requested before the first wait
             found = answer()
             if self._keep is not None:
                 found = self._keep(edge_type, ids, found)
-            # In the order of the edge types, whatever answer came first: numbers decide the order
-            # of slots, and so the order in which floats are added.
+            # In the order of the edge types, not of arrival: numbers decide the order of slots,
+            # and so the order in which floats are added.
             neighbors = self.number(self._ends[edge_type][1], found.neighbors)
             self.rows[edge_type].add(own, found.counts, neighbors, found.edge_ids)
         return bool(pending)
 
     def degrees(self, nodes: Array) -> Array:
-        """Return the degrees by node, over all edge types; those of ``nodes`` are known then."""
-        # Nothing is numbered below, so this view stays where it is.
+        """Return the degrees by node, over all edge types; those of ``nodes`` are then known."""
+        # Nothing is numbered below, so this view stays valid.
         known = self._degrees.upto(self.size)
         new = np.unique(nodes[known[nodes] == _UNKNOWN])
         if new.size:
-            # Not "unknown" even without an edge of any type: it would be asked for again each turn.
+            # Not "unknown" even without an edge of any type: it would be requested again each turn.
             known[new] = 0
             pending = []
             for edge_type, (expanded, _) in self._ends.items():
@@ -188,18 +188,18 @@ class Neighbourhood:
 
 @dataclass
 class SeedScores:
-    """Scores of all seeds, a row for each node that one of them came to."""
+    """Scores of all seeds, a row for each node that a seed reached."""
 
     seed: Array
     """``[n]`` int64: position of the seed in the batch."""
     node: Array
     """``[n]`` int64: number of the node in its `Neighbourhood`."""
     score: Array
-    """``[n]`` float64; 0 where the node was not pushed."""
+    """``[n]`` float64; 0 if the node was not pushed."""
     residual: Array
-    """``[n]`` float64: what would become score by further pushes of the node alone."""
+    """``[n]`` float64: the score that further pushes of the node alone would add."""
     hop: Array
-    """``[n]`` int64: fewest steps from the seed by which a push came here."""
+    """``[n]`` int64: fewest steps from the seed by which a push reached the node."""
 
 
 @dataclass
@@ -207,11 +207,11 @@ class ForwardPush:
     """Forward push from all seeds of a batch, along some edge types.
 
     Args:
-        around: What is known of the graph; may be shared with other pushes of the batch.
-        edge_types: Those to walk.
-        alpha: Probability to go back to the seed.
+        around: The known part of the graph; may be shared with other pushes of the batch.
+        edge_types: Edge types to walk.
+        alpha: Probability of a return to the seed.
         eps: A node is due while its residual is at least this times its degree.
-        max_fetches: Most rounds of questions for rows; None: no limit.
+        max_fetches: Most rounds of requests for rows; None: no limit.
     """
 
     around: Neighbourhood
@@ -235,8 +235,8 @@ class ForwardPush:
         fetches, turn = 0, 0
         while due.size:
             turn += 1
-            # At the limit pushes go on over the rows that are here. A node whose row is not counts
-            # as one without neighbours; what it would have given away is lost.
+            # At the limit, pushes continue over the rows that are here. A node without its row
+            # counts as one without neighbours; the share of its neighbours is lost.
             if self.max_fetches is None or fetches < self.max_fetches:
                 nodes = np.unique(self._nodes()[due])
                 fetches += self.around.fetch(nodes, self.edge_types)
@@ -251,7 +251,7 @@ class ForwardPush:
         return self._keys.nodes & 0xFFFFFFFF
 
     def _push(self, due: Array, turn: int) -> Array:
-        """Push the slots ``due``, and return those that got something."""
+        """Push the slots ``due``, and return those that received something."""
         count, total = self._keys.count, self.around.size
         seeds, nodes, hops = self._keys.nodes >> 32, self._nodes(), self._hop.upto(count)
         taken = np.empty(due.size, np.float64)
@@ -261,7 +261,7 @@ class ForwardPush:
         neighbors = sum(lengths.values(), np.zeros(due.size, np.int64))
         rest = (1.0 - self.alpha) / np.maximum(neighbors, 1)
         size = int(neighbors.sum())
-        # Written down first and added later: adding needs slots, which new neighbours get in one
+        # Collected first and added later: adding needs slots, which new neighbours get in one
         # call, and that may move the vectors.
         keys, steps = np.empty(size, np.int64), np.empty(size, np.int64)
         shares, at = np.empty(size, np.float64), 0
@@ -284,7 +284,7 @@ class ForwardPush:
     def _due(self, touched: Array) -> Array:
         """Return those of ``touched`` that are due; the others cannot be, as they got nothing."""
         residual, nodes = self._residual.upto(self._keys.count), self._nodes()
-        # Before degrees are asked for, perhaps of other machines: most of what was touched is
+        # Before degrees are requested, perhaps from other machines: most touched residuals are
         # small.
         touched = touched[residual[touched] >= self.eps]  # a degree is at least 1 here
         degrees = self.around.degrees(nodes[touched])

@@ -1,8 +1,8 @@
 """Neighbours and rows by global id, from this partition or from another.
 
-`LocalReader` answers from shared memory; `GraphReader` splits a question by owner, asks for what
-this machine does not have while it reads the rest, and puts the answers back in the order of the
-ids. Rows go the way of `gigl_loader.sampler.row_exchange`.
+`LocalReader` reads shared memory. `GraphReader` splits a request by owner, requests remote parts
+while it reads the others, and puts the responses in the order of the ids. Rows are read through
+`sampler.row_exchange`.
 """
 
 import threading
@@ -42,21 +42,21 @@ from gigl_loader.sampler.row_exchange import (
 )
 
 DEGREES = "degrees"
-"""Kind of a request for ``[n]`` int64, how many edges of a type each node has."""
+"""Kind of a request for ``[n]`` int64, the number of edges of a type at each node."""
 _NO_WEIGHTS, _NO_TIMES = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
 class Scratch:
-    """Named work arrays that only grow: fresh memory is what costs."""
+    """Named work arrays that only grow: fresh memory is the cost to avoid."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, Any] = {}
 
     def get(self, name: str, size: int, dtype: Any = np.int64) -> Any:
-        """Return ``size`` items of the array ``name``; what they hold is left over."""
+        """Return ``size`` items of the array ``name``; their values are left over."""
         array = self._arrays.get(name)
         if array is None or array.size < size:
-            # Zeros, as `draw_uniform` expects of its marks; a quarter more, as batches differ.
+            # Zeros, as `draw_uniform` expects for its marks; a quarter more, as batches differ.
             array = self._arrays[name] = np.zeros(max(size + size // 4, 1024), dtype)
         return array[:size]
 
@@ -67,7 +67,7 @@ class Scratch:
 
 
 class _Unread:
-    """Stands for answers that somebody has still to read; gone with whoever was to read them."""
+    """Marks responses that are still to be read; gone with their reader."""
 
 
 class LocalReader:
@@ -86,7 +86,7 @@ class LocalReader:
         """Draw neighbours of ``nodes`` (``[n]`` int64, global ids owned here)."""
         adjacency = self._view.adjacency[draw.edge_type]
         offsets, counts = self._draw_offsets(draw, adjacency, nodes, asked)
-        # Fresh: the answer outlives this call, while scratch memory is of the next one.
+        # Fresh: the response outlives this call, while the next call reuses scratch memory.
         neighbors = np.empty(len(offsets), np.int64)
         read_ahead.want(adjacency.indices, offsets)
         kernels.gather(adjacency.indices, offsets, neighbors)
@@ -114,7 +114,7 @@ class LocalReader:
         # keys are made of ids: a draw does not depend on the partition
         rows = get("starts", size), get("degrees", size), get("counts", size)
         key = np.uint64(draw.key)
-        replace = draw.replace and draw.fanout >= 0  # all neighbours are all neighbours, once each
+        replace = draw.replace and draw.fanout >= 0  # "all neighbours" means each of them once
         weights = adjacency.weights if draw.with_weight else None
         order = self._view.times[draw.edge_type] if draw.timed else None
         if asked is not None:  # one node has other neighbours in each tree
@@ -139,14 +139,14 @@ class LocalReader:
             taken = get("taken", most, np.uint8)
             kernels.draw_uniform(ids, *rows, replace, key, taken, offsets)
         if order is not None:
-            # Rows were cut and drawn from in the order of times: positions there, to positions of
-            # edges.
+            # Rows were cut and drawn in the order of times: convert positions there to positions
+            # of edges.
             positions, offsets = offsets, get("in order", total)
             kernels.gather(order.order, positions, offsets)
         return offsets, rows[2]
 
     def degrees(self, edge_type: EdgeType, nodes: Array) -> Array:
-        """Return how many edges each of ``nodes`` (global ids owned here) has, ``[n]`` int64."""
+        """Return the degree of each of ``nodes`` (global ids owned here), ``[n]`` int64."""
         adjacency = self._view.adjacency[edge_type]
         indptr, at = adjacency.indptr, _rows_of(adjacency, nodes)
         at = np.minimum(at, indptr.size - 1)  # rows past the end have no edge
@@ -174,17 +174,17 @@ class LocalReader:
         return rows
 
     def part(self, kind: str, name: Any, ids: Array, at: Array | None = None) -> Part:
-        """Return the rows of ``ids``, or of those at ``at``: of a matrix, or `DEGREES`."""
+        """Return the rows of ``ids``, or of those at ``at``, in a matrix or `DEGREES`."""
         if kind != DEGREES:
             return part_of(self.rows(kind, name), ids, at)
         degrees = self.degrees(name, ids if at is None else ids.take(at))
         return degrees, np.arange(degrees.size), at
 
     def answer_draw(self, request: DrawRequest) -> Drawn:
-        """Answer another partition's question for neighbours.
+        """Respond to another partition's request for neighbours.
 
         Raises:
-            ProtocolError: It asks for what there is not.
+            ProtocolError: The requested data do not exist.
         """
         _check_ids(request.nodes)
         draw = request.draw
@@ -200,12 +200,12 @@ class LocalReader:
         return self.draw(draw, request.nodes, asked)
 
     def answer_rows(self, request: RowsRequest) -> RowsAnswer:
-        """Answer another partition's question for rows.
+        """Respond to another partition's request for rows.
 
-        The answer lies in this thread's scratch memory until the thread answers the next one.
+        The response lies in this thread's scratch memory until the thread's next response.
 
         Raises:
-            ProtocolError: It asks for what there is not.
+            ProtocolError: The requested data do not exist.
         """
         dtype, shape, write = self.rows_asked(request)
         out = self._scratch.matrix("answer", dtype, shape)
@@ -215,10 +215,10 @@ class LocalReader:
     def rows_asked(
         self, request: RowsRequest
     ) -> tuple[str, tuple[int, ...], Callable[[Array], None]]:
-        """Return dtype and shape of what a question asks for, and what writes it to an array.
+        """Return dtype and shape of the requested rows, and their writer to an array.
 
         Raises:
-            ProtocolError: It asks for what there is not.
+            ProtocolError: The requested data do not exist.
         """
         _check_ids(request.ids)
         kind, ids = request.kind, request.ids
@@ -231,7 +231,7 @@ class LocalReader:
 
 
 class ReaderOfThread(threading.local):
-    """A `LocalReader` for each thread that answers others; it owns what the last answer lies in."""
+    """A `LocalReader` for each responding thread; it owns the memory of the last response."""
 
     def __init__(self, view: PartitionView[Array]) -> None:
         self.reader = LocalReader(view)  # called by each thread that looks at this object
@@ -251,10 +251,10 @@ class GraphReader:
         self._later = isinstance(peers, LaterPeers)
         self._kept: tuple[Split | None, Array] = (None, np.empty(0, np.int64))
         self._unread: WeakValueDictionary[str, _Unread] = WeakValueDictionary()
-        """By matrix, whose answers come to lie in its named work memory."""
+        """By matrix, whose responses are written to its named work memory."""
 
     def draw(self, draw: Draw, nodes: Array, told: Asked | None = None) -> Callable[[], Drawn]:
-        """Ask for neighbours of ``nodes``; the remote part is on its way when this returns."""
+        """Request neighbours of ``nodes``; the remote part is under way when this returns."""
         owners = self._view.node_books.get(row_type(draw.edge_type, self._view.edge_dir))
         split = self.split(owners, nodes)
         if split is None:
@@ -272,14 +272,14 @@ class GraphReader:
         return self._view
 
     def ends(self, edge_type: EdgeType) -> tuple[NodeType, NodeType]:
-        """Return (type that is expanded, type of its neighbours) of a type that is walked."""
+        """Return (type that is expanded, type of its neighbours) of a walked edge type."""
         return ends_of(edge_type, self._view.edge_dir)
 
     def split(self, book: Book[Array] | None, ids: Array) -> Split | None:
-        """Return the positions of ``ids`` by owner; None: all of them are here.
+        """Return the positions of ``ids`` by owner; None if all of them are here.
 
         Raises:
-            ProtocolError: An id is of nobody.
+            ProtocolError: An id has no owner.
         """
         if self._alone or book is None or ids.size == 0:
             return None
@@ -295,7 +295,7 @@ class GraphReader:
         asked: dict[int, PendingAnswer[Drawn]],
     ) -> Drawn:  # fmt: skip
         parts: dict[int, Drawn] = {}
-        for partition in self._here.keys() & split.keys():  # meanwhile the others answer
+        for partition in self._here.keys() & split.keys():  # while the others respond
             at = split[partition]
             parts[partition] = self._here[partition].draw(
                 draw, nodes.take(at), told and told.take(at)
@@ -306,7 +306,7 @@ class GraphReader:
         counts = np.empty(nodes.size, np.int64)
         for partition, at in split.items():
             counts[at] = parts[partition].counts
-        # Rows come back in the order of the nodes, as if one partition had all: labels follow from
+        # Rows are put in the order of the nodes, as if one partition had all: labels follow from
         # it.
         starts = counts.cumsum() - counts
         total = int(counts.sum())
@@ -320,7 +320,7 @@ class GraphReader:
         return Drawn(counts, neighbors, edge_ids)
 
     def degrees(self, edge_type: EdgeType, nodes: Array) -> Callable[[], Array]:
-        """Ask how many edges each of ``nodes`` has, ``[n]`` int64; on its way when this returns."""
+        """Request the number of edges of each of ``nodes``, ``[n]`` int64; returns at once."""
         owners = self._view.node_books.get(row_type(edge_type, self._view.edge_dir))
         split = self.split(owners, nodes)
         if split is None:
@@ -336,14 +336,14 @@ class GraphReader:
     def fetch(
         self, kind: str, name: RowsName, ids: Array, split: Split | None = None
     ) -> tuple[str, tuple[int, ...], Callable[[Array], None]]:
-        """Ask for rows; they are on their way when this returns.
+        """Request rows; they are under way when this returns.
 
         Args:
             kind: ``node_features``, ``node_labels``, ``edge_features``, ``node_attributes`` or
                 ``edge_attributes``.
             name: The type; of an attribute, (type, name).
             ids: ``[n]`` int64, global ids.
-            split: From `split` for the same ids; None: all of them are here.
+            split: From `split` for the same ids; None if all of them are here.
 
         Returns:
             (dtype, shape, a function that writes the rows to an array): see `Field`.
@@ -352,7 +352,7 @@ class GraphReader:
             return self._fetch_now(kind, name, ids, split)
         rows = self._local.rows(kind, name)
         shape = (ids.size, *rows.values.shape[1:])
-        # Read here, whoever owns the ids.
+        # Read here, even if the ids have other owners.
         split = None if rows.whole else split
         kept = self._kept_ids(ids, split)
 
@@ -374,16 +374,16 @@ class GraphReader:
         self, kind: str, name: RowsName, ids: Array, split: Split, dtype: str,
         row_shape: tuple[int, ...],
     ) -> Callable[[Array], None]:  # fmt: skip
-        """Ask others for their rows; return what waits for them and writes all rows to an array."""
+        """Request remote rows; return a function that waits and writes all rows to an array."""
         matrix = f"{kind} {name}"
-        # rows of one matrix may be asked for twice in a batch, for other ids: the answers to the
-        # first question must not be overwritten before they are read
+        # a batch may request rows of one matrix twice, for other ids: the first responses must
+        # not be overwritten before they are read
         is_free, unread = matrix not in self._unread, _Unread()
         if is_free:
             self._unread[matrix] = unread
         elsewhere = {p: at for p, at in split.items() if p not in self._here}
         shape = (sum(at.size for at in elsewhere.values()), *row_shape)
-        if is_free:  # named work memory: answers land in pages that are mapped already
+        if is_free:  # named work memory: responses land in pages that are mapped already
             room = self._scratch.matrix(matrix, dtype, shape)
         else:
             room = np.empty(shape, storage_dtype(dtype))
@@ -391,7 +391,7 @@ class GraphReader:
         asked = AskedRows(self._peers, kind, name, pieces, room)
 
         def write(out: Array) -> None:
-            here = self._here.keys() & split.keys()  # read while the others answer
+            here = self._here.keys() & split.keys()  # read while the others respond
             parts = [self._here[p].part(kind, name, ids, split[p]) for p in here]
             gather_rows(parts + asked.parts(elsewhere.values()), out)
             if self._unread.get(matrix) is unread:
@@ -400,17 +400,17 @@ class GraphReader:
         return write
 
     def _kept_ids(self, ids: Array, split: Split | None) -> Array:
-        """Return a copy of ``ids``, the same one for all matrices that are asked by one split."""
+        """Return a copy of ``ids``, the same one for all matrices requested with one split."""
         # Compared by identity, and kept alive meanwhile, so that no other split has its address.
-        # Ids without a split are not remembered: nothing says that two such calls mean the same.
+        # Ids without a split are not remembered: two such calls need not mean the same.
         if split is None or self._kept[0] is not split:
             self._kept = (split, ids.copy())
         return self._kept[1]
 
 
 def matrix_asked(view: PartitionView[Any], request: RowsRequest) -> Rows[Any] | None:
-    """Return the matrix of ``view`` that a question names; None: there is none."""
-    # only of these kinds: they came over the network, and the view has other attributes
+    """Return the matrix of ``view`` that a request names, or None."""
+    # only these kinds: they came over the network, and the view has other attributes
     matrices: Any = getattr(view, request.kind) if request.kind in ROW_KINDS else {}
     name, attribute = request.name, request.attribute
     found: Rows[Any] | None = matrices.get(name if attribute is None else (name, attribute))
@@ -418,19 +418,19 @@ def matrix_asked(view: PartitionView[Any], request: RowsRequest) -> Rows[Any] | 
 
 
 def ends_of(edge_type: EdgeType, edge_dir: str) -> tuple[NodeType, NodeType]:
-    """Return (type that is expanded, type of its neighbours) of a type that is walked."""
+    """Return (type that is expanded, type of its neighbours) of a walked edge type."""
     src, _, dst = edge_type
     return (dst, src) if edge_dir == "in" else (src, dst)
 
 
 def row_type(edge_type: EdgeType, edge_dir: str) -> NodeType:
-    """Return the type of the nodes that edges are grouped by; of label edges, the anchors."""
+    """Return the type of the nodes by which edges are grouped; for label edges, the anchors."""
     by_source = edge_dir == "out" or is_label_edge_type(edge_type)
     return edge_type[0] if by_source else edge_type[2]
 
 
 def _check_ids(ids: Array) -> None:
-    """Make sure that the kernels, which trust their arguments, read ids."""
+    """Check that the kernels, which trust their arguments, read ids."""
     if ids.dtype != np.int64 or ids.ndim != 1:
         raise ProtocolError(f"ids must be int64 in one row, came as {ids.dtype} {ids.shape}")
 
@@ -439,7 +439,7 @@ def _rows_of(adjacency: Adjacency[Array], ids: Array) -> Array:
     """Return the row of each of ``ids`` (``[n]`` int64).
 
     Raises:
-        ProtocolError: One is before the first row. Kernels would read there: no bounds are checked.
+        ProtocolError: One is before the first row, where kernels would read unchecked.
     """
     at: Array = adjacency.locate(ids)
     if at.size and at.min() < 0:
@@ -451,7 +451,7 @@ def _rows_of(adjacency: Adjacency[Array], ids: Array) -> Array:
 
 
 def _check_drawn(drawn: Drawn, num_nodes: int, with_edge: bool) -> None:
-    """Make sure that merging an answer writes nowhere else."""
+    """Check that merging a response writes nowhere else."""
     counts, edge_ids = drawn.counts, drawn.edge_ids
     found = [counts, drawn.neighbors] + ([] if edge_ids is None else [edge_ids])
     fits = (

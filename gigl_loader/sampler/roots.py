@@ -1,9 +1,9 @@
-"""What a batch grows from: the first of the three choices that make a sampler.
+"""The roots that a batch grows from: the first of the three choices that make a sampler.
 
-A sampler is roots x draw x expansion. `Roots` say which nodes a batch starts with and what it tells
-of them; the plan says how neighbours are drawn (`gigl_loader.sampler.plan.Draw`) and how the
-batch grows (`gigl_loader.sampler.expansion`). Where the graph has times, the time of each seed
-limits what its tree may have (`SeedTimes`).
+A sampler is roots x draw x expansion. `Roots` choose the first nodes of a batch and their fields.
+The plan decides how neighbours are drawn (`sampler.plan.Draw`) and how the
+batch grows (`sampler.expansion`). If the graph has times, the time of each seed
+limits its tree (`SeedTimes`).
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from gigl_loader.sampler.reader import GraphReader
 
 EdgeFilter = Callable[[EdgeType, Array, Drawn], tuple[Array, Drawn]]
 """Takes drawn edges and the local labels of the nodes that each was drawn for (``[num_edges]``
-int64); returns those to keep of both."""
+int64); returns those of both to keep."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Placed:
     """Fields that roots add to a batch, besides nodes."""
 
     fields: Sequence[Field]
-    """The seeds of the batch, and all else that is told of them."""
+    """The seeds of the batch, and their further values."""
     keep_edges: EdgeFilter | None = None
-    """Which drawn edges stay; None: all."""
+    """Filter of the drawn edges; None: all stay."""
     dropped: "Callable[[], dict[EdgeType, tuple[Array, Array]]] | None" = None
-    """Returns by edge type the edges that do not stay: global ids of the nodes that are expanded
-    and of their neighbours. Of merged nodes only; None: all edges stay."""
+    """Returns by edge type the edges to remove: global ids of the nodes that are expanded and of
+    their neighbours. For merged nodes only; None: all edges stay."""
 
 
 class Roots(Protocol):
-    """Puts the roots of a batch down. One object per sampling thread."""
+    """Places the roots of a batch. One object per sampling thread."""
 
     def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
         """Give the roots of ``request`` their labels in ``nodes``, which is empty."""
@@ -50,7 +50,7 @@ MakeRoots = Callable[[GraphReader], Roots]
 
 
 class NodeRoots:
-    """The seeds as they are given, repeats too."""
+    """The seeds as given, repeats too."""
 
     def __init__(self, reader: GraphReader, plan: SamplingPlan) -> None:
         self._view, self._plan = reader.view, plan
@@ -63,7 +63,7 @@ class NodeRoots:
         return Placed(self.fields(request, nodes))
 
     def fields(self, request: SampleRequest, nodes: BatchNodes) -> list[Field]:
-        """Return what says which seeds the batch is of."""
+        """Return the fields that describe the seeds of the batch."""
         hetero = self._view.is_heterogeneous
         input_type = self._plan.input_type if hetero else None
         fields = [
@@ -78,7 +78,7 @@ class NodeRoots:
 
 
 class DistinctRoots(NodeRoots):
-    """The seeds, each node once; ``mapping`` of the batch tells where each seed is, as in GLT."""
+    """The seeds, each node once; ``mapping`` of the batch has each seed's place, as in GLT."""
 
     def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
         """Put the seeds first."""
@@ -88,7 +88,7 @@ class DistinctRoots(NodeRoots):
 
 @dataclass(frozen=True)
 class Limits:
-    """The times of neighbours that each tree may have, as `TimeOrder.times`."""
+    """The limits on the times of neighbours in each tree, as `TimeOrder.times`."""
 
     until: Array
     """``[num_trees]`` int64."""
@@ -96,12 +96,12 @@ class Limits:
     """``[num_trees]`` int64; None: nothing is too old."""
 
     def asked(self, trees: Array) -> Asked:
-        """Return what nodes of ``trees`` are asked with."""
+        """Return the trees and times for a request for nodes of ``trees``."""
         return Asked(trees, self.until[trees], None if self.since is None else self.since[trees])
 
 
 class SeedTimes:
-    """Finds the times of seeds: those that come with them, or else their own."""
+    """Finds the times of seeds: given with them, or else their own."""
 
     def __init__(self, reader: GraphReader, plan: SamplingPlan) -> None:
         self._reader, self._plan = reader, plan
@@ -109,14 +109,15 @@ class SeedTimes:
         self._is_float = any(order.is_float for order in reader.view.times.values())
 
     def of(self, request: SampleRequest) -> Array | None:
-        """Return ``[batch_size]`` int64 or float64; None: no time counts."""
+        """Return ``[batch_size]`` int64 or float64; None without times."""
         if self._attr is None:
             return None
         given = request.extra.get(SEED_TIME)
         if given is None:
             given = self.of_nodes(self._plan.input_type, request.seeds)
-        # Whole where the graph's are and the seeds' too. Seeds of a type that is nobody's neighbour
-        # may have fractions though neighbours have none: these are not cut off (-0.5 is before 0).
+        # Integers if the times of the graph and the seeds are. Seeds of a type that is never a
+        # neighbour may have fractions though neighbours have none: they are not cut off (-0.5 is
+        # before 0).
         is_float = self._is_float or given.dtype.kind == "f"
         return given.reshape(-1).astype(np.float64 if is_float else np.int64, copy=False)
 
@@ -126,7 +127,7 @@ class SeedTimes:
         dtype, shape, write = self._reader.fetch(
             "node_attributes", (node_type, self._attr or ""), ids, split
         )
-        # Read at once, although a field may be written later: what is drawn depends on it.
+        # Read at once, although a field may be written later: draws depend on it.
         found = array_in(bytearray(nbytes_of(dtype, shape)), dtype, shape, 0)
         write(found)
         return found
@@ -139,7 +140,7 @@ class SeedTimes:
         return found
 
     def limits(self, nodes: BatchNodes) -> Limits | None:
-        """Return what each tree of a batch may have."""
+        """Return the time limits of each tree of a batch."""
         if nodes.seed_times is None:
             return None
         # By tree: of several seeds in one, the first, whose time all others have.
@@ -153,6 +154,6 @@ class SeedTimes:
 
 
 def _whole(times: Array) -> Array:
-    """Return floats without fractions as int64; beyond its ends, the ends."""
+    """Return floats without fractions as int64, clipped to its range."""
     least, most = -(2.0**63), 2.0**63 - 1024  # the largest float64 below 2 ** 63
     return np.clip(times, least, most).astype(np.int64)

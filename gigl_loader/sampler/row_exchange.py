@@ -1,24 +1,24 @@
-"""Rows by global id, whoever has them: split by owner, asked of the peers, put in their places.
+"""Rows by global id, from any owner: split by owner, requested from the peers, put in place.
 
 ::
 
     ids --> split_by_owner() --> here: part_of() ------------------------> gather_rows() --> out
                              --> AskedRows: peers.rows(owner, ids) --> parts() --^
 
-Rows are gathered once where they are, into what is sent, and placed once where they are read.
+Rows are gathered once at their owner, into the message, and placed once at the reader.
 
 They may be read later: here, or where the batch is used. A sampler does not notice:
-`gigl_loader.sampler.reader.GraphReader` hands out `LaterRows` where its ``peers`` are `LaterPeers`,
-and `gigl_loader.rowcache.pipeline` reads them. A batch may also travel without its rows, with what
-says which rows these are::
+`sampler.reader.GraphReader` hands out `LaterRows` if its ``peers`` are `LaterPeers`,
+and `rowcache.pipeline` reads them. A batch may also travel without its rows, with a
+description of these rows::
 
     sampler --> n_id, x, y, edge_index --> rows_apart() --> n_id, edge_index, #ROWS
                                                             "x: rows n_id of the node features"
 
-Whoever gets such a batch asks the owners for the rows that it does not have already.
+The receiver of such a batch requests the rows that it does not have from their owners.
 
-Features may be in a PyG ``FeatureStore`` of the user: `FeatureRows` asks it in batches, and keeps
-the last ones.
+Features may be in a user's PyG ``FeatureStore``: `FeatureRows` queries it in batches, and keeps the
+most recent rows.
 """
 
 import importlib
@@ -50,23 +50,23 @@ from gigl_loader.sampler.plan import (
 
 _NO_PLACES = np.empty(0, np.int64)
 Part = tuple[Array, Array, Array | None]
-"""Rows for `gather_rows`: (matrix, which rows of it, the positions that they go to; None: to all
-positions, in order)."""
+"""Rows for `gather_rows`: (matrix, its rows, their positions in the output; None: all positions, in
+order)."""
 RowsName = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
 """Key of a matrix, its type; key of an attribute, type and name."""
 
 Split = dict[int, Array]
-"""By who has the rows, a partition or a server, the positions of its ids: int64, ascending."""
+"""By partition or server that has the rows, the positions of its ids: int64, ascending."""
 
 
 def split_by_owner(book: Book[Array], ids: Array, num_partitions: int) -> Split:
     """Return the positions of ``ids`` (``[n]`` int64) by the partition that owns them.
 
     Raises:
-        ProtocolError: An id is of nobody.
+        ProtocolError: An id has no owner.
     """
-    # neighbours that another machine told may be any numbers: of ids past the end, ranges say an
-    # owner past the last one, for whom the kernel would count beyond ``sizes``
+    # neighbours from another machine may be any numbers: for ids past the end, ranges give an owner
+    # past the last one, for which the kernel would count beyond ``sizes``
     if ids.size and not 0 <= ids.min() <= ids.max() < book.num_ids:
         raise ProtocolError(
             f"ids {ids.min()} to {ids.max()} were requested, where there are {book.num_ids}"
@@ -78,16 +78,16 @@ def split_by_owner(book: Book[Array], ids: Array, num_partitions: int) -> Split:
 
 
 class AskedRows:
-    """Rows of one matrix, of which each owner was asked for its own.
+    """Rows of one matrix, each requested from its owner.
 
-    All are asked before any is waited for, so that what several owners answer comes at one time.
+    All are requested before the first wait, so that several owners respond at the same time.
 
     Args:
-        peers: Who is asked; None: nobody, there are no pieces.
-        kind: Which matrices.
-        name: Of the matrix.
+        peers: Receivers of requests; None if there are no pieces.
+        kind: Kind of the matrix.
+        name: Name of the matrix.
         pieces: Owners and their ids.
-        out: Memory for the rows, which peers put there: those of the first owner first.
+        out: Memory for the rows, which peers write to: those of the first owner first.
     """
 
     def __init__(
@@ -104,24 +104,24 @@ class AskedRows:
 
     @property
     def has_come(self) -> bool:
-        """Whether `wait` would not wait."""
+        """Whether `wait` would return at once."""
         return all(answer.has_come for answer in self._answers)
 
     def wait(self) -> Array:
-        """Return the rows of all owners, of peers that put them into the memory given for them."""
+        """Return the rows of all owners; the peers must have written them to the given memory."""
         for answer in self._answers:
             answer.wait()
         return self.rows
 
     def parts(self, positions: Iterable[Array]) -> list[Part]:
         """Wait for all; return the rows of each owner, which go to its ``positions``."""
-        # Parts of ``rows``, but of peers that read their answers where they were received.
+        # Parts of ``rows``, except for peers that read responses where they were received.
         answers = [answer.wait().values for answer in self._answers]
         return [(rows, np.arange(at.size), at) for rows, at in zip(answers, positions, strict=True)]
 
 
 def rows_request(kind: str, name: RowsName, ids: Array) -> RowsRequest:
-    """Return the question for rows of the matrix ``kind`` of ``name``."""
+    """Return the request for rows of the matrix ``kind`` of ``name``."""
     if kind.endswith("_attributes"):
         graph_type, attribute = cast("tuple[NodeType | EdgeType, str]", name)
         return RowsRequest(kind, graph_type, ids, attribute)
@@ -129,14 +129,14 @@ def rows_request(kind: str, name: RowsName, ids: Array) -> RowsRequest:
 
 
 def located(rows: Rows[Array], ids: Array) -> Array:
-    """Return the row of each of ``ids`` (``[n]`` int64), asking for pages of the index first.
+    """Return the row of each of ``ids`` (``[n]`` int64); pages of the index are requested first.
 
     Raises:
         ProtocolError: The index has no place for one.
     """
     if rows.index is not None:
         at, end = rows.looked_up(ids), rows.index.size
-        # -1 would be found, at the end of the index, and be the row of another id
+        # -1 would be found at the end of the index, as the row of another id
         if at.size and not 0 <= at.min() <= at.max() < end:
             raise ProtocolError(
                 f"rows of ids {ids.min()} to {ids.max()} were requested, where there are only "
@@ -160,7 +160,7 @@ def gather_rows(parts: Sequence[Part], out: Array) -> None:
         out: ``[num_rows, ...]``, contiguous.
 
     Raises:
-        ProtocolError: A matrix does not have such rows.
+        ProtocolError: A matrix lacks such rows.
     """
     if out.size == 0:
         return
@@ -180,14 +180,14 @@ def gather_rows(parts: Sequence[Part], out: Array) -> None:
                 f"row {rows[wrong]} of a matrix with {values.shape[0]} rows was requested"
             )
         read_ahead.want(values, rows)
-    # There is no word of 2 bytes: such rows are copied by bytes, and there is one kernel less.
+    # There is no word of 2 bytes: such rows are copied by bytes, which saves a kernel.
     word = kernels.WORDS.get(word_bytes, np.int8)
     kernels.copy_rows(addresses, out.reshape(out.shape[0], -1).view(word))
 
 
 def _check_alike(values: Array, like: Array) -> None:
-    """Make sure that rows can be read by address."""
-    # Addresses are all that the kernel gets: a stride or another width would read beside the rows.
+    """Check that rows can be read by address."""
+    # The kernel gets only addresses: with a stride or another width it would read beside the rows.
     alike = values.dtype == like.dtype and values.shape[1:] == like.shape[1:]
     if not alike or not values.flags.c_contiguous:
         raise ProtocolError(
@@ -200,12 +200,12 @@ class LaterPeers:
     """``peers`` for a sampler whose rows are read later.
 
     Args:
-        peers: Who answers questions; None: nobody has to be asked.
+        peers: Receivers of requests; None if nothing has to be requested.
     """
 
     def __init__(self, peers: Peers | None) -> None:
-        # None is allowed although a sampler without peers asks nobody: that it draws ahead shows by
-        # the class of its peers alone.
+        # None is allowed although a sampler without peers sends no requests: only the class of its
+        # peers shows that it draws ahead.
         self._to_ask = peers
 
     @property
@@ -214,26 +214,26 @@ class LaterPeers:
         return self._to_ask
 
     def draw(self, partition: int, request: DrawRequest) -> PendingAnswer[Drawn]:
-        """Ask a worker of ``partition`` for neighbours."""
+        """Request neighbours from a worker of ``partition``."""
         return self._peers.draw(partition, request)
 
     def rows(self, partition: int, request: RowsRequest, out: Array) -> PendingAnswer[RowsAnswer]:
-        """Ask a worker of ``partition`` for rows."""
+        """Request rows from a worker of ``partition``."""
         return self._peers.rows(partition, request, out)
 
 
 @dataclass(frozen=True, eq=False)
 class LaterRows:
-    """Rows that a field is to have; stands where its ``write`` does."""
+    """Rows that a field will have; takes the place of its ``write``."""
 
     kind: str
     name: Any
     ids: Array
-    """``[n]`` int64, global ids; a copy, that nobody writes to."""
+    """``[n]`` int64, global ids; a copy that is never written."""
     split: dict[int, Array] | None
     """Positions by owner, as `GraphReader.split` returns them."""
     read: Callable[[Array], None]
-    """Reads them now, for a sampler that draws by what they say, such as times."""
+    """Reads them now, for a sampler whose draws depend on them, such as times."""
 
     def __call__(self, out: Array) -> None:
         """Write the rows to ``out``."""
@@ -264,25 +264,24 @@ def rows_apart(fields: Sequence[Field]) -> list[Field]:
     described = []
     for one in fields:
         if isinstance(later := one.write, LaterRows):
-            # Features, labels and attributes of a type are asked for by one array: its ids travel
-            # once.
+            # Features, labels and attributes of a type share one array of ids, which travels once.
             if id(later.ids) not in known:
                 known[id(later.ids)] = _key_of_ids(one.key, later, by_key, kept)
-            # JSON has no tuples; nested ones become lists by themselves, and `_name` undoes both.
+            # JSON has no tuples; nested ones become lists anyway, and `_name` undoes both.
             name = list(later.name) if isinstance(later.name, tuple) else later.name
             described.append(
                 [one.key, later.kind, name, known[id(later.ids)], one.dtype, one.shape[1:]]
             )
     order = [one.key for one in fields]
     text = json.dumps({"order": order, "rows": described}, separators=(",", ":"))
-    # The order of all keys goes along: a batch must have them as if the rows had never been apart.
+    # The order of all keys goes along: a batch must have them as if it had never lacked rows.
     return [*kept, Field.of(ROWS, np.frombuffer(text.encode(), np.uint8))]
 
 
 def _key_of_ids(key: str, later: LaterRows, by_key: dict[str, Field], kept: list[Field]) -> str:
-    """Return the key of a tensor that is ``later.ids``; it is added where there is none."""
+    """Return the key of a tensor equal to ``later.ids``; it is added if there is none."""
     # As a rule the ids are in the batch already, as ``n_id`` or ``e_id`` of the same type. A
-    # sampler of somebody's own may have others under that key, so the values decide.
+    # custom sampler may have others under that key, so the values decide.
     prefix = key.rpartition(".")[0]
     found = by_key.get(f"{prefix}.{part}" if prefix else part) if (part := _ids_of(later)) else None
     if found is not None and found.shape == later.ids.shape:
@@ -299,7 +298,7 @@ def _ids_of(later: LaterRows) -> str:
 
 
 def read_rows_apart(text: Array) -> tuple[list[str], list[RowsApart]]:
-    """Return (keys of the whole batch in order, the rows it lacks) of what `ROWS` holds.
+    """Return (keys of the whole batch in order, the rows it lacks) from the contents of `ROWS`.
 
     Raises:
         ProtocolError: It is no such description.
@@ -311,22 +310,22 @@ def read_rows_apart(text: Array) -> tuple[list[str], list[RowsApart]]:
             for key, kind, name, ids, dtype, shape in told["rows"]
         ]
         return list(told["order"]), rows
-    # What came from another machine may be any bytes: none of them may end the loader otherwise.
+    # Data of another machine may be any bytes: they must not end the loader in another way.
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ProtocolError(f"a batch without rows does not say which: {error}") from error
 
 
 def _name(name: Any) -> Any:
-    """Return a name as it was before it became JSON, where tuples are lists."""
+    """Return a name as it was before JSON, which turns tuples into lists."""
     return tuple(_name(one) for one in name) if isinstance(name, list) else name
 
 
 class RecentRows:
-    """The rows that were used last, as many as fit; one thread's.
+    """The most recently used rows, as many as fit; for one thread.
 
     Args:
         most: Rows to keep.
-        like: ``[n, ...]``: what rows look like.
+        like: ``[n, ...]``: array with the shape and type of rows.
     """
 
     def __init__(self, most: int, like: Array) -> None:
@@ -342,14 +341,14 @@ class RecentRows:
         return self._rows
 
     def take(self, ids: Array, ask: Callable[[Array], Array]) -> Array:
-        """Return the rows of ``ids`` (``[n]`` int64); ``ask`` gives those that are not here."""
+        """Return the rows of ``ids`` (``[n]`` int64); ``ask`` gets those that are not here."""
         self._turn += 1
-        # Each id once: a database is asked for no row twice, and no row is kept twice.
+        # Each id once: no row is queried twice in a database, or kept twice.
         asked, inverse = np.unique(ids, return_inverse=True)
         positions = np.array([self._positions.get(one, -1) for one in asked.tolist()], np.int64)
         known, missing = np.flatnonzero(positions >= 0), np.flatnonzero(positions < 0)
-        # Copied out before anything is replaced: with more rows than fit, those that are kept take
-        # the positions of some that were found.
+        # Copied out before anything is replaced: with more rows than fit, kept rows take the
+        # positions of some that were found.
         found = np.empty((asked.size, *self._rows.shape[1:]), self._rows.dtype)
         found[known] = self._rows[positions[known]]
         self._used[positions[known]] = self._turn
@@ -360,7 +359,7 @@ class RecentRows:
         return rows
 
     def _keep(self, ids: Array, rows: Array) -> None:
-        """Keep ``rows``, in place of those that were not used for longest."""
+        """Keep ``rows``, in place of the least recently used ones."""
         ids, rows = ids[: self._most], rows[: self._most]
         self._grow(min(self._most, len(self._positions) + ids.size))
         # Positions are taken in order and never given back, so the used ones are the first ones.
@@ -388,14 +387,14 @@ def _longer(array: Array, size: int) -> Array:
 
 
 class FeatureRows:
-    """The features of all types that a user's store has; opened by the thread that samples.
+    """The features of all types in a user's store; opened by the sampling thread.
 
     Args:
-        options: Which store, and for which types.
-        view: The partition: its node types, and which have features of their own.
+        options: The store, and the types.
+        view: The partition: its node types, and those with features of their own.
 
     Raises:
-        ConfigError: The store gives something that is no features.
+        ConfigError: The store returns something other than features.
     """
 
     def __init__(self, options: FeatureStoreOptions, view: PartitionView[Array]) -> None:
@@ -406,7 +405,7 @@ class FeatureRows:
         wanted = options.node_types or sorted(set(view.num_nodes) - set(view.node_features))
         self._rows: dict[NodeType, RecentRows] = {}
         for node_type in wanted:
-            # One row is asked for at the start: shape and type of an empty batch are known from it.
+            # One row is requested at the start: it gives shape and type of an empty batch.
             if view.num_nodes.get(node_type, 0):
                 like = self._ask(node_type, np.zeros(1, np.int64), None)  # wrong keywords show here
                 most = max(1, options.cache_bytes // max(1, like.nbytes * len(wanted)))
@@ -421,7 +420,7 @@ class FeatureRows:
         return rows.take(ids, lambda missing: self._ask(node_type, missing, rows.like))
 
     def _ask(self, node_type: NodeType, ids: Array, like: Array | None) -> Array:
-        # Here: workers do without torch unless a store is asked, which speaks in its tensors.
+        # Here: workers avoid torch unless a store is used, which works with its tensors.
         import torch
 
         group = node_type if self._grouped else None
@@ -433,7 +432,7 @@ class FeatureRows:
         what = f"{self._options.class_path} gave, for {ids.size} rows of {name!r} of {node_type},"
         if found is None or not shape or shape[0] != ids.size:
             raise ConfigError(f"{what} {'nothing' if shape is None else list(shape)}")
-        # A store may answer with rows of a device, or with parameters of a model.
+        # A store may return rows on a device, or parameters of a model.
         values: Array = found.detach().cpu().numpy()
         if like is not None and (values.dtype, values.shape[1:]) != (like.dtype, like.shape[1:]):
             raise ConfigError(

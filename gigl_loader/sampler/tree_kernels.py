@@ -1,8 +1,8 @@
-"""Compiled inner loops of disjoint trees, with or without times: labels are of a node of a tree.
+"""Compiled inner loops of disjoint trees, with or without times: a label is for a node of a tree.
 
 A *key* is a number that holds the tree above the bits of the node's id. Neighbours come tree after
-tree, so the positions of a tree in the hash table lie near each other: what is being worked on
-stays in the processor's cache, however large the table is.
+tree, so the positions of a tree in the hash table lie near each other: the current part stays in
+the processor's cache, however large the table is.
 """
 
 import numpy as np
@@ -10,10 +10,10 @@ import numpy as np
 from gigl_loader.sampler.compiled import at_address, jit, mix, prefetch
 
 _NEAR = 16
-"""Positions near a tree's that are tried before any position is: trees are not all of one size."""
+"""Positions near a tree's that are tried before any other position: trees differ in size."""
 _NEAREST = 1024
 _AHEAD = 16
-"""Rows that memory is asked for before they are read."""
+"""Rows that are prefetched before they are read."""
 _ONE, _TAG = np.uint64(1), np.uint64(33)
 
 
@@ -22,7 +22,7 @@ def _find(table, mask, window, shift, tree, keys, key):  # type: ignore[no-untyp
     """Return (position, label, tag) of ``key``; see `gigl_loader.sampler.compiled._find`."""
     hashed = mix(np.uint64(key))
     tag = np.int64(hashed >> _TAG) << 32
-    # ``tree << shift`` is where its share of the table begins, ``window`` how far its nodes spread.
+    # ``tree << shift`` is the start of its share of the table, ``window`` the spread of its nodes.
     position = ((np.uint64(tree) << shift) + (hashed & window)) & mask
     tried = 0
     while True:
@@ -34,9 +34,9 @@ def _find(table, mask, window, shift, tree, keys, key):  # type: ignore[no-untyp
             if keys[label] == key:
                 return position, label, tag
         tried += 1
-        # A tree with more nodes than the window would probe through its neighbours' shares: after a
-        # few positions one anywhere is taken, and from there on the next ones. Each probe of a key
-        # goes the same way, so that what was entered is found.
+        # A tree with more nodes than the window would probe through its neighbours' shares. So
+        # after a few positions an arbitrary one is taken, and the next ones from there on. Each
+        # probe of a key goes the same way, so that entries are found.
         position = (hashed if tried == _NEAR else position + _ONE) & mask
 
 
@@ -51,7 +51,7 @@ def enter(table, mask, window, shift, bits, keys, start, stop):  # type: ignore[
 
 @jit
 def reach(table, mask, window, shift, bits, keys, num_keys, ids, origins, from_bits, at, out):  # type: ignore[no-untyped-def]
-    """Write the label of each id, in the tree of what it was reached from, into ``out``.
+    """Write the label of each id, in the tree that it was reached in, into ``out``.
 
     ``origins[at[i]]`` is the key from which ``ids[i]`` was reached, of a type with ``from_bits``.
     New keys are appended to ``keys``.
@@ -61,8 +61,7 @@ def reach(table, mask, window, shift, bits, keys, num_keys, ids, origins, from_b
     """
     for i in range(ids.shape[0]):
         tree = origins[at[i]] >> from_bits
-        # Its own bits: types have different numbers of nodes, so a tree stands elsewhere in their
-        # keys.
+        # Its own bits: types have different numbers of nodes, so trees have another place in keys.
         key = (tree << bits) | ids[i]
         position, label, tag = _find(table, mask, window, shift, tree, keys, key)
         if label < 0:
@@ -76,11 +75,11 @@ def reach(table, mask, window, shift, bits, keys, num_keys, ids, origins, from_b
 
 @jit
 def _first_after(times, start, stop, time):  # type: ignore[no-untyped-def]
-    """Return the first place from ``start`` on whose time is above ``time``; ``stop`` if none."""
-    if start >= stop or times[stop - 1] <= time:  # seeds tend to be later than a whole row
+    """Return the first position from ``start`` whose time is above ``time``; ``stop`` if none."""
+    if start >= stop or times[stop - 1] <= time:  # seeds are often later than a whole row
         return stop
     size = stop - start
-    while size > 1:  # without a branch that nobody could predict
+    while size > 1:  # without an unpredictable branch
         half = size >> 1
         start += half * np.int64(times[start + half - 1] <= time)
         size -= half
@@ -89,7 +88,7 @@ def _first_after(times, start, stop, time):  # type: ignore[no-untyped-def]
 
 @jit
 def _look_up_rows(indptr, nodes, starts, stops):  # type: ignore[no-untyped-def]
-    """Write where the row of each node starts and stops; a node without a row has an empty one."""
+    """Write start and stop of each node's row; a node without a row has an empty one."""
     num_rows, last = indptr.shape[0] - 1, nodes.shape[0] - 1
     for i in range(nodes.shape[0]):
         later = min(nodes[min(i + _AHEAD, last)], num_rows)
@@ -101,15 +100,15 @@ def _look_up_rows(indptr, nodes, starts, stops):  # type: ignore[no-untyped-def]
 
 @jit
 def count_timed(indptr, times, nodes, since, until, fanout, replace, last, starts, degrees, counts):  # type: ignore[no-untyped-def]
-    """Like `count_uniform`, over rows by time, cut to what is within the times of each node.
+    """Like `count_uniform`, over rows by time, cut to the time limits of each node.
 
-    ``since`` is empty where no time is too early. With ``last`` a row is cut to its latest
+    ``since`` is empty if no time is too early. With ``last`` a row is cut to its latest
     ``fanout`` positions.
 
-    Two passes, as waiting for memory is what it costs: where a row's times lie has to be known
-    before they can be asked for ahead.
+    Two passes, as the cost is waiting for memory: the place of a row's times must be known before
+    they can be prefetched.
     """
-    _look_up_rows(indptr, nodes, starts, degrees)  # degrees: where rows stop, until they are cut
+    _look_up_rows(indptr, nodes, starts, degrees)  # degrees: stops of rows, until they are cut
     lowest, end = np.iinfo(np.int64).min, nodes.shape[0] - 1
     total = 0
     most = 0
@@ -122,8 +121,8 @@ def count_timed(indptr, times, nodes, since, until, fanout, replace, last, start
         start = starts[i]
         stop = _first_after(times, start, degrees[i], until[i])
         if since.shape[0] > 0 and since[i] > lowest:
-            # Times are integers: what is after ``since - 1`` is not before ``since``; the lowest
-            # has none below it.
+            # Times are integers: times after ``since - 1`` are not before ``since``; the lowest
+            # integer has none below it.
             start = _first_after(times, start, stop, since[i] - 1)
         if last and fanout >= 0:
             start = max(start, stop - fanout)
@@ -147,18 +146,18 @@ def seeds_of(keys, bits, seeds, out):  # type: ignore[no-untyped-def]
 
 
 def layout(size: int, num_trees: int) -> tuple[np.uint64, np.uint64]:
-    """Return (window, shift) of a table of ``size`` positions: how trees lie in it.
+    """Return (window, shift) of a table of ``size`` positions: the places of trees in it.
 
-    Trees begin evenly over the table; the nodes of one lie within four times what is its share.
+    Trees begin evenly over the table; the nodes of one lie within four times its share.
     """
-    # A power of two, as the table is, so that a shift finds where a tree begins.
+    # A power of two, as the table is, so that a shift finds the start of a tree.
     share = max(1, size // (1 << max(0, num_trees - 1).bit_length()))
     window = min(size, max(_NEAREST, 4 * share))
     return np.uint64(window - 1), np.uint64(share.bit_length() - 1)
 
 
 def load() -> None:
-    """Call every kernel once on nothing; see `gigl_loader.sampler.compiled.load`."""
+    """Call every kernel once on empty arrays; see `sampler.compiled.load`."""
     table, none = np.zeros(1024, np.int64), np.zeros(0, np.int64)
     where = (table, np.uint64(1023), *layout(1024, 1), 1, none)
     enter(*where, 0, 0)

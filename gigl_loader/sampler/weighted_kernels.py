@@ -1,8 +1,8 @@
 """Compiled inner loops of draws by weight, and of LABOR.
 
-They take a logarithm, of which every C library has another last bit, and a GPU one more. So this is
-one of our own: separate additions, multiplications and divisions of float64 in a fixed order, each
-rounded as IEEE 754 says. `gigl_loader.on_device` computes the same in the same order.
+They take a logarithm, whose last bit differs between C libraries, and on a GPU. So this is our own
+one: separate additions, multiplications and divisions of float64 in a fixed order, each rounded
+by IEEE 754. `on_device` computes the same in the same order.
 
 Source:
     Weighted, without replacement: exponential keys, Efraimidis and Spirakis, "Weighted random
@@ -14,7 +14,7 @@ import numpy as np
 from gigl_loader.sampler.compiled import count_uniform, jit, row_key, unit
 
 FRACTION, EXPONENT_OF_ONE = (1 << 52) - 1, 1023
-"""Of a float64: the bits of its fraction; what is added to its exponent."""
+"""For a float64: the bits of its fraction; the bias of its exponent."""
 SQRT_2 = 1.4142135623730951
 LN_2_HIGH, LN_2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 """ln 2 in two parts: the first has 33 bits, so that its product with an exponent is exact."""
@@ -23,8 +23,8 @@ SERIES = (
     2.222219843214978396e-01, 1.818357216161805012e-01, 1.531383769920937332e-01,
     1.479819860511658591e-01,
 )  # fmt: skip
-"""Factors of the powers of the logarithm's series: near 2/3, 2/5... 2/15, and off by less than
-2 ** -58 in sum."""
+"""Factors of the powers of the logarithm's series: near 2/3, 2/5... 2/15, with a total error below
+2 ** -58."""
 _S1, _S2, _S3, _S4, _S5, _S6, _S7 = SERIES
 
 
@@ -57,7 +57,7 @@ def exponential(uniform):  # type: ignore[no-untyped-def]
 
 @jit
 def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, counts):  # type: ignore[no-untyped-def]
-    """Like `count_uniform`, where a neighbour of weight 0 is never drawn."""
+    """Like `count_uniform`, but a neighbour of weight 0 is never drawn."""
     total, most = count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts)
     # Positions of weight 0 count for scratch memory (``most``), but are never drawn.
     total = 0
@@ -78,7 +78,7 @@ def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, cou
 def _comes_later(keys, items, one, other):  # type: ignore[no-untyped-def]
     """Return whether the item at ``one`` is chosen after that at ``other``.
 
-    Of equal keys the earlier position is chosen, so that a selection by other means agrees.
+    Among equal keys the earlier position is chosen, so that other ways of selection agree.
     """
     if keys[one] == keys[other]:
         return items[one] > items[other]
@@ -130,15 +130,15 @@ def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, i
             total = 0.0
             for offset in range(start, end):
                 total += weights[offset]
-                # Sums are float64 though weights are float32: over long rows the small ones would
+                # Sums are float64 though weights are float32: over long rows small ones would
                 # vanish.
                 keys[offset - start] = total
             for j in range(take):
                 goal = unit(row, j) * total
-                # "right" passes over positions of weight 0, whose sum equals the one before.
+                # "right" skips positions of weight 0, whose sum equals the previous one.
                 position = np.searchsorted(keys[: end - start], goal, side="right")
-                # Only weights that are not finite get past the end: no finite total is reached by
-                # less than 1 of it, rounded or not.
+                # Only weights that are not finite get past the end: a number below 1 times a finite
+                # total never reaches the total, rounded or not.
                 positions[at + j] = min(start + position, end - 1)
         else:
             size = 0  # the `take` smallest exponential keys, in a max-heap
@@ -156,19 +156,19 @@ def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, i
                     keys[0] = value
                     items[0] = offset
                     _sift_down(keys, items, size)
-            # A heap leaves them in an order of its own; ascending, memory is read forwards and the
-            # answer does not depend on how the heap works.
+            # A heap leaves them in its own order. In ascending order, memory is read forwards and
+            # the result does not depend on the heap.
             positions[at : at + take] = np.sort(items[:take])
         at += take
 
 
 @jit
 def draw_labor(indices, weights, starts, degrees, counts, key, keys, items, positions):  # type: ignore[no-untyped-def]
-    """Draw the neighbours whose random numbers are the smallest, by weight where there are weights.
+    """Draw the neighbours with the smallest random numbers, by weight if there are weights.
 
-    A number belongs to the neighbour, and to which of parallel edges it is, not to the row; so rows
-    that have neighbours in common tend to draw the same ones. Of one row it is a uniform draw
-    without replacement. ``weights`` is empty where there are none.
+    A number belongs to the neighbour, and to the copy among parallel edges, not to the row. So rows
+    with common neighbours tend to draw the same ones. Within one row it is a uniform draw without
+    replacement. ``weights`` is empty without weights.
 
     Source:
         LABOR-0 with fixed sizes (sequential Poisson sampling): Balin and Catalyurek,
@@ -211,7 +211,7 @@ def draw_labor(indices, weights, starts, degrees, counts, key, keys, items, posi
 
 
 def load() -> None:
-    """Call every kernel once on nothing; see `gigl_loader.sampler.compiled.load`."""
+    """Call every kernel once on empty arrays; see `sampler.compiled.load`."""
     none, weights, key = np.zeros(0, np.int64), np.zeros(0, np.float32), np.uint64(1)
     rows = none, none.copy(), none.copy()
     for replace in (False, True):
