@@ -38,7 +38,7 @@ INPUT_ID = "input_id"
 may come with the seeds, and then replaces it."""
 TREE = "#TREE"
 """``[num_nodes]`` int64, with disjoint trees: the position of the seed whose tree has the node.
-Without trees there is no ``batch``."""
+A message with trees has no `BATCH`."""
 SEED_TIME = "#SEED_TIME"
 """Column and field: ``[batch_size]`` int64 or float64, the time of each seed."""
 ATTRIBUTE = "@"
