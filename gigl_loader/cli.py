@@ -23,7 +23,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("gigl_loader.commands.planning:main", "say how many machines a graph needs"),
     "infer": ("gigl_loader.commands.infer:main", "run a model on the whole graph"),
 }
-"""Verb: (module and function that takes the arguments and returns the exit code, what it does)."""
+"""Verb: (module and function that takes the arguments and returns the exit code, description)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -420,7 +420,7 @@ def draw(path: Path, job: Job, costs: Costs, degrees: DegreeDistribution | None 
     # The first may be a single machine, which has no links; a missing limit gets no point.
     for number, name in enumerate(plans[0].bounds | plans[-1].bounds):
         values = [plan.bounds.get(name, float("inf")) for plan in plans]
-        # Where lines lie on each other, as the limit and what it leaves do, dashes take turns
+        # If lines overlap, like the limit and the resulting rate, dashes take turns
         axes.plot(counts, values, linestyle=(3 * number, (3, 6)), linewidth=2, zorder=3, label=name)
     most = [plan.seeds_per_second for plan in plans]
     axes.plot(counts, most, "-o", color="0.7", linewidth=4, zorder=2, label="what is left")

@@ -35,7 +35,7 @@ _NO_TABLES = "this graph was not made of tables: its ids are those it was given"
 
 
 class PartitionFacts:
-    """The properties of a `gigl_loader.DistDataset`; that class holds what they are read from."""
+    """The properties of a `gigl_loader.DistDataset`; that class holds the data."""
 
     num_partitions: int
     partition_idx: int

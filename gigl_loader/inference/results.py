@@ -6,7 +6,7 @@ A folder (one per node type on a heterogeneous graph) has, for each rank (``part
     part-00000.npy         rows of the last layer
     _part-00000.layer0     rows of the first layer, while they are needed; those of the last one
                            until they are complete, and beside Parquet
-    _part-00000.json       what was computed: a run that differs does not go on from here
+    _part-00000.json       the inputs of the run: a different run does not continue it
     _part-00000.log        a line for each finished chunk: layer, chunk, digest of its rows; or
                            ``LAYER - none ok`` where a layer computes nothing for the type
 

@@ -1,4 +1,4 @@
-"""A job and what it needs: its costs, memory, connections, open files, time until the first batch.
+"""A job and its needs: costs, memory, connections, open files, time until the first batch.
 
 `Job` is the subject of a plan: a graph, its sampling, and the machines. `Costs` of a machine's work
 are measured once by ``gigl-loader plan --calibrate`` and kept as JSON. Memory is that of a machine
@@ -10,7 +10,7 @@ by part, with the terms of the code::
     questions    rows asked for and answered     sampler/reader.py: one matrix for each thread that
                                                  asks, one for each connection that answers
     cache        rows kept, and its tables       rowcache/tables.py: shared, once per machine
-    processes    what they take without a graph  measured
+    processes    their memory without a graph    measured
 
 Work memory is kept for the next batch (`Scratch`, `keep_freed_memory`), so the maximum of one batch
 is held all the time.
