@@ -1,9 +1,9 @@
-"""Which interface gloo listens on.
+"""The interface that gloo listens on.
 
-gloo listens on the address that the host's own name stands for. Where the system writes 127.0.1.1
-for it into ``/etc/hosts``, as Debian does, gloo tells the other machines to connect to themselves:
-one of them fails at once, the others after minutes. ``GLOO_SOCKET_IFNAME`` names the interface
-instead; torch reads it when a process group is made.
+gloo listens on the address of the host's own name. If the system maps that name to 127.0.1.1 in
+``/etc/hosts``, as Debian does, gloo tells the other machines to connect to themselves: one of them
+fails at once, the others after minutes. ``GLOO_SOCKET_IFNAME`` names the interface instead; torch
+reads it when a process group is created.
 """
 
 import logging
@@ -22,10 +22,10 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def interface_towards(master: str) -> Iterator[None]:
-    """Let gloo listen where ``master`` is reached from, in process groups that are made inside.
+    """Let gloo listen on the interface that reaches ``master``, in process groups created inside.
 
-    Changes nothing where the host's name serves, where all is on one machine, or where the user
-    named an interface.
+    Changes nothing if the host's name works, if all ranks are on one machine, or if the user named
+    an interface.
     """
     name = interface_needed(master)
     if name is None:
@@ -35,18 +35,18 @@ def interface_towards(master: str) -> Iterator[None]:
         "this host's name resolves to a loopback address: the process group uses %s=%s, the way "
         "to %s", VARIABLE, name, master,
     )  # fmt: skip
-    # the only way to tell gloo by init_process_group(): it takes no such option
+    # the only setting of gloo outside init_process_group(), which has no such option
     os.environ[VARIABLE] = name
     try:
         yield
     finally:
-        # read when the group is made: children that are started later decide for themselves
+        # read when the group is created: later child processes decide for themselves
         os.environ.pop(VARIABLE, None)
 
 
 def interface_needed(master: str) -> str | None:
-    """Return the interface to name in ``GLOO_SOCKET_IFNAME``; None: gloo finds its way without."""
-    # a name without an address is gloo's to handle: it takes the loopback itself, and says so
+    """Return the interface for ``GLOO_SOCKET_IFNAME``; None: gloo needs none."""
+    # a name without an address is left to gloo: it uses the loopback itself, and says so
     if VARIABLE in os.environ or not sockets.own_name()[1].startswith("127."):
         return None
     # all ranks are on this machine, where the loopback address is right
@@ -64,7 +64,7 @@ def _is_local(master: str) -> bool:
 
 
 def _address_towards(host: str) -> str:
-    """Return the address that packets to ``host`` leave from; "" where there is no way."""
+    """Return the source address of packets to ``host``; "" if it is unreachable."""
     try:
         return sockets.address_towards(host)
     except ConfigError:

@@ -1,6 +1,6 @@
-"""Public names that are imported when they are first used; each package lists its own in a stub.
+"""Public names that are imported on first use; each package lists its own in a stub.
 
-The stub, ``__init__.pyi`` beside ``__init__.py``, is what type checkers read, and the one list.
+Type checkers read the stub, ``__init__.pyi`` beside ``__init__.py``; it is the only list.
 """
 
 import os
@@ -20,7 +20,7 @@ def lazy_names(
     """Return the ``__getattr__``, the ``__dir__`` and the ``__all__`` of a package.
 
     A name that the stub takes from ``gigl_loader`` itself can be imported from the package, too,
-    and is no name of its own: it is not in ``__all__``.
+    but is not its own: it is not in ``__all__``.
 
     Args:
         package: Its ``__name__``.
@@ -37,7 +37,7 @@ def lazy_names(
         value = getattr(import_module(module), name)
         if name in public and isinstance(value, (type, FunctionType)):
             value.__module__ = package  # tracebacks, pickles and docs show the path users import
-        # __getattr__ is asked for what is not there: once for each name
+        # Python calls __getattr__ for missing names: once per name
         own[name] = value
         return value
 

@@ -23,7 +23,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("gigl_loader.commands.planning:main", "say how many machines a graph needs"),
     "infer": ("gigl_loader.commands.infer:main", "run a model on the whole graph"),
 }
-"""Verb: (module and function that takes the arguments and returns the exit code, what it does)."""
+"""Verb: (module and function that takes the arguments and returns the exit code, description)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not given:
         parser.print_help()
         return 0
-    # only the verb: all after it, --help too, is the verb's own
+    # only the verb: everything after it, including --help, is the verb's own
     args = parser.parse_args(given[:1])
     return _function_of(args.verb)(given[1:])
 
@@ -59,7 +59,7 @@ def _version() -> str:
 
 def _is_here(where: str) -> bool:
     """Tell whether a verb's module is installed, without importing it."""
-    # find_spec() imports the packages above a module, and raises where one of them is missing
+    # find_spec() imports the parent packages of a module, and raises if one is missing
     package = where.partition(":")[0].rpartition(".")[0]
     found = importlib.util.find_spec(package) is not None
     return found and importlib.util.find_spec(where.partition(":")[0]) is not None

@@ -1,8 +1,8 @@
-"""``python -m gigl_loader.diagnose``: what this machine offers to a loader, and a short trial.
+"""``python -m gigl_loader.diagnose``: resources of this machine for a loader, and a short trial.
 
 Prints versions, whether graphlearn-torch's native library is loaded, the limits on shared memory
-and files, and the way to other processes; then samples a small graph with real workers. Lines with
-``!!`` are what to look at first; the exit status is 0 where there is none.
+and files, and the network; then samples a small graph with real workers. Look first at lines with
+``!!``; the exit status is 0 if there is none.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-# nothing that needs torch: where that cannot be imported, versions are told before that is
+# nothing that needs torch: if that cannot be imported, versions are printed before
 import gigl_loader
 from gigl_loader._gloo import VARIABLE, interface_needed
 from gigl_loader.errors import ConfigError, UsageError
@@ -35,8 +35,8 @@ _PACKAGES = (
 # not worth a "!!": no loader needs it
 _OPTIONAL = ("graphlearn-torch",)
 _FEW_FILES = 1024
-"""Fewer open files than this are soon used up: a batch in a process of its own holds one."""
-# The kernel's default. A partition read in place, a segment and a pinned block are a mapping each,
+"""Fewer open files than this are soon used up: a batch from another process holds one."""
+# The kernel's default. A partition read in place, a segment and a pinned block take a mapping each,
 # and so are libraries and thread stacks.
 _FEW_MAPS = 65530
 _LITTLE_MEMORY = _GIB // 2
@@ -53,7 +53,7 @@ class Finding(NamedTuple):
         return f"{'!!' if self.bad else '  '} {self.name:<18} {self.text}"
 
 
-# --- what is installed ----------------------------------------------------------------------------
+# --- installed packages ---------------------------------------------------------------------------
 
 
 def versions() -> Iterator[Finding]:
@@ -84,7 +84,7 @@ def _gpus() -> str:
 
 
 def _device_kernels() -> str:
-    """Return which kernels a GPU is sampled with."""
+    """Return the kernels for sampling on a GPU."""
     try:
         return f"Warp {importlib.metadata.version('warp-lang')}"
     except importlib.metadata.PackageNotFoundError:
@@ -99,7 +99,7 @@ def glt_door() -> Iterator[Finding]:
         own = "not installed, and no loader needs it: gigl_loader's own classes take its place"
         yield Finding("Python layer", own)
         return
-    # all names: another version of GLT imports well and lacks some
+    # all names: another version of GLT may import but lack some
     missing = [name for name in _glt.EXPORTS if not _has(_glt, name)]
     found = f"lacks {missing}" if missing else f"imported, {len(_glt.EXPORTS)} names found"
     yield Finding("Python layer", found, bad=bool(missing))
@@ -117,7 +117,7 @@ def _has(module: object, name: str) -> bool:
     return True
 
 
-# --- what the machine allows ----------------------------------------------------------------------
+# --- limits of the machine ------------------------------------------------------------------------
 
 
 def memory() -> Iterator[Finding]:
@@ -127,8 +127,7 @@ def memory() -> Iterator[Finding]:
     yield Finding("memory", f"{_size(available)} available", bad=available < _LITTLE_MEMORY)
     limit = number_in("/sys/fs/cgroup/memory.max")
     if limit is not None:
-        # in a container, pages of shared memory count for the group of the process that touched
-        # them first
+        # in a container, pages of shared memory count for the control group that touched them first
         used = number_in("/sys/fs/cgroup/memory.current") or 0
         text = f"{_size(limit)}, {_size(used)} in use; shared memory counts"
         yield Finding("container's limit", text, bad=limit - used < _LITTLE_MEMORY)
@@ -136,7 +135,7 @@ def memory() -> Iterator[Finding]:
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{files} (ulimit -n), can be raised to {most}"
     yield Finding("open files", text, bad=files < _FEW_FILES)
-    # None: a kernel, or a sandbox, that does not show it
+    # None: hidden by the kernel or a sandbox
     maps = number_in("/proc/sys/vm/max_map_count")
     if maps is not None:
         yield Finding("memory maps", f"{maps} (vm.max_map_count)", bad=maps < _FEW_MAPS)
@@ -152,7 +151,7 @@ def memory() -> Iterator[Finding]:
 
 
 def _memfd() -> Finding:
-    # reserved like a loader's segments: too small a limit shows here, and not when one is built
+    # reserved like a loader's segments: too small a limit shows here, not later in a loader
     nbytes = 64 * 2**20
     try:
         os.close(segments.create_memfd(nbytes))
@@ -165,7 +164,7 @@ def _size(nbytes: int) -> str:
     return f"{nbytes / _GIB:.1f} GiB" if nbytes >= _GIB else f"{nbytes / 2**20:.1f} MiB"
 
 
-# --- the way to other processes -------------------------------------------------------------------
+# --- connections to other processes ---------------------------------------------------------------
 
 
 def network() -> Iterator[Finding]:
@@ -174,11 +173,11 @@ def network() -> Iterator[Finding]:
         address = own_address()
     except ConfigError as error:
         yield Finding("own address", str(error), bad=True)
-        # the rest of the section is still worth to know
+        # the rest of the section is still useful
         address = "127.0.0.1"
     else:
         yield Finding("own address", f"{address} (as other ranks see it)")
-    # in this order, and once where they are the same
+    # in this order, and once if they are equal
     for host in dict.fromkeys((address, "127.0.0.1")):
         yield _connects(host)
     yield _master()
@@ -200,7 +199,7 @@ def _connects(host: str) -> Finding:
 
 
 def _gloo() -> Finding:
-    """Report whether gloo would have other machines connect to themselves."""
+    """Report whether gloo would make other machines connect to themselves."""
     host = sockets.own_name()[0]
     if VARIABLE in os.environ:
         return Finding("gloo", f"listens on {os.environ[VARIABLE]} ({VARIABLE})")
@@ -219,13 +218,13 @@ def _master() -> Finding:
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if host is None or port is None:
         return Finding("master", "MASTER_ADDR and MASTER_PORT are not set (torchrun sets them)")
-    # torchrun sets both; a script of one's own may set anything
+    # torchrun sets both; a custom script may set anything
     if not port.isdigit():
         return Finding("master", f"MASTER_PORT={port!r} is no number", bad=True)
     try:
         sockets.try_to_connect(host, int(port), timeout_s=5)
     except OSError as error:
-        # before the job runs that is as it should be: the machine answers, and nobody listens
+        # expected before the job runs: the machine responds, but no process listens
         if error.errno == errno.ECONNREFUSED:
             return Finding("master", f"{host}:{port}: nothing listens there yet")
         return Finding("master", f"{host}:{port}: {error}", bad=True)
@@ -236,18 +235,18 @@ def _master() -> Finding:
 
 
 def self_test(seconds: float = 10.0, num_workers: int = 2) -> Iterator[Finding]:
-    """Sample a small graph with real workers for ``seconds``, and check what comes.
+    """Sample a small graph with real workers for ``seconds``, and check the batches.
 
     Args:
-        seconds: How long; at least one epoch is gone through.
+        seconds: Duration; at least one epoch is finished.
         num_workers: Sampling processes.
     """
     import torch
 
-    # before anything starts: what is there now is not the trial's
+    # before anything starts: existing leftovers are not the trial's
     held = Footprint()
     try:
-        # the trial draws numbers: who calls it from a script keeps the state of its own generator
+        # the trial draws numbers: a calling script keeps the state of its own generator
         with _own_group(), torch.random.fork_rng(devices=[]):
             yield from _sample(seconds, num_workers, held)
         held.check_gone()
@@ -259,20 +258,20 @@ def self_test(seconds: float = 10.0, num_workers: int = 2) -> Iterator[Finding]:
 
 @contextmanager
 def _own_group() -> Iterator[None]:
-    """Have a process group of one, unless there is one."""
+    """Create a single-process group if none exists."""
     import torch.distributed as dist
 
     if dist.is_initialized():
         yield
         return
-    # in memory: no port and no file that another process might have
+    # in memory: without a port or a file shared with other processes
     store, hook = dist.HashStore(), sys.excepthook  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         yield
     finally:
         dist.destroy_process_group()
-        sys.excepthook = hook  # torch puts one of its own in its place, and never takes it back
+        sys.excepthook = hook  # torch replaces it by its own, and never restores it
 
 
 def _sample(seconds: float, num_workers: int, held: Footprint) -> Iterator[Finding]:
@@ -282,7 +281,7 @@ def _sample(seconds: float, num_workers: int, held: Footprint) -> Iterator[Findi
     # an epoch is 40 batches: the trial has several, and ends soon after its time
     num_nodes, num_edges = 20_000, 400_000
     data = Data(
-        # a node's features are its id, so that a wrong row is seen
+        # a node's features are its id, so that a wrong row is detected
         x=torch.arange(num_nodes).view(-1, 1).expand(-1, 16).float(),
         edge_index=torch.randint(num_nodes, (2, num_edges)),
     )
@@ -292,10 +291,10 @@ def _sample(seconds: float, num_workers: int, held: Footprint) -> Iterator[Findi
         shuffle=True, timeout=60.0,
     ) as loader:  # fmt: skip
         yield Finding("workers", f"{num_workers} ready after {time.perf_counter() - began:.1f} s")
-        # with the workers running: afterwards there is nothing left to look at
+        # while the workers run: afterwards nothing is left to inspect
         held.look(os.getpid(), itself=False)
         deadline, epochs = time.monotonic() + seconds, 0
-        # whole epochs: only then every seed has to have come once
+        # whole epochs: only then every seed must have come once
         while epochs == 0 or time.monotonic() < deadline:
             seen = torch.zeros(num_nodes, dtype=torch.int64)
             for batch in loader:
@@ -317,11 +316,11 @@ def _sample(seconds: float, num_workers: int, held: Footprint) -> Iterator[Findi
 
 
 def report(sections: dict[str, Callable[[], Iterator[Finding]]]) -> bool:
-    """Print each section as it is found out; return whether all is well."""
+    """Print each section when it is ready; return whether all is well."""
     well = True
     for title, find in sections.items():
         print(f"\n{title}", flush=True)
-        # as they come: a section that hangs shows after which line
+        # line by line: a section that hangs shows the last line before
         for finding in find():
             well &= not finding.bad
             print(finding, flush=True)

@@ -1,4 +1,4 @@
-"""GiGL's module path of `DistNeighborLoader`, for scripts that were written for GiGL."""
+"""GiGL's module path of `DistNeighborLoader`, for existing GiGL scripts."""
 
 from gigl_loader import DistNeighborLoader
 

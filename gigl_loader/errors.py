@@ -10,7 +10,7 @@
     |   +-- WorkerDiedError           a sampling process exited early
     |   +-- SamplingError             a sampler raised; carries the remote traceback
     |   +-- PeerTimeoutError          no progress before the deadline
-    |   +-- ServerDiedError           a storage server, or the way to it, is gone
+    |   +-- ServerDiedError           a storage server is gone or unreachable
     |   +-- PeerLostError             a connection is over and could not be replaced
     |   +-- RemoteError               a call on a peer raised an error there
     |   +-- JoinRefusedError          one side of a connection refused the other
@@ -18,7 +18,7 @@
     +-- NativeLibraryError (RuntimeError)  a function of GLT's native library was called without it
     +-- ProtocolError (RuntimeError)  a message broke the wire contract: a bug in gigl_loader
 
-Texts go: what, where (worker, server, epoch, batch), why, what to do next.
+Messages have this order: what, where (worker, server, epoch, batch), why, what to do next.
 """
 
 import errno
@@ -34,11 +34,11 @@ _DEFAULT_TYPES = (
     (r"\('default_homogeneous_node_type', ('\w+'), 'default_homogeneous_node_type'\)", r"\1"),
     (r"'default_homogeneous_node_type'", "(the only type)"),
 )  # fmt: skip
-"""The types of a homogeneous graph, which no user wrote, and what messages say instead."""
+"""The internal types of a homogeneous graph, and their replacement in messages."""
 
 
 def without_default_types(text: str) -> str:
-    """Return a message without the names that the types of a homogeneous graph have inside."""
+    """Return a message without the internal type names of a homogeneous graph."""
     for pattern, words in _DEFAULT_TYPES:
         text = re.sub(pattern, words, text)
     return text
@@ -51,7 +51,7 @@ class GiglLoaderError(Exception):
         return without_default_types(self._text())
 
     def _text(self) -> str:
-        """Return the message, with types as they are called inside."""
+        """Return the message, with internal type names."""
         return super().__str__()
 
 
@@ -64,7 +64,7 @@ class WrongTypeError(ConfigError, TypeError):
 
 
 class UsageError(GiglLoaderError, RuntimeError):
-    """A call at the wrong moment: before there is a process group, or after shutdown."""
+    """A call at the wrong moment: before a process group exists, or after shutdown."""
 
 
 class PeerError(GiglLoaderError, RuntimeError):
@@ -75,8 +75,8 @@ class WorkerDiedError(PeerError):
     """A sampling process exited early. ``exitcode`` ``-n`` means killed by signal ``n``.
 
     ``pid`` is None if it ended before its supervisor could start it, ``exitcode`` if it is unknown.
-    ``note`` says why it was not replaced; "" if ``max_restarts`` is 0. ``where`` names the storage
-    server of the process; "" for one of this process's own.
+    ``note`` is the reason why it was not replaced; "" if ``max_restarts`` is 0. ``where`` names the
+    storage server of the process; "" for a process of this machine.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class PeerLostError(PeerError):
 
     def __init__(self, text: str, end: str = "gone") -> None:
         super().__init__(text, end)
-        # args are all fields, for pickling; the text alone is what str() shows
+        # args are all fields, for pickling; str() shows only the text
         self.end = end
 
     def _text(self) -> str:
@@ -177,16 +177,16 @@ _LIMITS = {
 
 @contextmanager
 def explained_limits(what: str) -> Iterator[None]:
-    """Raise `ResourceError` in place of an error of the system that a limit is reached.
+    """Raise `ResourceError` instead of a system error about a limit.
 
     Args:
-        what: What was under way.
+        what: The current operation.
     """
     try:
         yield
     except Exception as error:
         cause: BaseException | None = error
-        # libraries wrap errors of the system: the number is in the one at the end of the chain
+        # libraries wrap system errors: the number is in the last one of the chain
         while cause is not None and not isinstance(cause, ResourceError):
             number = cause.errno if isinstance(cause, OSError) else None
             if number in _LIMITS:
@@ -198,16 +198,16 @@ def explained_limits(what: str) -> Iterator[None]:
 
 
 class NoEarlyEnd:
-    """Raises `SamplingError` in place of a StopIteration, as Python itself does in generators.
+    """Raises `SamplingError` instead of a StopIteration, as Python itself does in generators.
 
-    Around all that an iterator's ``__next__`` calls: a bare ``next()`` anywhere below, in a sampler
-    or a transform as well, would end the loop over it as if all batches had come.
+    Around all calls of an iterator's ``__next__``: a bare ``next()`` anywhere below, also in a
+    sampler or a transform, would end the loop over it as if all batches had come.
 
     Args:
-        what: What is under way.
+        what: The current operation.
     """
 
-    # no generator: contextlib takes an error that was raised from a StopIteration for that one
+    # no generator: contextlib confuses an error raised from a StopIteration with that one
     def __init__(self, what: str) -> None:
         self._what = what
 
@@ -225,7 +225,7 @@ class NoEarlyEnd:
 
 
 class NativeLibraryError(GiglLoaderError, RuntimeError):
-    """A function of graphlearn-torch's native library was called where it cannot be loaded."""
+    """A function of graphlearn-torch's native library was called, but it cannot be loaded."""
 
 
 class ProtocolError(GiglLoaderError, RuntimeError):

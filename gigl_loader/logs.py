@@ -1,4 +1,4 @@
-"""Whose log line it is: job, rank and storage server, where many processes write to one place."""
+"""The origin of log lines (job, rank, storage server), if many processes write to one place."""
 
 import logging
 import os
@@ -10,17 +10,17 @@ from contextvars import ContextVar
 LOG_FORMAT = "%(asctime)s %(levelname)s [%(where)s] %(name)s: %(message)s"
 """A format that shows what `WhereFilter` adds."""
 
-# one dict, few writes: each is atomic, and a line that is logged meanwhile may show either value
+# one dict, few writes: each is atomic, and a concurrent log line may show either value
 _process: dict[str, object] = {}
-# by thread, and not in _process: a server answers several compute processes at a time
+# by thread, not in _process: a server responds to several compute processes at a time
 _asking: ContextVar[dict[str, object]] = ContextVar("asking")
 
 
 class WhereFilter(logging.Filter):
-    """Gives each record ``where``: ``"server=0 job=2 rank=3 host=gpu7"``, as far as it is known.
+    """Gives each record ``where``: ``"server=0 job=2 rank=3 host=gpu7"``, as far as known.
 
-    A compute process knows its job and rank. A storage server knows its number and, while it
-    answers a compute process, that one's job and rank.
+    A compute process knows its job and rank. A storage server knows its number and, during a
+    response to a compute process, that one's job and rank.
 
     ::
 
@@ -31,8 +31,8 @@ class WhereFilter(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add ``where``; let every record through."""
-        # whoever is answered goes before what this process itself is: it is his line
+        """Add ``where``; let every record pass."""
+        # the requesting process takes precedence over this process's own values
         known = {**_process, **_asking.get({})}
         if not known and "RANK" in os.environ:  # a rank without a graph store
             known["rank"] = os.environ["RANK"]
@@ -43,7 +43,7 @@ class WhereFilter(logging.Filter):
 
 @contextmanager
 def showing_where() -> Iterator[None]:
-    """Let all handlers show whose line it is inside the block; where there are none, on stderr."""
+    """Let all handlers show the origin of lines inside the block; without handlers, on stderr."""
     root = logging.getLogger()
     # handlers, not loggers, have the filter: a logger's filter does not see its children's records
     level, where, added = root.level, WhereFilter(), []
@@ -52,7 +52,7 @@ def showing_where() -> Iterator[None]:
         added[0].setFormatter(logging.Formatter(LOG_FORMAT))
         root.addHandler(added[0])
         root.setLevel(logging.INFO)
-    # those of now: others may add some, and remove ours, before the block ends
+    # the current ones: handlers may be added or removed before the block ends
     shown = list(root.handlers)
     for handler in shown:
         handler.addFilter(where)
@@ -67,7 +67,7 @@ def showing_where() -> Iterator[None]:
 
 
 def know(**values: object) -> None:
-    """Say what holds for this process from now on; None: it holds no more."""
+    """Set values for this process; None removes one."""
     for name, value in values.items():
         if value is None:
             _process.pop(name, None)
@@ -77,7 +77,7 @@ def know(**values: object) -> None:
 
 @contextmanager
 def answering(**values: object) -> Iterator[None]:
-    """Say for whom this thread works inside the block."""
+    """Set the client of this thread's work inside the block."""
     token = _asking.set(values)
     try:
         yield

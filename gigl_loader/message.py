@@ -1,9 +1,9 @@
-"""What travels from a sampler to a loader: one batch as named tensors.
+"""The message from a sampler to a loader: one batch as named tensors.
 
 A `SampleMessage` is a flat dict of CPU tensors. Keys of a homogeneous batch are the names below; in
-a heterogeneous one each is prefixed by its type, ``"paper.x"`` or
-``"author__writes__paper.edge_index"`` (see `key`). Whatever else a sampler wants to hand to the
-loader goes under ``#META.<name>`` and ends as an attribute of the batch.
+a heterogeneous one each has its type as a prefix, ``"paper.x"`` or
+``"author__writes__paper.edge_index"`` (see `key`). Further values of a sampler go under
+``#META.<name>`` and become attributes of the batch.
 """
 
 from collections.abc import Callable, Hashable
@@ -34,15 +34,15 @@ EDGE_FEATURES = "edge_attr"
 BATCH = "batch"
 """``[batch_size]`` int64, the seeds' global ids, of the input type."""
 INPUT_ID = "input_id"
-"""``[batch_size]`` int64, where each seed stands in the loader's input. A column of that name may
-come with the seeds, and is then what the batch has."""
+"""``[batch_size]`` int64, the position of each seed in the loader's input. A column of that name
+may come with the seeds, and then replaces it."""
 TREE = "#TREE"
-"""``[num_nodes]`` int64, where trees are disjoint: the seed, by its place, whose tree a node is in.
-There is no ``batch`` then."""
+"""``[num_nodes]`` int64, with disjoint trees: the position of the seed whose tree has the node.
+A message with trees has no `BATCH`."""
 SEED_TIME = "#SEED_TIME"
 """Column and field: ``[batch_size]`` int64 or float64, the time of each seed."""
 ATTRIBUTE = "@"
-"""Before the name of a further attribute of nodes or edges, one row for each; a name has no dot."""
+"""Prefix of a further attribute of nodes or edges, one row for each; a name has no dot."""
 NODES_PER_HOP = "num_sampled_nodes"
 """``[hops + 1]`` int64."""
 EDGES_PER_HOP = "num_sampled_edges"
@@ -52,29 +52,31 @@ PPR = "ppr"
 POSITIVE, NEGATIVE = "positive", "negative"
 """The two signs of a label."""
 LABEL_LINKS = "#LABELS.links."
-"""Before a `label_column`. ``[2, num_labels]`` int64, local: anchors (ascending), label nodes."""
+"""Prefix of a `label_column`. ``[2, num_labels]`` int64, local: anchors (ascending), label
+nodes."""
 LABEL_COUNTS = "#LABELS.counts."
-"""Before a `label_column`. ``[batch_size]`` int64, how many labels each anchor has."""
+"""Prefix of a `label_column`. ``[batch_size]`` int64, the number of labels of each anchor."""
 EDGE_TARGETS = "#EDGE_LABEL.targets"
-"""Column that comes with seed edges: ``[num_seeds]`` int64, global ids of their destinations."""
+"""Column of seed edges: ``[num_seeds]`` int64, global ids of their destinations."""
 EDGE_LABEL = "#EDGE_LABEL.label"
-"""Column and field: ``[num_edges, ...]``, what each seed edge is labeled."""
+"""Column and field: ``[num_edges, ...]``, the label of each seed edge."""
 EDGE_LABEL_INDEX = "#EDGE_LABEL.index"
 """``[2, seed edges + negatives]`` int64, local; for triplets ``[2 * seed edges + negatives]``:
 sources, destinations, negative destinations."""
 EDGE_INPUT_ID = "#EDGE_LABEL.input_id"
-"""``[num_edges]`` int64, where each seed edge stands in the loader's input."""
+"""``[num_edges]`` int64, the position of each seed edge in the loader's input."""
 EDGE_TIME = "#EDGE_LABEL.time"
-"""``[num_edges]``, of binary negatives too: the time of each seed edge, its column `SEED_TIME`."""
+"""``[num_edges]``, also for binary negatives: the time of each seed edge, its column
+`SEED_TIME`."""
 META = "#META."
 SCALES = "#SCALES."
-"""Before the key of features that are stored in fewer bytes: what makes float32 of them; see
+"""Prefix of the key of quantized features: the scales to restore float32; see
 `gigl_loader.dataset.lookup`."""
 ROWS = "#ROWS"
-"""``[n]`` uint8, of a batch that travels without rows: which they are; see
+"""``[n]`` uint8, in a batch without rows: the description of the missing rows; see
 `gigl_loader.sampler.row_exchange`."""
 ROWS_OF = "#ROWS_OF."
-"""Before the key of rows whose ids no other tensor has: ``[num_rows]`` int64."""
+"""Prefix of the key of rows whose ids are in no other tensor: ``[num_rows]`` int64."""
 IS_HETERO = "#IS_HETERO"
 """uint8 scalar: whether the keys carry types."""
 
@@ -98,35 +100,35 @@ def label_column(sign: str, edge_type: EdgeType) -> str:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at an epoch, from its start to its end or until it is broken off.
+    """One attempt at an epoch, from its start to its end or to an early stop.
 
-    A loader makes one for each `iter`, and passes it to whatever samples for it: what is left of an
-    earlier try is known everywhere by the same value.
+    A loader makes one for each `iter`, and passes it to its samplers: everywhere this value
+    identifies leftovers of an earlier attempt.
     """
 
     epoch: int
-    """With the seed it decides the shuffle and every draw."""
+    """Together with the seed it decides the shuffle and every draw."""
     serial: int
-    """Number of the attempt among all of its loader, from 1 on."""
+    """Number of the attempt in its loader, from 1 on."""
 
 
 @dataclass(frozen=True)
 class BatchTicket:
-    """A batch to sample: what decides its content, for whom it is, and of which attempt."""
+    """A batch to sample: the inputs of its content, its consumer, and its attempt."""
 
     stream: int
-    """Consumer of a producer; 0 where there is one."""
+    """Consumer of a producer; 0 if there is one."""
     serial: int
     """Number of the attempt; see `Attempt`."""
     epoch: int
     batch: int
     """Index within the epoch, over the whole input."""
     position: int = 0
-    """Place among the batches that the attempt asks for."""
+    """Position among the requested batches of the attempt."""
 
     @property
     def attempt(self) -> Attempt:
-        """The attempt that it is of."""
+        """The attempt of the batch."""
         return Attempt(self.epoch, self.serial)
 
     @property
@@ -136,36 +138,36 @@ class BatchTicket:
 
 
 AT_ONCE_STREAM, AT_ONCE_EPOCH = -1, 2**62
-"""Stream and epoch of a batch that is asked for by its seeds: no epoch has that number, so that its
-draws differ from all others."""
+"""Stream and epoch of a batch requested by its seeds: no epoch has that number, so its draws differ
+from all others."""
 
 
 class OnDevice(Protocol):
-    """Tensors that are on the device already, with all work on them done."""
+    """Tensors already on the device, with all work on them finished."""
 
     def lent(self) -> SampleMessage:
-        """Return them by key, for use on the stream that is current in the calling thread."""
+        """Return them by key, for use on the current stream of the calling thread."""
         ...
 
 
 @dataclass(frozen=True)
 class Received:
-    """A message with its ticket and what the worker measured."""
+    """A message with its ticket and the worker's measurements."""
 
     ticket: BatchTicket
     message: SampleMessage
     stats: dict[str, Any]
     rows: "OnDevice | None" = None
-    """Tensors of the message that came to the device without the host."""
+    """Tensors of the message that reached the device without the host."""
 
     def whole(self) -> SampleMessage:
-        """Return all tensors, for use on the stream that is current in the calling thread."""
+        """Return all tensors, for use on the current stream of the calling thread."""
         return self.message if self.rows is None else {**self.message, **self.rows.lent()}
 
 
 @dataclass
 class BatchCounts:
-    """Sums over batches that were handed out."""
+    """Sums over delivered batches."""
 
     batches: int = 0
     seeds: int = 0
@@ -173,18 +175,19 @@ class BatchCounts:
     sample_s: float = 0.0
     gather_s: float = 0.0
     busy_s: dict[Any, float] = field(default_factory=dict)
-    """Seconds that each worker was at work, on one batch or on several at a time."""
+    """Busy seconds of each worker, on one batch or on several at a time."""
     busy_until: dict[Any, float] = field(default_factory=dict)
-    """Up to when that was counted, in seconds since 1970."""
+    """End of the counted time, in seconds since 1970."""
     restarts: dict[Any, int] = field(default_factory=dict)
-    """Workers that were replaced, by the position where they are."""
+    """Replaced workers, by the position of their producer or server."""
 
     def count(self, stats: dict[str, Any], worker: Hashable, position: Hashable) -> None:
         """Count one batch.
 
         Args:
-            stats: What the worker measured, and how many workers its producer has replaced.
-            worker: Who sampled it.
+            stats: The worker's measurements, and the number of workers that its producer has
+                replaced.
+            worker: The worker of the batch.
             position: Its producer or server.
         """
         self.batches += 1
@@ -193,10 +196,10 @@ class BatchCounts:
         sample_s, gather_s = stats.get("sample_s", 0.0), stats.get("gather_s", 0.0)
         self.sample_s += sample_s
         self.gather_s += gather_s
-        # each batch tells the total of its producer, and an older one may come later
+        # each batch has the total of its producer, and an older one may come later
         self.restarts[position] = max(self.restarts.get(position, 0), stats.get("restarts", 0))
-        # a worker samples several batches at a time: what two of them took together counts once.
-        # Both times are of the worker's own clock
+        # a worker samples several batches at a time: overlapping times count once. Both times are
+        # from the worker's own clock
         ended = stats.get("ended_ns", 0) / 1e9
         until = self.busy_until.get(worker, 0.0)
         counted = max(0.0, min(sample_s + gather_s, ended - until))
@@ -212,20 +215,19 @@ class Field:
     dtype: str
     """A type by torch's name: ``"float32"``."""
     shape: tuple[int, ...]
-    # Called with memory of the receiver, e.g. a slot: the tensor is never made elsewhere and
-    # copied.
+    # Called with memory of the receiver, e.g. a slot: the tensor is not made elsewhere and copied.
     write: Callable[[Any], Any]
     """Takes a numpy array of that shape and of the type's storage dtype (`memory.segments`)."""
 
     @classmethod
     def of(cls, key: str, values: Any) -> "Field":
-        """Return a field that copies ``values``: an array, or what numpy can make one of."""
+        """Return a field that copies ``values``: an array, or anything numpy can convert to one."""
         array = np.asarray(values)
         return cls(key, array.dtype.name, array.shape, lambda out: np.copyto(out, array))
 
 
 def stays_on_host(key: str) -> bool:
-    """Return whether collating reads this tensor, so that copying it would mean waiting for it."""
-    # ends: the key of a typed batch starts with the type
+    """Return whether collating reads this tensor: a copy of it would have to be awaited."""
+    # endswith: the key of a typed batch starts with the type
     per_hop = key.endswith((NODES_PER_HOP, EDGES_PER_HOP))
     return key == IS_HETERO or per_hop or key.startswith(LABEL_COUNTS)

@@ -14,27 +14,27 @@ DEFAULT_TIMEOUT_S = 120.0
 """Seconds without progress after which a wait for workers or servers is an error."""
 
 DEFAULT_RECONNECT_S = 60.0
-"""Seconds that a storage server may be away, to be started again or reached again."""
+"""Seconds that a storage server may be away, until a restart or a new connection."""
 DEFAULT_MAX_RESTARTS = 3
-"""Workers of one loader that are replaced in an epoch, on each machine that samples for it."""
+"""Replacements per epoch of one loader's workers, on each machine that samples for it."""
 
 SAME_MEMORY_VARIABLE = "GIGL_LOADER_SAME_MEMORY"
-"""Environment variable; "0": what processes of one machine have for each other, partitions and
-batches of storage servers, travels over TCP as between machines, instead of being read in place."""
+"""Environment variable; "0": partitions and batches of storage servers travel over TCP between
+processes of one machine, as between machines, instead of being read in place."""
 
 
 SAME_MACHINE_VARIABLE = "GIGL_LOADER_SAME_MACHINE"
-"""Environment variable, for measurements and tests; "0": processes of one machine do all that they
-would do on machines of their own, also to save bytes between these."""
+"""Environment variable, for measurements and tests; "0": processes of one machine do the same work
+as on separate machines, including all steps to save bytes between these."""
 
 
 def reads_same_memory() -> bool:
-    """Return whether this process reads others' memory, and shows its own: the default."""
+    """Return whether this process reads others' memory, and shares its own: the default."""
     return may_be_one_machine() and os.environ.get(SAME_MEMORY_VARIABLE) != "0"
 
 
 def may_be_one_machine() -> bool:
-    """Return whether processes of one machine may do without saving bytes: the default."""
+    """Return whether processes of one machine may skip the saving of bytes: the default."""
     return os.environ.get(SAME_MACHINE_VARIABLE) != "0"
 
 
@@ -73,10 +73,10 @@ class FeatureStoreOptions:
 
     The class is imported by the sampling workers, or by the training process with
     ``num_workers=0``, and opened as ``cls(**keywords)`` once in each thread that samples. Its
-    ``get_tensor(group_name, attr_name, index)`` returns the rows of a batch that were not used
-    lately; ``group_name`` is the node type, None on a homogeneous graph. An exception of the store
-    is a ``SamplingError`` in the training loop. From a graph store, the servers open it, if they
-    were started with ``--allow-samplers`` for it.
+    ``get_tensor(group_name, attr_name, index)`` returns the rows of a batch that are not cached;
+    ``group_name`` is the node type, None on a homogeneous graph. An exception of the store is a
+    ``SamplingError`` in the training loop. With a graph store, the servers open it, if they were
+    started with ``--allow-samplers`` for it.
 
     Raises:
         ConfigError: A value cannot work.
@@ -86,11 +86,11 @@ class FeatureStoreOptions:
     """``package.module.ClassName``, importable where it samples."""
     keywords: dict[str, Any] = field(default_factory=dict)
     attr_name: str = "x"
-    """Attribute of the store that has the features."""
+    """Attribute of the store with the features."""
     node_types: tuple[NodeType, ...] | None = None
     """Node types of the store. None: all types without features in the dataset."""
     cache_bytes: int = 64 * 2**20
-    """Bytes of the rows that each sampling thread keeps, those used last."""
+    """Bytes of the rows that each sampling thread caches, the most recently used."""
 
     def __post_init__(self) -> None:
         if "." not in self.class_path:
@@ -102,7 +102,7 @@ class FeatureStoreOptions:
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise ConfigError(f"FeatureStoreOptions.cache_bytes must be bytes >= 0, got {size!r}")
         try:
-            # here, where the user's line is in the traceback, and not when workers start
+            # here, so that the traceback shows the user's line, and not when workers start
             pickle.dumps(self.keywords)
         except Exception as error:
             raise ConfigError(
@@ -139,25 +139,26 @@ class PPRSamplerOptions:
     """A node is pushed while its residual is at least ``eps`` times its degree. On an undirected
     graph, a score is at most that much below the exact one."""
     max_ppr_nodes: int = 50
-    """Most nodes of each type for one seed."""
+    """Maximum number of nodes of each type for one seed."""
     enable_residual_topup: bool = True
     """Add the residual of each node, which was not pushed on, to its score. Fill free positions
     with nodes that have only a residual."""
     num_neighbors_per_hop: int = 1_000
-    """Most edges of one type that walks follow from a node; of more edges, this many are drawn."""
+    """Maximum number of edges of one type to follow from a node; of more, this many are drawn."""
     max_fetch_iterations: int | None = None
-    """Most rounds of requests for rows; afterwards walks end at missing rows. None: no limit."""
+    """Maximum number of rounds of requests for rows; then walks end at missing rows. None: no
+    limit."""
     typed_channel_ratios: dict[Channel, float] | None = None
     """Heterogeneous: walks that use the edge types of one channel only, and the share of
-    ``max_ppr_nodes`` that each is to fill; a node counts for the channel where it scores most, and
-    positions that are left over go by score. ``edge_attr`` is then ``[num_edges, 2 + 3 *
-    channels]``: the largest score, the largest proximity, and by channel score, proximity, and 1
-    where it came there."""
+    ``max_ppr_nodes`` that each should fill; a node counts for the channel of its highest score, and
+    positions left over go by score. ``edge_attr`` is then ``[num_edges, 2 + 3 * channels]``: the
+    largest score, the largest proximity, and by channel score, proximity, and 1 if the node came
+    from it."""
     include_sampled_edges: bool = False
     """Heterogeneous: deliver the edges among the nodes of the batch that were followed, too."""
 
     def __post_init__(self) -> None:
-        # 1 would stay at the seed for ever, 0 would never come back to it
+        # 1 would stay at the seed for ever, 0 would never return to it
         if not 0 < self.alpha < 1:
             raise ConfigError(f"PPRSamplerOptions.alpha must be in (0, 1), got {self.alpha!r}")
         if not 0 < self.eps < math.inf:
@@ -181,7 +182,7 @@ def edge_types_of(channel: Any) -> list[EdgeType]:
     Raises:
         ConfigError: It is no edge type, nor a tuple of them.
     """
-    # an edge type is a tuple as well: what it holds tells the two apart
+    # an edge type is a tuple as well: the contents decide
     several = (channel,) if _is_edge_type(channel) else channel
     if not isinstance(several, tuple) or not several or not all(map(_is_edge_type, several)):
         raise ConfigError(
@@ -192,9 +193,9 @@ def edge_types_of(channel: Any) -> list[EdgeType]:
 
 
 def ppr_keywords(options: PPRSamplerOptions) -> dict[str, Any]:
-    """Return ``options`` as keywords of the PPR sampler, plain values that travel."""
+    """Return ``options`` as keywords of the PPR sampler, plain values that can be sent."""
     found = {one.name: getattr(options, one.name) for one in fields(options)}
-    found.pop("typed_channel_ratios")  # keyed by what is no key of a message
+    found.pop("typed_channel_ratios")  # its keys cannot be keys of a message
     return {"options": found, "channels": options.channels}
 
 
@@ -220,7 +221,7 @@ def _check_channels(ratios: dict[Channel, float] | None) -> None:
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
-    # True is an int to isinstance()
+    # for isinstance(), True is an int
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
         raise ConfigError(
             f"PPRSamplerOptions.{name} must be an integer in [{least}, 2**31), got {value!r}"
@@ -272,8 +273,8 @@ class ExpansionOptions:
             value = getattr(value, "value", value)  # PyG's SubgraphType is an enum
             if value not in known:
                 raise ConfigError(f"{name} must be one of {known}, got {value!r}")
-            # the one write to a frozen object: an enum of PyG's is kept as its text, which workers
-            # can read without PyG
+            # the only write to a frozen object: an enum of PyG's is stored as a string, which
+            # workers can read without PyG
             object.__setattr__(self, name, value)
         if not isinstance(self.disjoint, bool) and self.disjoint != BY_TIME:
             raise ConfigError(f"disjoint must be True, False or {BY_TIME!r}, got {self.disjoint!r}")
@@ -304,42 +305,42 @@ class ExpansionOptions:
 
     @property
     def in_trees(self) -> bool:
-        """Whether there are trees that share no node."""
+        """Whether there are disjoint trees."""
         return bool(self.disjoint) or self.time_attr is not None
 
     @property
     def by_time(self) -> bool:
-        """Whether there is a tree per time of seeds instead of one per seed."""
+        """Whether there is one tree per seed time instead of one per seed."""
         return self.disjoint == BY_TIME
 
 
 def sampler_text(options: SamplerOptions | None) -> str:
-    """Return what tells samplers of different ranks apart; of a class of one's own, its path."""
+    """Return a description to compare samplers of different ranks; for a custom class, its path."""
     return options.class_path if isinstance(options, CustomSamplerOptions) else repr(options)
 
 
 def options_of_batches(
     config: Any, sampler_options: SamplerOptions | None, options: "EpochOptions"
 ) -> dict[str, str]:
-    """Return the options that have to be the same on all ranks of a job, as strings by name.
+    """Return the options that must be equal on all ranks of a job, as strings by name.
 
     Args:
         config: GLT's ``SamplingConfig``.
         sampler_options: Another sampler, or None.
-        options: Of the epochs. Their seed counts where the user gave one.
+        options: Options of the epochs. Their seed counts if the user gave one.
     """
     found = {**options.of_batches(), **{name: repr(one) for name, one in vars(config).items()}}
-    if options.feature_store is not None:  # where it is may differ by machine
+    if options.feature_store is not None:  # its address may differ by machine
         found["feature_store"] = options.feature_store.class_path
     fanouts = getattr(config, "num_neighbors", None)
-    if isinstance(fanouts, dict):  # in whichever order edge types were named
+    if isinstance(fanouts, dict):  # the order of edge types does not matter
         found["num_neighbors"] = repr(dict(sorted(fanouts.items())))
     found["seed"] = "none" if config.seed is None else str(options.seed)
     return {**found, "sampler_options": sampler_text(sampler_options)}
 
 
 def check_reconnect(seconds: float) -> None:
-    """Refuse a ``reconnect_timeout`` that is no time.
+    """Refuse an invalid ``reconnect_timeout``.
 
     Raises:
         ConfigError: It is no finite number of seconds >= 0.
@@ -356,7 +357,7 @@ _NOT_OF_BATCHES = (
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOptions:
-    """How a loader goes through its seeds, beyond what GLT's ``SamplingConfig`` holds."""
+    """A loader's way through its seeds, besides GLT's ``SamplingConfig``."""
 
     seed: int
     """``[0, 2**63)``; with epoch and batch index it decides every draw and the shuffle."""
@@ -365,23 +366,22 @@ class EpochOptions:
     in_order: bool = True
     """Yield batches in order, as ``torch.utils.data.DataLoader`` does by default."""
     timeout_s: float = DEFAULT_TIMEOUT_S
-    """Seconds without progress before a wait is an error."""
+    """Timeout in seconds without progress."""
     feature_store: FeatureStoreOptions | None = None
-    """Source of node features that the dataset lacks; None: there are none."""
+    """Source of node features that the dataset lacks; None: no source."""
     weight_attr: str | None = None
     """Edge attribute to draw by, with ``with_weight``; None: the edges' weights."""
     expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
     """How batches grow from their seeds."""
     max_restarts: int = DEFAULT_MAX_RESTARTS
-    """Workers of one producer that are replaced in an epoch; 0: the first that is lost is an
-    error."""
+    """Replacements per epoch of one producer's workers; 0: the first loss is an error."""
     reconnect_timeout_s: float = DEFAULT_RECONNECT_S
-    """Seconds that a storage server may be away before that is an error; 0: it is one at once."""
+    """Seconds that a storage server may be away before an error; 0: an error at once."""
     cache: "CacheOptions | None" = None
-    """Graph store: rows that the compute process keeps; batches then travel without rows."""
+    """Graph store: rows that the compute process caches; batches then travel without rows."""
     asks_for_rows: bool = False
-    """Graph store: the compute process asks the owners for rows that a sampling server would
-    have to ask other machines for, so that none leaves a server twice."""
+    """Graph store: the compute process fetches rows from their owners if the sampling server does
+    not own them, so that each row crosses the network once."""
 
     def of_batches(self) -> dict[str, str]:
         """Return the options that decide the content of a batch, as strings by name."""
@@ -389,7 +389,7 @@ class EpochOptions:
         return {name: repr(getattr(self, name)) for name in names}
 
     def __post_init__(self) -> None:
-        # it has to fit an int64, which kernels and messages hold it in
+        # must fit an int64, the type in kernels and messages
         is_int = isinstance(self.seed, int) and not isinstance(self.seed, bool)
         if not (is_int and 0 <= self.seed < 2**63):
             raise ConfigError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
@@ -410,19 +410,19 @@ class EpochOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions:
-    """Rows of other machines that are kept on this one."""
+    """Rows of other machines that are cached on this one."""
 
     size: int | float
     """Bytes; a float in (0, 1]: the share of the remote rows."""
     lookahead: int | None = None
-    """Batches whose structure is drawn before the rows of the one before them are fetched; None: as
-    many as decide what to keep."""
+    """Batches whose structure is drawn before the rows of the previous batch are fetched; None: as
+    many as the cache needs for its decisions."""
 
     @classmethod
     def of(
         cls, remote_cache: int | str | None, name: str = "remote_cache"
     ) -> "CacheOptions | None":
-        """Return the options for what a user gave: ``"2GB"``, ``"20%"``, bytes; None: no cache.
+        """Return the options for a user's value: ``"2GB"``, ``"20%"``, bytes; None: no cache.
 
         Args:
             remote_cache: The size.
@@ -433,7 +433,7 @@ class CacheOptions:
         """
         if remote_cache is None:
             return None
-        # 0.2 could be a share or a number of bytes: the share is written "20%", and floats refused
+        # 0.2 could be a share or a number of bytes: write a share as "20%", floats are refused
         if isinstance(remote_cache, str) and remote_cache.strip().endswith("%"):
             return cls(size=_share(remote_cache, name))
         size = parse_size(remote_cache, name, also=', or a share such as "20%"')

@@ -1,4 +1,4 @@
-"""Processes that start in milliseconds, since what they need has been imported already."""
+"""Processes that start in milliseconds, since all imports are already done."""
 
 import os
 from multiprocessing import forkserver, resource_tracker
@@ -11,15 +11,15 @@ PRELOADED = (
     "gigl_loader.remote.source",
     "gigl_loader.workers.supervisor",
 )
-"""Modules that a process has imported when it starts. Importing them starts no thread."""
+"""Modules that are imported before a process starts. Importing them starts no thread."""
 
 
 class ForkedProcess(ForkServerProcess):
     """A process forked from multiprocessing's fork server, which has imported this package.
 
-    It is a process as any other: with a pid, signals, an exit code, an environment as it is here
-    when it starts. Nothing of this process's memory is in it, so its function and arguments are
-    pickled. The fork server starts with the first such process and ends with this process.
+    It is an ordinary process: with a pid, signals, an exit code, and this process's environment at
+    its start. It has none of this process's memory, so its function and arguments are pickled. The
+    fork server starts with the first such process and ends with this process.
     """
 
     def start(self) -> None:
@@ -34,18 +34,18 @@ class ForkedProcess(ForkServerProcess):
 
 
 def start_fork_server(*more: str) -> None:
-    """Start the fork server where it does not run; return while it still imports.
+    """Start the fork server if it does not run; return while it still imports.
 
     Args:
         more: Modules to import beside ``PRELOADED``.
     """
-    resource_tracker.ensure_running()  # which the first process would start, and leave behind
+    resource_tracker.ensure_running()  # else the first process would start it, and leave it behind
     forkserver.set_forkserver_preload([*PRELOADED, *more])
     forkserver.ensure_running()
 
 
 def with_environment(kind: type[ForkedProcess], environment: dict[str, str]) -> ForkedProcess:
-    """Return a process that is yet to be filled, in an environment that is set already."""
+    """Return a process without state, in an environment that is already set."""
     os.environ.clear()
     os.environ.update(environment)
     return kind.__new__(kind)

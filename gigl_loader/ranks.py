@@ -1,15 +1,15 @@
-"""What ranks of the process group tell each other, rows that they exchange, and the group's end.
+"""Values and rows that ranks of the process group exchange, and the end of the group.
 
-The group's own errors say neither what was going on nor what to do; a rank that is gone is the
-common cause. Waits last as long as the group's ``timeout`` (an argument of
-``init_process_group``) allows; the end of a process on the other side ends them at once. After a
-worker of another rank has not been heard, they last `SUSPECTED_S` at most: that timeout is often
-half an hour, and a machine that was cut off does not come back.
+The group's own errors name neither the operation nor a remedy; the usual cause is a rank that is
+gone. Waits last as long as the group's ``timeout`` (an argument of ``init_process_group``) allows;
+they end at once if a process on the other side ends. After a worker of another rank did not
+respond, they last `SUSPECTED_S` at most: that timeout is often half an hour, and a machine that was
+cut off does not come back.
 
-Values travel as msgpack, not by torch's ``*_object`` collectives: those unpickle what arrives.
+Values travel as msgpack, not by torch's ``*_object`` collectives: those unpickle received data.
 
 Rows travel by ``all_to_all``. Its calls are collective: every rank of the group has to make them,
-in the same order, with whatever it has; a rank with nothing to send sends nothing.
+in the same order, even with nothing to send.
 """
 
 import sys
@@ -36,17 +36,17 @@ from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError
 T = TypeVar("T")
 R = TypeVar("R")
 SUSPECTED_S = 30.0
-"""Longest wait for ranks of which one was not heard: they may still be in their own epoch."""
-# gloo's threads want microseconds; 50 ms is still nothing beside the end of a job
+"""Longest wait for ranks after one did not respond: they may still be in their own epoch."""
+# gloo's threads want microseconds; 50 ms is nothing at the end of a job
 _MOMENT_S = 0.05
-# appending and clearing are atomic, whichever threads do them
+# appending and clearing are atomic, in any thread
 _unheard: list[str] = []
-"""Why a rank is suspected to be cut off; empty once all have come again."""
+"""Reasons to suspect that a rank is cut off; empty once all have come again."""
 _AGREEING = "its ranks agreed on how to load"
 
 
 def suspect_ranks(why: str) -> None:
-    """Note that a worker of another rank has not answered in time."""
+    """Note that a worker of another rank has not responded in time."""
     _unheard.append(why)
 
 
@@ -54,10 +54,10 @@ def end_group() -> None:
     """End the process group.
 
     Up to torch 2.6 at least, gloo's group holds the interpreter's lock while it waits for its own
-    threads, and one that still wants the lock, to drop the tensors of the last collective, never
-    gets it: a collective and then `destroy_process_group` hangs. So they get a moment first.
+    threads. A thread that needs the lock, to drop the tensors of the last collective, never gets
+    it: a collective and then `destroy_process_group` hangs. So the threads get a moment first.
     """
-    # waiting on an event gives the interpreter's lock away
+    # waiting for an event releases the interpreter's lock
     threading.Event().wait(_MOMENT_S)
     dist.destroy_process_group()
 
@@ -72,7 +72,7 @@ def gather_from_ranks(value: T, world_size: int, kind: Any) -> list[T]:
 
     Raises:
         PeerError: The process group broke.
-        PeerTimeoutError: A rank that was not heard before did not come.
+        PeerTimeoutError: A suspected rank did not come.
     """
     if world_size == 1:
         return [value]
@@ -89,21 +89,21 @@ def gather_values(value: T, world_size: int, kind: Any, group: Any = None) -> li
 def decide_with_ranks(
     value: T, world_size: int, kind: Any, decide: Callable[[list[T]], R], outcome_kind: Any
 ) -> R:
-    """Let rank 0 decide for all; return what it decided. All ranks have to call it.
+    """Let rank 0 decide for all; return its decision. All ranks have to call it.
 
-    Only rank 0 has the values of all: what the others send, receive and hold does not grow with
-    their number, as it does where each gathers from each.
+    Only rank 0 has the values of all: the data of the other ranks does not grow with their number,
+    unlike with a gather on each.
 
     Args:
         value: As for `gather_from_ranks`.
         world_size: Number of ranks.
         kind: Type of the value.
         decide: Called on rank 0 with the values by rank. Must not raise: the others would wait.
-        outcome_kind: Type of what it returns.
+        outcome_kind: Type of its result.
 
     Raises:
         PeerError: The process group broke.
-        PeerTimeoutError: A rank that was not heard before did not come.
+        PeerTimeoutError: A suspected rank did not come.
     """
     if world_size == 1:
         return decide([value])
@@ -120,10 +120,10 @@ def decide_with_ranks(
 def _gathered(
     data: bytes, world_size: int, group: Any, on_first_alone: bool = False
 ) -> list[bytes]:
-    """Return the data of all ranks; or do so on rank 0 alone, and nothing elsewhere."""
+    """Return the data of all ranks; or only on rank 0, and nothing elsewhere."""
     whole: Any = group or dist.group.WORLD
     own_size = torch.tensor([len(data)], device=_device(group))
-    # what is gathered is as long on all ranks, so the longest is agreed on first
+    # gathered data has one length on all ranks, so the maximum is agreed on first
     most = own_size.clone()
     options: Any = AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
@@ -138,7 +138,7 @@ def _gathered(
     else:
         _finish(whole.allgather, [found], [own], AllgatherOptions())
     rows = [one.cpu().numpy().tobytes() for one in found]
-    # 8 bytes of int64, in this machine's order: ranks of one job are of one kind
+    # 8 bytes of int64, in this machine's order: all ranks of a job have the same order
     size, order = own_size.element_size(), sys.byteorder
     return [one[size:][: int.from_bytes(one[:size], order)] for one in rows]
 
@@ -153,7 +153,7 @@ def tell_ranks(value: T, world_size: int, kind: Any) -> T:
 
     Raises:
         PeerError: The process group broke.
-        PeerTimeoutError: A rank that was not heard before did not come.
+        PeerTimeoutError: A suspected rank did not come.
     """
     if world_size == 1:
         return value
@@ -163,8 +163,7 @@ def tell_ranks(value: T, world_size: int, kind: Any) -> T:
         size = torch.tensor([len(data)], device=device)
         _broadcast(size)
         most = int(size)
-        # the other ranks encoded their own value, which may be longer or shorter: it is written
-        # over
+        # the other ranks encoded their own value, maybe of another length: it is overwritten
         told = _padded(data[:most], most).to(device)
         _broadcast(told)
     found: T = msgspec.msgpack.decode(told[:most].cpu().numpy().tobytes(), type=kind)
@@ -177,34 +176,34 @@ def _broadcast(value: Tensor) -> None:
 
 
 def _finish(collective: Any, *args: Any) -> None:
-    """Do a collective: as long as the group allows, or `SUSPECTED_S` where a rank is suspected.
+    """Run a collective: as long as the group allows, or `SUSPECTED_S` if a rank is suspected.
 
-    Its last argument are its options. Their timeout ends gloo's own wait, so that the process can
-    end, too; where an older gloo does not look at it, the wait for the result ends anyway.
+    Its last argument is the collective's options. Their timeout ends gloo's own wait, so that the
+    process can end, too; with an older gloo that ignores it, the wait for the result still ends.
     """
     if not _unheard:
         collective(*args).wait()
         return
-    # by the call, not by the group: the user's timeout stays as it is for the rest
+    # per call, not for the group: the user's timeout stays unchanged for the rest
     args[-1].timeout = timedelta(seconds=SUSPECTED_S)
     try:
-        # a second more, so that gloo's own timeout comes first and its error says why
+        # one second more, so that gloo's own timeout comes first and its error gives the reason
         collective(*args).wait(timedelta(seconds=SUSPECTED_S + 1.0))
     except RuntimeError as error:
         raise PeerTimeoutError(
             f"the ranks did not come together within {SUSPECTED_S:g} s ({error}), and before that "
             f"one was not heard: {_unheard[-1]}"
         ) from error
-    # all have come: whoever was not heard was only slow
+    # all have come: the suspected rank was only slow
     _unheard.clear()
 
 
 def check_same_options(everyone: Sequence[dict[str, str]], why: str) -> None:
-    """Raise `ConfigError` where ranks were given different values: names them, and the ranks.
+    """Raise `ConfigError` if ranks were given different values: names them, and the ranks.
 
     Args:
         everyone: Values by option, of each rank.
-        why: What asks for it, for the error.
+        why: The feature that requires equal values, for the error.
     """
     # in the order of the first rank's options: the same text on all ranks
     for name in dict.fromkeys(name for told in everyone for name in told):
@@ -219,24 +218,24 @@ def check_same_options(everyone: Sequence[dict[str, str]], why: str) -> None:
 
 
 def backends_of(group: Any = None) -> dict[str, str]:
-    """Return the backend of a process group by the type of device whose tensors it exchanges.
+    """Return the backend of a process group by device type of the exchanged tensors.
 
-    A group made by ``"nccl"`` has ``{"cuda": "nccl"}``, one by ``"cpu:gloo,cuda:nccl"`` or by no
-    name both. gloo is left out for all but the CPU: torch lists it for CUDA, too, but it has no
-    ``all_to_all`` there.
+    A group made with ``"nccl"`` has ``{"cuda": "nccl"}``, one with ``"cpu:gloo,cuda:nccl"`` or
+    without a name has both. gloo is left out except for the CPU: torch lists it for CUDA, too, but
+    it has no ``all_to_all`` there.
     """
     pairs = [one.split(":") for one in dist.get_backend_config(group).split(",")]
     return {device: name for device, name in pairs if device == "cpu" or name != "gloo"}
 
 
 def exchanged_on(device: torch.device, group: Any = None) -> torch.device:
-    """Return where tensors of ``device`` have to lie while ``group`` exchanges them.
+    """Return the device that tensors of ``device`` must be on while ``group`` exchanges them.
 
-    That is where they are, if its backends take them; else the CPU; else, as with NCCL alone, the
-    current device of the type that it does take.
+    That is their own device, if the backends accept it; else the CPU; else, as with NCCL alone, the
+    current device of the accepted type.
 
     Raises:
-        ConfigError: The group has gloo, for other tensors than the CPU's, and nothing else.
+        ConfigError: The group only has gloo, and not for CPU tensors.
     """
     known = backends_of(group)
     if device.type in known:
@@ -249,21 +248,21 @@ def exchanged_on(device: torch.device, group: Any = None) -> torch.device:
             f"{device}, nor for the CPU's: add one, as in init_process_group("
             '"cpu:gloo,cuda:nccl")'
         )
-    # of NCCL's group: it has one type of device
+    # NCCL's group has one type of device
     kind = next(iter(known))
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 def _device(group: Any = None) -> torch.device:
-    """Return where values that ranks tell each other lie: on the CPU, if the group takes that."""
+    """Return the device of values exchanged between ranks: the CPU, if the group accepts it."""
     return exchanged_on(torch.device("cpu"), group)
 
 
 def _padded(data: bytes, size: int) -> Tensor:
-    """Return ``data`` as bytes of a tensor, filled up with zeros.
+    """Return ``data`` as bytes of a tensor, padded with zeros.
 
-    Its memory is torch's own: a thread of gloo may be the last to drop the tensor, also when the
-    interpreter is ending, and memory of a Python object needs the interpreter to be given up.
+    Its memory is torch's own: a thread of gloo may be the last to drop the tensor, even while the
+    interpreter is ending, and freeing memory of a Python object needs the interpreter.
     """
     padded = torch.zeros(max(size, 1), dtype=torch.uint8)
     # copied, not torch.frombuffer(data): see above
@@ -273,7 +272,7 @@ def _padded(data: bytes, size: int) -> Tensor:
 
 @contextmanager
 def named_failures(doing: str) -> Iterator[None]:
-    """Turn the process group's errors, which name no cause, into ours.
+    """Replace the process group's errors, which name no cause, by ours.
 
     Raises:
         PeerTimeoutError: A rank did not come within the group's timeout.
@@ -283,7 +282,7 @@ def named_failures(doing: str) -> Iterator[None]:
         yield
     except PeerError:  # ours already, of a wait within
         raise
-    except RuntimeError as error:  # what all of torch.distributed's errors derive from
+    except RuntimeError as error:  # the base class of all torch.distributed errors
         # gloo and NCCL raise the same class for both; only the text tells them apart
         stalled = "timed out" in str(error).lower()
         why = "a rank did not come within the process group's timeout" if stalled else (
@@ -299,7 +298,7 @@ def named_failures(doing: str) -> Iterator[None]:
 # --- rows -----------------------------------------------------------------------------------------
 
 _FEW_RANKS = 8
-"""Up to so many, a pass over the ids for each rank costs less than to sort them."""
+"""Up to this number, a pass over the ids for each rank costs less than a sort."""
 
 
 class RankExchange:
@@ -307,7 +306,7 @@ class RankExchange:
 
     Args:
         group: A process group; None: the default one where there is one.
-        doing: What goes on, for errors.
+        doing: The current operation, for errors.
     """
 
     def __init__(self, group: Any = None, doing: str = "rows were exchanged") -> None:
@@ -336,12 +335,12 @@ class RankExchange:
 
         Args:
             rows: ``[sum(send), ...]``, those for rank 0 first.
-            send: Rows for each rank.
-            receive: Rows from each rank.
+            send: Number of rows for each rank.
+            receive: Number of rows from each rank.
         """
         if self.size == 1:
             return rows
-        # autograd.Function costs a node of the graph for each layer: without a gradient, none
+        # autograd.Function costs a graph node per layer: without a gradient, none
         if rows.requires_grad:
             swapped: Tensor = _Swap.apply(rows, self, send, receive)
             return swapped
@@ -354,18 +353,18 @@ class RankExchange:
         receive: Sequence[int],
         out: Tensor | None = None,
     ) -> Tensor:
-        """Do what `swap` does, without a gradient.
+        """Do the work of `swap`, without a gradient.
 
         Args:
             rows: As for `swap`.
-            send: Rows for each rank.
-            receive: Rows from each rank.
-            out: ``[sum(receive), ...]``, memory for what comes; None: it is taken afresh.
+            send: Number of rows for each rank.
+            receive: Number of rows from each rank.
+            out: ``[sum(receive), ...]``, memory for the result; None: new memory.
         """
         device = exchanged_on(rows.device, self._group)
         came = out
         if came is None or came.device.type != device.type:
-            # the group may not take tensors of this device, such as gloo those of a GPU
+            # the group may not accept tensors of this device, as gloo with a GPU's
             came = torch.empty((sum(receive), *rows.shape[1:]), dtype=rows.dtype, device=device)
         with named_failures(self._doing):
             dist.all_to_all_single(
@@ -376,16 +375,16 @@ class RankExchange:
         return came.to(rows.device) if out is None or out is came else out.copy_(came)
 
     def swap_counts(self, send: Sequence[int]) -> list[int]:
-        """Return how many rows each rank sends here, given how many go to each."""
+        """Return the number of rows from each rank, given the number to each."""
         if self.size == 1:
             return list(send)
         ones = [1] * self.size
-        # one number for each rank, each way
+        # one number per rank and direction
         return [int(n) for n in self.swap_values(torch.tensor(list(send)), ones, ones)]
 
     def add_up(self, values: Tensor) -> Tensor:
-        """Do what `total` does, without a gradient."""
-        # all_reduce writes to what it is given
+        """Do the work of `total`, without a gradient."""
+        # all_reduce writes to its argument
         out = values.detach().clone().to(exchanged_on(values.device, self._group))
         with named_failures(self._doing):
             dist.all_reduce(out, group=self._group)
@@ -393,13 +392,13 @@ class RankExchange:
 
 
 class AskedRanks:
-    """Rows by id that the ranks which own them are asked for; a rank's own are not exchanged.
+    """Rows by id, requested from their owner ranks; a rank's own rows are not exchanged.
 
-    Making one is collective, and so is `answers`.
+    The constructor is collective, and so is `answers`.
 
     Args:
         exchange: The ranks.
-        ids: ``[n]`` int64, what this rank needs.
+        ids: ``[n]`` int64, the ids that this rank needs.
         owner: ``[n]`` int64, the rank that has each.
     """
 
@@ -415,7 +414,7 @@ class AskedRanks:
         counts = np.bincount(owners, minlength=exchange.size)
         start, stop = int(counts[:rank].sum()), int(counts[: rank + 1].sum())
         self.mine = order[start:stop]
-        """Positions in ``ids`` of those that this rank has."""
+        """Positions in ``ids`` of this rank's own."""
         self.others = np.concatenate([order[:start], order[stop:]])
         """Positions in ``ids`` of the rest, in the order of `answers`."""
         counts[rank] = 0
@@ -424,23 +423,23 @@ class AskedRanks:
         self._receive = exchange.swap_counts(self._send)
         others = torch.from_numpy(ids.numpy()[self.others])
         self.theirs = exchange.swap_values(others, self._send, self._receive)
-        """``[m]`` int64, the ids that other ranks need of this one."""
+        """``[m]`` int64, the ids that other ranks request from this one."""
 
     def answers(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """Send the rows of ``theirs``, and return those of the ids at ``others``.
 
         Args:
             rows: ``[m, ...]``.
-            out: ``[len(others), ...]``, memory for what comes; None: it is taken afresh.
+            out: ``[len(others), ...]``, memory for the result; None: new memory.
         """
-        # rows go the opposite way of the ids that asked for them
+        # rows go in the opposite direction of their ids
         return self._exchange.swap_values(rows, self._receive, self._send, out)
 
 
 def _bytes(rows: Tensor) -> Tensor:
     """Return contiguous rows as ``[n, bytes]``: gloo does not know every dtype."""
     width = rows.element_size()
-    # not numel() // len(): there may be no rows, and width still has to be right
+    # not numel() // len(): there may be no rows, and the width must still be right
     for size in rows.shape[1:]:
         width *= size
     flat = rows.as_strided((rows.numel(),), (1,))  # of one element, any stride is contiguous
@@ -459,7 +458,7 @@ class _Swap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         exchange, send, receive = ctx.way
-        # a gradient goes back the way its row came
+        # a gradient goes back the way of its row
         return exchange.swap_values(grads[0], receive, send), None, None, None
 
 

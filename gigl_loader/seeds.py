@@ -1,9 +1,9 @@
-"""Whose seeds are whose, over the ranks of a job: each comes once, or it is an error.
+"""The distribution of seeds over the ranks of a job: each comes once, or it is an error.
 
-Ranks cannot send each other all their seeds, which may be billions. Each tells a digest of them,
-and some of them: those whose hash is lowest. Two ranks that have seeds in common choose the same
-ones of these, so a few thousand tell what all of them would; and as the seeds themselves are
-compared and not their hashes, nothing is taken for a common seed that is none.
+Ranks cannot exchange all their seeds, which may be billions. Each sends a digest of them, and some
+of them: those with the lowest hashes. Two ranks with common seeds choose the same ones, so a few
+thousand suffice; and as the seeds themselves are compared, not their hashes, no false match is
+possible.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -19,11 +19,11 @@ from gigl_loader.message import EDGE_INPUT_ID, INPUT_ID
 
 SHARDS = ("machine", "world", "none")
 _MOST_TOLD, _LEAST_TOLD, _TOLD_BY_ALL = 4096, 64, 2**15
-"""Seeds that a rank tells: the last, over all ranks, within the first two."""
+"""Number of seeds that a rank sends: the last, over all ranks, within the first two."""
 _BLOCK = 2**20
-"""Seeds that are hashed at once, so that it takes little memory beside them."""
+"""Seeds to hash at once, which limits the memory for hashes."""
 _POSITIONS = (INPUT_ID, EDGE_INPUT_ID)
-"""Columns that say where a seed was in the input, and not which one it is."""
+"""Columns with the position of a seed in the input, which do not identify it."""
 
 
 @dataclass(frozen=True)
@@ -31,25 +31,25 @@ class SeedsTold:
     """A summary of one rank's seeds, which it sends to the other ranks."""
 
     digest: bytes = b""
-    """Hash of all seeds in their order, with their columns; empty: it is not needed."""
+    """Hash of all seeds in their order, with their columns; empty: not needed."""
     count: int = 0
     width: int = 1
-    """Numbers that a seed is: an edge is two, and a time is one more."""
+    """Numbers per seed: an edge has two, and a time is one more."""
     some: bytes = b""
-    """int64 ``[n, width]``, each seed once: those of lowest hash, of few seeds all."""
+    """int64 ``[n, width]``, each seed once: those of lowest hash; of few seeds all."""
     opened: dict[int, bytes] = field(default_factory=dict)
-    """Digests of the inputs of this rank's loaders that are open, by the order of building."""
+    """Digests of the inputs of this rank's open loaders, in the order of creation."""
 
     @classmethod
     def of(
         cls, seeds: Tensor, extra: Mapping[str, Tensor], world_size: int, **more: Any
     ) -> "SeedsTold":
-        """Return what is told of ``seeds``.
+        """Return the summary of ``seeds``.
 
         Args:
             seeds: ``[n]`` ids.
-            extra: What comes with them, by name. Labels by anchor, ``[n, most]``, do not count: an
-                anchor is one seed whatever is predicted for it.
+            extra: Their other columns, by name. Labels by anchor, ``[n, most]``, do not count: an
+                anchor is one seed with any labels.
             world_size: Ranks of the job.
             **more: Other fields.
         """
@@ -60,23 +60,23 @@ class SeedsTold:
         return cls(count=len(seeds), width=len(found), some=some.tobytes(), **more)
 
     def rows(self) -> NDArray[np.int64]:
-        """Return the seeds that were told, ``[n, width]``."""
+        """Return the seeds of the summary, ``[n, width]``."""
         return np.frombuffer(self.some, np.int64).reshape(-1, self.width)
 
 
 def check_each_once(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -> None:
     """Check that no seed comes twice in an epoch of the job.
 
-    Where two ranks have a share ``p`` of the larger input in common, it is missed with a
-    probability of ``(1 - p) ** n``, for the ``n`` seeds that each tells: 4,096 in jobs of up to
-    8 ranks, 32,768 over all ranks in larger ones, 64 at least. It is never seen where it is not.
+    If two ranks have a share ``p`` of the larger input in common, it is missed with a probability
+    of ``(1 - p) ** n``, for the ``n`` seeds that each sends: 4,096 in jobs of up to 8 ranks, 32,768
+    over all ranks in larger ones, 64 at least. There are no false alarms.
 
     Args:
-        everyone: What each rank told.
-        groups: By rank; the ranks of one group share their input, which is the same.
+        everyone: The summary of each rank.
+        groups: By rank; the ranks of one group share one and the same input.
 
     Raises:
-        ConfigError: Some come twice; says which, and what to do. The same on all ranks.
+        ConfigError: Some come twice; the message names them and a remedy. The same on all ranks.
     """
     _check_order(everyone, groups)
     firsts = {group: rank for rank, group in reversed(list(enumerate(groups)))}
@@ -90,7 +90,7 @@ def check_each_once(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -
         ranks = np.repeat(list(told), [len(one) for one in told.values()])
         order = np.lexsort((ranks, *rows.T[::-1]))
         rows, ranks = rows[order], ranks[order]
-        # Of one rank each seed is there once: equal neighbours are of two ranks.
+        # Within a rank each seed is there once: equal neighbours come from two ranks.
         twice = np.flatnonzero((rows[1:] == rows[:-1]).all(axis=1))
         if not len(twice):
             continue
@@ -100,10 +100,10 @@ def check_each_once(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -
 
 
 def check_same_seeds(everyone: Sequence[SeedsTold]) -> None:
-    """Check that all ranks were given the same seeds, as ``shard="world"`` wants it.
+    """Check that all ranks were given the same seeds, as ``shard="world"`` requires.
 
     Raises:
-        ConfigError: They were not; names the ranks.
+        ConfigError: They differ; names the ranks.
     """
     others = [rank for rank, one in enumerate(everyone) if one.digest != everyone[0].digest]
     if others:
@@ -115,9 +115,9 @@ def check_same_seeds(everyone: Sequence[SeedsTold]) -> None:
 
 
 def _check_order(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -> None:
-    """Raise `ConfigError` where a rank was given now what another was given before."""
-    # An input of its own on each rank is how per-partition seeds look, too: only the next loader
-    # shows that ranks took turns.
+    """Raise `ConfigError` if a rank's input is an earlier input of another rank."""
+    # Per-partition seeds also give each rank its own input: only the next loader shows that ranks
+    # took turns.
     now: dict[bytes, int] = {}
     for rank, told in enumerate(everyone):
         if told.count and told.digest:
@@ -156,7 +156,7 @@ def _in_common(everyone: Sequence[SeedsTold], one: int, other: int, found: list[
 
 
 def _as_integers(column: Tensor) -> NDArray[np.int64]:
-    """Return a column as int64 numbers, of floats their bits."""
+    """Return a column as int64 numbers; of floats, their bits."""
     if column.is_floating_point():
         return column.double().cpu().numpy().view(np.int64)
     found: NDArray[np.int64] = column.long().cpu().numpy()
@@ -164,10 +164,10 @@ def _as_integers(column: Tensor) -> NDArray[np.int64]:
 
 
 def _lowest(columns: Sequence[NDArray[np.int64]], most: int) -> NDArray[np.int64]:
-    """Return about ``most`` rows of lowest hash, each once, sorted; all where they are no more."""
+    """Return about ``most`` rows of lowest hash, each once, sorted; or all, if there are fewer."""
     total = len(columns[0])
-    # A bound and not a number of rows: a rank with repeats, or with more seeds, keeps of those
-    # below the bounds of both just the same ones.
+    # A bound and not a number of rows: also with repeats, or with more seeds, a rank keeps the same
+    # ones below the bounds of both.
     bound = np.uint64(2**64 - 1 if total <= most else 2**64 * most // total)
     kept = []
     for start in range(0, total, _BLOCK):

@@ -6,8 +6,8 @@ from typing import Any
 from gigl_loader.errors import ConfigError
 
 NUMBER = r"\s*(\d[\d_,]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?)\s*"
-"""At most two digits of an exponent: 1e999 would be infinite. Commas and underscores, as people
-paste."""
+"""At most two digits of an exponent: 1e999 would be infinite. Commas and underscores are allowed,
+as in pasted numbers."""
 _SIZE = re.compile(rf"{NUMBER}([kmgt]?)(i?)b?\s*")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 FORMS = (
@@ -17,7 +17,7 @@ FORMS = (
 
 
 def read_number(text: str) -> float:
-    """Return a number that `NUMBER` found."""
+    """Return the number in a match of `NUMBER`."""
     return float(text.replace(",", "").replace("_", ""))
 
 
@@ -25,9 +25,9 @@ def parse_size(size: Any, keyword: str, *, also: str = "") -> int:
     """Return a number of bytes: of ``"4GB"``, ``"512MiB"``, ``"4e9"``, or an int.
 
     Args:
-        size: What was given.
-        keyword: What it was given for, to be named in errors.
-        also: What else the keyword takes, for errors.
+        size: The user's value.
+        keyword: Its keyword, for errors.
+        also: Other values that the keyword accepts, for errors.
 
     Raises:
         ConfigError: It cannot be read, or is not positive.

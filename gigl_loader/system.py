@@ -1,4 +1,4 @@
-"""What the kernel tells of this machine and its processes: CPUs, memory, states, leftovers."""
+"""Kernel data on this machine and its processes: CPUs, memory, states, leftovers."""
 
 import contextlib
 import os
@@ -12,22 +12,22 @@ _SHM = Path("/dev/shm")
 _LISTEN = "0A"  # the state of a listening socket in /proc/net/tcp
 _POLL_S = 0.02
 IGNORED: set[str] = set()
-"""Names in ``/proc/<pid>/comm`` of processes that are not counted, nor what is below them."""
+"""Names in ``/proc/<pid>/comm`` of processes that do not count, nor their descendants."""
 
 
 def usable_cpus() -> int:
-    """Return how many CPUs this process may use."""
+    """Return the number of CPUs that this process may use."""
     # not os.cpu_count(): a container or taskset may give a process fewer
     return len(os.sched_getaffinity(0))
 
 
 def available_memory(root: str = "") -> int:
-    """Return how many bytes of memory could be had now: pages of files give way.
+    """Return the bytes of available memory, with reclaimable page cache.
 
-    In a container or a control group, no more than it may have in all.
+    In a container or a control group, no more than its limit.
 
     Args:
-        root: Where ``/proc`` and ``/sys`` are, if not there.
+        root: Parent of ``/proc`` and ``/sys``, if not ``/``.
     """
     limits = (number_in(root + file) for file in _limit_files(root))
     return min([meminfo("MemAvailable", root), *(one for one in limits if one is not None)])
@@ -52,13 +52,13 @@ def _limit_files(root: str) -> list[str]:
         else:
             continue
         groups = (Path(group), *Path(group).parents)
-        # files that are not there, as above a container's own root, are left out by number_in()
+        # missing files, as above a container's own root, are left out by number_in()
         files += [f"{folder}{str(one).rstrip('/')}/{name}" for one in groups]
     return files
 
 
 def meminfo(field: str, root: str = "") -> int:
-    """Return what Linux says of its memory, in bytes; 0: there is no such field."""
+    """Return Linux's figure of memory, in bytes; 0: there is no such field."""
     for line in Path(f"{root}/proc/meminfo").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
@@ -76,25 +76,25 @@ def number_in(path: str) -> int | None:
 def read_stat(pid: int) -> list[str] | None:
     """Return the fields of ``/proc/<pid>/stat`` from the third, the state, on; None: it is gone.
 
-    A process that ends between the opening and the reading of the file is a ProcessLookupError,
-    one that had ended before a FileNotFoundError.
+    A process that ends between opening and reading of the file raises ProcessLookupError, one that
+    ended before FileNotFoundError.
     """
-    # the second field is the program's name in brackets, which may have spaces and brackets in it
+    # the second field is the program's name in brackets, and may contain spaces and brackets
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
 
 
-# --- what processes leave behind ------------------------------------------------------------------
+# --- leftovers of processes -----------------------------------------------------------------------
 
 
 @dataclass
 class Footprint:
-    """Processes, listening ports and named shared memory of processes, as seen while they lived.
+    """Processes, listening ports and named shared memory of processes, recorded while they lived.
 
-    Processes are told apart by pid and start time, so that a pid used again is no leftover. A
-    process that has ended and that nobody has waited for counts as gone.
+    Processes are identified by pid and start time, so that a reused pid is no leftover. A zombie
+    process counts as gone.
     """
 
     pids: dict[int, str] = field(default_factory=dict)
@@ -102,11 +102,11 @@ class Footprint:
     sockets: set[str] = field(default_factory=set)
     """Inodes of listening TCP sockets."""
     others: frozenset[int] = frozenset()
-    """Processes that are not looked at, nor what is below them: they were there before."""
+    """Processes to ignore, with their descendants: they existed before."""
 
     @classmethod
     def below(cls, pid: int | None = None, *, itself: bool = False) -> "Footprint":
-        """Return what all processes below ``pid`` (None: this one) hold right now.
+        """Return the current resources of all processes below ``pid`` (None: this one).
 
         Args:
             pid: Root of the tree.
@@ -118,14 +118,14 @@ class Footprint:
         return found
 
     def look(self, pid: int, *, itself: bool = False) -> None:
-        """Add what the processes below ``pid`` hold right now."""
+        """Add the current resources of the processes below ``pid``."""
         pids = _descendants(pid, self.others) + ([pid] if itself else [])
-        # the start time now: later the pid may be another process's
+        # the start time now: later the pid may belong to another process
         for one in pids:
             started = _start_time(one)
             if started is not None:
                 self.pids[one] = started
-        # sockets that only listen count: others end with their process, and are many
+        # only listening sockets count: others end with their process, and are many
         self.sockets |= _listening() & {i for one in pids for i in _socket_inodes(one)}
 
     def alive(self) -> list[int]:
@@ -133,10 +133,10 @@ class Footprint:
         return [pid for pid, started in self.pids.items() if _start_time(pid) == started]
 
     def leftovers(self) -> list[str]:
-        """Return in words what is still there."""
+        """Return the leftovers in words."""
         found = [f"process {pid} ({_command(pid)})" for pid in self.alive()]
         found += [f"listening socket (inode {inode})" for inode in self.sockets & _listening()]
-        # by name: a segment in /dev/shm outlives whoever made it
+        # by name: a segment in /dev/shm outlives its creator
         found += [f"{_SHM / name}" for name in _shared_memory_of(self.pids)]
         found += [f"System V segment of process {pid}" for pid in _sysv_creators() & set(self.pids)]
         return found
@@ -145,13 +145,13 @@ class Footprint:
         """Wait until nothing is left.
 
         Raises:
-            AssertionError: Something still is after ``timeout`` seconds; names it.
+            AssertionError: Something is left after ``timeout`` seconds; names it.
         """
         deadline = time.monotonic() + timeout
         while left := self.leftovers():
             if time.monotonic() >= deadline:
                 raise AssertionError(f"left after {timeout:g} s: {left}")
-            time.sleep(_POLL_S)  # processes that end, and sockets, tell nobody
+            time.sleep(_POLL_S)  # ends of processes and sockets send no event
 
 
 def _start_time(pid: int) -> str | None:
@@ -180,7 +180,7 @@ def _descendants(root: int, others: Collection[int] = ()) -> list[int]:
 
 
 def _is_ignored(pid: int) -> bool:
-    """Whether the process is a helper of whoever looks, and ends with its parent."""
+    """Whether the process is a helper of the observer, and ends with its parent."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip() in IGNORED
     except OSError:  # it has ended
@@ -188,9 +188,9 @@ def _is_ignored(pid: int) -> bool:
 
 
 def open_files(pid: int | None = None) -> list[str]:
-    """Return what the descriptors of a process (None: this one) lead to, like ``socket:[7]``.
+    """Return the targets of a process's descriptors (None: this one), like ``socket:[7]``.
 
-    Other threads open and close some meanwhile: what is gone when it is looked at is left out.
+    Other threads open and close some meanwhile: closed ones are left out.
     """
     folder = Path(f"/proc/{os.getpid() if pid is None else pid}/fd")
     found = []
@@ -226,7 +226,7 @@ def _command(pid: int) -> str:
 
 
 def _shared_memory_of(pids: dict[int, str]) -> list[str]:
-    """Return names in /dev/shm that this package, which makes none, or one of ``pids`` made.
+    """Return names in /dev/shm from this package (which makes none), or from one of ``pids``.
 
     torch and multiprocessing put the pid between dashes; others' names are left out.
     """
@@ -244,5 +244,5 @@ def _sysv_creators() -> set[int]:
         lines = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
     except OSError:
         return set()
-    # cpid, who created it
+    # cpid, the creator
     return {int(line.split()[4]) for line in lines}

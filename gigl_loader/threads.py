@@ -1,7 +1,7 @@
-"""Threads of this library: one that ends by an error says so, and tells who relies on it.
+"""Threads of this library: an error that ends one is logged, and its dependents are told.
 
-A thread of `threading` that raises prints a traceback and is gone; whoever waits for what it would
-have done waits until a limit of its own.
+A thread of `threading` that raises prints a traceback and is gone; a thread waiting for its result
+waits until its own timeout.
 """
 
 import logging
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 def nothing_hangs_on_it(error: BaseException) -> None:
-    """Do nothing, as ``on_death``: nobody waits for what the thread does, so the log is enough."""
+    """Do nothing, as ``on_death``: no other thread waits, so the log is enough."""
 
 
 def new_thread(
@@ -26,11 +26,11 @@ def new_thread(
     """Return a daemon, not started, whose death is never silent.
 
     Args:
-        target: What it does. Errors that it expects are its own to handle.
-        args: For ``target``.
+        target: Function of the thread. It handles expected errors itself.
+        args: Arguments of ``target``.
         name: For logs and debuggers.
-        on_death: Called, in the thread, with what ``target`` raised, after that was logged: ends or
-            restarts what hangs on the thread. `nothing_hangs_on_it` where nothing does.
+        on_death: Called, in the thread, with the error of ``target``, after it was logged: ends or
+            restarts the dependents of the thread. `nothing_hangs_on_it` if there are none.
     """
     return threading.Thread(
         target=_run, args=(target, args, name, on_death), name=name, daemon=True

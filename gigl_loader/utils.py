@@ -1,12 +1,11 @@
-"""Helpers of scripts: what ranks do together, and GiGL's ``gigl.distributed.utils``.
+"""Helpers for scripts: operations over all ranks, and GiGL's ``gigl.distributed.utils``.
 
-`on_all_ranks`, `sum_over_ranks` and `shared_folder` are for scripts in which each rank holds a
-partition of its own. Without a process group, and without ``WORLD_SIZE`` above 1 in the
-environment, a script is rank 0 of 1: then each of these is what it is for one.
+`on_all_ranks`, `sum_over_ranks` and `shared_folder` are for scripts in which each rank holds its
+own partition. Without a process group, and without ``WORLD_SIZE`` above 1 in the environment, a
+script is rank 0 of 1, and they work for one rank.
 
-Addresses, ports and devices are for scripts that were written for GiGL and spawn their training
-processes themselves; loaders find all of this by themselves. Where other ranks are asked, all ranks
-have to call.
+Addresses, ports and devices are for GiGL scripts that spawn their training processes themselves;
+loaders find all of this themselves. All ranks have to call functions that contact other ranks.
 """
 
 import math
@@ -39,10 +38,10 @@ __all__ = [
 
 
 def get_available_device(local_process_rank: int) -> torch.device:
-    """Return this process's CUDA device, taken in turn where processes outnumber them, or the CPU.
+    """Return this process's CUDA device, in turn if processes outnumber devices, or the CPU.
 
     Args:
-        local_process_rank: This process on its machine.
+        local_process_rank: The rank of this process on its machine.
     """
     count = torch.cuda.device_count()
     return torch.device("cuda", local_process_rank % count) if count else torch.device("cpu")
@@ -81,14 +80,14 @@ def get_free_ports_from_node(num_ports: int, node_rank: int) -> list[int]:
         ConfigError: ``num_ports`` is below 1, or there is no such rank.
     """
     _check_rank(node_rank)
-    # on all ranks, not on the one that looks for ports: the others would wait for it
+    # on all ranks, not only on the one that looks for ports: the others would wait for it
     _check_num_ports(num_ports)
     ports = get_free_ports(num_ports) if dist.get_rank() == node_rank else []
     return gather_from_ranks(ports, dist.get_world_size(), list[int])[node_rank]
 
 
 def get_internal_ip_from_master_node() -> str:
-    """Return the address of rank 0's machine, as the other machines of the job see it.
+    """Return the address of rank 0's machine, as seen by the other machines of the job.
 
     Raises:
         UsageError: No process group.
@@ -114,7 +113,7 @@ def get_internal_ip_from_all_ranks() -> list[str]:
         UsageError: No process group.
     """
     _check_rank(0)
-    # each rank finds its own: only its machine knows the interface that leads to the others
+    # each rank finds its own: only its machine knows the interface that reaches the others
     return gather_from_ranks(own_address(), dist.get_world_size(), str)
 
 
@@ -133,7 +132,7 @@ def _check_rank(rank: int) -> None:
         raise ConfigError(f"node_rank must be in [0, {dist.get_world_size()}), got {rank!r}")
 
 
-# --- scripts in which each rank holds a partition -------------------------------------------------
+# --- for scripts with a partition on each rank ----------------------------------------------------
 
 
 def on_all_ranks(values: Tensor) -> Tensor:
@@ -144,14 +143,14 @@ def on_all_ranks(values: Tensor) -> Tensor:
         seeds = on_all_ranks(dataset.train_node_ids)  # of all partitions, the same on each rank
 
     Args:
-        values: ``[n, ...]``, of the same type on all ranks, and as wide; ``n`` may differ.
+        values: ``[n, ...]``, of one type and width on all ranks; ``n`` may differ.
 
     Returns:
         ``[sum of n, ...]``, on the device of ``values``.
 
     Raises:
         ConfigError: Types or widths differ; on all ranks.
-        UsageError: There is no process group, and the environment says that there are other ranks.
+        UsageError: There is no process group, although the environment has other ranks.
         PeerError: A rank has ended, or did not come.
     """
     size = _world_size("on_all_ranks")
@@ -165,7 +164,7 @@ def on_all_ranks(values: Tensor) -> Tensor:
             "on_all_ranks takes [n, ...] of one type and width on all ranks, got "
             + "; ".join(f"{dtype} {list(shape)}" for dtype, shape in everyone)
         )
-    # as bytes: numpy, by which they travel, does not know all types of torch
+    # as bytes: numpy, which transports them, does not know all types of torch
     data = own.reshape(-1).view(torch.uint8).numpy().tobytes()
     found = gather_from_ranks(data, size, bytes)
     whole = torch.frombuffer(bytearray(b"".join(found) or bytes(16)), dtype=torch.uint8)
@@ -183,7 +182,7 @@ def sum_over_ranks(*values: float) -> list[float]:
 
     Raises:
         ConfigError: Ranks gave different numbers of values; on all ranks.
-        UsageError: There is no process group, and the environment says that there are other ranks.
+        UsageError: There is no process group, although the environment has other ranks.
         PeerError: A rank has ended, or did not come.
     """
     own = [float(value) for value in values]
@@ -197,7 +196,7 @@ def sum_over_ranks(*values: float) -> list[float]:
 
 @contextmanager
 def shared_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[str]:
-    """Give a fresh folder, the same on all ranks; removed once all have left the block.
+    """Give a new folder, the same on all ranks; removed once all have left the block.
 
     ::
 
@@ -206,12 +205,12 @@ def shared_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[str]
                 partition_graph(data, world_size, folder)
 
     Args:
-        parent: Where it is made; where ranks are on several machines, a directory that all of them
-            see. None: this machine's directory for temporary files.
+        parent: Its parent directory; with several machines, one that all of them see. None: this
+            machine's directory for temporary files.
 
     Raises:
         ConfigError: Another rank does not see it; on all ranks.
-        UsageError: There is no process group, and the environment says that there are other ranks.
+        UsageError: There is no process group, although the environment has other ranks.
         PeerError: A rank has ended, or did not come.
     """
     size = _world_size("shared_folder")
@@ -229,7 +228,7 @@ def shared_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[str]
                 "that all machines see"
             )
         yield name
-        # whoever is here first waits for the others, who may still read
+        # the first rank here waits for the others, who may still read
         gather_from_ranks(None, size, None)
     finally:
         if folder is not None:

@@ -1,25 +1,25 @@
-"""The door to graphlearn-torch (GLT): nothing else imports it or uses its private names.
+"""Access to graphlearn-torch (GLT): no other module imports it or uses its private names.
 
-GLT is optional. Its wheels are for Python up to 3.11 on x86-64; where it is not installed, the
-names in `EXPORTS` are classes of our own with the same fields and meaning, from
+GLT is optional. Its wheels are for Python up to 3.11 on x86-64; if it is not installed, the names
+in `EXPORTS` are classes of our own with the same fields and meaning, from
 `gigl_loader._glt.classes`.
 
-Where it is installed, GLT 0.2.4 cannot be imported as it is on most machines. This module imports
-it on any torch from 2.4 on, with or without CUDA, and leaves the process as it found it:
+GLT 0.2.4 cannot be imported unchanged on most machines. This module imports it on any torch from
+2.4 on, with or without CUDA, and leaves the process unchanged:
 
 - GLT converts COO to CSR through ``torch_sparse``, which has no wheels for new torch releases and
-  takes long to compile. Where it is not installed, a stub with that one conversion takes its
-  place for the time of the import. GLT's ``utils.topo`` keeps its reference to it afterwards;
-  ``torch_geometric``, imported before, never sees it.
+  takes long to compile. If it is not installed, a stub with that one conversion replaces it during
+  the import. GLT's ``utils.topo`` keeps its reference to it afterwards; ``torch_geometric``,
+  imported before, never sees it.
 - Default arguments of GLT read ``torch.device(0)`` while its modules run, an error on torch >= 2.5
-  without a GPU. Meanwhile ``torch.device`` reads 0 as ``cuda:0``, without asking for the device.
-- The native library ``py_graphlearn_torch`` loads on CUDA builds of torch 2.4 to 2.6 only.
-  Elsewhere a stub lets GLT's Python layer work: what is native raises `NativeLibraryError` when
+  without a GPU. Meanwhile ``torch.device`` reads 0 as ``cuda:0``, without a device check.
+- The native library ``py_graphlearn_torch`` only loads on CUDA builds of torch 2.4 to 2.6.
+  Elsewhere a stub lets GLT's Python layer work: native functions raise `NativeLibraryError` when
   called, except for the graph handle that ``init_graph(graph_mode="CPU")`` builds and never uses.
-- GLT sets ``TORCH_CPP_LOG_LEVEL`` in the environment. It is put back.
+- GLT sets ``TORCH_CPP_LOG_LEVEL`` in the environment. It is restored.
 
-Names come through `EXPORTS`: ``from gigl_loader._glt import DistLoader``. A test walks that table,
-and one contract test holds the two sets of classes side by side.
+Names come through `EXPORTS`: ``from gigl_loader._glt import DistLoader``. A test checks that table,
+and one contract test compares the two sets of classes.
 """
 
 import importlib
@@ -75,13 +75,13 @@ _NAMES = {
 }
 
 EXPORTS = {name: module for module, names in _NAMES.items() for name in names}
-"""Every name of GLT that gigl_loader uses, and the module below ``graphlearn_torch`` it is from."""
+"""Every name of GLT that gigl_loader uses, and its module below ``graphlearn_torch``."""
 
 available: bool
-"""Whether GLT itself is behind the names; False: `gigl_loader._glt.classes` is."""
+"""Whether the names are GLT's own; False: they are from `gigl_loader._glt.classes`."""
 
 native_available: bool
-"""Whether GLT's native library is loaded. Nothing in gigl_loader's own path needs it."""
+"""Whether GLT's native library is loaded. gigl_loader's own code does not need it."""
 
 
 # the other names of EXPORTS have a class in `classes`
@@ -92,9 +92,9 @@ _GLT_ONLY = ("RandomPartitioner", "load_partition")
 def __getattr__(name: str) -> Any:
     if name not in EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; is it in EXPORTS?")
-    # never some of each: a pickle or isinstance() of one set means nothing to the other
+    # never a mixture: pickles and isinstance() of one set do not work with the other
     value = _from_glt(name) if available else _own(name)
-    # found without __getattr__ the next time
+    # stored, so that __getattr__ is not called again
     globals()[name] = value
     return value
 
@@ -103,7 +103,7 @@ def _from_glt(name: str) -> Any:
     module = EXPORTS[name]
     try:
         return getattr(importlib.import_module(f"{_GLT}.{module}"), name)
-    # another version of GLT, whose modules are laid out in another way
+    # another version of GLT, with another module layout
     except (ImportError, AttributeError) as error:
         raise UsageError(
             f"graphlearn-torch {importlib.metadata.version('graphlearn-torch')} has no "
@@ -145,7 +145,7 @@ class _CsrStorage:
 
 
 class _SparseTensor:
-    """COO to CSR. Entries ascend by (row, column); equal ones stay in the order they were given.
+    """COO to CSR. Entries ascend by (row, column); equal ones keep their order.
 
     Args:
         row: ``[num_entries]`` int64.
@@ -167,18 +167,18 @@ class _SparseTensor:
                     f"edge {name} indices must be in [0, {size}), "
                     f"got {int(index.min())} to {int(index.max())}"
                 )
-        # Sorted here, although torch.sparse_csr_tensor could convert: that one adds up repeated
-        # edges, and GLT keeps each.
+        # Sorted here, although torch.sparse_csr_tensor could convert: it adds up repeated edges,
+        # and GLT keeps each.
         order = row_major_order(row, col, sparse_sizes)
         rowptr = row_offsets(row, num_rows)
         self.storage = _CsrStorage(rowptr, col[order], None if value is None else value[order])
 
 
 def _find_torch_sparse() -> ModuleType:
-    """Return the real ``torch_sparse`` where it loads, else the stub."""
+    """Return the real ``torch_sparse`` if it loads, else the stub."""
     try:
         return importlib.import_module("torch_sparse")
-    # a library that misses a symbol of this torch is an OSError, a refused one a RuntimeError
+    # a library that lacks a symbol of this torch is an OSError, a refused one a RuntimeError
     except (ImportError, OSError, RuntimeError):  # absent, or built for another torch
         stand_in = ModuleType("torch_sparse", "COO to CSR only: see gigl_loader._glt.")
         stand_in.SparseTensor = _SparseTensor  # type: ignore[attr-defined]
@@ -192,16 +192,16 @@ _torch_device = torch.device
 
 class _DeviceMeta(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
-        # "cuda" by name asks for nothing; a bare number asks which accelerator there is
+        # "cuda" by name checks nothing; a bare number checks for an accelerator
         return _torch_device("cuda", 0) if args == (0,) else _torch_device(*args, **kwargs)
 
-    # a real device is still one for code that checks while GLT is imported
+    # isinstance() of a real device must still hold while GLT is imported
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _torch_device)
 
 
 class _Device(metaclass=_DeviceMeta):
-    """``torch.device`` for the time of the import: 0 is ``cuda:0``, on any machine."""
+    """``torch.device`` during the import: 0 is ``cuda:0``, on any machine."""
 
 
 # --- the native library ---------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def _refuse(symbol: str, reason: str) -> NoReturn:
 
 
 class _MissingSymbol(type):
-    """The type of every native name: fine as a base class or annotation, an error in use."""
+    """The type of every native name: usable as a base class or annotation, an error in a call."""
 
     _reason: str
 
@@ -224,8 +224,8 @@ class _MissingSymbol(type):
         _refuse(cls.__name__, cls._reason)
 
     def __getattr__(cls, name: str) -> Any:
-        # without this, hasattr(cls, "__x__") would raise our error where it asks for AttributeError
-        if name.startswith("__"):  # what inspect, copy and typing try on any class
+        # without this, hasattr(cls, "__x__") would raise our error instead of AttributeError
+        if name.startswith("__"):  # inspect, copy and typing try these on any class
             raise AttributeError(name)
         _refuse(f"{cls.__name__}.{name}", cls._reason)
 
@@ -235,7 +235,7 @@ class _QueueTimeoutError(Exception):
 
 
 class _CsrGraph:
-    """What GLT's Python layer asks of a native CPU graph. It answers from the tensors."""
+    """The functions of a native CPU graph that GLT's Python layer calls, from the tensors."""
 
     _reason = ""
 
@@ -251,14 +251,14 @@ class _CsrGraph:
         return self._indptr.numel() - 1
 
     def get_col_count(self) -> int:
-        return int(torch.unique(self._indices).numel())  # columns in use: so the native one counts
+        return int(torch.unique(self._indices).numel())  # columns in use, like the native one
 
     def get_edge_count(self) -> int:
         return self._indices.numel()
 
 
 class _NativeStandIn(ModuleType):
-    """In the place of ``py_graphlearn_torch`` where that does not load."""
+    """The replacement of ``py_graphlearn_torch`` if that does not load."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(_NATIVE, "A stub: see gigl_loader._glt.")
@@ -271,14 +271,14 @@ class _NativeStandIn(ModuleType):
             raise AttributeError(name)
         body = {"_reason": self._gigl_loader_reason, "__module__": _NATIVE}
         symbol = _MissingSymbol(name, (), body)
-        # one class per name, so that two uses of it are the same class
+        # one class per name, so that two uses of it give the same class
         setattr(self, name, symbol)
         return symbol
 
 
 def _load_native(search_path: list[str]) -> ModuleType:
-    """Return GLT's native library, or the stub that knows why it did not load."""
-    # by the path, not by importing graphlearn_torch, whose __init__ needs the library already
+    """Return GLT's native library, or the stub with the reason why it did not load."""
+    # by the path, not by importing graphlearn_torch, whose __init__ already needs the library
     spec = importlib.machinery.PathFinder.find_spec(_NATIVE, search_path)
     if spec is None or spec.loader is None:
         return _NativeStandIn(
@@ -297,7 +297,7 @@ def _load_native(search_path: list[str]) -> ModuleType:
 
 @contextmanager
 def _restoring(mapping: MutableMapping[str, Any], key: str) -> Iterator[None]:
-    """Put ``mapping[key]`` back as it is now, or take it out again."""
+    """Restore ``mapping[key]`` to its present value, or remove it again."""
     # None may be the value that was there
     was_there, before = key in mapping, mapping.get(key)
     try:
@@ -310,14 +310,14 @@ def _restoring(mapping: MutableMapping[str, Any], key: str) -> Iterator[None]:
 
 
 def _find_glt() -> list[str] | None:
-    """Return where ``graphlearn_torch`` is installed; None: it is not."""
+    """Return the location of ``graphlearn_torch``; None: not installed."""
     spec = importlib.util.find_spec(_GLT)
     return list(spec.submodule_search_locations or ()) if spec else None
 
 
 def _import_glt(search_path: list[str]) -> None:
     """Import ``graphlearn_torch`` with the stubs that this machine needs."""
-    # What GLT imports comes first, so that no other module meets the stubs.
+    # GLT's own imports come first, so that no other module meets the stubs.
     importlib.import_module("torch.distributed.rpc")
     importlib.import_module("torch_geometric.data")
     torch_sparse = _find_torch_sparse()
@@ -335,16 +335,16 @@ def _import_glt(search_path: list[str]) -> None:
             vars(torch)["device"] = _Device
             package = importlib.import_module(_GLT)
     except BaseException:
-        # or the next `import graphlearn_torch` of the user meets the stub
+        # or the user's next `import graphlearn_torch` meets the stub
         sys.modules.pop(_NATIVE, None)
         raise
-    # The import system binds a submodule to its package when it loads it; this one was put in place
-    # by hand.
+    # The import system binds a submodule to its package when it loads it; this one was inserted by
+    # hand.
     vars(package)["py_graphlearn_torch"] = native
 
 
 def _try_glt() -> bool:
-    """Import GLT if it is installed. One that does not import is worth a warning, not an end."""
+    """Import GLT if it is installed. A failed import gives a warning, not an error."""
     if sys.modules.get(_GLT) is not None:  # the caller imported it, so it works here
         return True
     search_path = _find_glt()
@@ -352,7 +352,7 @@ def _try_glt() -> bool:
         return False
     try:
         _import_glt(search_path)
-    # whatever GLT's own modules raise at import time: gigl_loader does not depend on it
+    # any error of GLT's own modules at import time: gigl_loader does not depend on it
     except Exception as error:
         warnings.warn(
             f"graphlearn-torch is installed and cannot be imported ({error}); gigl_loader uses "
@@ -367,7 +367,7 @@ def _try_glt() -> bool:
 
 available = _try_glt()
 native_reason: str | None
-"""Why the native library is not loaded; None where it is."""
+"""The reason why the native library is not loaded; None if it is."""
 if available:
     native_reason = getattr(sys.modules[_NATIVE], "_gigl_loader_reason", None)
 else:

@@ -1,10 +1,9 @@
-"""What gigl_loader uses of graphlearn-torch (GLT), for machines where GLT cannot be installed.
+"""The parts of graphlearn-torch (GLT) that gigl_loader uses, for machines without GLT.
 
-The classes here have the names, fields and defaults of GLT 0.2.4, so that `isinstance`, pickles
-and code written for GLT work the same; `gigl_loader._glt` hands them out where
-``graphlearn_torch`` cannot be imported. Datasets are in `gigl_loader._glt.datasets`,
-what they are made of in `gigl_loader._glt.topology`. What GLT does by itself, its own loaders and
-partitioners, is not here. One contract test runs against both sets.
+The classes here have the names, fields and defaults of GLT 0.2.4, so that `isinstance`, pickles and
+code for GLT work the same; `gigl_loader._glt` provides them if ``graphlearn_torch`` cannot be
+imported. Datasets are in `gigl_loader._glt.datasets`, their parts in `gigl_loader._glt.topology`.
+GLT's own loaders and partitioners are not here. One contract test runs against both sets.
 """
 
 import os
@@ -50,7 +49,7 @@ _MAX_CONCURRENCY = 32
 _MIB_PER_WORKER = 64
 
 
-# --- what role this process has -------------------------------------------------------------------
+# --- the role of this process ---------------------------------------------------------------------
 
 
 class DistRole(Enum):
@@ -66,7 +65,8 @@ class DistContext:
     """The position of this process in its job.
 
     Args:
-        role: Trains beside its graph (worker), holds the graph (server), or asks for it (client).
+        role: Trains beside its graph (worker), holds the graph (server), or requests batches
+            (client).
         group_name: Name of the processes with this role.
         world_size: Number of processes with this role.
         rank: This process among them.
@@ -102,7 +102,7 @@ class DistContext:
         return self.role is DistRole.SERVER
 
     def is_client(self) -> bool:
-        """Return whether this process asks servers for batches."""
+        """Return whether this process requests batches from servers."""
         return self.role is DistRole.CLIENT
 
     def num_servers(self) -> int:
@@ -116,7 +116,7 @@ class DistContext:
     def _count(self, role: DistRole) -> int:
         if self.role is DistRole.WORKER:
             return 0
-        # two roles only: all that are not of this process's role are of the other
+        # two roles only: all processes of the other role
         return self.world_size if self.role is role else self.global_world_size - self.world_size
 
     @property
@@ -191,7 +191,7 @@ def _servers_of_client(context: DistContext | None) -> list[int]:
 class _WorkerOptions:
     """Number, devices and addresses of sampling workers.
 
-    Concurrency is brought into 1 to 32, and what is None is read from ``MASTER_ADDR`` and
+    Concurrency is limited to 1 to 32, and missing values are read from ``MASTER_ADDR`` and
     ``MASTER_PORT`` (one above that port): not our rules, but those of GLT's class.
 
     Raises:
@@ -283,7 +283,7 @@ class MpDistSamplingWorkerOptions(_WorkerOptions):
             num_workers, worker_devices, worker_concurrency, master_addr, master_port,
             num_rpc_threads, rpc_timeout,
         )  # fmt: skip
-        # messages, not bytes: one for each batch that may be in the making
+        # messages, not bytes: one for each batch under way
         self.channel_capacity = self.num_workers * self.worker_concurrency
         self.channel_size = _default_size(num_workers) if channel_size is None else channel_size
         self.pin_memory = pin_memory
@@ -335,11 +335,11 @@ def _default_size(num_workers: int) -> str:
     return f"{num_workers * _MIB_PER_WORKER}MB"
 
 
-# --- what is sampled ------------------------------------------------------------------------------
+# --- inputs of sampling ---------------------------------------------------------------------------
 
 
 class SamplingType(Enum):
-    """Kind of seeds that a batch starts from."""
+    """Kind of seeds of a batch."""
 
     NODE = 0
     LINK = 1
@@ -349,7 +349,7 @@ class SamplingType(Enum):
 
 @dataclass
 class SamplingConfig:
-    """How batches are drawn; `BaseDistLoader.create_sampling_config` makes one."""
+    """Sampling options; `BaseDistLoader.create_sampling_config` makes one."""
 
     sampling_type: SamplingType
     num_neighbors: list[int] | dict[tuple[str, str, str], list[int]] | None
@@ -378,7 +378,7 @@ class NodeSamplerInput:
 
     @classmethod
     def cast(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return one made of a tuple or a dict, or of the arguments; one of these as it is."""
+        """Return an instance from a tuple, a dict or the arguments; an instance as it is."""
         if kwargs or len(args) != 1:
             return cls(*args, **kwargs)
         value = args[0]
@@ -415,22 +415,22 @@ class ChannelBase(ABC):
 
     @abstractmethod
     def send(self, msg: dict[str, Tensor], **kwargs: Any) -> None:
-        """Put a message in."""
+        """Add a message."""
 
     @abstractmethod
     def recv(self, **kwargs: Any) -> dict[str, Tensor]:
-        """Take the next message out."""
+        """Remove and return the next message."""
 
 
 class DistLoader:
     """Base class of `BaseDistLoader`, which sets all attributes itself and never calls this one.
 
     Raises:
-        UsageError: It is used by itself: its samplers are graphlearn-torch's.
+        UsageError: It is used directly: its samplers are graphlearn-torch's.
     """
 
-    # misspelt, as in GLT: subclasses written for it read this name. True on the class: __del__ of
-    # an object whose __init__ raised has nothing to release.
+    # misspelt, as in GLT: its subclasses read this name. True on the class: __del__ of an object
+    # whose __init__ raised has nothing to release.
     _shutdowned = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -440,7 +440,7 @@ class DistLoader:
         )
 
     def shutdown(self) -> None:
-        """Release what the loader holds."""
+        """Release the loader's resources."""
         self._shutdowned = True
 
     def __del__(self) -> None:
@@ -470,9 +470,9 @@ def parse_size(sz: int | float | str) -> int:
 
 
 def reverse_edge_type(etype: tuple[str, str, str]) -> tuple[str, str, str]:
-    """Return the name of the same edges walked backwards; its own inverse.
+    """Return the name of the reversed edges; its own inverse.
 
-    ``rev_`` comes before the relation, or is taken away, where the ends have different types.
+    ``rev_`` is added before the relation, or removed, if the ends have different types.
     """
     source, relation, target = etype
     if source != target:

@@ -19,7 +19,7 @@ from gigl_loader._glt.topology import (
 
 
 class Dataset:
-    """A graph with features, labels and splits; dicts by type where it is heterogeneous."""
+    """A graph with features, labels and splits; dicts by type if it is heterogeneous."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class Dataset:
         directed: bool = False,
         device: int | None = None,
     ) -> None:
-        """Make the graph of edges; see `Topology`. Each argument may be a dict by edge type."""
+        """Make the graph from edges; see `Topology`. Each argument may be a dict by edge type."""
         self._directed = directed
-        # grouped by the end that is expanded, so that a node's neighbours lie side by side
+        # grouped by the expanded end, so that a node's neighbours are contiguous
         kept = "CSR" if self.edge_dir == "out" else "CSC"
 
         def made(index: Any, ids: Any, weights: Any, given: str) -> Graph:
@@ -83,7 +83,7 @@ class Dataset:
         with_gpu: bool = True,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Keep node features, alone or by node type; see `Feature`.
+        """Store node features, alone or by node type; see `Feature`.
 
         Raises:
             NativeLibraryError: ``with_gpu``, or ``sort_func``, which orders rows for GPUs.
@@ -103,7 +103,7 @@ class Dataset:
         with_gpu: bool = True,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Keep edge features, alone or by edge type; see `Feature`.
+        """Store edge features, alone or by edge type; see `Feature`.
 
         Raises:
             NativeLibraryError: ``with_gpu``.
@@ -112,18 +112,18 @@ class Dataset:
             self.edge_features = _features(edge_feature_data, id2idx, with_gpu, dtype)
 
     def init_node_labels(self, node_label_data: Any = None, id2idx: Any = None) -> None:
-        """Keep node labels: of all nodes, or with ``id2idx`` of some, int64 then."""
+        """Store node labels: of all nodes, or with ``id2idx`` of some, then as int64."""
         if node_label_data is None:
             return
         if id2idx is None:
             self.node_labels = each(as_tensors(node_label_data), torch.squeeze)
         else:
-            # as GLT does; without id2idx labels keep their type, also float ones
+            # as in GLT; without id2idx labels keep their type, also float ones
             data = as_tensors(node_label_data, torch.int64)
             self.node_labels = _features(data, id2idx, False, None)
 
     def init_node_split(self, node_split: Any = None) -> None:
-        """Keep the ids for training, validation and test."""
+        """Store the ids for training, validation and test."""
         if node_split is not None:
             splits = (each(as_tensors(ids), torch.squeeze) for ids in node_split)
             self.train_idx, self.val_idx, self.test_idx = splits
@@ -142,11 +142,11 @@ class Dataset:
         return torch.arange(labels.shape[0])
 
     def get_graph(self, etype: Any = None) -> Any:
-        """Return the graph, of ``etype`` where the dataset is heterogeneous."""
+        """Return the graph, of ``etype`` if the dataset is heterogeneous."""
         return _of(self.graph, etype)
 
     def get_node_types(self) -> list[str] | None:
-        """Return the node types; None where the dataset is homogeneous."""
+        """Return the node types; None if the dataset is homogeneous."""
         if not isinstance(self.graph, dict):
             return None
         return list(
@@ -155,19 +155,19 @@ class Dataset:
         )
 
     def get_edge_types(self) -> list[tuple[str, str, str]] | None:
-        """Return the edge types; None where the dataset is homogeneous."""
+        """Return the edge types; None if the dataset is homogeneous."""
         return list(self.graph) if isinstance(self.graph, dict) else None
 
     def get_node_feature(self, ntype: Any = None) -> Any:
-        """Return the node features, of ``ntype`` where the dataset is heterogeneous."""
+        """Return the node features, of ``ntype`` if the dataset is heterogeneous."""
         return _of(self.node_features, ntype)
 
     def get_edge_feature(self, etype: Any = None) -> Any:
-        """Return the edge features, of ``etype`` where the dataset is heterogeneous."""
+        """Return the edge features, of ``etype`` if the dataset is heterogeneous."""
         return _of(self.edge_features, etype)
 
     def get_node_label(self, ntype: Any = None) -> Any:
-        """Return the node labels, of ``ntype`` where the dataset is heterogeneous."""
+        """Return the node labels, of ``ntype`` if the dataset is heterogeneous."""
         return _of(self.node_labels, ntype)
 
     def __getitem__(self, key: str) -> Any:
@@ -178,7 +178,7 @@ class Dataset:
 
 
 class DistDataset(Dataset):
-    """One partition of a dataset, with the books that say who owns what."""
+    """One partition of a dataset, with the partition books (the owners of nodes and edges)."""
 
     def __init__(
         self,
@@ -214,13 +214,13 @@ class DistDataset(Dataset):
 
     @property
     def node_feat_pb(self) -> Any:
-        """The owner of each node's features; that of the node where nothing else is said."""
-        # asked for when it is used: node_pb may be set after the constructor, as GLT's load() does
+        """The owner of each node's features; by default that of the node."""
+        # computed on use: node_pb may be set after the constructor, as GLT's load() does
         return self.node_pb if self._node_feat_pb is None else self._node_feat_pb
 
     @property
     def edge_feat_pb(self) -> Any:
-        """The owner of each edge's features; that of the edge where nothing else is said."""
+        """The owner of each edge's features; by default that of the edge."""
         return self.edge_pb if self._edge_feat_pb is None else self._edge_feat_pb
 
     def _node_pool(self, node_type: Any) -> Tensor:

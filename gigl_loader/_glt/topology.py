@@ -1,6 +1,6 @@
 """Graphs, features and partition books with the interface of graphlearn-torch (GLT).
 
-See `gigl_loader._glt.classes`. All is on the CPU: what GLT does on a GPU needs its native library.
+See `gigl_loader._glt.classes`. All is on the CPU: GLT's GPU functions need its native library.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from gigl_loader.errors import ConfigError, NativeLibraryError
 
 
 def refuse(what: str, way_out: str) -> NoReturn:
-    """Raise the error for what only the native library does."""
+    """Raise the error for functions of the native library."""
     raise NativeLibraryError(
         f"{what} needs graphlearn-torch's native library, and graphlearn-torch is not installed "
         f"here: {way_out}"
@@ -22,13 +22,13 @@ def refuse(what: str, way_out: str) -> NoReturn:
 
 
 def as_tensors(data: Any, dtype: torch.dtype | None = None) -> Any:
-    """Return numpy arrays and tensors, alone or by key or in a row, as tensors of ``dtype``."""
+    """Return numpy arrays and tensors, alone or in a dict or sequence, as tensors of ``dtype``."""
     if isinstance(data, dict):
         return {key: as_tensors(value, dtype) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
         return type(data)(as_tensors(value, dtype) for value in data)
     if isinstance(data, (Tensor, np.ndarray)):
-        # no copy where the type is right: the caller's memory is shared
+        # no copy if the type is right: the caller's memory is shared
         return torch.as_tensor(data).to(dtype or torch.as_tensor(data).dtype)
     return data
 
@@ -51,7 +51,7 @@ def shared(data: Any) -> Any:
 
 
 def row_major_order(row: Tensor, col: Tensor, sizes: tuple[int, int]) -> Tensor:
-    """Return the order of entries by (row, column); equal ones stay in the order they came in.
+    """Return the order of entries by (row, column); equal ones keep their order.
 
     Args:
         row: ``[num_entries]`` int64, below ``sizes[0]``.
@@ -67,7 +67,7 @@ def row_major_order(row: Tensor, col: Tensor, sizes: tuple[int, int]) -> Tensor:
 
 
 def row_offsets(row: Tensor, num_rows: int) -> Tensor:
-    """Return ``[num_rows + 1]`` int64: where each row starts once entries are sorted by row."""
+    """Return ``[num_rows + 1]`` int64: the start of each row, for entries sorted by row."""
     offsets = row.new_zeros(num_rows + 1)
     # shifted by one: the first row starts at 0, and the last entry is the number of edges
     torch.cumsum(torch.bincount(row, minlength=num_rows), dim=0, out=offsets[1:])
@@ -79,7 +79,7 @@ def _expand(offsets: Tensor) -> Tensor:
 
 
 class Topology:
-    """The edges of one type, grouped by the end that is expanded.
+    """The edges of one type, grouped by the expanded end.
 
     Args:
         edge_index: The two ends of each edge, sources first, ``[2, num_edges]`` int64. With
@@ -87,8 +87,9 @@ class Topology:
             one does.
         edge_ids: ``[num_edges]`` int64; None: the position in ``edge_index``.
         edge_weights: ``[num_edges]``, kept as float32.
-        input_layout: How ``edge_index`` is given: ``"COO"``, ``"CSR"`` or ``"CSC"``.
-        layout: How edges are kept: ``"CSR"``, grouped by source, or ``"CSC"``, by destination.
+        input_layout: Layout of ``edge_index``: ``"COO"``, ``"CSR"`` or ``"CSC"``.
+        layout: Layout of the stored edges: ``"CSR"``, grouped by source, or ``"CSC"``, by
+            destination.
 
     Raises:
         ConfigError: A layout is unknown, or lengths differ.
@@ -102,8 +103,7 @@ class Topology:
         input_layout: str = "COO",
         layout: str = "CSR",
     ) -> None:
-        # The group of the expanded end is `row` here and below, the other end `col`, whichever of
-        # them is the source.
+        # The expanded end is `row` here and below, the other end `col`; either may be the source.
         self._layout = layout
         self._indptr: Tensor
         self._indices: Tensor
@@ -113,14 +113,14 @@ class Topology:
         given = str(input_layout).upper()
         if given not in ("COO", "CSR", "CSC") or layout not in ("CSR", "CSC"):
             raise ConfigError(f"edges cannot be read as {input_layout!r} and kept as {layout!r}")
-        # the end that does not hold offsets has an entry for each edge
+        # the end without offsets has an entry for each edge
         count = (target if given == "CSR" else source).numel()
         ids = torch.arange(count) if edge_ids is None else as_tensors(edge_ids, torch.int64)
         weights = as_tensors(edge_weights, torch.float32)
         for name, part in (("edge_ids", ids), ("edge_weights", weights)):
             if part is not None and part.numel() != count:
                 raise ConfigError(f"{name} has {part.numel()} entries for {count} edges")
-        # taken as it is, in the order that it has: nothing is sorted, nothing is copied
+        # used unchanged, in its own order: no sort, no copy
         if given == layout:
             self._indptr, self._indices = (source, target)[:: 1 if layout == "CSR" else -1]
             self._edge_ids, self._edge_weights = ids, weights
@@ -132,8 +132,7 @@ class Topology:
     def _group(self, row: Tensor, col: Tensor, ids: Tensor, weights: Tensor | None) -> None:
         if row.numel() != col.numel():
             raise ConfigError(f"edge_index has {row.numel()} sources or targets to {col.numel()}")
-        # nodes above the highest id that has an edge have no row: who reads a row looks at
-        # row_count
+        # nodes above the highest id with an edge have no row: readers of rows check row_count
         num_rows, num_cols = (int(end.max()) + 1 if end.numel() else 0 for end in (row, col))
         order = row_major_order(row, col, (num_rows, num_cols))
         self._indptr, self._indices = row_offsets(row, num_rows), col[order]
@@ -164,7 +163,7 @@ class Topology:
 
     @property
     def indptr(self) -> Tensor:
-        """``[row_count + 1]`` int64: where each row starts."""
+        """``[row_count + 1]`` int64: the start of each row."""
         return self._indptr
 
     @property
@@ -179,7 +178,7 @@ class Topology:
 
     @property
     def edge_weights(self) -> Tensor | None:
-        """``[edge_count]`` float32; None where there are none."""
+        """``[edge_count]`` float32; None if there are none."""
         return self._edge_weights
 
     @property
@@ -189,12 +188,12 @@ class Topology:
 
     @property
     def row_count(self) -> int:
-        """Rows, with those that have no edge."""
+        """Number of rows, including those without edges."""
         return self._indptr.numel() - 1
 
     @property
     def edge_count(self) -> int:
-        """Edges."""
+        """Number of edges."""
         return self._indices.numel()
 
     def share_memory_(self) -> None:
@@ -214,7 +213,7 @@ class Graph:
 
     Args:
         topo: The edges.
-        mode: ``"CPU"``; GLT's other modes are refused once something is asked of the graph.
+        mode: ``"CPU"``; GLT's other modes are refused when the graph is used.
         device: Unused on the CPU.
     """
 
@@ -238,7 +237,7 @@ class Graph:
         return self.topo.indptr, self.topo.indices, self.topo.edge_ids
 
     def share_ipc(self) -> tuple[Topology, str]:
-        """Return what `from_ipc_handle` takes."""
+        """Return the argument of `from_ipc_handle`."""
         return self.topo, self.mode
 
     @classmethod
@@ -248,7 +247,7 @@ class Graph:
 
     @property
     def row_count(self) -> int:
-        """Rows, with those that have no edge."""
+        """Number of rows, including those without edges."""
         self.lazy_init()
         return self.topo.row_count
 
@@ -261,7 +260,7 @@ class Graph:
 
     @property
     def edge_count(self) -> int:
-        """Edges."""
+        """Number of edges."""
         self.lazy_init()
         return self.topo.edge_count
 
@@ -274,13 +273,14 @@ class Feature:
 
     Args:
         feature_tensor: ``[num_rows, ...]``.
-        id2index: Row of each id: an int64 tensor, or anything that is indexed by a tensor of ids.
+        id2index: Row of each id: an int64 tensor, or anything that can be indexed by a tensor of
+            ids.
             None: the id is the row.
         split_ratio: Share of the rows on GPUs; 0 here.
         device_group_list: For GPUs.
         device: For GPUs.
         with_gpu: False here.
-        dtype: Of the rows; None: as they are.
+        dtype: Dtype of the rows; None: unchanged.
 
     Raises:
         NativeLibraryError: ``with_gpu``.
@@ -296,10 +296,10 @@ class Feature:
         with_gpu: bool | None = True,
         dtype: torch.dtype | None = torch.float32,
     ) -> None:
-        # the default is GLT's, so that a caller who leaves it out is told, not served another way
+        # the default is GLT's, so that a caller without it gets an error, not another behaviour
         if with_gpu:
             refuse("a feature with a part on GPUs", "pass with_gpu=False")
-        # in shared memory from the start: workers that are spawned read these pages, they copy none
+        # in shared memory from the start: spawned workers read these pages without a copy
         self.feature_tensor: Tensor = as_tensors(feature_tensor, dtype).cpu().share_memory_()
         self.id2index = as_tensors(id2index, torch.int64)
         self.split_ratio = float(split_ratio)
@@ -317,7 +317,7 @@ class Feature:
         return self.feature_tensor[ids if self.id2index is None else self.id2index[ids]]
 
     def lazy_init_with_ipc_handle(self) -> None:
-        """Nothing is left to do: a pickle of this object is whole."""
+        """Do nothing: a pickle of this object is whole."""
 
     @property
     def shape(self) -> torch.Size:
@@ -380,7 +380,7 @@ class RangePartitionBook:
 
     def id_filter(self, node_pb: Any, partition_idx: int) -> Tensor:
         """Return the ids that a partition owns, ascending."""
-        # `node_pb` is this book: GLT calls `id_filter(book, index)` of whatever kind of book it has
+        # `node_pb` is this book: GLT calls `id_filter(book, index)` of any kind of book
         start = int(self.partition_bounds[partition_idx - 1]) if partition_idx else 0
         return torch.arange(start, int(self.partition_bounds[partition_idx]))
 
@@ -391,5 +391,5 @@ def owned_by(book: Tensor, partition_idx: int) -> Tensor:
 
 
 def selected(ids: Tensor, mask: Tensor, book: Any = None) -> Tensor:
-    """Return the ids that a mask names."""
+    """Return the ids that a mask selects."""
     return ids[mask]

@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
     args = parse_args(argv)
     try:
-        # On the CPU, once more than needed: a mistake in the arguments is one line here, and not a
+        # First on the CPU: a mistake in the arguments then gives one line here, instead of a
         # traceback from each rank.
         load_model(args)  # before anything starts
         num_partitions = disk.count_partitions(args.root)
@@ -101,9 +101,9 @@ def load_model(args: argparse.Namespace) -> Any:
     if args.checkpoint is None:
         return model
     try:
-        # weights_only: a checkpoint may be somebody else's, and a pickle runs code
+        # weights_only: a checkpoint may come from elsewhere, and a pickle runs code
         state = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
-        # training scripts save more than the model, under "model" by custom
+        # training scripts save more than the model, by convention under "model"
         model.load_state_dict(state.get("model", state))
     except (OSError, RuntimeError, AttributeError, TypeError) as error:
         raise ConfigError(f"--checkpoint {args.checkpoint} cannot be loaded: {error}") from error
@@ -114,13 +114,13 @@ def _start_ranks(args: argparse.Namespace, num_partitions: int) -> None:
     if num_partitions == 1:
         _infer(args, 1)
         return
-    # a file brings the ranks of one machine together: no port that might be taken
+    # a file connects the ranks of one machine: no port that might be taken
     with tempfile.TemporaryDirectory(prefix="gigl_loader_") as folder:
         spawn(_rank, (args, num_partitions, f"file://{folder}/store"), num_partitions)
 
 
 def _rank(rank: int, args: argparse.Namespace, num_partitions: int, init_method: str) -> None:
-    # which torchrun would set: it picks the GPU
+    # torchrun would set it: it picks the GPU
     os.environ["LOCAL_RANK"] = str(rank)
     # gloo with GPUs too: rows are exchanged from the memory of the CPU
     dist.init_process_group("gloo", init_method, rank=rank, world_size=num_partitions)
@@ -137,9 +137,9 @@ def _infer(args: argparse.Namespace, num_partitions: int) -> None:
     if isinstance(model, torch.nn.Module):
         model = model.to(device)
     found = full_graph_inference(
-        # more ranks than partitions share them, in turn
-        # Embeddings of files that have changed would be kept as those of this graph, so they are
-        # compared before: what reads all of them takes longer than that.
+        # with more ranks than partitions, ranks share them in turn
+        # Files are compared first, as embeddings of changed files would be kept as those of this
+        # graph: the computation takes longer.
         model, DistDataset.load(args.root, rank % num_partitions, verify="now"), out=args.out,
         batch_size=args.batch_size, device=device, format=args.format,
         progress=False if args.quiet else None, edge_weight=args.edge_weight,

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _check_for_graph(parser, args)
             return _partition_graph(args)
         nodes, edges, options = _tables(args)
-        # A flag that was not given is None, and leaves what the file says.
+        # A flag that was not given is None, and leaves the value of the file.
         options |= {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
         report = partition_tables(
             nodes, edges, args.num_partitions, args.root, method=args.method,
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             threads=args.threads, drop_dangling=args.drop_dangling, overwrite=args.overwrite,
             progress=not args.quiet, format=args.format, engine=args.engine, **options,
         )  # fmt: skip
-    # One line for what the user can mend. Others keep their traceback: they are ours to mend.
+    # One line for errors that the user can fix. Others keep their traceback: they are our bugs.
     except GiglLoaderError as error:
         print(f"{parser.prog}: error: {in_shell_words(str(error), vars(args))}", file=sys.stderr)
         return exit_code(error)
@@ -72,7 +72,7 @@ def in_shell_words(message: str, names: Iterable[str]) -> str:
     """Return a message with options in place of keywords, those of ``names``."""
     for name in names:
         option = _option(name)
-        # A switch is given alone, others with their value.
+        # A switch has no value, others do.
         message = re.sub(rf"\b{name}=True\b", option, message)
         message = re.sub(rf"\b{name}=(?=[\w\"'])", f"{option} ", message)
         message = re.sub(rf"\b{name}=(?= |$)", option, message)
@@ -93,7 +93,7 @@ def _check_for_graph(parser: argparse.ArgumentParser, args: argparse.Namespace) 
 
 
 def _partition_graph(args: argparse.Namespace) -> int:
-    # With torch, which tables do without.
+    # It imports torch, which tables do not need.
     from gigl_loader.commands.saved_graph import read_saved_graph
     from gigl_loader.dataset.partition_graph import partition_graph
 
@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     one = parser.add_argument_group("a graph of one type, without a YAML file")
     one.add_argument("--nodes", help="files of nodes: a path, a pattern, a directory or a URL")
     one.add_argument("--edges", help="files of edges")
-    # Not "--partition", which would mean something else than "--num-partitions".
+    # Not "--partition", which would have another meaning than "--num-partitions".
     for name in ("id", "split", "time", "partition-column"):
         one.add_argument(f"--{name}", help=f"column of nodes: {name.replace('-column', '')}")
     one.add_argument("--features", nargs="+", help="columns of nodes, or a .npy file")
@@ -194,7 +194,7 @@ def read_yaml(path: Path) -> tuple[Any, Any, dict[str, Any]]:
         ConfigError: The file is missing or describes something else; the message says what.
     """
     try:
-        import yaml  # flags need none, and it is an optional package
+        import yaml  # not needed for flags, and an optional package
 
         content = yaml.safe_load(path.read_text())
     except ImportError as error:
@@ -208,8 +208,8 @@ def read_yaml(path: Path) -> tuple[Any, Any, dict[str, Any]]:
             f"{path} must have the keys nodes and edges, may have {' and '.join(_OPTIONS)}, and no "
             "others"
         )
-    # One kind of nodes or several, as the arguments have it: columns, or a dict of them by type. So
-    # no node type may be called "source".
+    # One kind of nodes or several, as in the arguments: columns, or a dict of them by type. So no
+    # node type may be called "source".
     nodes, edges = content["nodes"], content["edges"]
     options = {name: content[name] for name in _OPTIONS if content.get(name) is not None}
     if not isinstance(nodes, dict):
@@ -251,7 +251,7 @@ def _make(kind: Any, given: Any, where: str) -> Any:
     unknown = sorted(set(given) - names)
     if unknown:
         raise ConfigError(f"{where}: unknown {', '.join(unknown)}; there are {sorted(names)}")
-    # Without what is empty, so that the classes' own defaults hold: `id: ` in YAML is None.
+    # Without empty values, so that the classes' own defaults apply: `id: ` in YAML is None.
     return kind(**{name: value for name, value in given.items() if value is not None})
 
 

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         job, degrees = _job(args, costs)
         plan = estimate(job, costs, degrees)
         device = None if args.gpu is None else plan_device(job, plan.batch, args.gpu)
-        # Before the text: it may fail, and then there should be an error alone.
+        # Before the text: if it fails, only the error should appear.
         if args.picture:
             draw(Path(args.picture), job, costs, degrees)
         if args.json:
@@ -159,10 +159,10 @@ def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, DegreeDistributio
     known: dict[str, Any] = {}
     degrees = parts = None
     if args.root:
-        from gigl_loader.plan.graph_on_disk import read_root  # with torch, which figures do without
+        from gigl_loader.plan.graph_on_disk import read_root  # with torch; figures need none
 
         known, degrees, parts = read_root(Path(args.root))
-    # Options come before the directory's figures: a plan for the same graph with wider rows.
+    # Options override the directory's figures: a plan for the same graph with wider rows.
     given = {name: getattr(args, name) for name in _OF_A_GRAPH}
     known |= {name: value for name, value in given.items() if value is not None}
     missing = [name for name in ("nodes", "edges", "dim") if name not in known]
@@ -177,12 +177,12 @@ def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, DegreeDistributio
         memory_gb=args.memory, disk_gb_per_s=args.disk,
         remote_cache=args.remote_cache if isinstance(args.remote_cache, float) else 0.0,
     )  # fmt: skip
-    if parts and parts != job.parts:  # the directory would be partitioned anew
+    if parts and parts != job.parts:  # the directory would be partitioned again
         there = replace(job, num_servers=parts) if is_store else replace(job, machines=parts)
         job = there.with_machines(machines, servers)
     if args.remote_share is not None:
         job = replace(job, remote_share=args.remote_share)
-    # Bytes are a share of a job's own rows, so the job comes first.
+    # Bytes are computed for a job's own rows, so the job comes first.
     if isinstance(args.remote_cache, int):
         job = replace(job, remote_cache=share_kept(job, args.remote_cache))
     return job, degrees
@@ -191,7 +191,7 @@ def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, DegreeDistributio
 # --- figures as people write them -----------------------------------------------------------------
 
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
-# In 10**9: without a letter a number is in those, as --help has it, but for nodes and edges.
+# In 10**9: a number without a unit means this, as --help says, except for nodes and edges.
 _GIGABITS = {"k": 1e-6, "m": 1e-3, "": 1.0, "g": 1.0, "t": 1e3}
 
 
@@ -208,8 +208,8 @@ def gigabits(text: str) -> float:
     found = re.fullmatch(rf"{NUMBER}([kmgtKMGT]?)(bit|bps|b)?(/s)?\s*", text)
     if found is not None and read_number(found[1]) > 0:
         return read_number(found[1]) * _GIGABITS[found[2].lower()]
-    # "GB" is what machines' memory is sold in and links are not: eight times off in silence. "Gb"
-    # is right, so case counts here and nowhere else.
+    # Memory is sold in "GB", but links are not: "GB" would be a silent factor of eight. "Gb" is
+    # right, so case counts here and nowhere else.
     if re.fullmatch(rf"{NUMBER}[kmgtKMGT]?B(/s|ps)?\s*", text):
         raise ArgumentTypeError(
             f"a link is given in bits, not bytes: 8 times as many, as in 25Gbit, got {text!r}"
@@ -241,7 +241,7 @@ def share(text: str) -> float:
 
 def cache_size(text: str) -> int | float:
     """Return bytes of a cache, as in ``2GB``, which are those of ``remote_cache``; or a share."""
-    # "2" is no share and "0.2" no bytes: only a unit tells which one is meant.
+    # "2" is not clearly a share, nor "0.2" bytes: only a unit decides.
     if not re.search(r"[bB]\s*$", text):
         return share(text)
     return _size(text, "a cache", ', or a share such as "20%"')
@@ -261,7 +261,7 @@ def fanouts(text: str) -> tuple[int, ...]:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from gigl_loader.plan.calibrate import calibrate  # all that loads graphs: seconds
+    from gigl_loader.plan.calibrate import calibrate  # its imports take seconds
 
     other = None
     if args.other is not None:
@@ -281,7 +281,7 @@ def _answer(args: argparse.Namespace) -> int:
     """Answer whoever measures, until this process is told to stop."""
     ends = {signal.SIGINT, signal.SIGTERM}
     security, (host, port) = security_of(args), args.answer
-    # Before there are threads, which take it over; and back, as children of this process would too.
+    # Before any threads, which inherit it; restored afterwards, as children would inherit it, too.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     try:
         with Answerer(host, port, security) as answerer:
@@ -293,7 +293,7 @@ def _answer(args: argparse.Namespace) -> int:
     return 0
 
 
-# --- what is printed ------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 
 _PLACES = {
@@ -327,7 +327,7 @@ def _as_json(plan: Plan, costs: Costs, device: DevicePlan | None) -> dict[str, A
 def table(plan: Plan, costs: Costs) -> str:
     """Return a plan as text."""
     job, batch, rate = plan.job, plan.batch, plan.seeds_per_second
-    # The spread is a share, of times as of rates: as many times less as more.
+    # The spread is a share, of times and of rates: as many times less as more.
     low, high = rate / (1 + plan.spread), rate * (1 + plan.spread)
     epoch = job.nodes / rate
     lines = [
@@ -385,7 +385,7 @@ def _gigabytes(nbytes: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    # From two of a unit on: "1.2 hours" says less than "72 minutes".
+    # A larger unit from two of it on: "1.2 hours" says less than "72 minutes".
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"
@@ -398,16 +398,16 @@ def draw(path: Path, job: Job, costs: Costs, degrees: DegreeDistribution | None 
     Raises:
         ConfigError: matplotlib is not installed, knows no such kind of picture, or cannot write it.
     """
-    try:  # without pyplot, which would choose a backend for the whole process, a notebook's too
+    try:  # without pyplot, which would choose a backend for the whole process, also in a notebook
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError("--picture needs matplotlib: run pip install matplotlib") from error
     figure = Figure(figsize=(7, 4.5))
-    # Before any work: a wrong suffix would be found when all is drawn.
+    # Before any work: else a wrong suffix would only be found after drawing.
     kinds = figure.canvas.get_supported_filetypes()
     if path.suffix.lstrip(".") not in kinds:
         raise ConfigError(f"--picture {path} must end in one of: .{', .'.join(sorted(kinds))}")
-    # An eighth to eight times as many as are planned for, in steps of two as the axis has.
+    # From an eighth to eight times the planned number, in steps of two like the axis.
     counts = sorted({max(1, round(job.machines * 2**k)) for k in range(-3, 4)})
     jobs = [
         job.with_machines(count, job.num_servers)
@@ -417,10 +417,10 @@ def draw(path: Path, job: Job, costs: Costs, degrees: DegreeDistribution | None 
     counts = [one.machines for one in jobs]
     plans = [estimate(one, costs, degrees) for one in jobs]
     axes = figure.subplots()
-    # The first may be one machine alone, which has no links; a limit that is not there is no point.
+    # The first may be a single machine, which has no links; a missing limit gets no point.
     for number, name in enumerate(plans[0].bounds | plans[-1].bounds):
         values = [plan.bounds.get(name, float("inf")) for plan in plans]
-        # Where lines lie on each other, as the limit and what it leaves do, dashes take turns
+        # If lines overlap, like the limit and the resulting rate, dashes take turns
         axes.plot(counts, values, linestyle=(3 * number, (3, 6)), linewidth=2, zorder=3, label=name)
     most = [plan.seeds_per_second for plan in plans]
     axes.plot(counts, most, "-o", color="0.7", linewidth=4, zorder=2, label="what is left")

@@ -11,7 +11,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 
 from gigl_loader.errors import ConfigError
 
-# PyG allows its own from 2.6 on, and later versions more of them.
+# PyG allows its own classes from 2.6 on, and later versions more of them.
 _ALLOWED = [
     Data, HeteroData, DataEdgeAttr, DataTensorAttr, storages.BaseStorage, storages.GlobalStorage,
     storages.NodeStorage, storages.EdgeStorage,
@@ -28,8 +28,8 @@ def read_saved_graph(path: Path) -> Data | HeteroData:
         ConfigError: The file cannot be read, or is something else.
     """
     try:
-        # A pickle may run code of whoever wrote it. So only tensors and PyG's own classes are made.
-        torch.serialization.add_safe_globals(_ALLOWED)  # of this process, which is the command's
+        # A pickle may run its author's code. So only tensors and PyG's own classes are created.
+        torch.serialization.add_safe_globals(_ALLOWED)  # only for this process, the command's
         found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ConfigError(f"--pyg {path} cannot be read: {error.strerror or error}") from error
@@ -46,8 +46,8 @@ def read_saved_graph(path: Path) -> Data | HeteroData:
 
 
 def _graph_of(found: Any, path: Path) -> Data | HeteroData:
-    # What an InMemoryDataset saves: (data or its to_dict(), slices, class); slices tell the graphs
-    # apart, and are None where there is one.
+    # The contents of a saved InMemoryDataset: (data or its to_dict(), slices, class); slices
+    # separate the graphs, and are None if there is one.
     if isinstance(found, tuple) and len(found) in (2, 3):
         if found[1] is not None:
             raise ConfigError(f"--pyg {path} holds a dataset of several graphs: save one of them")

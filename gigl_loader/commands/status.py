@@ -67,10 +67,10 @@ def host_and_port(text: str) -> tuple[str, int]:
         ArgumentTypeError: It is something else.
     """
     host, _, port = text.rpartition(":")
-    # `isdigit` alone takes digits of other scripts and superscripts, which `int` may not
+    # `isdigit` alone accepts digits of other scripts and superscripts, which `int` may not
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"takes HOST:PORT, got {text!r}")
-    # brackets are how an IPv6 address is told from its port
+    # brackets distinguish an IPv6 address from its port
     return host.strip("[]"), int(port)
 
 
@@ -84,11 +84,11 @@ def ask(
         JoinRefusedError: It does not let this process in, or is another service.
     """
     deadline = time.monotonic() + timeout_s
-    # no patience: a probe is to say what is now, and the next one comes soon
+    # no retries: a probe reports the current state, and the next one comes soon
     with Caller(*where, security, "status", patience_s=0.0, what="storage server") as caller:
         caller.connect(deadline)
         reply = caller.ask("status", {}, dict[str, dict[str, Any]])
-        # who was let in in the last moment still gets the time for one answer
+        # a client admitted in the last moment still gets the time for one response
         return reply.wait(max(0.1, deadline - time.monotonic()))["value"]
 
 
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = ask(args.where, security_of(args), args.timeout)
     except GiglLoaderError as error:
-        # told apart for probes: a server that loads is let load, one that does not answer is
+        # separate results for probes: a loading server is left alone, one that does not respond is
         # restarted
         refused = isinstance(error.__cause__, ConnectionRefusedError)
         health = "not listening" if refused else "no answer"

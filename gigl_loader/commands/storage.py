@@ -44,8 +44,8 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = _parser(
         "gigl-loader serve", "Serve one partition of a graph to compute processes.", _SERVE_EXAMPLE
     )
-    # Defaults are torchrun's variables, so that one command line serves on all machines; without
-    # torchrun they make one server, for trying.
+    # Defaults are torchrun's variables, so that one command line works on all machines; without
+    # torchrun they give one server, for trials.
     parser.add_argument("--root", required=True, help="directory that partition_graph wrote")
     parser.add_argument(
         "--rank", type=int, default=int(environ.get("RANK", "0")),
@@ -102,18 +102,18 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def serve(args: argparse.Namespace) -> int:
     """Load, serve, end; return how many jobs were served."""
-    # With several servers one command line is for all of them, and --port for all but server 0.
+    # With several servers all have one command line, and all but server 0 ignore --port.
     if args.num_servers == 1 and args.port not in (0, args.master_port):
         raise ConfigError(
             f"the only server listens on --master-port, which is {args.master_port}: give "
             f"--master-port {args.port} in place of --port"
         )
     started = time.monotonic()
-    # loaded before anything listens: clients wait for a server that does not answer yet, and say so
+    # loaded before anything listens: clients wait for a server that does not respond yet, and say
+    # so
     dataset = DistDataset.load(args.root, args.rank % count_partitions(args.root))
     _log.info("loaded %r in %.1f s", dataset, time.monotonic() - started)
-    # of the compute cluster a server looks at nothing: the first client of a job says how large it
-    # is
+    # a server ignores the size of the compute cluster: the first client of a job sends it
     info = GraphStoreInfo(
         num_storage_nodes=args.num_servers, num_compute_nodes=1, num_processes_per_compute=1,
         cluster_master_ip=args.master_addr, storage_cluster_master_ip=args.master_addr,
@@ -134,7 +134,7 @@ def serve(args: argparse.Namespace) -> int:
 def serve_main(argv: Sequence[str] | None = None) -> int:
     """Run ``gigl-loader serve``; return the exit code."""
     args = parse_serve(argv)
-    # errors of this library say what to do; of others the traceback is wanted
+    # errors of this library name a remedy; for others the traceback is needed
     with showing_where():
         try:
             _log.info("served %d jobs", serve(args))
@@ -147,7 +147,7 @@ def serve_main(argv: Sequence[str] | None = None) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m gigl_loader.graph_store.serve``, which also asks with ``--status``."""
     given = list(sys.argv[1:] if argv is None else argv)
-    # not an option of the parser of `serve`, which would ask for --root
+    # not an option of the parser of `serve`, which would require --root
     if "--status" in given:
         given.remove("--status")
         return status.main(given)

@@ -1,1 +1,1 @@
-"""What is read: this process's partition (local), or a handle on a graph store (remote)."""
+"""Datasets: the partition of this process (local), or a handle on a graph store (remote)."""

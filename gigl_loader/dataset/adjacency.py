@@ -1,10 +1,10 @@
-"""Edges grouped by the node that is expanded: put into canonical order, cut, and listed whole.
+"""Edges grouped by the expanded node: sorted into canonical order, cut, and listed whole.
 
-A loader that names an attribute walks them by time, or with other weights. Edges are sorted by time
-once, when a loader with ``time_attr`` is built. The time of an edge is its own, or that of the
-neighbour that it leads to. Neighbours may be another partition's: `DistDataset.from_pyg` and
-`partition_graph` write down their times where they are told ``time_attr``. Weights to draw by are
-``edge_weight`` or, with ``weight_attr``, another attribute.
+A loader can name an attribute for the times or the weights of edges. Edges are sorted by time once,
+when a loader with ``time_attr`` is built. An edge has a time of its own, or that of its neighbour.
+A neighbour may be on another partition: `DistDataset.from_pyg` and `partition_graph` store its time
+when they get ``time_attr``. Weights are ``edge_weight`` or, with ``weight_attr``, another
+attribute.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from gigl_loader.dataset.view import Adjacency, PartitionView, Rows, TimeOrder, 
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.tensors import empty_shared, share_tensor
 
-# What int64 holds: a larger key of (row, column) would wrap around, and sort elsewhere.
+# The limit of int64: a larger key of (row, column) would wrap around, and sort elsewhere.
 _KEY_LIMIT = 2**63 - 1
 
 
@@ -45,18 +45,19 @@ def compress(
 ) -> Adjacency:
     """Group edges by row, neighbours ascending by (neighbour id, edge id), in shared memory.
 
-    Beyond input and output it needs 24 bytes per edge: one sort key, its sorted copy and the order.
+    Besides input and output it needs 24 bytes per edge: one sort key, its sorted copy and the
+    order.
 
     Args:
-        rows: ``[num_edges]`` int64, the node that is expanded, in ``[0, num_rows)``.
+        rows: ``[num_edges]`` int64, the expanded node, in ``[0, num_rows)``.
         cols: ``[num_edges]`` int64, its neighbour, in ``[0, num_cols)``.
         num_rows: Rows of the result.
-        num_cols: Neighbour ids there can be.
+        num_cols: Number of possible neighbour ids.
         edge_ids: ``[num_edges]`` int64; None: the position in the input.
         weights: ``[num_edges]``, kept as float32.
         key_limit: Largest sort key; above it two sorts are run instead of one. For tests.
     """
-    # written in place where workers read it: cumsum and copy would hold it twice
+    # written in place where workers read it: cumsum and a copy would need the memory twice
     indptr = empty_shared((num_rows + 1,), torch.int64)
     indptr[0] = 0
     torch.cumsum(torch.bincount(rows, minlength=num_rows), 0, out=indptr[1:])
@@ -68,14 +69,14 @@ def compress(
     if first is not None:
         order = first[order]
     kept = None if weights is None else share_tensor(weights.to(torch.float32)[order])
-    # without ids an edge's id is its position in the input, which is what `order` holds
+    # without ids, the id of an edge is its position in the input, as in `order`
     ids = order if edge_ids is None else edge_ids[order]
     return Adjacency(indptr, share_tensor(indices), share_tensor(ids), kept)
 
 
 def _order_by_id(edge_ids: Tensor | None) -> Tensor | None:
     """Return the order that makes ``edge_ids`` ascend; None where they ascend already."""
-    # the usual case (positions, and what partitioning cuts in order) costs one comparison an edge
+    # the usual case (positions, or ids cut in order) costs one comparison per edge
     if edge_ids is None or edge_ids.numel() < 2 or bool((edge_ids[1:] >= edge_ids[:-1]).all()):
         return None
     return torch.argsort(edge_ids, stable=True)
@@ -85,8 +86,9 @@ def _order_by_row(
     rows: Tensor, cols: Tensor, num_cols: int, num_rows: int, key_limit: int
 ) -> tuple[Tensor, Tensor]:
     """Return the stable order by (row, column), and the columns in it."""
-    # one sort of one key, from which the columns are read again: gathered by `order`, they would
-    # take a pass of random reads more. (`remainder_` and `+=`: in place, 8 bytes an edge less.)
+    # One sort of one key, and the columns are computed from the key: gathering them by `order`
+    # would be one more pass of random reads. `remainder_` and `+=` work in place and save 8 bytes
+    # per edge.
     if num_rows * num_cols <= key_limit:
         key = rows * num_cols
         key += cols
@@ -106,8 +108,8 @@ def is_canonical(adjacency: Adjacency) -> bool:
     good = indices[1:] > indices[:-1]
     same = indices[1:] == indices[:-1]
     good |= same if ids is None else same & (ids[1:] >= ids[:-1])
-    # where a row ends and another begins, anything may follow. Rows without edges at either end
-    # have no edge before, or after, their start.
+    # Order is free where one row ends and the next begins. Rows without edges at either end have no
+    # edge before, or after, their start.
     starts = adjacency.indptr[1:-1]
     starts = starts[(starts > 0) & (starts < indices.numel())]
     good[starts - 1] = True
@@ -141,11 +143,11 @@ def label_adjacency(
         num_rows=num_nodes[edge_type[0]],
         num_cols=num_nodes[edge_type[2]],
     )
-    # positions as ids would look like ids of message-passing edges, which a batch could ask for
+    # positions as ids would look like ids of message-passing edges, which a batch could request
     return Adjacency(found.indptr, found.indices, None, None)
 
 
-# --- edges that are not sampled: for inference, look-ups, and what writes them --------------------
+# --- edges that are not sampled: for inference, look-ups and writers ------------------------------
 
 
 @dataclass(frozen=True)
@@ -154,18 +156,18 @@ class EdgeBlock:
 
     edge_index: Tensor
     """``[2, num_edges]`` int64: the neighbours, by global ids (in a chunk of inference by local
-    numbers), and the positions of the nodes among those asked for, which ascend."""
+    numbers), and the positions of the nodes in the request, ascending."""
     indptr: Tensor
     """``[num_nodes + 1]`` int64, where the edges of each node start."""
     weights: Tensor | None = None
-    """``[num_edges]`` float32; None: not asked for, or there are none."""
+    """``[num_edges]`` float32; None: not requested, or there are none."""
     attr: Tensor | None = None
     """``[num_edges, ...]``, features; None: the same."""
     edge_ids: Tensor | None = None
     """``[num_edges]`` int64; None: the same."""
     positions: Tensor | None = None
-    """``[num_edges]`` int64, where each stands in the partition's adjacency; None: the edges are
-    of no partition of this process."""
+    """``[num_edges]`` int64, positions in the partition's adjacency; None: the edges are of no
+    partition of this process."""
 
     @property
     def sources(self) -> Tensor:
@@ -174,7 +176,7 @@ class EdgeBlock:
 
     @property
     def targets(self) -> Tensor:
-        """The nodes that were asked for, by position."""
+        """The requested nodes, by position."""
         return self.edge_index[1]
 
     @property
@@ -208,14 +210,14 @@ def all_edges(
         edge_ids: Whether to return edge ids, where they are known.
     """
     limit, rows = adjacency.indptr.numel() - 1, adjacency.locate(ids)
-    # nodes past the last row have no edge, and no entry to read: any other is read for them, and
-    # `where` drops what was found
+    # nodes past the last row have no edge and no entry to read: another entry is read instead, and
+    # `where` drops the result
     known = rows.clamp(max=max(limit - 1, 0))
     starts = adjacency.indptr[known] if limit else torch.zeros_like(ids)
     ends = adjacency.indptr[known + 1] if limit else starts
     counts = torch.where(rows < limit, ends - starts, 0)
-    # where the edges of each node begin in the answer; the difference to where they begin in the
-    # adjacency, added to 0, 1, 2..., gives all positions without a loop over nodes
+    # Start of each node's edges in the result. Its difference to the start in the adjacency, added
+    # to 0, 1, 2..., gives all positions without a loop over nodes.
     first = counts.cumsum(0) - counts
     positions = torch.repeat_interleave(starts - first, counts)
     positions += torch.arange(positions.numel())
@@ -239,11 +241,11 @@ def edges_of(adjacency: Adjacency, edge_dir: EdgeDir) -> Tensor:
 
 
 def kept_edges(adjacency: Adjacency, keep: Tensor) -> Adjacency:
-    """Return the edges that ``keep`` (``[num_edges]`` bool) names, with the ids that they had."""
+    """Return the edges that ``keep`` (``[num_edges]`` bool) selects, with their old ids."""
     before = torch.zeros(keep.numel() + 1, dtype=torch.int64)
     torch.cumsum(keep, 0, out=before[1:])
     positions = keep.nonzero().view(-1)
-    # what stays is in the order that it was in, so that nothing is sorted
+    # the remaining edges keep their order, so nothing is sorted
     return replace(
         adjacency,
         indptr=before[adjacency.indptr],
@@ -262,7 +264,7 @@ def with_times(view: PartitionView, time_attr: str) -> PartitionView:
             of other partitions' nodes are not known here.
     """
     found = _times_by_type(view, time_attr)
-    # of all types alike: a seed's time is one number, which is compared with times of every type
+    # for all types at once: a seed's time is one number, compared with times of every type
     is_float = any(times.dtype.kind == "f" for times in found.values())
     orders = {
         edge_type: _order(view.adjacency[edge_type], times, is_float)
@@ -318,7 +320,7 @@ def _times_by_type(view: PartitionView, time_attr: str) -> dict[EdgeType, Any]:
 def _of_neighbors(view: PartitionView, edge_type: EdgeType, neighbor: str, time_attr: str) -> Any:
     rows, adjacency = view.node_attributes[neighbor, time_attr], view.adjacency[edge_type]
     what = f"{time_attr!r} of nodes {neighbor!r}"
-    # each neighbour's time is here; a sampler is given it by edge, like that of edges
+    # each neighbour's time is here; a sampler gets it by edge, like the time of an edge
     if rows.whole:
         return _numbers(rows.values, what)[rows.locate(adjacency.indices.long()).numpy()]
     known = view.edge_attributes.get((edge_type, NEIGHBOR_TIME + time_attr))
@@ -361,8 +363,8 @@ def _numbers(values: Tensor, what: str) -> Any:
 
 def _order(adjacency: Adjacency, times: Any, is_float: bool) -> TimeOrder:
     keys = torch.from_numpy(np.ascontiguousarray(keys_of(times, is_float=is_float)))
-    # by time, then by row, both stable: within a row by time, and where times are equal in the
-    # order of the adjacency, which is the canonical one
+    # by time, then by row, both stable: within a row by time; equal times keep the order of the
+    # adjacency, which is the canonical one
     order = torch.argsort(keys, stable=True)
     order = order[torch.argsort(expand_rows(adjacency.indptr)[order], stable=True)]
     return TimeOrder(share_tensor(order), share_tensor(keys[order]), is_float)
@@ -371,15 +373,15 @@ def _order(adjacency: Adjacency, times: Any, is_float: bool) -> TimeOrder:
 def weighted_view(view: PartitionView, name: str) -> PartitionView:
     """Return ``view`` with the edge attribute ``name`` as weights, of the types that have it.
 
-    Edge types without the attribute have no weights then, whatever they had before.
+    Edge types without the attribute then have no weights, even if they had some before.
 
     Raises:
         ConfigError: No edge type has it, it is no weight, or some of it lies on other partitions.
     """
     walked = [t for t in view.adjacency if not is_label_edge_type(t)]
     named = [t for t in walked if (t, name) in view.edge_attributes]
-    # weights that were given without a name are called edge_weight in batches, so that name is
-    # understood where no attribute has it
+    # batches call weights that were given without a name edge_weight, so that name also works when
+    # no attribute has it
     if not named and not (name in WEIGHT_NAMES and any(_weights(view, t) for t in walked)):
         known = sorted({attribute for _, attribute in view.edge_attributes})
         raise ConfigError(
@@ -388,7 +390,7 @@ def weighted_view(view: PartitionView, name: str) -> PartitionView:
         )
     adjacency = dict(view.adjacency)
     for edge_type in walked:
-        # a type without it is drawn from evenly: its own weights may be of another measure
+        # a type without it is drawn evenly: its own weights may have another scale
         weights = _read(view, edge_type, name) if edge_type in named else None
         if weights is None and name in WEIGHT_NAMES:
             weights = view.adjacency[edge_type].weights
@@ -408,7 +410,7 @@ def _read(view: PartitionView, edge_type: EdgeType, name: str) -> Tensor:
     # attributes lie by edge id, weights by position in the adjacency
     ids = edges.edge_ids_at(torch.arange(edges.indices.numel()))
     book = view.edge_books.get(edge_type)
-    # before rows are read: another partition's id would find no row here, or a wrong one
+    # before rows are read: the id of another partition would find no row here, or a wrong one
     if book is not None and bool((book.owner(ids) != view.partition_idx).any()):
         raise ConfigError(
             f"weight_attr={name!r}: some edges of {edge_type} are sampled by partition "

@@ -1,6 +1,6 @@
-"""Views built of loose tensors: what users hand in, what is cut of a graph, what GLT's files hold.
+"""Views built of loose tensors: from users, from a cut graph, or from GLT's files.
 
-Also the parts of a view that are neither read nor sampled from: books, rows and their indexes.
+Also the parts of a view that are not adjacency: partition books, rows and their indexes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,19 +29,19 @@ from gigl_loader.memory.tensors import empty_shared, share_tensor
 class ViewBuilder:
     """Builds the view of a partition in shared memory, of tensors that were checked.
 
-    Types come one after the other, so that what a type was made of can go before the next one is
+    Types come one after the other, so that the input of one type is freed before the next one is
     read: message-passing edges before label edges, and edges before their rows.
 
     Args:
-        heterogeneous: Whether the graph came by type. A homogeneous one uses the default types.
+        heterogeneous: Whether the input graph has types. A homogeneous one uses the default types.
         edge_dir: Which end of an edge is expanded.
-        num_partitions: How many there are.
+        num_partitions: Number of partitions.
         partition_idx: This one.
         num_nodes: Nodes by type over all partitions.
         node_books: Owners of nodes, where they are known.
         edge_books: Owners of edges, where they are known.
-        num_classes: Over all partitions, where that is known; empty: they are counted here.
-        identity: As the directory says, where the tensors are of one that does.
+        num_classes: Over all partitions, if known; empty: they are counted here.
+        identity: The identity from the directory, if the tensors are of one that has it.
     """
 
     def __init__(
@@ -95,8 +95,7 @@ class ViewBuilder:
             kind: The field of `PartitionView`, ``"node_features"`` and the like.
             key: Node type or edge type; of an attribute (type, name).
             values: ``[num_rows, ...]``.
-            ids: ``[num_rows]`` int64, the global id of each row; None: row ``i`` is that of id
-                ``i``.
+            ids: ``[num_rows]`` int64, the global id of each row; None: row ``i`` has id ``i``.
             scales: See `Rows`.
 
         Raises:
@@ -110,14 +109,15 @@ class ViewBuilder:
             known: Any = (view.node_features, view.node_labels, view.node_attributes)
         else:
             where, unit = f"features or attributes of edge type {name}", "edges"
-            # by the edges that are here, not by the book: a batch asks for what was sampled
+            # by the edges that are here, not by the book: a batch requests the rows of sampled
+            # edges
             num_ids, owned = self._num_edge_ids(name, ids), view.adjacency[name].edge_ids
             known = (view.edge_features, view.edge_attributes)
         _check_known(ids, num_ids, where, unit)
-        # matrices share the index of others where their ids are the same
+        # matrices share an index if their ids are the same
         rows = make_rows(values, ids, num_ids, [one for by_key in known for one in by_key.values()])
         if unit == "nodes" and rows.index is not None and name in view.node_books:
-            # rows of further ids are allowed, and never asked for
+            # rows of further ids are allowed, and never requested
             owned = owned_ids(view.node_books[name], view.partition_idx)
         _check_rows(rows, owned, where)
         getattr(view, kind)[key] = rows if scales is None else replace(rows, scales=scales)
@@ -132,11 +132,10 @@ class ViewBuilder:
         view = self.view
         several = view.num_partitions > 1
         for edge_type, (weights, ids) in self._weights.items():
-            # batches carry weights, too; a user's own attribute of that name is carried as it is,
-            # in its own type
+            # batches carry weights, too; a user's own attribute of that name keeps its own type
             if any((edge_type, name) in view.edge_attributes for name in WEIGHT_NAMES):
                 continue
-            # a batch has edges of other partitions, and only a book tells whom to ask for their
+            # a batch has edges of other partitions, and only a book names the owner of their
             # weights
             if several and edge_type not in view.edge_books:
                 reason = "there is no edge partition book"
@@ -147,17 +146,17 @@ class ViewBuilder:
         return replace(
             view,
             is_heterogeneous=view.is_heterogeneous and not labeled,
-            # without books samplers take a shorter way: nobody else is to be asked
+            # without books samplers take a shorter path: there is no other owner
             node_books=view.node_books if several else {},
             edge_books=view.edge_books if several else {},
-            # those of the whole graph where whoever cut it knew them; counted here, they need all
+            # the classes of the whole graph, if the caller knew them; counting here needs all
             # labels
             num_classes=view.num_classes or count_classes(view.node_labels),
         )
 
 
 def _check_known(ids: Tensor | None, num_ids: int, what: str, unit: str) -> None:
-    """Check that rows are given for ids that there are, and once each."""
+    """Check that each row has an id of the graph, and each id at most one row."""
     if ids is None or not ids.numel():
         return
     low, high = (int(limit) for limit in torch.aminmax(ids))
@@ -177,7 +176,7 @@ def _check_known(ids: Tensor | None, num_ids: int, what: str, unit: str) -> None
 def _check_rows(rows: Rows, owned: Tensor | None, what: str) -> None:
     """Check that there is a row for each id that this partition owns (None: for all ids)."""
     num_ids = rows.values.size(0) if rows.index is None else rows.index.numel()
-    # before the index is asked: an id past its end would raise torch's own error
+    # before the index is used: an id past its end would raise torch's own error
     if owned is not None and owned.numel() and int(owned.max()) >= num_ids:
         raise ConfigError(f"{what}: id {int(owned.max())} has no row, there are {num_ids} ids")
     if rows.index is None:
@@ -191,15 +190,15 @@ def count_classes(labels: Mapping[NodeType, Rows]) -> dict[NodeType, int]:
     """Return the classes of each type's labels, where all of them are here.
 
     Source:
-        PyG, ``Dataset.num_classes``: one past the highest label; of labels with several columns,
-        these. (Distinct values, which it counts in floating-point labels, are no classes.)
+        PyG, ``Dataset.num_classes``: one past the highest label; for labels with several columns,
+        their number. (PyG counts distinct values of floating-point labels; they are no classes.)
     """
     found = {}
     for node_type, rows in labels.items():
         values = rows.values
         if values.dim() and values.numel() != len(values):
             found[node_type] = int(values.size(-1))
-        # of a part of the labels the highest may be elsewhere
+        # with a part of the labels, the highest may be elsewhere
         elif rows.whole and not values.is_floating_point() and not values.is_complex():
             found[node_type] = int(values.max()) + 1 if values.numel() else 0
     return found
@@ -216,19 +215,19 @@ def make_rows(values: Tensor, ids: Tensor | None, num_ids: int, like: Iterable[R
         ids: ``[num_rows]`` int64, each once, below ``num_ids``; None: row ``i`` belongs to id
             ``i``, and all ids are here.
         num_ids: Ids there are over all partitions.
-        like: Matrices of the same ids, as a rule: the index of one that fits is shared.
+        like: Matrices that usually have the same ids: a fitting index is shared.
     """
-    # an index of 8 bytes an id would say what the position says already
+    # an index of 8 bytes per id would only repeat the position
     if ids is not None and ids.numel() == num_ids and torch.equal(ids, torch.arange(num_ids)):
         ids = None
     if ids is None:
         return Rows(share_tensor(values.contiguous()), None, True)
     positions = torch.arange(ids.numel())
-    # features, labels and attributes of a type have the same ids as a rule: one index for all
+    # features, labels and attributes of a type usually have the same ids: one index for all
     index = next((rows.index for rows in like if _finds(rows, ids, positions, num_ids)), None)
     if index is None:
         index = empty_shared((num_ids,), torch.int64)
-        # samplers and `_check_rows` know ids without a row by it
+        # samplers and `_check_rows` recognise ids without a row by it
         index.fill_(-1)
         index[ids] = positions
     return Rows(share_tensor(values.contiguous()), index, ids.numel() == num_ids)
@@ -238,14 +237,14 @@ def _finds(rows: Rows, ids: Tensor, positions: Tensor, num_ids: int) -> bool:
     """Return whether the index of ``rows`` finds ``ids`` at ``positions``, and nothing else."""
     if rows.index is None or rows.index.numel() != num_ids or len(rows.values) != ids.numel():
         return False
-    # the same length, and each of `ids` at its place: there is no room for any other id
+    # the same length, and each of `ids` at its place: no room is left for another id
     return torch.equal(rows.index[ids], positions)
 
 
 def ids_of(rows: Rows) -> Tensor | None:
     """Return the ids of a matrix's rows, in their order; None: they are 0, 1, 2..."""
     if rows.index is not None:
-        # the inverse of an index: its places in the order of the rows that they tell
+        # the inverse of an index: its places, sorted by row
         found = (rows.index >= 0).nonzero().view(-1)
         return found[torch.argsort(rows.index[found])] + rows.first
     if rows.ids is not None:
@@ -255,14 +254,14 @@ def ids_of(rows: Rows) -> Tensor | None:
 
 def make_book(table: Tensor, num_partitions: int) -> Book:
     """Return the book of an owner table; as bounds where owners ascend, else as a small table."""
-    # bounds take no memory, and an owner is found without a miss of the cache for each id
+    # bounds take no memory, and finding an owner causes no cache miss per id
     if table.numel() < 2 or bool((table[1:] >= table[:-1]).all()):
         counts = torch.bincount(table.long(), minlength=num_partitions)
         return Book(bounds=share_tensor(torch.cumsum(counts, 0)))
-    # the owner of each node and edge of the whole graph is held by every partition, so that a byte
-    # more is a byte for each of these, everywhere
+    # every partition holds the owner of each node and edge of the whole graph, so one more byte per
+    # id costs that byte everywhere
     dtype = torch.uint8 if num_partitions <= 256 else torch.int32
-    # a copy: `share_tensor` keeps what is in shared memory already, and the user may write to that
+    # a copy: `share_tensor` keeps a tensor that is in shared memory, and the user may write to it
     return Book(table=share_tensor(table.to(dtype, copy=True)))
 
 
@@ -299,10 +298,10 @@ def read_book(value: Any, num_partitions: int, where: str) -> Book:
         value: ``[num_ids]`` integer tensor, or anything with ``partition_bounds`` (GLT's
             ``RangePartitionBook``), or a `Book`.
         num_partitions: Owners must be below it.
-        where: What to call it in errors.
+        where: Its name in errors.
 
     Raises:
-        ConfigError: It is of another kind, or names a partition that does not exist.
+        ConfigError: It is of another kind, or names a missing partition.
     """
     table, bounds = _table_of(value), _bounds_of(value)
     if bounds is not None:
@@ -317,7 +316,7 @@ def read_book(value: Any, num_partitions: int, where: str) -> Book:
             f"{where} must be a 1-D integer tensor or a range partition book, "
             f"got {type(value).__name__}"
         )
-    # a table of ours, too: it may be of another graph than the one it is given for
+    # our own table, too: it may belong to another graph
     return make_book(_check_table(table, num_partitions, where), num_partitions)
 
 
@@ -329,15 +328,15 @@ def _bounds_of(value: Any) -> Tensor | None:
 def _table_of(value: Any) -> Tensor | None:
     if isinstance(value, Book):
         return value.table
-    # GLT's tables are a subclass of Tensor, whose operations would give more of that class
+    # GLT's tables are a subclass of Tensor, and operations on them return that class
     return value.as_subclass(Tensor) if isinstance(value, Tensor) else None
 
 
 def _check_table(table: Tensor, num_partitions: int, where: str) -> Tensor:
-    # by METIS and numpy, owners may come as floats that are whole
+    # METIS and numpy may give owners as whole floats
     if table.is_floating_point() and torch.equal(table, table.trunc()) and table.isfinite().all():
         table = table.long()
-    # a bool would pass as an integer, and it is a mask that somebody took for a book
+    # a bool would pass as an integer, but it is a mask passed by mistake
     if table.dim() != 1 or table.is_floating_point() or table.dtype == torch.bool:
         raise ConfigError(
             f"{where} must be a 1-D integer tensor, got {tuple(table.shape)} {table.dtype}"
@@ -358,7 +357,7 @@ def _count_owners(value: Any) -> int:
     bounds, table = _bounds_of(value), _table_of(value)
     if bounds is not None:
         return bounds.numel()
-    # of what is no book at all, 1: `read_book` refuses it, and says why
+    # for a value that is no book, 1: `read_book` refuses it with the reason
     return int(table.max()) + 1 if table is not None and table.numel() else 1
 
 
@@ -370,7 +369,7 @@ def read_node_books(
     Args:
         value: A book, or for a heterogeneous graph a dict of them by node type.
         num_nodes: Nodes by type, which the books must cover.
-        num_partitions: None: as many as the books mention.
+        num_partitions: None: as many as the books name.
         heterogeneous: Whether ``value`` must be a dict.
     """
     if isinstance(value, Mapping) != heterogeneous:
@@ -382,7 +381,7 @@ def read_node_books(
         raise ConfigError(
             f"partition_book has node types {sorted(given)}, the graph has {sorted(num_nodes)}"
         )
-    # over all types: one may be so small that its highest owner is below the others'
+    # over all types: a small one may have a lower highest owner than the others
     count = num_partitions or max(map(_count_owners, given.values()), default=1)
     books = {}
     for node_type, book in given.items():

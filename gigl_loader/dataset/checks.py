@@ -1,4 +1,4 @@
-"""Checks of what users pass to datasets: each raises `ConfigError` before any work is done."""
+"""Checks of user input for datasets: each raises `ConfigError` before any work is done."""
 
 import warnings
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from gigl_loader.memory.segments import Array
 
 def check_tensor(value: Any, where: str) -> Tensor:
     """Return ``value`` as a dense CPU tensor without gradient; numpy arrays may be mapped files."""
-    # PyG keeps arrays as they are: of a graph from a file, `x` may well be one
+    # PyG keeps arrays as given: `x` of a graph from a file may be one
     if isinstance(value, np.ndarray):
         value = _of_array(value, where)
     if not isinstance(value, Tensor):
@@ -36,8 +36,8 @@ def check_tensor(value: Any, where: str) -> Tensor:
 
 
 def _of_array(value: Array, where: str) -> Tensor:
-    # torch warns of arrays that may not be written to (a mapped file, or somebody else's), and
-    # takes none that runs backwards
+    # torch warns about read-only arrays (a mapped file, or another owner's), and refuses arrays
+    # with negative strides
     if not value.flags.writeable or min(value.strides, default=0) < 0:
         value = value.copy()
     try:
@@ -78,14 +78,14 @@ def check_edge_index(value: Any, num_src: int | None, num_dst: int | None, where
     if edge_index.dtype != torch.int64:
         raise ConfigError(f"{where} must be int64, got {edge_index.dtype}: pass it as .long()")
     for row, num_ids, end in ((0, num_src, "sources"), (1, num_dst, "destinations")):
-        # aminmax knows no least of nothing
+        # aminmax has no minimum of an empty tensor
         if edge_index.size(1):
             _check_range(edge_index[row], num_ids, f"{where}, row {row} ({end}),")
     return edge_index
 
 
 def check_matrix(value: Any, num_rows: int, what: str, where: str) -> Tensor:
-    """Return ``value`` where it has ``num_rows`` rows; of any shape beyond that, 1-D too."""
+    """Return ``value`` if it has ``num_rows`` rows; other dimensions are free, 1-D included."""
     matrix = check_tensor(value, where)
     if matrix.dim() == 0 or matrix.size(0) != num_rows:
         raise ConfigError(
@@ -103,13 +103,13 @@ def check_weights(value: Any, num_edges: int, where: str) -> Tensor:
             f"{where} must have one value per edge: {num_edges} expected, "
             f"got shape {tuple(weights.shape)}"
         )
-    # [num_edges, 1], as `edge_attr` of PyG's datasets often is. Checked as float32, since a finite
+    # [num_edges, 1] is common for `edge_attr` of PyG's datasets. Checked as float32, since a finite
     # float64 may be infinite there.
     weights = weights.reshape(-1).to(torch.float32)
     if not bool(torch.isfinite(weights).all()):
         raise ConfigError(f"{where} has NaN or infinite values: weights must be finite")
-    # 0 may be: an edge that is never drawn. Below it, cumulative weights would not ascend, which
-    # the search for a drawn one relies on.
+    # 0 is allowed: an edge that is never drawn. With negative weights, cumulative weights would not
+    # ascend, which the search for a drawn edge relies on.
     if weights.numel() and float(weights.min()) < 0:
         raise ConfigError(f"{where} has the negative value {float(weights.min())}: use 0 or more")
     return weights
@@ -132,7 +132,7 @@ def check_mask(value: Any, num_nodes: int, where: str) -> Tensor:
 
 def check_partitions(num_partitions: Any, partition_idx: Any) -> None:
     """Check a partition count and an index into it."""
-    # True is an int of Python's, and partition 1 by accident
+    # True is a Python int, and would be partition 1 by accident
     for name, value in (("num_partitions", num_partitions), ("partition_idx", partition_idx)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise WrongTypeError(f"{name} must be an int, got {value!r}")
@@ -158,7 +158,7 @@ def check_edge_dir(edge_dir: Any) -> None:
 
 
 def check_edge_type(edge_type: Any, where: str) -> EdgeType:
-    """Return ``edge_type`` where it is three strings."""
+    """Return ``edge_type`` if it consists of three strings."""
     if (
         not isinstance(edge_type, tuple)
         or len(edge_type) != 3
@@ -175,14 +175,14 @@ def warn_not_carried(reasons: Mapping[str, str], *, stacklevel: int) -> None:
     """Warn that batches will lack something, by name; ``stacklevel``: of the caller to blame."""
     if reasons:
         text = "; ".join(f"{name} ({why})" for name, why in reasons.items())
-        # all names in one: filters of warnings show a line of code once
+        # all names in one warning: filters show one warning per line of code
         text = without_default_types(f"batches will not carry: {text}")
         warnings.warn(text, stacklevel=stacklevel + 1)
 
 
 def check_ownership(owner: Tensor, partition_idx: int, what: str, hint: str) -> None:
     """Check that all of ``owner`` (``[n]``, partitions) is ``partition_idx``."""
-    # all of them: the number tells a few stray edges from the wrong direction
+    # all of them: the number tells a few stray edges from a wrong direction
     wrong = (owner != partition_idx).nonzero().view(-1)
     if wrong.numel():
         other = int(owner[wrong[0]])

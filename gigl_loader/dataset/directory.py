@@ -1,8 +1,8 @@
-"""Directories of partitions: what may be written where, and one writer of a directory at a time.
+"""Directories of partitions: checks before writing, and one writer of a directory at a time.
 
-A directory is there when it is complete, or not at all. The lock is the kernel's, on a file beside
-the directory (``flock``): it goes with the process that holds it, however that ends. What the file
-says is for people. Does not import torch, which what reads tables never needs.
+A directory appears when it is complete, or not at all. The lock is the kernel's (``flock``), on a
+file beside the directory: it ends with the process that holds it, even after a crash. The text in
+the file is for people. Does not import torch, which table readers never need.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ def check_format(format: Any) -> None:
 
 
 def check_order(order: Any, format: str) -> None:
-    """Check the order of rows, in partitions of that format."""
+    """Check the order of rows for partitions of that format."""
     if order not in ORDERS:
         raise ConfigError(f'order must be "ids" or "degree", got {order!r}')
     if order == "degree" and format != "mapped":
@@ -44,17 +44,17 @@ def check_target(target: Path, *, overwrite: bool) -> None:
     """Check that a directory may be written at ``target``: it is new or empty, or may be replaced.
 
     Raises:
-        ConfigError: It holds files of somebody else's, or partitions that are not to be replaced.
+        ConfigError: It holds other files, or partitions that must not be replaced.
     """
     if not target.exists():
         return
     if not target.is_dir():
         raise ConfigError(f"{target} is a file: give a directory to write to")
     names = {path.name for path in target.iterdir()}
-    # GLT's format has META and our extras; a directory with META alone, GLT's partitioner wrote
+    # GLT's format has META and our extras; META alone means that GLT's partitioner wrote it
     ours = {ROOT_FILE, "META"} <= names or is_mapped_format(target)
-    # every file, not only the top: the whole tree is removed when it is replaced, and people put
-    # notes and models beside their data
+    # every file, not only the top: a replacement removes the whole tree, and people put notes and
+    # models beside their data
     others = [path for path in target.rglob("*") if not (ours and _is_ours(path, target))]
     if others:
         found = ", ".join(sorted(str(path.relative_to(target)) for path in others)[:3])
@@ -73,12 +73,12 @@ def _is_ours(path: Path, target: Path) -> bool:
         return path.is_file()
     known = re.fullmatch(r"part\d+|books|ids|edge_rows|(node|edge)_pb(\.pt)?", first) is not None
     suffixes = (".pt", ".pkl", ".bin", ".parquet")
-    # by position and by kind: a notes.txt in part0 is somebody's, and so is a mine/a.pt
+    # by position and by kind: a notes.txt in part0 belongs to a user, and so does a mine/a.pt
     return known and (path.is_dir() or path.suffix in suffixes or path.name == PART_FILE)
 
 
 LOCK = "lock"
-"""Of a scratch directory, below it: what is beside it may be somebody else's."""
+"""The result folder in a scratch directory: files beside it may have another owner."""
 
 _log = logging.getLogger(__name__)
 
@@ -94,16 +94,16 @@ def only_writer(lock: Path, what: Path) -> Iterator[None]:
 
     Args:
         lock: A file that need not exist, in a directory that does.
-        what: For the error.
+        what: The name of the result, for the error.
 
     Raises:
-        UsageError: Another one does; the message names it.
+        UsageError: Another process or thread writes it; the message names it.
     """
     fd = _acquire(lock, what)
     try:
         yield
     finally:
-        # while it is held: who has opened it by now finds that it is not at its path any more
+        # while it is held: a process that has opened it notices that the path has changed
         if _is_at(fd, lock):
             lock.unlink()
         os.close(fd)
@@ -121,12 +121,12 @@ def _acquire(lock: Path, what: Path) -> int:
                 f"{what} is being written by {owner}: wait until it has ended, or write elsewhere"
             ) from None
         except OSError as error:
-            # some cluster file systems are mounted without locks: all that is lost is this check
+            # some cluster file systems are mounted without locks: then only this check is lost
             _log.warning("%s cannot be locked (%s): let no other process write %s", lock, error,
                          what)  # fmt: skip
         if _is_at(fd, lock):
             break
-        os.close(fd)  # of a writer that ended between our two calls
+        os.close(fd)  # the file of a writer that ended between our two calls
     started = time.strftime("%Y-%m-%d %H:%M:%S %z")
     owner_now = {"pid": os.getpid(), "host": os.uname().nodename, "since": started}
     os.ftruncate(fd, 0)
@@ -145,7 +145,7 @@ def _owner(fd: int) -> str:
     try:
         found = json.loads(os.pread(fd, 4096, 0))
         return f"process {found['pid']} on {found['host']}, since {found['since']}"
-    except (ValueError, KeyError, TypeError):  # it has not written it yet
+    except (ValueError, KeyError, TypeError):  # not written yet
         return "another process"
 
 
@@ -154,8 +154,8 @@ def complete_or_nothing(target: Path, *, overwrite: bool) -> Iterator[Path]:
     """Yield a directory beside ``target`` that takes its place at the end, or is removed.
 
     Args:
-        target: Where it is to be; nobody else writes there meanwhile.
-        overwrite: Whether partitions that are there may be replaced.
+        target: The final path; no other process writes there meanwhile.
+        overwrite: Whether existing partitions may be replaced.
 
     Raises:
         ConfigError: See `check_target`.
@@ -166,7 +166,7 @@ def complete_or_nothing(target: Path, *, overwrite: bool) -> Iterator[Path]:
         clear_killed(target)
         # again: another writer may have ended since the first check
         check_target(target, overwrite=overwrite)
-        # beside it: a rename is atomic within a file system, and a copy between two is not
+        # beside it: a rename is atomic within a file system, a copy between two is not
         work = Path(tempfile.mkdtemp(prefix=_PARTIAL.format(target.name), dir=target.parent))
         try:
             folder = work / "new"
@@ -182,10 +182,10 @@ _PARTIAL = ".{}.partial-"
 
 
 def clear_killed(target: Path) -> None:
-    """Remove what killed writers left; whoever calls this is the only writer."""
+    """Remove the leftovers of killed writers; the caller is the only writer."""
     start = _PARTIAL.format(target.name)
     for work in [path for path in target.parent.iterdir() if path.name.startswith(start)]:
-        # killed between the two renames: the directory that was to be replaced is whole
+        # killed between the two renames: the old directory is still whole
         if (work / "old").exists() and not target.exists():
             os.rename(work / "old", target)
         _log.info("removing %s, which a run that was killed left", work)
@@ -195,7 +195,7 @@ def clear_killed(target: Path) -> None:
 def _replace(target: Path, folder: Path, work: Path) -> None:
     replaced = target.exists()
     if replaced:
-        # a directory that is not empty cannot be renamed over: the old one steps aside first
+        # a rename cannot replace a directory with files: the old one moves away first
         os.rename(target, work / "old")
     try:
         os.rename(folder, target)

@@ -1,4 +1,4 @@
-"""Partition directories: GLT's format, and beside it what GLT's format has no place for.
+"""Partition directories: GLT's format, and files beside it for data that GLT's format lacks.
 
 GLT's part (read by GLT's ``load_partition`` too)::
 
@@ -64,7 +64,7 @@ _UNCHECKED_VERSION = 1
 
 
 def bytes_to_read(root: Any, partition_idx: int) -> int:
-    """Return the size of the files of one partition, more or less: what a bar is measured by."""
+    """Return the approximate size of the files of one partition, for a progress bar."""
     paths = [*Path(root).glob("*_pb*"), Path(root) / "graph", Path(root) / f"part{partition_idx}"]
     files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
     return sum(file.stat().st_size for file in files)
@@ -106,12 +106,12 @@ class GltExtras:
     node_labels: list[NodeType]
     splits: dict[str, list[NodeType]]
     label_edge_types: list[EdgeType]
-    # what follows is missing in directories of the first gigl_loader
+    # directories of the first gigl_loader lack the following fields
     node_attributes: list[tuple[NodeType, list[str]]] = field(default_factory=list)
     edge_attributes: list[tuple[EdgeType, list[str]]] = field(default_factory=list)
     num_classes: dict[NodeType, int] = field(default_factory=dict)
     flat_nodes: list[NodeType] = field(default_factory=list)
-    """Types whose features had one dimension, which GLT's format has no place for."""
+    """Types whose features had one dimension, which GLT's format cannot store."""
     flat_edges: list[EdgeType] = field(default_factory=list)
     run: str = ""
     """Digest of all partitions."""
@@ -120,10 +120,10 @@ class GltExtras:
 def _read_extras(
     root: Path, node_types: list[NodeType], edge_types: list[EdgeType]
 ) -> tuple[GltExtras | None, GraphIdentity | None]:
-    """Return what a directory says, and which graph it is; None: it does not, as GLT wrote it.
+    """Return the manifest and the identity of a directory; None: GLT wrote it, without them.
 
     Raises:
-        ConfigError: The file is damaged or of another version, or names types that there are not.
+        ConfigError: The file is damaged or of another version, or names unknown types.
     """
     path = root / ROOT_FILE
     if not path.exists():
@@ -163,13 +163,13 @@ class _GltReader:
             edge_type: self._book(name)
             for edge_type in self.edge_types
             if (root / (name := f"edge_pb{self._sub(edge_type)}.pt")).exists()
-        }  # GLT leaves edge books out where the graph is cached and has no edge features
-        # GLT's graph_caching: every machine has the whole topology, and the partitions have
-        # features only
+        }  # GLT leaves edge books out if the graph is cached and has no edge features
+        # GLT's graph_caching: every machine has the whole topology, and partitions only have
+        # features
         self.cached = (root / "graph").is_dir() and not (root / "part0" / "graph").is_dir()
 
     def _sub(self, key: NodeType | EdgeType) -> str:
-        """Return the part of a path that names a type: nothing in a homogeneous graph."""
+        """Return the part of a path that names a type: empty in a homogeneous graph."""
         return f"/{type_str(key)}" if self.heterogeneous else ""
 
     def _book(self, name: str) -> Any:
@@ -188,18 +188,17 @@ class _GltReader:
                 f'{self.root} was partitioned for edge_dir="{stated}", not "{edge_dir}": leave '
                 "edge_dir out, or partition the graph again"
             )
-        # looking at edges is last: it reads the topology, perhaps of all partitions
+        # edges are the last resort: this reads the topology, perhaps of all partitions
         edge_dir = edge_dir or stated or self._choose_edge_dir(partition_idx)
         builder = ViewBuilder(
             heterogeneous=self.heterogeneous, edge_dir=edge_dir,
             num_partitions=self.num_partitions, partition_idx=partition_idx,
             num_nodes=self.num_nodes, node_books=self.node_books, edge_books=self.edge_books,
-            # a part of the labels cannot tell them: they are counted where they are missing here
+            # a part of the labels cannot tell the classes: if missing here, they are counted
             num_classes=None if extras is None else extras.num_classes, identity=self.identity,
         )  # fmt: skip
         for edge_type in self.edge_types:
-            # also where the directory states its direction: somebody may have copied another part
-            # here
+            # also where the directory states its direction: the part may be a copy from elsewhere
             edges = self.owned_edges(edge_type, partition_idx, edge_dir)
             builder.add_edges(edge_type, edges.edge_index, edges.edge_ids, edges.weights)
         folder = self.part(partition_idx) / EXTRAS_DIR
@@ -223,7 +222,7 @@ class _GltReader:
             folder = Path(f"{group}{self._sub(key)}")
             if (folder / "feats.pkl").exists() or (folder / "ids.pkl").exists():
                 feats, ids = _load_features(folder)
-                # features that had one dimension, which GLT's format has no place for, have it back
+                # features that had one dimension, which GLT's format cannot store, get it back
                 feats = feats.reshape(-1) if key in flat else feats
                 builder.add_rows(f"{kind}_features", key, feats, ids)
 
@@ -242,7 +241,7 @@ class _GltReader:
     # --- edges ------------------------------------------------------------------------------------
 
     def edges(self, edge_type: EdgeType, partition_idx: int) -> GraphPartitionData:
-        """Return the edges in the files of a partition; all edges where the graph is cached."""
+        """Return the edges in the files of a partition; all edges if the graph is cached."""
         base = self.root if self.cached else self.part(partition_idx)
         folder = Path(f"{base / 'graph'}{self._sub(edge_type)}")
         ends = []
@@ -261,13 +260,13 @@ class _GltReader:
             )
         elif self.cached:
             edge_ids = self._cached_edge_ids(edge_type, ends[0].numel())
-        # positions are ids in one partition alone: in two, both would have an edge 0
+        # positions are ids in one partition only: with two, both would have an edge 0
         elif self.num_partitions > 1:
             raise ConfigError(f"{folder / 'eids.pt'} is missing: the directory is incomplete")
         if (folder / "weights.pt").exists():
             weights = load_tensor(folder / "weights.pt", mapped=True)
             weights = check_weights(weights, ends[0].numel(), str(folder / "weights.pt"))
-        # stack copies out of the mapped files, which may go with the directory from here on
+        # stack copies from the mapped files, so the directory may be removed from here on
         return GraphPartitionData(torch.stack(ends), edge_ids, weights)
 
     def _cached_edge_ids(self, edge_type: EdgeType, num_edges: int) -> Tensor:
@@ -287,21 +286,21 @@ class _GltReader:
             )
         return edge_ids
 
-    # --- the direction, where the directory does not say so itself --------------------------------
+    # --- the direction, if the directory does not state it ----------------------------------------
 
     def _choose_edge_dir(self, partition_idx: int) -> EdgeDir:
-        """Return the direction that fits the owners of the edges; ``"in"`` where both do.
+        """Return the direction that fits the owners of the edges; ``"in"`` if both do.
 
-        A partition whose edges fit both asks the others, so that all partitions answer alike.
+        If a partition's edges fit both, the others are read, so that all partitions get one result.
         """
         # one owner has all edges by either rule; "in" is PyG's own direction
         if self.num_partitions == 1:
             return "in"
-        # Ranks load different partitions and must not disagree. Where one partition fits both (all
-        # its edges are inside it), another may not: asked in any order, the first that tells
-        # decides, and two that tell differently would be no partitioning by either rule.
+        # Ranks load different partitions and must agree. One partition may fit both directions (all
+        # its edges are inside it) where another does not: the first that fits only one decides, in
+        # any order. Two that differ would be no valid partitioning by either rule.
         others = [p for p in range(self.num_partitions) if p != partition_idx]
-        # a cached graph has all edges in one place, so that every rank sees the same
+        # the files of a cached graph hold all edges, so every rank sees the same
         for candidate in [partition_idx] if self.cached else [partition_idx, *others]:
             fitting = self._fitting(candidate)
             if not fitting:
@@ -319,7 +318,7 @@ class _GltReader:
             edges = self.edges(edge_type, partition_idx)
             wanted: Tensor | int = partition_idx
             if self.cached:
-                # who was given an edge is not written down anywhere: this type cannot tell
+                # no file tells the owner of an edge: this type cannot decide
                 if edge_type not in self.edge_books or edges.edge_ids is None:
                     continue
                 wanted = self.edge_books[edge_type].owner(edges.edge_ids)
@@ -350,11 +349,11 @@ class _GltReader:
                 f'they do not fit edge_dir="{edge_dir}"; try "{other}"',
             )  # fmt: skip
             return edges
-        # GLT caches the whole topology with each partition; our workers ask the owner, and a
-        # neighbour that two partitions answer for would be drawn twice
+        # GLT caches the whole topology with each partition; our workers ask the owner, and two
+        # owners of a neighbour would draw it twice
         mine = (owners == partition_idx).nonzero().view(-1)
         weights = None if edges.weights is None else edges.weights[mine]
-        # positions among all edges, before the others' are left out: they are global
+        # positions among all edges, before those of other partitions are removed: they are global
         edge_ids = torch.arange(owners.numel()) if edges.edge_ids is None else edges.edge_ids
         return GraphPartitionData(edges.edge_index[:, mine], edge_ids[mine], weights)
 
@@ -390,12 +389,11 @@ class _TensorUnpickler(pickle.Unpickler):
     """Reads numbers, strings, containers and tensors, and nothing that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        # as torch defines it, it unpickles without restriction what it is given: code again, one
-        # level below
+        # torch's function unpickles its argument without restriction: code again, one level below
         if (module, name) == ("torch.storage", "_load_from_bytes"):
             return lambda data: torch.load(io.BytesIO(data), weights_only=True)
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            # what torch's own restricted unpickler allows, too: it makes a tensor over a storage
+            # torch's own restricted unpickler allows it, too: it makes a tensor over a storage
             return torch._utils._rebuild_tensor_v2
         if (module, name) == ("collections", "OrderedDict"):
             # a tensor's backward hooks, which are empty
@@ -404,7 +402,7 @@ class _TensorUnpickler(pickle.Unpickler):
 
 
 def _nearest(path: Path) -> str:
-    """Say how much of a path there is, for one that was mistyped."""
+    """Return the longest existing part of a mistyped path, as text."""
     there = next(parent for parent in path.absolute().parents if parent.exists())
     names = sorted(entry.name for entry in there.iterdir())[:5] if there.is_dir() else []
     return f"of it {there} exists and holds {names}"
@@ -438,7 +436,7 @@ def _load_meta(root: Path) -> dict[str, Any]:
             wanted = {"num_parts", "data_cls", "node_types", "edge_types"}
             if not isinstance(meta, dict) or not wanted <= meta.keys():
                 raise ValueError(f"it needs the keys {sorted(wanted)}")
-        # what a damaged pickle raises may be of any class
+        # a damaged pickle may raise any class of error
         except Exception as error:
             raise _damaged(path, error) from error
     return meta
@@ -458,7 +456,7 @@ def _torch_load(path: Path, *, mapped: bool = False) -> Any:
 
 
 def load_tensor(path: Path, *, mapped: bool = False) -> Tensor:
-    """Return the tensor in a file; ``mapped``: read from the file as needed, to be copied on."""
+    """Return the tensor in a file; ``mapped``: read from the file as needed, for a later copy."""
     found = _torch_load(path, mapped=mapped)
     if not isinstance(found, Tensor):
         raise ConfigError(f"{path} is damaged: it holds a {type(found).__name__}, not a tensor")
@@ -468,8 +466,7 @@ def load_tensor(path: Path, *, mapped: bool = False) -> Tensor:
 def _load_stream(path: Path) -> Iterator[Tensor]:
     """Yield the tensors that GLT appended to a file one after the other."""
     with _open(path) as file:
-        # pickles say where they end, so that there is no header to read; an end of file amid one is
-        # damage
+        # a pickle marks its own end, so there is no header; an end of file inside one is damage
         while file.peek(1):
             try:
                 tensor = _TensorUnpickler(file).load()
@@ -484,18 +481,18 @@ def _load_stream(path: Path) -> Iterator[Tensor]:
 def _load_features(folder: Path) -> tuple[Tensor, Tensor]:
     """Return the rows in a folder and their ids, read chunk by chunk into shared memory.
 
-    Copies of other partitions' rows (GLT's feature cache) stay unread: their owners have them.
+    Copies of other partitions' rows (GLT's feature cache) are not read: their owners have them.
     """
     parts = list(_load_stream(folder / "ids.pkl"))
     ids = torch.cat(parts).long() if parts else torch.empty(0, dtype=torch.int64)
     feats, filled = torch.empty((0, 0)), 0
     for chunk in _load_stream(folder / "feats.pkl"):
         if filled == 0:
-            # ids are read first, for the number of rows: to join chunks at the end would hold them
-            # twice
+            # ids are read first, for the number of rows: joining chunks at the end would take twice
+            # the memory
             feats = empty_shared((ids.numel(), *chunk.shape[1:]), chunk.dtype)
         size = chunk.size(0)
-        # more rows than ids are counted on, and not written past the end, for the error below
+        # surplus rows are counted, but not written past the end, for the error below
         if filled + size <= ids.numel():
             feats[filled : filled + size] = chunk
         filled += size

@@ -1,4 +1,4 @@
-"""What a partition says of itself: types, counts, ids, books, labels, ids in its tables."""
+"""Properties of a partition: types, counts, ids, books, labels, and the ids in its tables."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -35,7 +35,7 @@ _NO_TABLES = "this graph was not made of tables: its ids are those it was given"
 
 
 class PartitionFacts:
-    """The properties of a `gigl_loader.DistDataset`; that class holds what they are read from."""
+    """The properties of a `gigl_loader.DistDataset`; that class holds the data."""
 
     num_partitions: int
     partition_idx: int
@@ -55,16 +55,16 @@ class PartitionFacts:
     @property
     def schema(self) -> DatasetSchema:
         """Types, feature widths and direction."""
-        # raises for a dataset that is empty, which has no schema yet
+        # raises for an empty dataset, which has no schema yet
         self.view()
         assert self._schema is not None
         return self._schema
 
     @property
     def graph_identity(self) -> GraphIdentity:
-        """Which graph this is a partition of: the same for all partitions, see `GraphIdentity`."""
+        """The identity of the whole graph, the same for all partitions; see `GraphIdentity`."""
         found = self.view().identity
-        assert found is not None  # `DistDataset._fill` sees to it
+        assert found is not None  # `DistDataset._fill` ensures it
         return found
 
     @property
@@ -129,8 +129,8 @@ class PartitionFacts:
     def num_classes(self) -> int | dict[NodeType, int]:
         """Classes of the node labels over all partitions, as PyG counts them; 0 without labels.
 
-        One past the highest label; of labels with several columns, the columns. On a typed dataset
-        a dict by the types that have labels.
+        One past the highest label; for labels with several columns, their number. On a typed
+        dataset a dict by the types that have labels.
 
         Raises:
             UsageError: Only this partition's labels are known here.
@@ -143,7 +143,7 @@ class PartitionFacts:
         known = self.view().num_classes.get(node_type)
         if known is not None:
             return known
-        # of a part of the labels, classes may be missing, and ranks would build different models
+        # a part of the labels may lack classes, and ranks would build different models
         if rows.whole:  # floating point: PyG counts distinct values
             distinct: Tensor = torch.unique(rows.values)
             return distinct.numel()
@@ -161,15 +161,15 @@ class PartitionFacts:
 
     @property
     def edge_partition_book(self) -> Any:
-        """The owner of each edge; None where there is one partition and nothing to look up."""
+        """The owner of each edge; None with one partition, which needs no look-up."""
         return self.edge_pb
 
     @property
     def max_labels_per_anchor_node(self) -> int | None:
-        """Most positives, and most negatives, that an anchor is given; None (the default): all.
+        """The largest number of positives, and of negatives, per anchor; None (the default): all.
 
-        Where an anchor has more, it is given those with the lowest ids. Set it before loaders are
-        built, or storage servers started.
+        An anchor with more gets those with the lowest ids. Set it before you build loaders or start
+        storage servers.
 
         Raises:
             ConfigError: Set to something else than None or a number above 0.
@@ -178,7 +178,7 @@ class PartitionFacts:
 
     @max_labels_per_anchor_node.setter
     def max_labels_per_anchor_node(self, value: int | None) -> None:
-        # checked when it is set, in the caller's line; workers only read it
+        # checked when it is set, so that the error shows the caller's line; workers only read it
         if value is not None:
             check_count(value, "max_labels_per_anchor_node")
         self._max_labels = value
@@ -206,15 +206,15 @@ class PartitionFacts:
         edge_type = edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE
         return self.label_edges.get(message_passing_to_negative_label(edge_type))
 
-    # --- the tables that the graph was made of ----------------------------------------------------
+    # --- the tables of the graph ------------------------------------------------------------------
 
     @property
     def has_original_ids(self) -> bool:
-        """Whether nodes had other ids in the tables that they came from, see `to_original`."""
+        """Whether the source tables had other node ids, see `to_original`."""
         return any(isinstance(key, str) for key in self._original)
 
     def to_original(self, ids: Tensor | Array, node_type: NodeType | None = None) -> Array:
-        """Return the ids that nodes had in the tables that `partition_tables` read.
+        """Return the ids that nodes had in the source tables of `partition_tables`.
 
         Args:
             ids: ``[n]`` int64, a tensor or an array; of any partition, as in ``batch.n_id``.
@@ -225,16 +225,16 @@ class PartitionFacts:
 
         Raises:
             ConfigError: There is no such node or node type.
-            UsageError: The graph was not made of tables.
+            UsageError: The graph was not made from tables.
         """
         return self._dictionary("node_type", node_type, _NO_TABLES).to_original(_as_ids(ids))
 
     def from_original(
         self, values: Sequence[int] | Sequence[str] | Array, node_type: NodeType | None = None
     ) -> Tensor:
-        """Return the ids in this dataset of nodes that are named as in the tables.
+        """Return the ids in this dataset of nodes given by their ids in the tables.
 
-        Reads through the file of all ids once, a block at a time: give many ids at once.
+        Reads the file of all ids once, block by block: pass many ids in one call.
 
         Args:
             values: A sequence or an array of `int` or `str`.
@@ -244,17 +244,17 @@ class PartitionFacts:
             ``[n]`` int64.
 
         Raises:
-            ConfigError: One of them is not there, or pyarrow is not installed.
-            UsageError: The graph was not made of tables.
+            ConfigError: An id is missing, or pyarrow is not installed.
+            UsageError: The graph was not made from tables.
         """
         found = self._dictionary("node_type", node_type, _NO_TABLES).from_original(values)
         return torch.from_numpy(found)
 
     def to_table_rows(self, edge_ids: Tensor | Array, edge_type: EdgeType | None = None) -> Array:
-        """Return the rows that edges had in the table that `partition_tables` read.
+        """Return the row numbers that edges had in the source table of `partition_tables`.
 
-        Rows count over all files of the table, in the order in which they were read: as given, and
-        those of a directory or a pattern by name.
+        Rows count over all files of the table in reading order: as given, and within a directory or
+        a pattern by name.
 
         Args:
             edge_ids: ``[n]`` int64, a tensor or an array; of any partition, as in ``batch.e_id``.
@@ -265,7 +265,7 @@ class PartitionFacts:
 
         Raises:
             ConfigError: There is no such edge or edge type.
-            UsageError: The graph was not made of tables with ``edge_rows=True``.
+            UsageError: The graph was not made from tables with ``edge_rows=True``.
         """
         missing = "rows of edges were not kept: this takes partition_tables(..., edge_rows=True)"
         return self._dictionary("edge_type", edge_type, missing).to_original(_as_ids(edge_ids))
@@ -274,7 +274,7 @@ class PartitionFacts:
         self, what: str, given: NodeType | EdgeType | None, missing: str
     ) -> OriginalIds:
         """Return the dictionary of a ``"node_type"`` or an ``"edge_type"``; None: the only one."""
-        self.view()  # raises what the comparison in the background has found
+        self.view()  # raises the error that the background comparison found
         kind = str if what == "node_type" else tuple
         known = {key: found for key, found in self._original.items() if isinstance(key, kind)}
         if not known:
@@ -321,7 +321,7 @@ def feature_info(rows: Rows) -> FeatureInfo:
     """Return width and dtype of one feature matrix."""
     width = 1
     for size in rows.values.shape[1:]:
-        # of a matrix with more dimensions, what a model flattens it to
+        # a matrix with more dimensions counts as flattened, as a model reads it
         width *= size
-    # as batches have it, which are widened again, and not as it is stored
+    # the dtype in batches, which are widened again, not the stored one
     return FeatureInfo(width, rows.values.dtype if rows.scales is None else torch.float32)

@@ -1,4 +1,4 @@
-"""Between our view of a partition and the attributes of GLT's dataset class, both ways."""
+"""Conversion between our view of a partition and the attributes of GLT's dataset class."""
 
 import logging
 from collections.abc import Callable
@@ -31,16 +31,16 @@ _log = logging.getLogger(__name__)
 
 
 class Later:
-    """A value of `MadeWhenAsked` that is not made yet."""
+    """A value of `MadeWhenAsked` that is not computed yet."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make
 
 
 class MadeWhenAsked:
-    """An attribute that only code written for GLT reads: most jobs never need it.
+    """An attribute that only code for GLT reads, computed on first use: most jobs never need it.
 
-    GLT wants rows for all nodes and 64-bit ids, which a partition that is mapped does not have.
+    GLT wants rows for all nodes and 64-bit ids, which a mapped partition does not have.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -49,8 +49,8 @@ class MadeWhenAsked:
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
-        # a class with __set__ is asked before the instance's own dictionary, so that a value may
-        # lie there under the attribute's name, and a `Later` in it is never handed out
+        # Python asks a class with __set__ before the instance's own dictionary, so a value may lie
+        # there under the attribute's name, and a `Later` in it is never returned.
         value = vars(instance).get(self._name)
         if isinstance(value, Later):
             value = vars(instance)[self._name] = value.make()
@@ -64,7 +64,7 @@ class MadeWhenAsked:
 
 
 def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -> None:
-    """Set what GLT's class keeps, over the memory of ``view``."""
+    """Set the attributes of GLT's class, over the memory of ``view``."""
 
     def plain(by_type: dict[Any, Any]) -> Any:
         if typed:
@@ -73,8 +73,8 @@ def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -
 
     dataset.graph = Later(lambda: plain(_graphs(view)))
     nodes, edges = view.node_features, view.edge_features
-    # None where there is nothing, and no `Later` that would make it: code written for GLT asks
-    # `is None` to learn what a dataset has
+    # None for missing data, not a `Later`: code for GLT tests `is None` to learn the contents of a
+    # dataset
     dataset.node_features = Later(lambda: plain(_features(view, nodes))) if nodes else None
     dataset.edge_features = Later(lambda: plain(_features(view, edges))) if edges else None
     labels = view.node_labels
@@ -91,7 +91,7 @@ def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -
     for split in SPLITS:
         by_type = {t: share_tensor(ids) for t, ids in splits.get(split, {}).items()}
         setattr(dataset, f"{split}_idx", plain(by_type))
-    # GLT's default takes tables alone; a dataset of ours may have range books, or both by type
+    # GLT's default takes tables only; our dataset may have range books, or both by type
     dataset.id_filter = filter_ids
     dataset._directed = True
 
@@ -112,7 +112,7 @@ def _all_rows(adjacency: Adjacency, num_rows: int) -> Tensor:
     # no row before the first, none missing after the last
     if not first and indptr.numel() > num_rows:
         return indptr
-    # rows before the range end where they begin, at edge 0; rows after it, at the last edge
+    # rows before the range end at its start, edge 0; rows after it, at the last edge
     whole = torch.zeros(num_rows + 1, dtype=torch.int64)
     whole[first : first + indptr.numel()] = indptr
     whole[first + indptr.numel() :] = indptr[-1]
@@ -127,11 +127,11 @@ def _graph(adjacency: Adjacency, edge_dir: EdgeDir, num_rows: int) -> Any:
     indices = share_tensor(adjacency.indices.long())
     indptr = _all_rows(adjacency, num_rows)
     if edge_dir == "in":
-        # GLT wants (sources, destinations), of which the end that is expanded is the index pointer
+        # GLT wants (sources, destinations); the index pointer stands for the expanded end
         edge_index, layout = (indices, indptr), "CSC"
     else:
         edge_index, layout = (indptr, indices), "CSR"
-    # given and kept in one layout: GLT then sorts nothing and keeps the tensors that it is given
+    # input and result have one layout: GLT then sorts nothing and keeps these tensors
     topology = Topology(edge_index, edge_ids, adjacency.weights, input_layout=layout, layout=layout)
     return Graph(topology, "CPU", None)
 
@@ -147,14 +147,14 @@ def _all_labels(view: PartitionView) -> dict[NodeType, Any]:
 def _num_ids(view: PartitionView, key: Any) -> int:
     if key in view.num_nodes:
         return view.num_nodes[key]
-    # 0: of the edges of one partition the rows themselves say how many ids there are
+    # 0: one partition's row numbers tell the number of ids themselves
     return view.edge_books[key].num_ids if key in view.edge_books else 0
 
 
 def _feature(rows: Rows, num_ids: int) -> Any:
     index = rows.index
     # GLT indexes `id2index` with global ids and without a check, so it has a position for every id
-    # of the graph, whoever has the row
+    # of the graph, whichever partition has the row
     if index is not None and rows.first == 0 and index.numel() >= num_ids:
         index = index.long()
     elif index is not None:  # of a range of ids
@@ -169,12 +169,12 @@ def _feature(rows: Rows, num_ids: int) -> Any:
         index[ids] = torch.arange(ids.numel())
         index = share_tensor(index)
     values = rows.values.unsqueeze(1) if rows.values.dim() == 1 else rows.values  # GLT wants 2-D
-    # without a dtype, GLT would make float32 of integers and half floats
+    # without a dtype, GLT would convert integers and half floats to float32
     return Feature(values, index, with_gpu=False, dtype=values.dtype)
 
 
 def _labels(rows: Rows, num_ids: int) -> Any:
-    # a part of the labels has to be found by id; all of them are a plain tensor in GLT's datasets
+    # a part of the labels is found by id; GLT's datasets keep all of them as a plain tensor
     if rows.index is not None or not rows.whole:
         return _feature(rows, num_ids)
     one_column = rows.values.dim() == 2 and rows.values.size(1) == 1
@@ -183,12 +183,12 @@ def _labels(rows: Rows, num_ids: int) -> Any:
 
 def _book_of(view: PartitionView, node_type: NodeType) -> Book:
     count = view.num_nodes[node_type]
-    # a view of one partition has no books, and GLT's code looks owners up anyway
+    # a view of one partition has no books, but GLT's code looks up owners
     return view.node_books.get(node_type, Book(bounds=torch.tensor([count])))
 
 
 def _glt_book(book: Book, partition_idx: int) -> Any:
-    """Return GLT's range book, or a table where a range is empty, which GLT does not allow."""
+    """Return GLT's range book, or a table if a range is empty, which GLT does not allow."""
     if book.bounds is None:
         return book.table
     starts = [0, *book.bounds.tolist()[:-1]]
@@ -241,10 +241,10 @@ def read_glt(dataset: Any) -> WithSplits:
     )
     features = _read_features(dataset.node_features, DEFAULT_HOMOGENEOUS_NODE_TYPE, num_partitions)
     labels = _read_labels(dataset.node_labels, num_partitions)
-    # before adjacency: rows are sorted by keys whose size follows from the number of neighbours
+    # before adjacency: the sort keys of rows depend on the number of neighbours
     num_nodes = _count_nodes(graphs, edge_dir, node_books, [features, labels])
     several = num_partitions > 1
-    # highest ids in sight differ from partition to partition, so that only books can tell counts
+    # the highest known id differs between partitions, so only books can tell counts
     missing = sorted(set(num_nodes) - set(node_books))
     if several and missing:
         raise ConfigError(f"this GLT dataset has no node partition book for {missing}")
@@ -255,7 +255,7 @@ def read_glt(dataset: Any) -> WithSplits:
     edge_books = edge_books if several else {}
     labeled = is_labeled_homogeneous(num_nodes, list(adjacency))
     view = PartitionView(
-        # GLT has dicts by type for a labeled-homogeneous graph, of which batches are plain `Data`
+        # GLT has dicts by type for a labeled-homogeneous graph, whose batches are plain `Data`
         is_heterogeneous=isinstance(dataset.graph, dict) and not labeled,
         edge_dir=edge_dir,
         num_partitions=num_partitions,
@@ -276,11 +276,11 @@ def read_glt(dataset: Any) -> WithSplits:
 
 
 def keep_glt(ours: Any, dataset: Any) -> None:
-    """Let ``ours`` show the very objects of the GLT dataset that it wraps."""
-    # in place of the `Later` ones, which would make further objects over the same memory
+    """Let ``ours`` return the very objects of the GLT dataset that it wraps."""
+    # instead of the `Later` values, which would make further objects over the same memory
     for name in ("graph", "node_features", "edge_features", "node_labels"):
         setattr(ours, name, getattr(dataset, name))
-    # their books may be of classes of their own, which go with functions of their own
+    # their books may be of user classes, which work with functions of their own
     for name in ("node_pb", "edge_pb", "_node_feat_pb", "_edge_feat_pb", "id_filter", "id_select"):
         if getattr(dataset, name, None) is not None:
             setattr(ours, name, getattr(dataset, name))
@@ -322,12 +322,12 @@ def _read_features(value: Any, default: Any, num_partitions: int) -> dict[Any, R
 
 
 def _read_feature(feature: Any, num_partitions: int, key: Any) -> Rows:
-    # a feature that came from another process has its tensor only after this
+    # a feature that came from another process gets its tensor only here
     feature.lazy_init_with_ipc_handle()
     values, index = feature.feature_tensor, feature.id2index
     offset = getattr(index, "offset", None)
     if isinstance(offset, int):  # GLT's range book: row = id - offset
-        # as a table, since samplers know no other index; ids below the range are somebody else's
+        # as a table, the only index of samplers; ids below the range are on other partitions
         ids = torch.arange(offset + values.size(0))
         index = (ids - offset).clamp_(min=-1)
     if index is not None and not isinstance(index, Tensor):
@@ -335,7 +335,7 @@ def _read_feature(feature: Any, num_partitions: int, key: Any) -> Rows:
             f"features of {key!r} map ids to rows by a {type(index).__name__}; a tensor is needed"
         )
     index = None if index is None else share_tensor(index.cpu())
-    # an index says nothing of who else has rows, and GLT has no flag for it: the count decides
+    # an index does not tell about other owners of rows, and GLT has no flag: the count decides
     return Rows(share_tensor(values), index, num_partitions == 1)
 
 
@@ -353,7 +353,7 @@ def _read_weights(
             continue
         past = int(edges.edge_ids.max()) + 1 if edges.edge_ids.numel() else 0
         num_ids = books[edge_type].num_ids if edge_type in books else past
-        # by id, so that ids that are 0, 1, 2... need no index; by row there would always be one
+        # by id, so that ids 0, 1, 2... need no index; by row an index would always be needed
         order = torch.argsort(edges.edge_ids)
         rows = make_rows(edges.weights[order], edges.edge_ids[order], num_ids)
         found[edge_type, WEIGHT_NAMES[0]] = rows
@@ -376,7 +376,7 @@ def _count_nodes(
     books: dict[NodeType, Book],
     rows: list[dict[NodeType, Rows]],
 ) -> dict[NodeType, int]:
-    """Return the nodes of each type: from the books, else one past the highest id in sight."""
+    """Return the nodes of each type: from the books, else one past the highest known id."""
     counts = {node_type: book.num_ids for node_type, book in books.items()}
     seen: dict[NodeType, int] = {}
     for edge_type, graph in graphs.items():
@@ -391,5 +391,5 @@ def _count_nodes(
         for node_type, matrix in by_type.items():
             known = matrix.values.size(0) if matrix.index is None else matrix.index.numel()
             seen[node_type] = max(seen.get(node_type, 0), known)
-    # `counts` again: a type with a book and without edges and rows is a type, too
+    # `counts` again: a type with a book but without edges and rows is a type, too
     return {node_type: counts.get(node_type, count) for node_type, count in seen.items()} | counts

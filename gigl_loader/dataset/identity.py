@@ -1,4 +1,4 @@
-"""Which graph a partition is of, by digests; who holds which parts of it; the hash of all draws."""
+"""The identity of a partition's graph, by digests; coverage of all parts; the hash of all draws."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,24 +17,24 @@ _WHOLE_BYTES = 16 * 1024 * 1024
 """Size up to which an array is read whole, which takes some milliseconds."""
 _PIECE_BYTES = 4096
 _PIECES = _WHOLE_BYTES // _PIECE_BYTES
-"""Pieces that are read of a larger array, evenly spread: as many bytes in all."""
+"""Pieces read from a larger array, evenly spread: as many bytes in total."""
 _DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
 class GraphIdentity:
-    """The same for all partitions of a graph, and for each copy of them; another for another one.
+    """A value that is equal for all partitions and copies of one graph, and differs between graphs.
 
-    Of a directory in our own format both are exact. Of other datasets they say as much as this
-    process sees: see ``identity_of``.
+    For a directory in our own format both fields are exact. For other datasets they depend on the
+    data in this process: see ``identity_of``.
     """
 
     run: str
-    """Which cut of the graph it is: of a directory the run that wrote it, else a digest of types,
-    counts and partition books."""
+    """The cut of the graph: for a directory the run that wrote it, else a digest of types, counts
+    and partition books."""
     digest: str
-    """Digest of what all partitions hold: of a directory, of its manifest, which has those of all
-    files; else of the tensors that every partition's process has in hand; empty: of none."""
+    """Digest of the contents of all partitions: for a directory, of its manifest with the digests
+    of all files; else of the tensors that every partition's process holds; empty: of none."""
 
 
 def digest_of(data: bytes | memoryview) -> str:
@@ -47,8 +47,8 @@ def content_digest(value: Any, *, whole: bool = False) -> str:
 
     Args:
         value: The arrays, numpy's or torch's.
-        whole: Read all bytes of large ones, too: a second for each GB. Else 16 MiB of each, evenly
-            spread, so that another array is noticed and a single changed number may not be.
+        whole: Read all bytes of large ones, too: one second per GB. Else 16 MiB of each, evenly
+            spread: this detects another array, but perhaps not a single changed number.
     """
     found = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for name, leaf in _leaves("", value):
@@ -56,7 +56,7 @@ def content_digest(value: Any, *, whole: bool = False) -> str:
             found.update(f"{name} {leaf!r}\n".encode())
             continue
         array = _as_array(leaf)
-        # of the tensor: numpy knows bfloat16 by its bits alone
+        # of the tensor: numpy only knows the bits of bfloat16
         found.update(f"{name} {leaf.dtype} {array.shape}\n".encode())
         data = array.reshape(-1).view(np.uint8)
         if whole or data.nbytes <= _WHOLE_BYTES:
@@ -96,7 +96,7 @@ def mixed(state: Array) -> Array:
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        # by name: two processes may have filled a dict in another order
+        # by name: two processes may have filled a dict in different orders
         for key in sorted(value, key=str):
             yield from _leaves(f"{name}/{key}", value[key])
     elif isinstance(value, list | tuple):
@@ -114,8 +114,8 @@ def identity_of(view: Any, source: Any = None) -> GraphIdentity:
 
     Args:
         view: The partition, as a `PartitionView`.
-        source: The whole graph, where this process has it: all of its partitions have the same
-            identity then. None: they have, but for what their counts and books do not tell.
+        source: The whole graph, if this process has it: then all of its partitions have one
+            identity. None: they have one, except for differences outside counts and books.
     """
     run = content_digest(
         [
@@ -133,11 +133,11 @@ def check_held(num_partitions: int, held: Iterable[int], *, who: str) -> None:
 
     Args:
         num_partitions: Partitions of the graph.
-        held: Those that somebody holds; repeats allowed.
-        who: What holds one: ``"process"``, ``"storage server"``.
+        held: Partitions held by some process; repeats allowed.
+        who: The kind of holder: ``"process"``, ``"storage server"``.
 
     Raises:
-        ConfigError: Somebody is missing; names the partitions.
+        ConfigError: A partition has no holder; the message names it.
     """
     found = sorted(held)
     missing = sorted(set(range(num_partitions)) - set(found))
@@ -151,18 +151,18 @@ def check_held(num_partitions: int, held: Iterable[int], *, who: str) -> None:
 
 
 def check_enough(num_partitions: int, own: int, num_holders: int, *, who: str) -> None:
-    """Check what one holder can see before it met the others: that there are enough of them.
+    """Check, before one holder meets the others, that there are enough holders.
 
     Args:
         num_partitions: Partitions of the graph.
-        own: The one that this holder has.
-        num_holders: How many holders there will be.
-        who: What a holder is.
+        own: The partition of this holder.
+        num_holders: The final number of holders.
+        who: The kind of holder.
 
     Raises:
-        ConfigError: They are fewer than the partitions.
+        ConfigError: There are fewer holders than partitions.
     """
-    # one holder knows all of them, and can name the partitions that are missing
+    # a single holder knows all of them, and can name the missing partitions
     if num_holders == 1:
         check_held(num_partitions, [own], who=who)
     if num_holders < num_partitions:
@@ -178,12 +178,13 @@ def check_position(num_partitions: int, own: int, server_rank: int, num_servers:
 
     Args:
         num_partitions: Partitions of the graph.
-        own: The one that this server has.
-        server_rank: This server.
-        num_servers: How many there are.
+        own: The partition of this server.
+        server_rank: The rank of this server.
+        num_servers: Their number.
 
     Raises:
-        ConfigError: They are more than the partitions, and this one has another than its rank says.
+        ConfigError: There are more servers than partitions, and this one's rank means another
+            partition.
     """
     # clients find replicas by this rule; with a server for each partition there are none
     if num_servers > num_partitions and own != server_rank % num_partitions:
@@ -214,19 +215,19 @@ WHOLE = Share()
 def shares_of(num_servers: int, rank: int | None, world_size: int | None) -> dict[int, Share]:
     """Return ``rank``'s share of each storage server; servers without one are left out.
 
-    Servers and ranks divide the same line: a rank is given the servers that its stretch covers,
-    whole ones first of all, and the first and the last of them in part where counts do not fit::
+    Servers and ranks divide the same line: a rank gets the servers of its stretch, whole ones where
+    possible, and the first and last in part if counts do not fit::
 
         3 servers  |    0    |    1    |    2    |
         2 ranks    |      0       |      1       |
 
-    So with as many servers as ranks, rank ``i`` has all of server ``i`` and nothing else.
+    So with as many servers as ranks, rank ``i`` has exactly server ``i``.
 
     Raises:
         ConfigError: Only one of the two is given, or ``rank`` is out of range.
 
     Source:
-        GiGL's ``fetch_node_ids``: a script that moves here has the same seeds on every rank.
+        GiGL's ``fetch_node_ids``: a script moved from GiGL has the same seeds on every rank.
     """
     if (rank is None) != (world_size is None):
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Links to predict: held out of message passing, and turned into supervision by split.
 
-The split of a link depends on the seed and its two ends alone, so whoever holds a part of the graph
-finds the same splits as one who holds it all. `split_links` works on a PyG graph in memory, or any
+The split of a link depends on the seed and its two ends only, so a process with a part of the graph
+gets the same splits as one with all of it. `split_links` works on a PyG graph in memory, or any
 share of one with global ids; `split_partitions` on a partition directory, one partition at a time.
 
 Each split has a supervision edge type of its own, so that one dataset serves all three::
@@ -45,7 +45,7 @@ from gigl_loader.dataset.view import PartitionView, Splits, WithSplits
 from gigl_loader.dataset.view_writer import save_tensor, write_views
 from gigl_loader.errors import ConfigError, WrongTypeError
 
-# Links in a step, which takes some arrays of 32 MB, however many links there are.
+# Links per step; a step takes some arrays of 32 MB, for any number of links.
 _CHUNK = 4 * 1024 * 1024
 _TRAIN, _VAL, _TEST, _DISJOINT = range(4)
 _NO_LINKS = torch.empty((2, 0), dtype=torch.int64)
@@ -83,7 +83,7 @@ class LinkSplits:
 
     @property
     def supervision(self) -> dict[EdgeType, tuple[Tensor, None]]:
-        """What `DistDataset.from_pyg` and `partition_graph` take as ``supervision``."""
+        """The argument ``supervision`` of `DistDataset.from_pyg` and `partition_graph`."""
         return {split.edge_type: (split.links, None) for split in (self.train, self.val, self.test)}
 
     def __repr__(self) -> str:
@@ -95,7 +95,7 @@ class LinkSplits:
 
 
 def _of_type(edge_type: EdgeType) -> str:
-    # that of a graph of one type, which nobody named, says nothing
+    # the default type of a graph with one type has no meaning for users
     return "" if edge_type[0] == DEFAULT_HOMOGENEOUS_NODE_TYPE else f"{edge_type}, "
 
 
@@ -103,7 +103,7 @@ def split_supervision_type(edge_type: EdgeType, split: str) -> EdgeType:
     """Return the supervision edge type of a split: ``edge_type`` itself, ``_val`` or ``_test``.
 
     Args:
-        edge_type: The type that is predicted.
+        edge_type: The predicted type.
         split: ``"train"``, ``"val"`` or ``"test"``.
     """
     if split not in SPLITS:
@@ -126,18 +126,18 @@ class _Plan:
     def codes(self, edge_index: Tensor, *, turned: bool) -> Tensor:
         """Return ``[num_edges]`` uint8, the split of each edge; ``turned``: of a reverse type."""
         src, dst = edge_index.flip(0) if turned else edge_index
-        # an undirected graph has both; apart, the one would tell the answer of the other
+        # an undirected graph has both; in different splits, one would reveal the other
         if self.edge_type[0] == self.edge_type[2]:  # both directions are one link
             src, dst = torch.minimum(src, dst), torch.maximum(src, dst)
         draws = link_draws(src, dst, self.seed)
         codes = torch.full((draws.numel(),), _TRAIN, dtype=torch.uint8)
         if self.disjoint_train_ratio:
-            # a stream of its own: the first draw is above num_val + num_test for each link of
-            # training, and the fraction of those below disjoint_train_ratio another one
+            # A stream of its own: the first draw is above num_val + num_test for each training
+            # link, and a fraction of those draws below disjoint_train_ratio would be another one.
             again = link_draws(src, dst, self.seed, stream=1)
             codes[again < self.disjoint_train_ratio] = _DISJOINT
-        # test is written over validation and both over training: the test links are those below
-        # num_test, whatever num_val is
+        # test overwrites validation, and both overwrite training: the test links are those below
+        # num_test, for any num_val
         codes[draws < self.num_test + self.num_val] = _VAL
         codes[draws < self.num_test] = _TEST
         return codes
@@ -162,10 +162,10 @@ def split_links(
 ) -> LinkSplits:
     """Split the edges of one type into training, validation and test links.
 
-    The keywords mean what they mean in PyG's ``RandomLinkSplit``. Validation and test links leave
+    The keywords mean the same as in PyG's ``RandomLinkSplit``. Validation and test links leave
     message passing, and their reverse edges with them. Between nodes of one type both directions
-    are one link and share its split, as do parallel edges. The remaining edges keep all their
-    attributes, and edge ids count them.
+    are one link and share its split, and parallel edges share it, too. The remaining edges keep all
+    their attributes, and edge ids count them.
 
     Args:
         data: A `Data` or `HeteroData`, or a share of one: the result for an edge does not depend on
@@ -175,9 +175,9 @@ def split_links(
         num_test: Fraction for test. The test links do not depend on ``num_val``.
         disjoint_train_ratio: Fraction of the training links that supervise and pass no messages;
             the other training links then pass messages and do not supervise. 0: all do both.
-        rev_edge_types: The type with the same links turned round, or a list of such types.
+        rev_edge_types: The reverse type with the same links, or a list of such types.
             ``"auto"``: those by GLT's and PyG's naming, if there are any; None: there is none.
-        seed: Another seed, other splits.
+        seed: Another seed gives other splits.
 
     Raises:
         ConfigError: ``data`` is malformed, a type is unknown or a fraction out of range.
@@ -193,13 +193,13 @@ def split_links(
         edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE, list(source.edges), rev_edge_types,
         num_val, num_test, disjoint_train_ratio, seed,
     )  # fmt: skip
-    # PyG copies the stores, not the tensors: what is set below leaves the caller's graph alone
+    # PyG copies the stores, not the tensors: the assignments below do not change the input graph
     result = copy.copy(data)
     found = {}
     for kept_type in (plan.edge_type, *plan.reverse):
         edge_index = source.edges[kept_type].edge_index
         codes = plan.codes(edge_index, turned=kept_type != plan.edge_type)
-        # only edges of training: those that supervise alone (disjoint) are not walked, either
+        # training edges only: those that only supervise (disjoint) are not walked, either
         _keep_edges(result, _edge_store(result, kept_type), codes == _TRAIN)
         if kept_type == plan.edge_type:
             found = {split: links for links, split in plan.links(edge_index, codes)}
@@ -210,7 +210,7 @@ def split_links(
 def link_draws(src: Tensor, dst: Tensor, seed: int, *, stream: int = 0) -> Tensor:
     """Return ``[num_links]`` float64 in ``[0, 1)``, a function of seed, stream and both ends."""
     draws = torch.empty(src.numel(), dtype=torch.float64)
-    # an array: numpy warns when a scalar of uint64 wraps around, and a seed may be negative
+    # an array: numpy warns when a uint64 scalar wraps around, and a seed may be negative
     key = mixed(np.array([seed % 2**64], np.uint64) + GAMMA)
     key = mixed((key ^ np.uint64(stream)) + GAMMA)
     for start in range(0, src.numel(), _CHUNK):
@@ -218,7 +218,7 @@ def link_draws(src: Tensor, dst: Tensor, seed: int, *, stream: int = 0) -> Tenso
         # one end after the other, mixed between: (a, b) and (b, a) are different links
         state = mixed((key ^ src[part].numpy().astype(np.uint64)) + GAMMA)
         state = mixed((state ^ dst[part].numpy().astype(np.uint64)) + GAMMA)
-        # the 53 bits that a float64 has: all of them count, and 1.0 cannot come out
+        # the 53 bits of a float64: all of them count, and 1.0 is impossible
         draws[part] = torch.from_numpy((state >> np.uint64(11)) * 2.0**-53)
     return draws
 
@@ -241,7 +241,7 @@ def _make_plan(
                 f"{name} must be a fraction in [0, 1), got {value}: each link is drawn by itself, "
                 "so counts cannot be promised"
             )
-    # each is below 1, and their sum need not be
+    # each is below 1, but perhaps not their sum
     if num_val + num_test >= 1:
         raise ConfigError(f"num_val + num_test = {num_val + num_test} leaves nothing to train on")
     if isinstance(seed, bool) or not isinstance(seed, int):
@@ -257,12 +257,12 @@ def _reverse_types(
     if rev_edge_types is None:
         return ()
     if rev_edge_types == "auto":
-        # GLT takes a "rev_" away where there is one; PyG's ToUndirected always puts one before, and
-        # with merge=False between nodes of one type, too, where GLT keeps the name
+        # GLT removes a "rev_" if there is one; PyG's ToUndirected always adds one, and with
+        # merge=False also between nodes of one type, where GLT keeps the name
         names = {reverse_edge_type(edge_type), (dst, f"rev_{relation}", src)} - {edge_type}
         return tuple(sorted(names & set(known)))
     named = rev_edge_types if isinstance(rev_edge_types, list) else [rev_edge_types]
-    # None in a list is PyG's way to say that there is none
+    # PyG uses None in a list for "no type"
     for reverse in (one for one in named if one is not None):
         check_edge_type(reverse, "rev_edge_types")
         if reverse not in known or (reverse[0], reverse[2]) != (dst, src):
@@ -270,8 +270,7 @@ def _reverse_types(
                 f"rev_edge_types must name edge types of the graph from {dst!r} to {src!r}, got "
                 f"{reverse}; there are {known}"
             )
-    # without itself: both directions of a link are in the one type, which `codes` takes as one
-    # already
+    # without itself: both directions of a link are in the one type, and one link to `codes`
     return tuple(dict.fromkeys(one for one in named if one not in (None, edge_type)))
 
 
@@ -280,7 +279,7 @@ def _edge_store(data: Data | HeteroData, edge_type: EdgeType) -> Any:
 
 
 def _keep_edges(data: Any, store: Any, keep: Tensor) -> None:
-    # listed before any is cut: PyG tells attributes of edges by the number of edges
+    # listed before any cut: PyG recognises edge attributes by the number of edges
     names = [name for name in store if name != "edge_index" and store.is_edge_attr(name)]
     for name in names:
         store[name] = _kept(store[name], data.__cat_dim__(name, store[name], store), keep)
@@ -288,7 +287,7 @@ def _keep_edges(data: Any, store: Any, keep: Tensor) -> None:
 
 
 def _kept(values: Any, dim: Any, keep: Tensor) -> Any:
-    """Return what an attribute has of the edges to keep; ``dim``: where it has one for each."""
+    """Return the attribute for the edges to keep; ``dim``: its dimension of edges, if any."""
     if isinstance(values, Tensor):
         return values.index_select(dim, keep.nonzero().view(-1).to(values.device))
     if isinstance(values, np.ndarray):
@@ -304,7 +303,7 @@ def _mark_anchors(data: Any, num_nodes: int, node_type: str, found: dict[str, Li
         mask = torch.zeros(num_nodes, dtype=torch.bool)
         mask[links.links[0]] = True
         store[f"{split}_mask"] = mask
-    # said, as PyG counts nodes by the highest id in sight, which held-out links may have had
+    # stated, as PyG counts nodes by the highest known id, which a held-out link may have had
     store["num_nodes"] = num_nodes
 
 
@@ -328,14 +327,14 @@ def split_partitions(
     Args:
         root: A directory that `DistDataset.load` reads.
         output_root: Directory to write: a new path or an empty directory. Its datasets have label
-            edges by split and, as training, validation and test nodes, the anchors.
+            edges by split, and the anchors as training, validation and test nodes.
         edge_type: As in `split_links`; None in a homogeneous graph.
         num_val: As in `split_links`, and so are the splits of all links.
         num_test: As in `split_links`.
         disjoint_train_ratio: As in `split_links`.
         rev_edge_types: As in `split_links`.
         seed: As in `split_links`.
-        overwrite: Replace partitions that are at ``output_root``.
+        overwrite: Replace the partitions at ``output_root``.
 
     Raises:
         ConfigError: ``output_root`` holds files, and as `DistDataset.load` and `split_links`.
@@ -346,7 +345,7 @@ def split_partitions(
     if target == root.absolute():
         raise ConfigError(f"output_root must be another directory than {root}")
     check_target(target, overwrite=overwrite)
-    # the first one, by which the plan is checked
+    # the first one, to check the plan
     view, _ = read_partition(root, 0, None)
     if edge_type is None and view.is_heterogeneous:
         raise ConfigError("edge_type is needed to split the links of a heterogeneous graph")
@@ -355,7 +354,7 @@ def split_partitions(
         edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE, walked, rev_edge_types,
         num_val, num_test, disjoint_train_ratio, seed,
     )  # fmt: skip
-    # a second split of the same type would add to the labels of the first, and leak them
+    # a second split of one type would add to the labels of the first, and leak them
     if {_label_type(plan, split) for split in SPLITS} & view.adjacency.keys():
         raise ConfigError(f"{root} has label edges of {plan.edge_type} already")
     made: dict[str, Any] = {"method": "split_partitions", "seed": plan.seed}
@@ -363,8 +362,8 @@ def split_partitions(
         # beside the result, in the folder that `complete_or_nothing` removes
         spill = folder.parent / "spill"
         indices = range(view.num_partitions)
-        # an edge lies with the node that is expanded, supervision with the anchor, whose owner may
-        # be another one: a partition is complete when the links of all of them were read
+        # An edge is stored with the expanded node, supervision with the anchor, whose owner may
+        # differ: a partition is complete once the links of all partitions were read.
         for index in indices:
             edges = read_edges(root, index, plan.edge_type, view.edge_dir)
             _spill_links(edges, view, plan, spill, index)
@@ -383,13 +382,13 @@ def _label_type(plan: _Plan, split: str) -> EdgeType:
 def _spill_links(
     edges: Tensor, view: PartitionView, plan: _Plan, spill: Path, partition_idx: int
 ) -> None:
-    """Write the supervision that is among the edges of a partition, by its anchors' owners."""
+    """Write the supervision among the edges of a partition, by its anchors' owners."""
     book = view.node_books.get(plan.edge_type[0])
     for found, split in plan.links(edges, plan.codes(edges, turned=False)):
         anchors = found.links[0]
         owners = torch.zeros_like(anchors) if book is None else book.owner(anchors)
         for owner in torch.unique(owners).tolist():
-            # a file for each pair of partitions: one at a time in memory, and none written to twice
+            # a file for each pair of partitions: one at a time in memory, and each written once
             path = spill / split / str(owner) / f"{partition_idx}.pt"
             save_tensor(path, found.links[:, owners == owner])
 
@@ -400,13 +399,13 @@ def _split_share(view: PartitionView, splits: Splits, plan: _Plan, spill: Path) 
     for kept_type in (plan.edge_type, *plan.reverse):
         found = adjacency[kept_type]
         codes = plan.codes(edges_of(found, view.edge_dir), turned=kept_type != plan.edge_type)
-        # edge ids stay those of the whole graph, so that features and books need no change
+        # edge ids remain those of the whole graph, so features and books do not change
         adjacency[kept_type] = kept_edges(found, codes == _TRAIN)
     for split in SPLITS:
         files = (spill / split / str(view.partition_idx)).glob("*.pt")
         links = torch.cat([_NO_LINKS, *(load_tensor(path) for path in files)], dim=1)
         label_type = _label_type(plan, split)
-        # grouped and sorted: in which order the files were read does not matter
+        # grouped and sorted: the reading order of the files does not matter
         adjacency[label_type] = label_adjacency(links, label_type, view.num_nodes)
         splits.setdefault(split, {})[plan.edge_type[0]] = torch.unique(links[0])
     return replace(view, adjacency=adjacency), splits

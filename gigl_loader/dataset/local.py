@@ -1,8 +1,8 @@
 """`DistDataset`: the partition of the graph that this process, or this machine, holds.
 
-One set of tensors in shared memory serves everybody: `DistDataset.view` shows them to the sampling
-workers, the attributes of GLT's class show the same tensors to code written for GLT, and a pickle
-for another process (``torch.multiprocessing``) carries file descriptors in place of the data.
+One set of tensors in shared memory serves all readers: `DistDataset.view` gives them to the
+sampling workers, the attributes of GLT's class give the same tensors to code for GLT, and a pickle
+for another process (``torch.multiprocessing``) carries file descriptors instead of the data.
 """
 
 import os
@@ -55,25 +55,25 @@ if TYPE_CHECKING:  # sampling workers read this module and do without it
 
 
 class DistDataset(PartitionFacts, _glt.DistDataset):
-    """One partition of a graph: topology, features, labels, splits, and who owns what.
+    """One partition of a graph: topology, features, labels, splits, and the owners of all ids.
 
-    Make one with `from_pyg`, `load` or `wrap`, or empty and then `build`. What GLT's class offers
-    (``graph``, ``node_features``, ``node_pb``, ``get_graph()``...) is there and shows the same
-    memory. A heterogeneous dataset, and a labeled-homogeneous one, has dicts by type in all
-    positions; a homogeneous one has plain values.
+    Make one with `from_pyg`, `load` or `wrap`, or empty and then `build`. It has the attributes of
+    GLT's class (``graph``, ``node_features``, ``node_pb``, ``get_graph()``...), over the same
+    memory. A heterogeneous dataset, and a labeled-homogeneous one, has dicts by type everywhere; a
+    homogeneous one has plain values.
 
     Label edges ``(anchor type, relation + suffix, label type)`` are given anchor first and are
-    grouped by anchor, in both directions. Where they are among edges (GLT's ``graph`` attribute,
-    ``partitioned_edge_index``), they are as all edges are: grouped by destination where
-    ``edge_dir="in"``, so the type is ``(label type, relation + suffix, anchor type)`` there. All
-    that is ours (`view`, `schema`, `label_edges`) uses the type that begins with the anchors.
+    grouped by anchor, in both directions. Among ordinary edges (GLT's ``graph`` attribute,
+    ``partitioned_edge_index``) they are stored like these: grouped by destination with
+    ``edge_dir="in"``, so the type is ``(label type, relation + suffix, anchor type)`` there. Our
+    own attributes (`view`, `schema`, `label_edges`) use the type that begins with the anchors.
 
     Args:
-        rank: The partition that this dataset holds.
+        rank: The partition of this dataset.
         world_size: Number of partitions.
         edge_dir: ``"in"``: nodes are expanded along incoming edges, ``"out"``: along outgoing ones.
             An edge is stored at the owner of the node that is expanded.
-        max_labels_per_anchor_node: See the attribute of that name.
+        max_labels_per_anchor_node: See the attribute.
     """
 
     graph = glt_attributes.MadeWhenAsked()
@@ -102,7 +102,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         self._weight_attr: str | None = None
         self._placement: Placement | None = None
 
-    # --- ways in ----------------------------------------------------------------------------------
+    # --- constructors -----------------------------------------------------------------------------
 
     def build(self, *, partition_output: PartitionOutput) -> None:
         """Fill this dataset with the partition's tensors.
@@ -111,7 +111,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
             partition_output: Tensors with their global ids; see `PartitionOutput`.
 
         Raises:
-            ConfigError: A tensor is malformed, or holds what another partition owns.
+            ConfigError: A tensor is malformed, or has data of another partition.
             UsageError: This dataset is filled already.
         """
         if self._view is not None:
@@ -140,8 +140,8 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
 
         It reads ``x``, ``edge_index``, ``edge_attr``, ``edge_weight`` (or ``weights``), ``y`` with
         all columns, ``num_nodes``, and ``train_mask``, ``val_mask``, ``test_mask``, which also
-        become the split ids. Batches have every other tensor or array with a row per node or edge,
-        by PyG's rules, under its name, and so masks and weights. A warning names attributes that
+        become the split ids. Batches carry every other tensor or array with a row per node or edge,
+        by PyG's rules, under its name; masks and weights, too. A warning names attributes that
         batches cannot carry. Edge ids are positions in ``edge_index``. Edge types of a `HeteroData`
         with the label suffixes become label edges.
 
@@ -151,11 +151,11 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
             partition_book: ``[num_nodes]`` integer tensor, the owner of each node; for a
                 `HeteroData` a dict of them by node type. None: everything is in one partition.
             partition_idx: The partition to keep.
-            num_partitions: Their number. None: as many as the book mentions.
+            num_partitions: Their number. None: the number of partitions in the book.
             supervision: ``{edge_type: (positives, negatives or None)}``, each ``[2, n]`` int64 with
                 the anchors in row 0. For a `Data` one such pair is enough.
-            time_attr: A node attribute to sample by. With several partitions it has to be named
-                here: edges then keep the times of neighbours in other partitions.
+            time_attr: A node attribute to sample by. With several partitions, name it here: edges
+                then keep the times of neighbours in other partitions.
 
         Raises:
             ConfigError: An attribute is malformed; the message names it.
@@ -171,7 +171,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         elif count > 1:
             raise ConfigError(f"num_partitions={count} needs a partition_book")
         check_partitions(count, partition_idx)
-        # with one partition, times of neighbours are found by node: all of them are here
+        # with one partition, times of neighbours are found by node: all nodes are here
         if time_attr is not None and count > 1:
             keep_neighbor_times(source, edge_dir, time_attr)
         view, splits = Cutter(source, books, edge_dir, count).cut(partition_idx)
@@ -227,13 +227,13 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         if verify not in ("background", "now", "off"):
             raise ConfigError(f'verify must be "background", "now" or "off", got {verify!r}')
         ours = is_mapped_format(Path(root))
-        # only of what is GLT's: a wrong path gets the error that names the path
+        # GLT's directories only: a wrong path gets the error that names the path
         if mmap and not ours and (Path(root) / "META").exists():
             raise ConfigError(
                 f"{root} is in GLT's format, which cannot be mapped: leave mmap out, or "
                 "partition the graph again"
             )
-        # it lists all files, which takes its time on a network's disk
+        # it lists all files, which is slow on a network disk
         total = disk.bytes_to_read(root, partition_idx) if progress else 0
         with showing(f"load partition {partition_idx}", total, shown=progress):
             if ours:
@@ -263,8 +263,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         dataset = cls._made(part.view(), part.splits(), part=part)
         if verify == "background":
             part.verify_in_background()
-            # a thread that reads a large graph for nobody stops; at exit it ends by itself, as a
-            # daemon
+            # a thread that reads a large graph for nobody stops; at exit it ends as a daemon
             weakref.finalize(dataset, part.close).atexit = False
         return dataset
 
@@ -274,8 +273,8 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         max_labels: int | None, weight_attr: str | None,
     ) -> "DistDataset":  # fmt: skip
         part = MappedPart(root, partition_idx, "mapped")
-        # the pickle names a path: the directory may have been replaced before it was unpickled, and
-        # this process would have another graph than the one that sent it
+        # The pickle names a path: the directory may be replaced before it is unpickled, and the
+        # receiver would then have another graph than the sender.
         if part.run != run:
             raise ConfigError(f"{root} was rewritten while it was in use: load it again")
         return cls._made(part.view(), splits, max_labels, part=part).weighted_by(weight_attr)
@@ -285,7 +284,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         """Return a plain GLT dataset as one of ours, without a copy if the order allows.
 
         Neighbours must ascend by (id, edge id) within a row; an adjacency in another order is
-        copied, which is logged. One of ours is returned as it is.
+        copied, which is logged. A dataset of ours is returned unchanged.
 
         Raises:
             ConfigError: The dataset has no graph, or features that cannot be read on the CPU.
@@ -308,17 +307,16 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         return ours
 
     def weighted_by(self, name: str | None) -> "DistDataset":
-        """Return this dataset with an edge attribute as weights; all else is shared with it.
+        """Return this dataset with an edge attribute as weights, sharing everything else.
 
-        None: this dataset as it is.
+        None: the dataset itself.
 
         Raises:
             ConfigError: There is no such attribute, or it cannot be weights.
         """
         if name is None:
             return self
-        # not a copy of the tensors, and not __init__, which would empty the attributes that are
-        # shared
+        # no copy of the tensors, and no __init__, which would empty the shared attributes
         found = object.__new__(type(self))
         found.__dict__.update(self.__dict__)
         found._view = weighted_view(self.view(), name)
@@ -347,14 +345,14 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
     ) -> None:
         if view.identity is None:
             view = replace(view, identity=identity_of(view, source))
-        # the schema first: whether attributes are dicts follows from it
+        # the schema first: it decides whether attributes are dicts
         self._view, self._schema = view, make_schema(view)
         glt_attributes.set_glt(self, view, splits, typed=self.is_typed)
 
     # --- to other processes -----------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # as they are now: GLT's code sets train_idx and the others when it likes
+        # their current values: GLT's code may set train_idx and the others at any time
         splits = glt_attributes.read_splits(self)
         part = self._mapped
         # files instead of data: the other process maps the same pages of the page cache
@@ -376,7 +374,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         return type(self)._made, (self._view, splits, self._max_labels, self._original)
 
     def share_ipc(self) -> tuple[Any, ...]:
-        """Return what `from_ipc_handle` takes; as in GLT, for use with ``ForkingPickler``."""
+        """Return the argument of `from_ipc_handle`, for use with ``ForkingPickler`` as in GLT."""
         return self.__reduce__()
 
     @classmethod
@@ -386,25 +384,25 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         dataset: DistDataset = make(*arguments)
         return dataset
 
-    # --- what it holds ----------------------------------------------------------------------------
+    # --- contents ---------------------------------------------------------------------------------
 
     def view(self) -> PartitionView:
         """Return the partition as sampling workers read it: tensors in shared memory, not copied.
 
         Raises:
             UsageError: The dataset is empty: `build` was not called.
-            ConfigError: A file has changed since it was written, as the comparison in the
-                background of `load` found.
+            ConfigError: A file has changed since it was written: the background comparison of
+                `load` found it.
         """
         if self._view is None:
             raise UsageError("this DistDataset is empty: call build() first, or use from_pyg/load")
-        # at each use: the comparison in the background ends some time after `load`
+        # at each use: the background comparison ends some time after `load`
         if self._mapped is not None:
             self._mapped.check()
         return self._view
 
     def view_by_time(self, time_attr: str) -> PartitionView:
-        """Return `view` with its edges sorted by time, which is done once per attribute.
+        """Return `view` with its edges sorted by time; the sort runs once per attribute.
 
         Raises:
             ConfigError: There is no such attribute, or it cannot be a time.
@@ -426,25 +424,25 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
     ) -> "DistDataset":
         """Move this dataset to a device, where loaders with ``num_workers=0`` then sample it.
 
-        Edges, features and labels are copied there; what is in shared memory stays, as seeds,
-        labels and negatives are found on the host. Batches are the same bit for bit. As with PyG's
+        Edges, features and labels are copied there; the shared memory stays, as seeds, labels and
+        negatives are found on the host. Batches are the same bit for bit. As with PyG's
         ``Data.to``, this dataset itself is changed, and returned.
 
         Args:
             device: A CUDA device; ``"cpu"`` takes the dataset back, and the copies are freed with
                 the last loader that uses them.
             features: ``"host"``: features of nodes and edges lie in pinned memory of the host,
-                which the device reads over its bus. For features that do not fit.
-            cache: With ``features="host"``: memory of the device for them, of each loader, as bytes
-                (``"8GB"``) or as a share (``"20%"``). Batches are drawn ahead, so that those rows
-                are kept that are needed again soonest. None: nothing is kept.
-            kernels: ``"torch"`` or ``"warp"``: what draws. None: Warp where it is installed (extra
-                ``gpu``). Named with ``"cpu"``, the CPU does all that a device would: for tests and
-                rehearsals.
+                which the device reads over its bus. For features larger than its memory.
+            cache: With ``features="host"``: device memory for a cache of them, for each loader, as
+                bytes (``"8GB"``) or as a share (``"20%"``). Batches are drawn ahead, so the cache
+                keeps the rows that are needed again soonest. None: no cache.
+            kernels: ``"torch"`` or ``"warp"``: the sampling kernels. None: Warp if it is installed
+                (extra ``gpu``). Named with ``"cpu"``, the CPU does all work of a device: for tests
+                and rehearsals.
 
         Raises:
-            ConfigError: There is no such device, or not enough free memory on it; or Warp is asked
-                for and not installed.
+            ConfigError: There is no such device, or not enough free memory on it; or ``kernels``
+                names Warp, which is not installed.
             UsageError: The dataset is empty.
         """
         view = self.view()
@@ -473,8 +471,9 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         """Return the features of nodes of any partition. Collective: all ranks call it.
 
         Args:
-            ids: ``[n]`` int64, global; each rank's own, repeats allowed, none too.
-            node_type: None where one type has features.
+            ids: ``[n]`` int64, global; each rank's own. Repeats are allowed, and so is an empty
+                tensor.
+            node_type: None if only one type has features.
 
         Raises:
             ConfigError: There is no such id or feature, or no rank holds some partition.
@@ -483,12 +482,12 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         return self._looked_up("node_features").get(ids, node_type)
 
     def get_labels(self, ids: Tensor, node_type: NodeType | None = None) -> Tensor:
-        """Return the labels of nodes of any partition, as `get_features` does features."""
+        """Return the labels of nodes of any partition, like `get_features`."""
         return self._looked_up("node_labels").get(ids, node_type)
 
     def _looked_up(self, kind: Kind) -> DistFeature:
-        # Looked up each time, as a process group may come after the dataset, or be replaced by
-        # another one: a look-up over the old one would hang.
+        # Looked up each time, as a process group may be created after the dataset, or replaced: a
+        # look-up over the old group would hang.
         group = dist.group.WORLD if dist.is_initialized() else None
         if kind not in self._lookups or self._lookups[kind][0] is not group:
             self._lookups[kind] = group, DistFeature(self, kind)
@@ -509,11 +508,11 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
 
     @property
     def has_checksums(self) -> bool:
-        """Whether this is of a directory in our own format, whose files have checksums."""
+        """Whether this is from a directory in our own format, whose files have checksums."""
         return self._mapped is not None
 
     def __repr__(self) -> str:
-        """Name the partition, the nodes of the whole graph and the edges of this partition."""
+        """Show the partition, the nodes of the whole graph and the edges of this partition."""
         position = f"partition {self.partition_idx} of {self.num_partitions}"
         if self._view is None:
             return f"DistDataset({position}, empty)"
@@ -521,7 +520,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         edges: Any = {t: a.indices.numel() for t, a in self._view.adjacency.items()}
         labels = ""
         if set(nodes) == {DEFAULT_HOMOGENEOUS_NODE_TYPE}:
-            # one number for each: nobody named the types
+            # one number for each: types of a homogeneous graph have no user names
             nodes = nodes[DEFAULT_HOMOGENEOUS_NODE_TYPE]
             of_labels = sum(count for name, count in edges.items() if is_label_edge_type(name))
             edges = sum(edges.values()) - of_labels

@@ -1,11 +1,11 @@
-"""Rows by global id over all partitions, asked for by ``all_to_all``; and features in fewer bytes.
+"""Rows by global id over all partitions, fetched by ``all_to_all``; and quantized features.
 
 ::
 
     stored = round((x - least) / scale) + lowest        least, scale: of the column
     x'     = stored * scale + offset                    offset = least - lowest * scale
 
-`float16` and `bfloat16` are stored as they round; batches have float32 again either way.
+`float16` and `bfloat16` are only rounded; batches have float32 again either way.
 """
 
 from collections.abc import Mapping
@@ -25,31 +25,31 @@ if TYPE_CHECKING:  # it imports this module
 
 DTYPES = ("int8", "uint8", "float16", "bfloat16")
 FeatureDtype = str | torch.dtype | Mapping[NodeType, str | torch.dtype]
-"""A name among `DTYPES`, or torch's own, for the features of all node types, or by type."""
+"""A name among `DTYPES`, or torch's own; for the features of all node types, or by type."""
 
 # Steps between the 256 values of a byte.
 _LEVELS = 255
-# Rows that are float64 at a time, so that a matrix is not held in eight bytes a number.
+# Rows converted to float64 at a time, so that no matrix exists with 8 bytes per number.
 _ROWS = 1 << 16
 
 
 def quantise(values: Tensor, dtype: str, where: str) -> tuple[Tensor, Tensor]:
-    """Return features as they are stored, and what gives them back.
+    """Return features as they are stored, and the scales to restore them.
 
-    An integer column is off by at most half of its scale, 1/510 of its range, and the rounding of
+    An integer column is off by at most half of its scale, 1/510 of its range, plus the rounding of
     float32; a column of one value is exact.
 
     Args:
         values: ``[num_rows, ...]`` floating point, finite.
         dtype: One of `DTYPES`.
-        where: Whose features, for errors.
+        where: The owner of the features, for errors.
 
     Returns:
         (``[num_rows, ...]`` of that type, ``[2, ...]`` float32: scale and offset of each column;
         ``[0]`` of a short float, which has none).
 
     Raises:
-        ConfigError: They are not floating point, not finite, or too large to be given back.
+        ConfigError: They are not floating point, not finite, or too large to be restored.
     """
     if not values.is_floating_point():
         raise ConfigError(f"{where} are {values.dtype}, and stored as they are: no feature_dtype")
@@ -65,7 +65,7 @@ def quantise(values: Tensor, dtype: str, where: str) -> tuple[Tensor, Tensor]:
     if values.size(0) == 0:
         return values.to(kind), torch.zeros((2, *values.shape[1:]))
     lowest = torch.iinfo(kind).min
-    # float64: most - least of two float32 may be infinite, or lose what small ranges consist of
+    # float64: most - least of two float32 may be infinite, or lose the digits of a small range
     least, most = (limit.double() for limit in torch.aminmax(values, dim=0))
     scale = (most - least) / _LEVELS
     scales = torch.stack([scale, least - lowest * scale]).float()
@@ -74,18 +74,18 @@ def quantise(values: Tensor, dtype: str, where: str) -> tuple[Tensor, Tensor]:
     if not bool(torch.isfinite(torch.stack(ends)).all()):  # batches would have infinities
         raise ConfigError(f"{where} have values too far apart for {dtype} and float32: scale them")
     stored = torch.empty(values.shape, dtype=kind)
-    # a column of one value: no division by zero, and all of its levels are the lowest
+    # a column of one value: no division by zero, and each level is the lowest
     steps = torch.where(scale > 0, scale, 1.0)
     for start in range(0, values.size(0), _ROWS):
         rows = values[start : start + _ROWS].double()
-        # a level past the last, by rounding, would wrap around in 8 bits
+        # rounding may give a level past the last, which would wrap around in 8 bits
         levels = ((rows - least) / steps).round().clamp(0, _LEVELS) + lowest
         stored[start : start + _ROWS] = levels.to(kind)
     return stored, scales
 
 
 def widened(stored: Tensor, scales: Tensor | None) -> Tensor:
-    """Return features as float32 on the device that they are on; None: as they are."""
+    """Return features as float32 on their device; None: unchanged."""
     if scales is None:
         return stored
     values = stored.to(torch.float32)
@@ -99,7 +99,7 @@ def widened(stored: Tensor, scales: Tensor | None) -> Tensor:
 def check_feature_dtype(
     feature_dtype: FeatureDtype | None, features: Mapping[NodeType, Any]
 ) -> dict[NodeType, str]:
-    """Return by node type how features are to be stored; types that are not named stay.
+    """Return the stored type of features by node type; types without an entry are unchanged.
 
     Raises:
         ConfigError: A type has no features, or a dtype is not one of `DTYPES`.
@@ -107,7 +107,7 @@ def check_feature_dtype(
     if feature_dtype is None:
         return {}
     if not isinstance(feature_dtype, Mapping):
-        # types that have features: the others have nothing to be stored
+        # only types with features
         feature_dtype = dict.fromkeys(features, feature_dtype)
     chosen = {
         node_type: str(dtype).removeprefix("torch.") for node_type, dtype in feature_dtype.items()
@@ -128,11 +128,11 @@ Kind = Literal["node_features", "node_labels", "edge_features"]
 
 
 class RowLookup:
-    """Reads matrices of which every partition has some rows. All ranks have to ask together.
+    """Reads matrices whose rows are spread over all partitions. All ranks have to call together.
 
     Args:
         view: This rank's partition.
-        exchange: The ranks that hold all partitions.
+        exchange: The ranks, which hold all partitions.
     """
 
     def __init__(self, view: PartitionView, exchange: RankExchange) -> None:
@@ -143,12 +143,12 @@ class RowLookup:
             for name, rows in getattr(view, kind).items()
             if rows.whole
         ]
-        # once, when all ranks are here anyway: who has what does not change
+        # once, when all ranks are here anyway: the owners of matrices do not change
         everyone = exchange.gather((view.partition_idx, whole), tuple[int, list[str]])
         held = [part for part, _ in everyone]
-        # all ranks answer, or none: one that has all rows of a small type must not stay away
+        # all ranks answer, or none: a rank with all rows of a small type must not stay away
         self._whole = set.intersection(*(set(names) for _, names in everyone))
-        # ranks that hold one partition share the questions to it
+        # ranks with the same partition share the requests to it
         holders = [[r for r, p in enumerate(held) if p == q] for q in range(view.num_partitions)]
         missing = [part for part, ranks in enumerate(holders) if not ranks]
         if missing:
@@ -184,50 +184,50 @@ class RowLookup:
         mine = torch.from_numpy(asked.mine)
         out[mine] = _take(rows, ids[mine])
         out[torch.from_numpy(asked.others)] = found
-        # after the exchange, which then sends a byte or two for each number, not four
+        # after the exchange, which then sends one or two bytes per number, not four
         return widened(out, rows.scales)
 
     def rows_later(
         self, kind: Kind, name: NodeType | EdgeType, ids: Tensor
     ) -> "torch.futures.Future[Tensor]":
-        """Return what `rows` does; it is there then, as ranks ask at the same time."""
+        """Return the result of `rows`, available at once, as ranks call at the same time."""
         found: torch.futures.Future[Tensor] = torch.futures.Future()
         found.set_result(self.rows(kind, name, ids))
         return found
 
     def type_of(self, kind: Kind, given: Any) -> Any:
-        """Return the type that is meant: ``given``, or the only one that has such rows."""
+        """Return the type: ``given``, or the only one with such rows."""
         known = getattr(self._view, kind)
         if given is None and len(known) != 1:
             raise ConfigError(f"name the type of the ids: one of {sorted(known)}")
         return next(iter(known)) if given is None else given
 
     def _num_ids(self, name: NodeType | EdgeType, rows: Rows) -> int:
-        """Return one past the highest id of a type that has no book: there is one partition."""
+        """Return one past the highest id of a type without a book: there is one partition."""
         counts: Any = self._view.num_nodes
         return int(counts[name]) if name in counts else num_ids_of(rows)
 
 
 def num_ids_of(rows: Rows[Any]) -> int:
-    """Return how many ids a matrix stands for, where all of them are here."""
+    """Return the number of ids of a matrix, if all of them are here."""
     if rows.index is None and rows.ids is not None:  # ascending
         return int(rows.ids[-1]) + 1 if len(rows.ids) else 0
     return rows.first + len(rows.values if rows.index is None else rows.index)
 
 
 def check_ids(ids: Tensor, name: NodeType | EdgeType, count: int | None) -> None:
-    """Raise `ConfigError` unless ``ids`` are ``[n]`` int64, of nodes or edges that there are.
+    """Raise `ConfigError` unless ``ids`` are ``[n]`` int64 ids of existing nodes or edges.
 
     Args:
         ids: Global ids.
         name: Their type, for the error.
-        count: How many ids there are; None: unknown.
+        count: The number of ids; None: unknown.
     """
     if ids.dim() != 1 or ids.dtype != torch.int64:
         raise ConfigError(f"ids must be 1-D int64, got {tuple(ids.shape)} {ids.dtype}")
     if not ids.numel():
         return
-    # here, before anything is sent: at the owner, the error would be another rank's
+    # here, before anything is sent: at the owner, another rank would get the error
     least, most = int(ids.min()), int(ids.max())
     if least < 0 or (count is not None and most >= count):
         end = "the number of ids" if count is None else count
@@ -235,7 +235,7 @@ def check_ids(ids: Tensor, name: NodeType | EdgeType, count: int | None) -> None
 
 
 def _take(rows: Any, ids: Tensor, name: NodeType | EdgeType | None = None) -> Tensor:
-    """Return the rows of ``ids``; ``name``: their type, where ids without a row are refused."""
+    """Return the rows of ``ids``; ``name``: their type; if given, ids without a row are refused."""
     positions: Tensor = rows.locate(ids)
     if name is not None and bool((positions < 0).any()):
         lost = ids[positions < 0]
@@ -247,9 +247,9 @@ def _take(rows: Any, ids: Tensor, name: NodeType | EdgeType | None = None) -> Te
 class DistFeature:
     """Features, or another matrix, of all partitions; GLT's name for it.
 
-    Over a ``DistDataset`` every look-up is collective: all ranks make it, each with ids of its own,
-    or with none. Over a ``RemoteDistDataset`` the storage servers are asked, by each process when
-    it wants.
+    Over a ``DistDataset`` every look-up is collective: all ranks make it, each with its own ids, or
+    with none. Over a ``RemoteDistDataset`` each process sends requests to the storage servers at
+    any time.
 
     Args:
         dataset: A ``DistDataset`` of ours, or a ``RemoteDistDataset``.
@@ -271,15 +271,15 @@ class DistFeature:
             self._lookup = RowLookup(dataset.view(), exchange)
 
     def get(self, ids: Tensor, input_type: NodeType | EdgeType | None = None) -> Tensor:
-        """Return the rows of ``ids``, in their order. Collective, but for a graph store.
+        """Return the rows of ``ids``, in their order. Collective, except over a graph store.
 
         Args:
             ids: ``[n]`` int64, global; repeats allowed.
-            input_type: Node or edge type; None where there is one.
+            input_type: Node or edge type; None if there is one.
 
         Raises:
-            ConfigError: There is no such matrix or id, or the type is missing. All ranks have to
-                be given what can work: the others wait for one that was not.
+            ConfigError: There is no such matrix or id, or the type is missing. All ranks need valid
+                arguments: otherwise the others wait for the failed one.
             PeerError: A rank ended, or a storage server.
         """
         name = self._lookup.type_of(self._kind, input_type)
@@ -292,10 +292,10 @@ class DistFeature:
     def async_get(
         self, ids: Tensor, input_type: NodeType | EdgeType | None = None
     ) -> "torch.futures.Future[Tensor]":
-        """Return what `get` does, as GLT does: a future.
+        """Return the result of `get` as a future, as GLT does.
 
-        Of a graph store the answer comes while the caller goes on. Over a ``DistDataset`` it is
-        there when this returns: ranks take part in a collective at the same time, and no earlier.
+        Over a graph store the caller goes on while the response arrives. Over a ``DistDataset`` the
+        result is complete on return: a collective needs all ranks at the same time.
         """
         name = self._lookup.type_of(self._kind, input_type)
         return cast("torch.futures.Future[Tensor]", self._lookup.rows_later(self._kind, name, ids))

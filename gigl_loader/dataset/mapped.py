@@ -1,4 +1,4 @@
-"""The format that is mapped: bare arrays in files, and manifests that say what they must be.
+"""The mapped format: bare arrays in files, and manifests with their types, shapes and checksums.
 
 ::
 
@@ -12,13 +12,13 @@
     part<k>/lookup/<type>.bin            where rows are that do not follow their ids
     part<k>/splits/<split>/<type>.bin
 
-An array is a file of its numbers, little-endian, in C order; a file starts at a page, so what is
-mapped is aligned. The run id is the digest of everything that was written: it tells the parts of
-two runs apart, and is the same where a run that was killed went on.
+An array file has the array's numbers, little-endian, in C order; a file starts at a page, so mapped
+arrays are aligned. The run id is the digest of all written data: it differs between the parts of
+two runs, and stays the same if a killed run continues.
 
 A manifest is JSON under a checksum of its own: its first entry is the checksum of all bytes after
-it, so that a changed byte is refused wherever it is. What the first two formats wrote has none, and
-says so by its version. Neither this module nor what writes tables imports torch.
+it, so a changed byte is detected anywhere. Manifests of the first two formats have none, which
+their version shows. Neither this module nor the table writer imports torch.
 """
 
 import hashlib
@@ -49,12 +49,12 @@ _log = logging.getLogger(__name__)
 
 
 def write_manifest(path: Path, content: Mapping[str, Any]) -> str:
-    """Write a manifest, which is there whole or not at all; return its digest."""
+    """Write a manifest, whole or not at all; return its digest."""
     path.parent.mkdir(parents=True, exist_ok=True)
     body = json.dumps({"format_version": FORMAT_VERSION, **content}, indent=1).encode()
     body = body.removeprefix(b"{\n") + b"\n"
     data = b'{\n "checksum": "' + digest_of(body).encode() + b'",\n' + body
-    # whoever reads meanwhile, or after a kill, sees the whole old file or the whole new one
+    # a concurrent reader, also after a kill, sees the whole old file or the whole new one
     draft = path.with_name(path.name + ".tmp")
     draft.write_bytes(data)
     os.replace(draft, path)
@@ -62,11 +62,11 @@ def write_manifest(path: Path, content: Mapping[str, Any]) -> str:
 
 
 def read_manifest(path: Path, unchecked: int) -> tuple[dict[str, Any], str]:
-    """Return what a manifest says, and the digest of the file.
+    """Return the contents of a manifest, and the digest of the file.
 
     Args:
         path: The file.
-        unchecked: The older version that is read, too: it had no checksum.
+        unchecked: An older version that is also accepted: it had no checksum.
 
     Raises:
         ConfigError: It is missing, damaged, has changed, or is of another version.
@@ -94,7 +94,7 @@ def read_manifest(path: Path, unchecked: int) -> tuple[dict[str, Any], str]:
             f"{path} has format version {version}, this gigl_loader reads {unchecked} and "
             f"{FORMAT_VERSION}: partition the graph again"
         )
-    # without its checksum, a file of this version would be taken for one that never had any
+    # without its checksum, a file of this version would pass as an old one without checksum
     if (version == FORMAT_VERSION) != (head is not None):
         raise ConfigError(f"{path} is damaged: its first lines are not a checksum; copy it again")
     if version == unchecked:
@@ -107,10 +107,10 @@ def read_manifest(path: Path, unchecked: int) -> tuple[dict[str, Any], str]:
 
 
 def typed(content: Any, kind: type[T], path: Path) -> T:
-    """Return what a manifest says as a dataclass.
+    """Return the contents of a manifest as a dataclass.
 
     Raises:
-        ConfigError: Something is missing, or is of another type.
+        ConfigError: An entry is missing, or has another type.
     """
     try:
         return msgspec.convert(content, kind)
@@ -126,15 +126,15 @@ UNCHECKED_VERSION = 2
 """The version before manifests had a checksum, and parquet files were in them."""
 PART_FILE = "manifest.json"
 BLOCK_BYTES = 64 * 1024 * 1024
-"""Bytes of a file under one checksum: what a damage can be narrowed down to."""
+"""Bytes of a file under one checksum: the precision of damage reports."""
 
 LOOKUPS = "lookup"
-"""Folder of the arrays by which rows of a type are found, where several matrices have the same."""
+"""Folder of the arrays that find the rows of a type, shared by several matrices."""
 
 PARQUET = "ids/{node_type}.parquet"
-"""Where the pairs (``id``, ``node``) of a type are, ascending by ``node``."""
+"""Path of the pairs (``id``, ``node``) of a type, ascending by ``node``."""
 EDGE_ROWS = "edge_rows/{edge_type}/part{partition}.values"
-"""Array with the row that each edge of a partition had in its table, in the order of edge ids."""
+"""Array with the table row of each edge of a partition, in the order of edge ids."""
 
 _READ_BYTES = 4 * 1024 * 1024
 _DIGEST_BYTES = 16
@@ -145,7 +145,7 @@ class ArraySpec:
     """Type and shape of an array on disk."""
 
     dtype: str
-    """torch's name of it."""
+    """torch's name of the type."""
     shape: tuple[int, ...]
     blocks: tuple[str, ...] = ()
     """blake2b of each `BLOCK_BYTES` of the file, in hex; empty before `seal`."""
@@ -158,15 +158,15 @@ class ArraySpec:
 
 @dataclass
 class Part:
-    """A folder with a manifest: a partition, or the root with what all partitions share."""
+    """A folder with a manifest: a partition, or the root with the shared data of all partitions."""
 
     folder: Path
     arrays: dict[str, ArraySpec] = field(default_factory=dict)
     """By name: the path of the file below the directory, without ``.bin``."""
     ranges: dict[str, dict[str, int]] = field(default_factory=dict)
-    """By the folder of some arrays: the id that their first row or edge has."""
+    """By folder of arrays: the id of their first row or edge."""
     files: dict[str, ArraySpec] = field(default_factory=dict)
-    """What is no array of ours, as bytes; by the path below the directory."""
+    """Files of other formats, as bytes; by the path below the directory."""
 
     def path(self, name: str) -> Path:
         """Return the file of an array."""
@@ -180,7 +180,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Header:
-    """The graph, as `ROOT_FILE` describes it."""
+    """The graph, from `ROOT_FILE`."""
 
     run: str
     parts: list[str]
@@ -190,7 +190,7 @@ class Header:
     num_partitions: int
     num_nodes: dict[str, int]
     node_bounds: dict[str, list[int] | None]
-    """By node type, one past the last id of each partition; None: owners are in a file."""
+    """By node type, one past the last id of each partition; None: a file has the owners."""
     edge_types: list[tuple[str, str, str]]
     edge_bounds: dict[str, list[int] | None]
     """By the text of the edge type, one past the last edge id of each partition, or None."""
@@ -202,12 +202,12 @@ class Header:
 
 
 def rows_at(kind: str, key: NodeType | EdgeType, name: str = "") -> str:
-    """Return where the arrays of a matrix are, below a partition.
+    """Return the path of a matrix's arrays, below a partition.
 
     Args:
         kind: The field of `PartitionView`.
         key: Node type or edge type.
-        name: Of an attribute.
+        name: The name of an attribute.
     """
     where = f"{kind}/{key if isinstance(key, str) else edge_type_str(key)}"
     return f"{where}/{name}" if name else where
@@ -217,11 +217,11 @@ def rows_at(kind: str, key: NodeType | EdgeType, name: str = "") -> str:
 
 
 def block_digests(path: Path, nbytes: int, stop: threading.Event | None = None) -> list[str]:
-    """Return the checksums of the blocks of a file; fewer where ``stop`` was set meanwhile."""
+    """Return the checksums of the blocks of a file; fewer if ``stop`` was set meanwhile."""
     found: list[str] = []
-    # one buffer for the whole file: what is hashed need not be in memory at a time
+    # one buffer for the whole file: memory use does not depend on the size of the file
     buffer = memoryview(bytearray(min(_READ_BYTES, max(nbytes, 1))))
-    # unbuffered: a buffer of Python's would copy each byte once more
+    # unbuffered: Python's own buffer would copy each byte once more
     with path.open("rb", buffering=0) as file:
         for start in range(0, nbytes, BLOCK_BYTES):
             block, left = (
@@ -242,15 +242,15 @@ def block_digests(path: Path, nbytes: int, stop: threading.Event | None = None) 
 
 
 def check_size(path: Path, spec: ArraySpec) -> None:
-    """Check that a file is there and whole, by its size."""
+    """Check that a file exists and is whole, by its size."""
     try:
         size = path.stat().st_size
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path} is missing: the partition directory is incomplete; copy it again"
         ) from error
-    # what is mapped is touched without a check: past the end of a file that is shorter than its
-    # manifest says, the kernel sends SIGBUS, which ends the process without a word
+    # Mapped memory is read without a check: past the end of a file that is too short, the kernel
+    # sends SIGBUS, which ends the process without a message.
     if size != spec.nbytes:
         raise ConfigError(
             f"{path} has {size} bytes, its manifest says {spec.nbytes}: it was changed or not "
@@ -271,7 +271,7 @@ def verify(part: Part, stop: threading.Event | None = None) -> None:
 def verify_file(path: Path, spec: ArraySpec, stop: threading.Event | None = None) -> None:
     """Compare one file with its checksums, as `verify` does."""
     check_size(path, spec)
-    # as many as were read: where `stop` was set, the rest of the blocks is not compared
+    # only the blocks that were read: with `stop` set, the rest is not compared
     for number, found in enumerate(block_digests(path, spec.nbytes, stop)):
         if found != spec.blocks[number]:
             start = number * BLOCK_BYTES
@@ -290,15 +290,15 @@ def is_mapped_format(root: Path) -> bool:
     if (root / "META").exists():
         return False
     try:
-        # not as JSON: a damaged file is of this format as well, and its error should say so. What
-        # lies beside GLT's format names label edges, also where META was not copied with it.
+        # Not as JSON: a damaged file is of this format, too, and its error should say so. The extra
+        # file of GLT's format names label edges, even if META is missing.
         return b'"label_edge_types":' not in (root / ROOT_FILE).read_bytes()
     except OSError:
         return False
 
 
 def read_header(root: Path) -> tuple[Header, Part]:
-    """Return what `ROOT_FILE` says, and the arrays that all partitions share.
+    """Return the contents of `ROOT_FILE`, and the arrays that all partitions share.
 
     Raises:
         ConfigError: It is damaged, or of another version.
@@ -331,7 +331,7 @@ def read_part(root: Path, header: Header, partition_idx: int) -> Part:
     """
     path = root / f"part{partition_idx}" / PART_FILE
     manifest, digest = read_manifest(path, UNCHECKED_VERSION)
-    # before the digest, which differs then, too, and would not tell why
+    # before the digest, which also differs then, but does not name the reason
     if manifest.get("run") != header.run:
         raise ConfigError(
             f"{path.parent} is of another run than {root / ROOT_FILE} (run {manifest.get('run')}, "
@@ -348,7 +348,7 @@ def read_part(root: Path, header: Header, partition_idx: int) -> Part:
 
 
 def check_sizes(part: Part) -> None:
-    """Check that the files of a manifest are there and whole, by their sizes."""
+    """Check that the files of a manifest exist and are whole, by their sizes."""
     for path, spec in part.paths():
         check_size(path, spec)
 

@@ -1,4 +1,4 @@
-"""Opens a partition in the format that is mapped, and the dictionaries of its tables' ids."""
+"""Opens a partition in the mapped format, and the dictionaries of its tables' ids."""
 
 import logging
 import os
@@ -56,17 +56,17 @@ _log = logging.getLogger(__name__)
 
 
 class OriginalIds:
-    """The ids that nodes of a type had in the tables they came from, kept beside the partitions.
+    """The ids that nodes of a type had in their tables, stored with the partitions.
 
-    A partition's nodes have their ids in order, so the way back is a look-up in an array, mapped
-    when it is first asked; text is kept as bytes one after the other, with offsets. The way there
-    is a search through a Parquet file with all pairs, block by block, for a batch of ids at a time.
-    The rows of the edges of a type are kept in the same way, but for the way there.
+    A partition's nodes have their ids in order, so from node to table id is a look-up in an array,
+    mapped on first use; text is stored as consecutive bytes with offsets. From table id to node is
+    a search through a Parquet file of all pairs, block by block, for many ids at a time. The table
+    rows of a type's edges are stored in the same way, without the search.
 
     Args:
         node_type: The type.
         shared: The root of the directory.
-        bounds: ``[num_partitions]`` int64, where the ids of each partition end.
+        bounds: ``[num_partitions]`` int64, one past the last id of each partition.
         folder: ``"ids"`` or ``"edge_rows"``.
     """
 
@@ -81,7 +81,7 @@ class OriginalIds:
         self._is_compared = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # a pickle of a mapped array would be the whole file
+        # a pickle of a mapped array would contain the whole file
         return {**vars(self), "_mapped": {}}
 
     def _name(self, partition: int, what: str) -> str:
@@ -92,7 +92,7 @@ class OriginalIds:
         if name not in self._mapped:
             spec, path = self._shared.arrays[name], self._shared.path(name)
             dtype = storage_dtype(spec.dtype)
-            empty = spec.nbytes == 0  # mmap(2) refuses it; a partition may have none of a type
+            empty = spec.nbytes == 0  # mmap(2) refuses it; a partition may lack a type
             self._mapped[name] = (
                 np.empty(spec.shape, dtype) if empty else np.memmap(path, dtype, "r", 0, spec.shape)
             )
@@ -111,7 +111,7 @@ class OriginalIds:
             ConfigError: There is no such node, or edge.
         """
         count = int(self._ends[-1])
-        # numpy would take -1 for the last row, and search a partition that there is not
+        # numpy would take -1 for the last row, and search a missing partition
         if ids.size and not 0 <= ids.min() <= ids.max() < count:
             raise ConfigError(
                 f"ids of {self._node_type!r} must be in [0, {count}), "
@@ -119,7 +119,7 @@ class OriginalIds:
             )
         found = np.empty(ids.shape, object if self.is_text else np.int64)
         owners = np.searchsorted(self._ends, ids, "right")
-        # one read of each partition's file for all of its ids, not one for each id
+        # one read of each partition's file for all of its ids, not one per id
         for partition in np.unique(owners):
             at = np.flatnonzero(owners == partition)
             rows = ids[at] - self._starts[partition]
@@ -130,13 +130,13 @@ class OriginalIds:
         if not self.is_text:
             return self._array(partition, "values")[rows]
         ends, text = self._array(partition, "ends"), self._array(partition, "text")
-        # `ends` has no leading 0: row 0 begins where the text does
+        # `ends` has no leading 0: row 0 begins at the start of the text
         return [
             bytes(text[ends[row - 1] if row else 0 : ends[row]]).decode() for row in rows.tolist()
         ]
 
     def from_original(self, values: Any) -> Array:
-        """Return the ids in the dataset of nodes that are named as in the tables.
+        """Return the ids in the dataset of nodes given by their ids in the tables.
 
         Args:
             values: A sequence of `int` or `str`, or an array of them.
@@ -145,7 +145,7 @@ class OriginalIds:
             ``[n]`` int64.
 
         Raises:
-            ConfigError: One of them is not there.
+            ConfigError: An id is missing.
         """
         pa, compute, parquet = _import_pyarrow()
         try:
@@ -155,12 +155,11 @@ class OriginalIds:
                 f"ids of {self._node_type!r} are {'text' if self.is_text else 'integers'} in the "
                 f"tables: {error}"
             ) from error
-        # each block is searched for `keys` by hash; repeated ids would be looked for again and
-        # again
+        # each block is searched for `keys` by hash; repeated ids would cost a search each
         keys = wanted.unique()
         nodes = np.full(len(keys), -1, np.int64)
         file = parquet.ParquetFile(self._pairs())
-        # a block at a time: the dictionary of a large graph is larger than the memory of who asks
+        # a block at a time: the dictionary of a large graph may be larger than memory
         for batch in file.iter_batches():
             positions = compute.index_in(batch.column("id"), keys)
             known = positions.is_valid().to_numpy(zero_copy_only=False)
@@ -172,16 +171,16 @@ class OriginalIds:
                 f"{missing.size} of these ids are no {self._node_type!r} of the tables, the first: "
                 f"{keys[int(missing[0])].as_py()!r}"
             )
-        # back from distinct ids to those asked for, in their order
+        # back from distinct ids to the requested ones, in their order
         found: Array = nodes[compute.index_in(wanted, keys).to_numpy()]
         return found
 
     def _pairs(self) -> Path:
-        """Return the file of all pairs, compared with its checksum once."""
+        """Return the file of all pairs, whose checksum is compared once."""
         name = PARQUET.format(node_type=self._node_type)
         path, spec = self._shared.folder / name, self._shared.files.get(name)
-        # here, where it is read whole: the comparison in the background may not have come to it
-        if spec is not None and not self._is_compared:  # None: directories of the version before
+        # here, where all of it is read: the background comparison may not have reached it
+        if spec is not None and not self._is_compared:  # None: the previous format version
             verify_file(path, spec)
             self._is_compared = True
         return path
@@ -200,7 +199,7 @@ def _import_pyarrow() -> Any:
 
 
 class MappedPart:
-    """One partition of a directory, opened. `view` and `splits` are made of its files.
+    """One partition of a directory, opened. `view` and `splits` are built from its files.
 
     Args:
         root: The directory.
@@ -208,18 +207,18 @@ class MappedPart:
         memory: ``"mapped"``: tensors over the page cache; ``"resident"``: copies in shared memory.
 
     Raises:
-        ConfigError: A file is missing, has changed, or is of another run.
+        ConfigError: A file is missing, has changed, or belongs to another run.
     """
 
     def __init__(self, root: Path, partition_idx: int, memory: Memory) -> None:
         self.root, self.partition_idx, self.memory = root, partition_idx, memory
         self._header, self._shared = read_header(root)
         self.identity: GraphIdentity = self._header.identity
-        # before files of the partition are looked for, which would be missing
+        # before the partition's files are opened, which would be missing
         check_partitions(self._header.num_partitions, partition_idx)
         check_sizes(self._shared)
         self._part = read_part(root, self._header, partition_idx)
-        # features, labels and attributes of a type share one file; mapped once, it is one
+        # features, labels and attributes of a type share one file; mapped once, it takes one
         # descriptor
         self._lookups: dict[str, Tensor | None] = {}
         self.run: str = self._header.run
@@ -230,9 +229,9 @@ class MappedPart:
     def _tensor(self, part: Part, name: str) -> Tensor:
         path, spec = part.path(name), part.arrays[name]
         if self.memory == "mapped":
-            # a file for each array: workers are sent its descriptor and map the same pages
+            # one file per array: workers receive its descriptor and map the same pages
             return map_file(path, spec.dtype, spec.shape)
-        # read into the memory that workers see, not read and then shared
+        # read directly into shared memory, instead of read and then copied
         target = empty_shared(spec.shape, dtype_named(spec.dtype))
         if spec.nbytes:
             _read_into(path, target, spec.nbytes)
@@ -263,15 +262,15 @@ class MappedPart:
         index, ids = self._own(f"{where}/index"), self._own(f"{where}/ids")
         if "lookup" in ranges:
             lookup = self._lookup(text)
-            # Of nodes a position for each id from `first` on: O(1), and short where ids are a
-            # range. Edge ids of a partition are strewn over those of the graph, so they are listed
-            # and searched instead.
+            # Of nodes a position for each id from `first` on: O(1), and short if ids are a range.
+            # Edge ids of a partition are scattered over the graph's, so they are listed and
+            # searched instead.
             index, ids = (lookup, None) if kind.startswith("node") else (None, lookup)
         scales = self._own(f"{where}/scales")
         return Rows(values, index, whole, first=ranges.get("first", 0), ids=ids, scales=scales)
 
     def _lookup(self, text: str) -> Tensor | None:
-        """Return what finds the rows of a type; the same tensor for all matrices."""
+        """Return the array that finds the rows of a type; the same tensor for all matrices."""
         if text not in self._lookups:
             self._lookups[text] = self._own(f"{LOOKUPS}/{text}")
         return self._lookups[text]
@@ -283,7 +282,7 @@ class MappedPart:
                 rows = self._rows(kind, key)
                 found |= {} if rows is None else {key: rows}
                 continue
-            # names of attributes are known from the files alone: types may have different ones
+            # only files tell the names of attributes: types may have different ones
             for below in names_below(self._part, rows_at(kind, key)):
                 name, _, what = below.partition("/")
                 rows = self._rows(kind, key, name) if what == "values" else None
@@ -292,7 +291,7 @@ class MappedPart:
 
     def _book(self, kind: str, name: str, found: Any) -> Book:
         if found is not None:
-            # of one number for each partition: it needs no file
+            # one number per partition: it needs no file
             return Book(bounds=share_tensor(torch.tensor(found, dtype=torch.int64)))
         array = f"books/{kind}/{name}"
         return Book(table=self._tensor(self._shared, array))
@@ -307,7 +306,7 @@ class MappedPart:
             return self._view()
         except GiglLoaderError:
             raise
-        # of a manifest of before there were checksums, which may say anything
+        # manifests before checksums may contain anything
         except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise ConfigError(
                 f"{self.root / ROOT_FILE} is damaged: {type(error).__name__}: {error}"
@@ -343,13 +342,13 @@ class MappedPart:
         )
 
     def _add_weights(self, rows: dict[Any, Rows], adjacency: dict[EdgeType, Adjacency]) -> None:
-        """Let batches carry weights where edge ids are positions: the array is the same."""
+        """Let batches carry weights if edge ids are positions: the array is the same."""
         whole = self._header.num_partitions == 1
         for edge_type, edges in adjacency.items():
             if edges.weights is not None and edges.first_edge is not None:
                 weights = Rows(edges.weights, None, whole, first=edges.first_edge)
-                # an attribute of that name wins: it may have another type than float32, as the user
-                # gave it
+                # an attribute of that name takes precedence: the user may have given another type
+                # than float32
                 rows.setdefault((edge_type, WEIGHT_NAMES[0]), weights)
 
     def node_books(self) -> dict[NodeType, Book]:
@@ -380,9 +379,9 @@ class MappedPart:
         return found
 
     def original_ids(self) -> dict[NodeType | EdgeType, OriginalIds]:
-        """Return the dictionaries of the tables' ids; empty where the graph was no table.
+        """Return the dictionaries of the tables' ids; empty if the graph was not made from tables.
 
-        By edge type, the rows that edges had in their tables, where these were kept.
+        By edge type, the table rows of edges, if they were kept.
         """
         found: dict[NodeType | EdgeType, OriginalIds] = {
             # partitions of tables own ranges of ids
@@ -401,35 +400,36 @@ class MappedPart:
     # --- checksums --------------------------------------------------------------------------------
 
     def verify(self) -> None:
-        """Compare all files of the partition, and what partitions share, with their checksums."""
+        """Compare all files of the partition, and the shared ones, with their checksums."""
         verify(self._shared, self._stop)
         verify(self._part, self._stop)
 
     def verify_in_background(self) -> None:
-        """Begin to compare; `check` raises what is found."""
-        # a daemon: to read a large graph to its end should not keep a script from ending
-        # what is not compared is as it was without a comparison
+        """Start the comparison; `check` raises its errors."""
+        # a daemon: reading the rest of a large graph must not keep a script from ending
+        # an interrupted comparison is the same as none
         new_thread(
             target=self._verify_quietly, name="gigl_loader.verify", on_death=nothing_hangs_on_it
         ).start()
 
     def _verify_quietly(self) -> None:
-        # of this thread alone: Linux has a niceness for each
+        # for this thread only: Linux has a niceness per thread
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # training comes first
         try:
             self.verify()
         except ConfigError as error:
-            # from `_check_size`: the directory was removed or replaced; what is mapped stays
+            # from `_check_size`: the directory was removed or replaced; mapped files remain
+            # readable
             gone = isinstance(error.__cause__, FileNotFoundError)
-            if not gone:  # what is open stays, also where the directory is removed
+            if not gone:  # open files survive the directory's removal
                 _log.error("%s", error)
-                # kept for `check`: an exception of a thread would reach nobody
+                # kept for `check`: an exception in a thread would be lost
                 self._failure = error
         except OSError as error:
             _log.warning("%s could not be compared with its checksums: %s", self.root, error)
 
     def check(self) -> None:
-        """Raise what the background has found.
+        """Raise the error that the background comparison found.
 
         Raises:
             ConfigError: A file has changed.
@@ -438,7 +438,7 @@ class MappedPart:
             raise self._failure
 
     def close(self) -> None:
-        """End the comparison in the background, if one is under way."""
+        """End the background comparison, if it is running."""
         self._stop.set()
 
 
@@ -447,7 +447,7 @@ def _read_into(path: Path, target: Tensor, nbytes: int) -> None:
     with path.open("rb", buffering=0) as file:
         filled = 0
         while filled < nbytes:
-            # Linux reads at most 2 GiB at a time, whatever it is asked for
+            # Linux reads at most 2 GiB per call
             count = file.readinto(view[filled:])
             if not count:
                 raise ConfigError(f"{path} is shorter than its {nbytes} bytes: copy it again")

@@ -1,6 +1,6 @@
-"""Writes directories in the format that is mapped: arrays, whole or piece by piece, and manifests.
+"""Writes directories in the mapped format: arrays, whole or piece by piece, and manifests.
 
-Does not import torch, which what writes tables never needs. Views are written by it, too: see
+Does not import torch, which the table writer never needs. Views are written with it, too: see
 `view_writer`.
 """
 
@@ -31,33 +31,33 @@ from gigl_loader.memory.segments import Array
 
 _INT32_IDS = 2**31 - 1
 _SPARE_FILES = 64
-"""Open files beside those of partitions: those of an engine, of tables and of libraries."""
+"""Open files besides those of partitions: of an engine, of tables and of libraries."""
 
 
 def index_type(num_ids: int) -> "np.dtype[Any]":
-    """Return the type in which ids or rows are stored: of 4 bytes up to 2**31 - 1 of them."""
+    """Return the type for stored ids or rows: 4 bytes up to 2**31 - 1 of them."""
     return np.dtype(np.int32 if num_ids <= _INT32_IDS else np.int64)
 
 
 def new_file(path: Path) -> BinaryIO:
-    """Return a file to write to, empty, in a directory that need not exist."""
+    """Open an empty file to write; its directory is created if missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.open("wb")
 
 
 def write_array(part: Part, name: str, array: Array, dtype: str = "") -> None:
-    """Write an array and note it.
+    """Write an array and enter it in the manifest.
 
     Args:
-        part: What the manifest will hold.
-        name: Of the array.
+        part: The folder and its manifest.
+        name: Name of the array.
         array: Its numbers, or their bits.
-        dtype: torch's name of the type, where numpy's is not the same.
+        dtype: torch's name of the type, if numpy's differs.
     """
-    # the format is in C order; a slice of columns or a transposed matrix is not
+    # the format is in C order; a slice of columns or a transposed matrix is in another
     array = np.ascontiguousarray(array)
     with new_file(part.path(name)) as file:
-        # numpy's `tofile` raises errors without errno, by which a full disk is told; `tobytes`
+        # numpy's `tofile` raises errors without errno, which identifies a full disk; `tobytes`
         # copies
         file.write(array.reshape(-1).view(np.uint8).data)
     note(int(array.nbytes))
@@ -65,20 +65,20 @@ def write_array(part: Part, name: str, array: Array, dtype: str = "") -> None:
 
 
 def note_array(part: Part, name: str, dtype: str, shape: tuple[int, ...]) -> None:
-    """Note an array that is written piece by piece; make its file where it has no bytes."""
-    # nobody opens a file that gets no bytes, and the manifest names all of them
+    """Enter an array that is written piece by piece; create its file if it has no bytes."""
+    # otherwise no writer would create an empty file that the manifest names
     if not part.path(name).exists():
         new_file(part.path(name)).close()
     part.arrays[name] = ArraySpec(dtype, shape)
 
 
 def note_file(part: Part, name: str) -> None:
-    """Note a file of another kind; ``name``: its path below the folder."""
+    """Enter a file of another kind; ``name``: its path below the folder."""
     part.files[name] = ArraySpec("uint8", ((part.folder / name).stat().st_size,))
 
 
 class PartFiles:
-    """The files of one array in all partitions, written in any place.
+    """The files of one array in all partitions, written at any offset.
 
     Args:
         paths: By partition.
@@ -89,8 +89,8 @@ class PartFiles:
         allow_files(len(paths))
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Never truncated: what writes may be several steps, each of which writes its rows
-            # between those of the others, perhaps of an earlier run.
+            # Never truncated: several steps may write, each its rows between those of the others,
+            # perhaps of an earlier run.
             self._fds.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
     def __enter__(self) -> "PartFiles":
@@ -102,7 +102,7 @@ class PartFiles:
     def write(self, partition: int, offset: int, array: Array) -> None:
         """Write an array's bytes at ``offset`` bytes."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        # Linux writes 2 GiB at most in one call, and less where a signal comes between.
+        # Linux writes 2 GiB at most in one call, and less after a signal.
         while data:
             written = os.pwrite(self._fds[partition], data, offset)
             data, offset = data[written:], offset + written
@@ -118,12 +118,12 @@ def allow_files(count: int) -> None:
     """Let this process open ``count`` more files: the soft limit is often 1,024.
 
     Raises:
-        UsageError: It may not have as many.
+        UsageError: The hard limit is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         held = len(os.listdir("/proc/self/fd"))
-    except OSError:  # it needs one more to look: all of them are in use
+    except OSError:  # the look itself needs a descriptor: all are in use
         held = soft
     need = held + count + _SPARE_FILES
     if soft == resource.RLIM_INFINITY or need <= soft:
@@ -133,8 +133,8 @@ def allow_files(count: int) -> None:
             f"{need} files have to be open at a time, and this process may have {hard}: raise "
             "ulimit -n and call again to continue, or make fewer partitions"
         )
-    # To what is needed and no more: programs that still use select() break on descriptors past
-    # 1,023, and it is the caller's process.
+    # No more than needed: programs that use select() break on descriptors past 1,023, and this is
+    # the caller's process.
     resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 
 
@@ -152,12 +152,12 @@ def seal(
     num_classes: Mapping[NodeType, int],
     **made: Any,
 ) -> str:
-    """Write the manifests of a directory whose arrays are all there; return the run id.
+    """Write the manifests of a directory with complete arrays; return the run id.
 
     Args:
-        shared: The root, with what all partitions share.
+        shared: The root, with the shared data of all partitions.
         parts: The partitions.
-        edge_dir: See `Header`, and so are those that follow.
+        edge_dir: See `Header`, as for the following arguments.
         heterogeneous: See there.
         num_nodes: See there.
         node_bounds: See there.
@@ -167,7 +167,7 @@ def seal(
         num_classes: See there.
         made: How the directory was made.
     """
-    # hashlib lets go of the GIL while it hashes, so threads of one process are enough
+    # hashlib releases the GIL while it hashes, so threads of one process suffice
     with ThreadPoolExecutor(max(1, min(os.cpu_count() or 1, 8))) as pool:
         bodies = [_body(part, pool) for part in (shared, *parts)]
     body = {
@@ -183,14 +183,14 @@ def seal(
         "num_classes": num_classes,
         **bodies[0],
     }
-    # of checksums, names and counts: no time, host or random number, so that two runs with the same
+    # from checksums, names and counts: no time, host or random number, so two runs with the same
     # result have the same id
     run = digest_of(json.dumps([body, *bodies[1:]]).encode())
     digests = []
     for k, part in enumerate(parts):
         manifest = {"run": run, "partition": k, **bodies[k + 1]}
         # The root file is last: it makes the directory readable. It has the digests of the others,
-        # so that a part in the place of another is found though both are of one run.
+        # so a swapped part is detected even if both are of one run.
         digests.append(write_manifest(part.folder / PART_FILE, manifest))
     write_manifest(shared.folder / ROOT_FILE, {"run": run, **body, "parts": digests})
     return run

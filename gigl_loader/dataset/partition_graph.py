@@ -64,7 +64,7 @@ def partition_graph(
     partitions.
 
     Args:
-        data: A PyG `Data` or `HeteroData`; `DistDataset.from_pyg` lists the attributes that count.
+        data: A PyG `Data` or `HeteroData`; `DistDataset.from_pyg` lists the attributes it reads.
         num_partitions: At least 1.
         root: Directory to write: a path that does not exist, or an empty directory.
         method: ``"contiguous"``: runs of ids of equal length, with the fastest look-up of owners;
@@ -76,7 +76,7 @@ def partition_graph(
         progress: Show a progress bar (log lines where ``tqdm`` is not installed).
         format: ``"mapped"``: our own, which `DistDataset.load` maps or reads; ``"glt"``: that of
             graphlearn-torch's own classes.
-        overwrite: Replace partitions that are at ``root``, when the new ones are complete.
+        overwrite: Replace partitions at ``root`` when the new ones are complete.
         time_attr: A node attribute to sample by: edges then keep the times of neighbours in other
             partitions.
         feature_dtype: How to store node features: ``"int8"`` or ``"uint8"``, with scale and offset
@@ -105,7 +105,7 @@ def partition_graph(
     # before the graph is read, which may take minutes
     metis = _import_metis() if method == "metis" and num_partitions > 1 else None
     target = Path(root).absolute()
-    # all that can be refused is refused before anything is written
+    # all errors of arguments come before anything is written
     check_target(target, overwrite=overwrite)
     source = read_pyg(data, supervision)
     _check_names(source)
@@ -118,8 +118,8 @@ def partition_graph(
     ):
         bar.step("assigning nodes")
         books = _assign(source, num_partitions, method, seed, metis)
-        # who owns what is needed for all partitions at once; they are cut one by one, each when the
-        # one before is on disk
+        # all partitions need the owners at once; the partitions are cut one by one, each after the
+        # previous one is on disk
         bar.step("assigning edges")
         cutter = Cutter(source, books, edge_dir, num_partitions, order)
         shares = _shares(cutter, num_partitions, bar)
@@ -130,11 +130,11 @@ def partition_graph(
 def _shares(cutter: Cutter, num_partitions: int, bar: ProgressBar) -> Iterator[WithSplits]:
     for partition_idx in range(num_partitions):
         bar.step(f"writing partition {partition_idx}")
-        # what samplers will read is what is written: the checks and the order are the same
+        # the same view as for samplers is written: the checks and the order are the same
         yield cutter.cut(partition_idx)
 
 
-# --- which node goes where ------------------------------------------------------------------------
+# --- owners of nodes ------------------------------------------------------------------------------
 
 
 def _assign(
@@ -146,8 +146,8 @@ def _assign(
     if method == "random":
         generator = torch.Generator().manual_seed(seed)
         tables = [
-            # positions in a permutation, modulo: parts differ by one node at most, which draws of
-            # an owner for each node would not give
+            # positions in a permutation, modulo: part sizes differ by one node at most, unlike with
+            # an independent draw per node
             torch.randperm(count, generator=generator).remainder_(num_partitions)
             for count in counts.values()
         ]
@@ -177,14 +177,14 @@ def _metis_owners(source: CheckedGraph, num_partitions: int, seed: int, metis: A
         for (src, _, dst), part in source.edges.items()
     ]
     edges = torch.cat(ends, dim=1)
-    # METIS wants undirected edges, each from both ends, and no loops
+    # METIS wants undirected edges, listed at both ends, and no loops
     edges = edges[:, edges[0] != edges[1]]
     edges = torch.cat([edges, edges.flip(0)], dim=1)
     if total == 0 or edges.size(1) == 0:  # METIS has nothing to cut
         return book_table(contiguous_book(total, num_partitions))
     whole = compress(edges[0], edges[1], num_rows=total, num_cols=total)
     graph = (whole.indptr.numpy(), whole.indices.numpy())
-    # a 32-bit int in pymetis's METIS
+    # pymetis's METIS has 32-bit ints
     options = metis.Options(seed=seed % 2**31)
     # older releases take two arrays
     if hasattr(metis, "CSRAdjacency"):
@@ -201,7 +201,7 @@ def _bytes_to_write(source: CheckedGraph) -> int:
         *source.edge_features.values(), *source.node_attributes.values(),
         *source.edge_attributes.values(),
     ]  # fmt: skip
-    # rows, columns, ids and owner of each edge, as GLT's format has them: the most that is written
+    # rows, columns, ids and owner of each edge, as in GLT's format: an upper bound
     ends = sum(4 * 8 * part.edge_index.size(1) for part in source.edges.values())
     ids = 8 * sum(source.num_nodes.values())
     return ends + ids + sum(tensor.numel() * tensor.element_size() for tensor in tensors)

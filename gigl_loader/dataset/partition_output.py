@@ -1,4 +1,4 @@
-"""`PartitionOutput`, the low-level way into a dataset: loose tensors, and the view of them."""
+"""`PartitionOutput`, the low-level input of a dataset: loose tensors, and the view of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -52,7 +52,7 @@ class GraphPartitionData:
     edge_index: Tensor
     """``[2, num_edges]`` int64, global ids, row 0 sources, row 1 destinations."""
     edge_ids: Tensor | None = None
-    """``[num_edges]`` int64, global edge ids. None: positions, which one partition allows."""
+    """``[num_edges]`` int64, global edge ids. None: positions; for one partition only."""
     weights: Tensor | None = None
     """``[num_edges]`` floating point, finite and not negative; kept as float32."""
 
@@ -77,7 +77,7 @@ class FeaturePartitionData:
 
 @dataclass(frozen=True)
 class PartitionOutput:
-    """Everything that `DistDataset.build` takes.
+    """The argument of `DistDataset.build`.
 
     Each field is one value for a homogeneous graph, a dict by node or edge type, or None.
     """
@@ -85,15 +85,15 @@ class PartitionOutput:
     node_partition_book: PartitionBook | Mapping[NodeType, PartitionBook] | None = None
     """``[num_nodes]`` integer tensor (the owner of each node) or a GLT ``RangePartitionBook``."""
     edge_partition_book: PartitionBook | Mapping[EdgeType, PartitionBook] | None = None
-    """The same for edge ids; needed where there are edge features in several partitions."""
+    """The same for edge ids; needed for edge features in several partitions."""
     partitioned_edge_index: GraphPartitionData | dict[EdgeType, GraphPartitionData] | None = None
-    """Edges stored at the owner of the node that is expanded: the destination where the dataset's
-    ``edge_dir`` is ``"in"``, the source where it is ``"out"``.
+    """Edges stored at the owner of the expanded node: the destination if the dataset's ``edge_dir``
+    is ``"in"``, the source if it is ``"out"``.
 
-    Label edge types may be among them, at the owner of their anchor and stored as all edges are:
-    ``(anchor type, relation, label type)`` with the anchors in row 0 where ``edge_dir`` is
-    ``"out"``, ``(label type, relation, anchor type)`` with the anchors in row 1 where it is
-    ``"in"``, also between nodes of one type. GiGL keeps them so."""
+    Label edge types may be among them, at the owner of their anchor and stored like all edges:
+    ``(anchor type, relation, label type)`` with the anchors in row 0 if ``edge_dir`` is ``"out"``,
+    ``(label type, relation, anchor type)`` with the anchors in row 1 if it is ``"in"``, also
+    between nodes of one type. GiGL stores them in this way."""
     partitioned_node_features: (
         FeaturePartitionData | dict[NodeType, FeaturePartitionData] | None
     ) = None
@@ -102,7 +102,7 @@ class PartitionOutput:
     ) = None
     partitioned_positive_labels: Tensor | dict[EdgeType, Tensor] | None = None
     """``[2, num_labels]`` int64 by supervision edge type ``(anchor type, relation, label type)``:
-    row 0 anchors, row 1 label nodes, whatever the ``edge_dir``; the anchors are this partition's.
+    row 0 anchors, row 1 label nodes, for any ``edge_dir``; the anchors are this partition's.
     """
     partitioned_negative_labels: Tensor | dict[EdgeType, Tensor] | None = None
     """As the positives."""
@@ -133,7 +133,7 @@ def read_output(
     """Return the view of a partition, checked.
 
     Raises:
-        ConfigError: A field is malformed, misses ids, or holds what another partition owns.
+        ConfigError: A field is malformed, lacks ids, or has data of another partition.
     """
     if not isinstance(output, PartitionOutput):
         raise WrongTypeError(
@@ -142,17 +142,17 @@ def read_output(
     edges = by_type(output.partitioned_edge_index, DEFAULT_HOMOGENEOUS_EDGE_TYPE)
     if not edges:
         raise ConfigError("partition_output.partitioned_edge_index is missing: a graph needs edges")
-    # GiGL keeps supervision among the edges; what is left is what messages pass over
+    # GiGL keeps supervision among the edges; the others are for message passing
     labels = {key: edges.pop(key) for key in list(edges) if _is_label_type(key)}
     if not edges:
         raise ConfigError(
             "partition_output.partitioned_edge_index has label edges only: a graph needs edges to "
             "pass messages over"
         )
-    # first: all that follows is checked against the numbers of nodes and their owners
+    # first: everything else is checked against the numbers of nodes and their owners
     node_books, edge_books = _read_books(output, num_partitions)
     builder = ViewBuilder(
-        # by the edges alone: node fields may be dicts by type in a graph of one type as well
+        # by the edges only: node fields may be dicts by type even in a graph of one type
         heterogeneous=isinstance(output.partitioned_edge_index, dict),
         edge_dir=edge_dir,
         num_partitions=num_partitions,
@@ -198,7 +198,7 @@ def _num_nodes(
                     f"node_partition_book has no entry for node type {node_type!r}, "
                     "which several partitions need"
                 )
-            # a partition that sees a part of the graph cannot count; one that has all of it can
+            # a partition with a part of the graph cannot count; one with all of it can
             found[node_type] = _count_nodes(node_type, output, edges)
     return found
 
@@ -206,7 +206,7 @@ def _num_nodes(
 def _count_nodes(
     node_type: NodeType, output: PartitionOutput, edges: dict[EdgeType, GraphPartitionData]
 ) -> int:
-    """Return one past the highest id of a type that anything mentions. For one partition."""
+    """Return one past the highest mentioned id of a type. For one partition."""
     count = 0
     for name in ("partitioned_node_features", "partitioned_node_labels"):
         part = by_type(getattr(output, name), DEFAULT_HOMOGENEOUS_NODE_TYPE).get(node_type)
@@ -237,11 +237,11 @@ def _add_edges(builder: ViewBuilder, edge_type: EdgeType, given: Any) -> None:
         part.edge_index, view.num_nodes[types[0]], view.num_nodes[types[1]], where
     )
     num_edges, edge_ids, weights = edge_index.size(1), part.edge_ids, part.weights
-    # features and weights of edges are looked up by id at other partitions: positions would clash
+    # other partitions find edge features and weights by id: positions would clash
     if edge_ids is None and view.num_partitions > 1:
         raise ConfigError(f"{where} needs edge_ids: ids must agree over several partitions")
     if edge_ids is not None:
-        # without a book, there are as many ids as the highest in sight says
+        # without a book, the highest id decides the number of ids
         limit = view.edge_books[edge_type].num_ids if edge_type in view.edge_books else None
         edge_ids = check_ids(edge_ids, limit, f"{where}, edge_ids")
         if edge_ids.numel() != num_edges:
@@ -276,10 +276,10 @@ def _is_label_type(edge_type: Any) -> bool:
 
 
 def _add_label_edges(builder: ViewBuilder, given: EdgeType, part: Any) -> None:
-    """Add label edges that came among the edges: stored as all edges are, as GiGL keeps them."""
+    """Add label edges from among the edges: stored like all edges, as GiGL keeps them."""
     where, edge_dir = f"partitioned_edge_index of {given}", builder.view.edge_dir
     labels, edge_type = _graph_part(part, where).edge_index, glt_edge_type(given, edge_dir)
-    # not by the names: those are the same where the anchors and their labels are of one type
+    # not by the names: those are the same if anchors and labels have one type
     if edge_dir == "in":
         labels = check_edge_index(labels, None, None, where).flip(0)
         where = f'{where}, turned to {edge_type} for edge_dir="in"'
@@ -295,7 +295,7 @@ def _check_labels(builder: ViewBuilder, label_type: EdgeType, labels: Any, where
     if label_type in view.adjacency:
         raise ConfigError(f"{where}: the labels {label_type} were given already; give them once")
     labels = check_edge_index(labels, view.num_nodes[src], view.num_nodes[dst], where)
-    # a sampler looks labels up where the anchor is: elsewhere they would be lost without a word
+    # a sampler looks labels up at the anchor: elsewhere they would be silently lost
     if src in view.node_books and view.num_partitions > 1:
         check_ownership(
             view.node_books[src].owner(labels[0]), view.partition_idx,
@@ -314,8 +314,8 @@ def _add_node_rows(builder: ViewBuilder, output: PartitionOutput) -> None:
             if node_type not in view.num_nodes:
                 raise ConfigError(f"{where}: there is no such node type")
             values, ids = _read_matrix(view, part, view.num_nodes[node_type], where)
-            # labels of one column are as GiGL's batches have them: with one dimension; features
-            # keep their shape
+            # labels of one column get one dimension, as in GiGL's batches; features keep their
+            # shape
             if kind == "node_labels" and values.dim() == 2 and values.size(1) == 1:
                 values = values.squeeze(1)
             builder.add_rows(kind, node_type, values, ids)
@@ -344,6 +344,7 @@ def _read_matrix(
     if part.ids is None and view.num_partitions > 1:
         raise ConfigError(f"{where} needs ids: several partitions share the rows")
     ids = None if part.ids is None else check_ids(part.ids, None, f"{where}, ids")
-    # ids are not held against `num_ids` here: `add_rows` does, with the book's count in its error
+    # ids are not compared with `num_ids` here: `add_rows` does it, with the book's count in its
+    # error
     num_rows = num_ids if ids is None else ids.numel()
     return check_matrix(part.feats, num_rows, "id", where), ids

@@ -1,7 +1,7 @@
-"""Where the tensors of a partition lie for sampling on a device: there, or in pinned host memory.
+"""Placement of a partition's tensors for sampling on a device: there, or in pinned host memory.
 
-The partition in shared memory stays as it is: a placement holds copies. A GPU reads pinned memory
-over its bus (UVA), so features that do not fit into the device's memory can stay on the host.
+The partition in shared memory is unchanged: a placement holds copies. A GPU reads pinned memory
+over its bus (UVA), so features larger than the device's memory can stay on the host.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,16 +19,16 @@ from gigl_loader.sizes import size_in_words
 FeaturesOn = Literal["device", "host"]
 KernelsBy = Literal["torch", "warp"]
 _ROWS = ("node_features", "edge_features")
-"""What may stay on the host; everything else of a partition is small beside it, or read more."""
+"""The parts that may stay on the host; the others are small beside them, or read more often."""
 _SPARE = 0.9
-"""Share of the free memory that a graph may take: the model needs some, too."""
+"""Share of the free memory that a graph may take: the model needs memory, too."""
 
 
 def existing_device(device: Any) -> torch.device:
-    """Return ``device`` with its index, that of the current device where none is given.
+    """Return ``device`` with its index; without one, that of the current device.
 
     Raises:
-        ConfigError: torch has no such device, or it is of a kind that is not sampled on.
+        ConfigError: torch has no such device, or sampling does not support its kind.
     """
     try:
         found = torch.device(device)
@@ -54,8 +54,8 @@ class Placement:
     Args:
         device: A CUDA device; for tests and rehearsals the CPU.
         features: ``"device"``, or ``"host"``: features lie in pinned memory of the host.
-        kernels: ``"torch"`` or ``"warp"``; None: chosen by the device.
-        cache: Memory of the device for features on the host, as ``remote_cache`` of a loader.
+        kernels: ``"torch"`` or ``"warp"``; None: chosen by the kind of device.
+        cache: Device memory for features on the host, as ``remote_cache`` of a loader.
 
     Raises:
         ConfigError: A value cannot work.
@@ -78,11 +78,11 @@ class Placement:
             )
         self.device, self.features, self.kernels = device, features, kernels
         self.cache = CacheOptions.of(cache, "cache")
-        # by the memory that a tensor is in: views of one partition share most of theirs
+        # by the memory of a tensor: views of one partition share most of theirs
         self._copies: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
     def place(self, view: PartitionView) -> PartitionView:
-        """Return ``view`` with its tensors where they belong; what was copied before is shared.
+        """Return ``view`` with its tensors in their places; earlier copies are shared.
 
         Raises:
             ConfigError: The device has not enough free memory; nothing was copied.
@@ -95,17 +95,17 @@ class Placement:
         return found
 
     def nbytes(self, view: PartitionView) -> tuple[int, int]:
-        """Return the bytes that ``view`` takes on the device, and in pinned memory of the host."""
+        """Return the bytes that ``view`` takes on the device, and in pinned host memory."""
         sizes = {_key(one): one.nbytes for one in _tensors(view)}
         stays = self._stays_on_host(view)
         on_host = sum(size for name, size in sizes.items() if name in stays)
         return sum(sizes.values()) - on_host, on_host
 
     def _stays_on_host(self, view: PartitionView) -> set[tuple[Any, ...]]:
-        """Return the keys of tensors that are not moved."""
+        """Return the keys of tensors that stay in place."""
         if self.features == "device":
             return set()
-        # only the values are many: what finds a row is on the device
+        # only the values are large: indexes are on the device
         return {_key(rows.values) for kind in _ROWS for rows in getattr(view, kind).values()}
 
     def _check_fits(self, view: PartitionView) -> None:

@@ -1,4 +1,4 @@
-"""How far long work is: a bar for files that are written or read, a line for rows."""
+"""Progress of long work: a bar for files that are written or read, a line for rows."""
 
 import importlib
 import logging
@@ -13,27 +13,27 @@ _log = logging.getLogger(__name__)
 _LOG_STEP = 0.1
 """Without ``tqdm``, a line for each tenth."""
 _LATE_S, _LATE_EVERY_S = 5.0, 10.0
-"""Where nobody asked for a bar: when the first line comes, and how often from then on."""
+"""Without a requested bar: the time of the first line, and the interval from then on."""
 
 
 class ProgressBar:
-    """How much of a long piece of work is done: a bar of ``tqdm``, log lines where it is missing.
+    """Progress of a long piece of work: a bar of ``tqdm``, or log lines if it is missing.
 
     Args:
-        title: What is done.
-        total: Bytes that it will write or read, more or less.
+        title: Name of the work.
+        total: Approximate bytes to write or read.
         shown: False: nothing is shown. None: a line now and then, once it takes long; ``total`` is
-            not looked at.
+            ignored.
     """
 
     def __init__(self, title: str, total: int, *, shown: bool | None) -> None:
         self._started = self._said = time.monotonic()
-        # at least 1: shares of it are taken, and a graph may be empty
+        # at least 1: it is a divisor, and a graph may be empty
         self._title, self._total, self._bar = title, max(total, 1), None
         self._done, self._logged, self._shown, self._is_late = 0, 0.0, bool(shown), shown is None
         if shown:
             try:
-                # here, as it is an extra: who wants no bar need not have it
+                # here, as it is an extra: a user without a bar need not have it
                 tqdm = importlib.import_module("tqdm").tqdm
                 self._bar = tqdm(total=self._total, desc=title, unit="B", unit_scale=True)
             except ImportError:
@@ -41,23 +41,23 @@ class ProgressBar:
 
     @property
     def done(self) -> int:
-        """Bytes that were noted."""
+        """Finished bytes."""
         return self._done
 
     def step(self, what: str) -> None:
-        """Say what is done now."""
+        """Show the name of the current step."""
         if self._bar is not None:
             self._bar.set_postfix_str(what)
         elif self._shown:
             _log.info("%s: %s", self._title, what)
 
     def add(self, nbytes: int) -> None:
-        """Note that so much more is done."""
+        """Add finished bytes."""
         if self._is_late:
             self._done += nbytes
             self._say_late()
             return
-        # the total is an estimate, of which a bar should not go past the end
+        # the total is an estimate, but a bar should not go past the end
         nbytes = min(nbytes, self._total - self._done)
         self._done += nbytes
         if self._bar is not None:
@@ -71,25 +71,25 @@ class ProgressBar:
         pause_s = _LATE_S if self._said == self._started else _LATE_EVERY_S
         if now - self._said >= pause_s:
             self._said = now
-            # a warning: these show where no logging was set up, and a process that is silent for
-            # half a minute looks like one that hangs
+            # a warning: it appears without any logging setup, and a process that is silent for half
+            # a minute looks like one that hangs
             _log.warning(
                 "%s: %.1f GB after %.0f s", self._title, self._done / 1e9, now - self._started
             )
 
     def close(self, *, complete: bool) -> None:
-        """End; idempotent."""
+        """End the display; idempotent."""
         if self._is_late:
             return
-        # and should reach it; a piece of work that failed leaves its bar where it was
+        # a successful bar should reach the end; after a failure it stays at its position
         if complete:
             self.add(self._total)
         if self._bar is not None:
             self._bar.close()
 
 
-# Not an argument: what writes and reads files is some calls below, and most of it is used without
-# a bar, too. Of the context: two threads that load do not move each other's.
+# Not an argument: the code that reads and writes files is some calls below, and is mostly used
+# without a bar. A context variable: two loading threads do not move each other's bar.
 _current: ContextVar[ProgressBar | None] = ContextVar("progress", default=None)
 
 
@@ -107,7 +107,7 @@ def showing(title: str, total: int, *, shown: bool | None) -> Iterator[ProgressB
 
 
 def note(values: Any) -> None:
-    """Move the bar of the `showing` block that this is in, where it is in one.
+    """Move the bar of the enclosing `showing` block, if there is one.
 
     Args:
         values: The tensor that was written or read, or a number of bytes.
@@ -119,20 +119,20 @@ def note(values: Any) -> None:
 
 
 _TERMINAL_S, _ELSEWHERE_S = 0.5, 10.0
-"""How often a line is written: often enough for an eye, without slowing work on a slow terminal; in
-a log file a day's run is some thousand lines at most."""
+"""Interval between lines: short enough to read along, without slowing work on a slow terminal; a
+log file gets some thousand lines at most per day."""
 
 
 class ProgressLine:
-    """How much is done, how fast, and how long the rest takes, on stderr.
+    """Finished rows, rows per second and remaining time, on stderr.
 
-    On a terminal it is one line, which is renewed.
+    On a terminal it is one line, which is overwritten.
 
     Args:
-        total: Rows, or whatever is counted, of all of the work.
+        total: Rows, or other units, of all of the work.
         shown: False: nothing is written.
-        name: What is done; `add` may say it anew.
-        unit: What is counted.
+        name: Name of the work; `add` may change it.
+        unit: Unit of the count.
     """
 
     def __init__(self, total: int, *, shown: bool, name: str = "", unit: str = "rows") -> None:
@@ -142,17 +142,17 @@ class ProgressLine:
 
     @property
     def per_second(self) -> float:
-        """Rows that were done, per second."""
-        # without the rows of an earlier run: they took this one no time, and would make it look
-        # fast
+        """Rows per second."""
+        # without the rows of an earlier run: they took no time in this one, and would raise the
+        # rate
         return self._done / max(time.perf_counter() - self._started, 1e-3)
 
     def skip(self, count: int) -> None:
-        """An earlier run has done these."""
+        """Add rows that an earlier run finished."""
         self._skipped += count
 
     def add(self, count: int, name: str = "") -> None:
-        """So many more are done."""
+        """Add finished rows."""
         self._done, self._name = self._done + count, name or self._name
         if not self._shown:
             return
@@ -167,13 +167,13 @@ class ProgressLine:
             self._write("\n")
 
     def _write(self, end: str) -> None:
-        # a rate of 0, and a stage without rows or time, divide by no zero
+        # no division by zero with a rate of 0, or a stage without rows or time
         done, rate = self._done + self._skipped, self.per_second
         left = max((self._total - done) / max(rate, 1e-3), 0)
         text = (
             f"{self._name}: {done:,} of {self._total:,} {self._unit}, {rate:,.0f} {self._unit}/s, "
             f"{time.perf_counter() - self._started:.1f} s, {left:.0f} s left"
         )
-        # padded, so that what is left of a longer line before it is written over
+        # padded, to overwrite the rest of a longer line
         start, text = ("\r", f"{text:<90}") if sys.stderr.isatty() else ("", text)
         print(f"{start}{text}", end=end, file=sys.stderr, flush=True)

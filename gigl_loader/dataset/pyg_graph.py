@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # storage servers import this module and read no PyG graph
     from torch_geometric.data import Data, HeteroData
 
 _OF_NODES = ("feat", "pos", "node_type", "n_id", "batch")
-"""Further attributes that PyG takes the number of nodes from."""
+"""Further attributes that PyG derives the number of nodes from."""
 
 Labels = Tensor | tuple[Tensor, Tensor | None]
 """Positive label edges, or positives and negatives: ``[2, n]`` int64, anchors first."""
@@ -50,7 +50,7 @@ Supervision = Labels | Mapping[EdgeType, Labels]
 
 
 RowOrder = Literal["ids", "degree"]
-"""In which order rows of nodes are stored: see `partition_graph`."""
+"""The order of stored node rows: see `partition_graph`."""
 
 
 @dataclass
@@ -69,18 +69,18 @@ class CheckedGraph:
     edge_attributes: dict[tuple[EdgeType, str], Tensor] = field(default_factory=dict)
     num_classes: dict[NodeType, int] = field(default_factory=dict)
     feature_scales: dict[NodeType, Tensor] = field(default_factory=dict)
-    """By node type: scales of features that are stored quantized."""
+    """By node type: scales of quantized features."""
     not_carried: dict[str, str] = field(default_factory=dict)
-    """Attributes that batches will lack, and why."""
+    """Attributes that batches will lack, and the reasons."""
 
 
 def read_pyg(data: Any, supervision: Supervision | None = None) -> CheckedGraph:
     """Return ``data`` as checked tensors; ``supervision`` adds label edges to it.
 
     Raises:
-        ConfigError: Something in ``data`` cannot be a graph: the message names the attribute.
+        ConfigError: ``data`` has an invalid attribute: the message names it.
     """
-    # within the function: storage servers and workers never see a PyG graph
+    # within the function: storage servers and workers never use a PyG graph
     from torch_geometric.data import Data, Dataset, HeteroData
 
     if isinstance(data, HeteroData):
@@ -93,11 +93,11 @@ def read_pyg(data: Any, supervision: Supervision | None = None) -> CheckedGraph:
             f"got {type(data).__module__}.{type(data).__name__}"
             + ("; that holds graphs: give one, dataset[0]" if isinstance(data, Dataset) else "")
         )
-    # after the graph: label edges may only name node types that it has
+    # after the graph: label edges may only name its node types
     _add_supervision(source, supervision)
     if not source.edges:
         raise ConfigError("data has no message-passing edge type: give it an edge_index")
-    # before it is cut: a partition has a part of the labels
+    # before the cut: a partition has a part of the labels
     source.num_classes = count_classes(
         {node_type: Rows(labels, None, True) for node_type, labels in source.node_labels.items()}
     )
@@ -111,12 +111,12 @@ def _read_homogeneous(data: "Data") -> CheckedGraph:
     node_type, edge_type = DEFAULT_HOMOGENEOUS_NODE_TYPE, DEFAULT_HOMOGENEOUS_EDGE_TYPE
     num_nodes, edge_index = _num_nodes(store, "data"), store.get("edge_index")
     if edge_index is None:
-        # nodes alone are a graph, too
+        # a graph may consist of nodes only
         if num_nodes is None or store.get("adj_t") is not None:
             raise ConfigError(_missing_edge_index(store, "data"))
         edge_index = torch.empty(2, 0, dtype=torch.int64)
     if num_nodes is None:
-        # as PyG counts, where nothing else tells; checked, since -1 would make it one node fewer
+        # as PyG counts without other information; checked, since -1 would make it one node fewer
         edges = check_edge_index(edge_index, None, None, "data.edge_index")
         num_nodes = int(edges.max()) + 1 if edges.numel() else 0
     source = CheckedGraph(False, {node_type: num_nodes})
@@ -143,7 +143,7 @@ def _read_hetero(data: "HeteroData") -> CheckedGraph:
         _read_nodes(source, data[node_type], node_type, where)
         nodes, _ = levels_of(data, data[node_type], num_nodes, None, source.not_carried, where)
         _keep(source.node_attributes, node_type, nodes)
-    # nodes were read before: edges are checked against both of their ends' counts
+    # nodes were read before: edges are checked against the counts of both ends
     for edge_type in map(plain_edge_type, data.edge_types):
         where = f"data[{edge_type}]"
         for node_type in (edge_type[0], edge_type[2]):
@@ -171,7 +171,7 @@ def keep_neighbor_times(source: CheckedGraph, edge_dir: EdgeDir, time_attr: str)
     Raises:
         ConfigError: There is no such attribute.
     """
-    # of a node, a partition has the times of its own; edges lead to others' nodes
+    # a partition has the times of its own nodes, but edges lead to others' nodes
     if not any(name == time_attr for _, name in source.node_attributes):
         if any(name == time_attr for _, name in source.edge_attributes):
             return  # edges have their own
@@ -181,7 +181,7 @@ def keep_neighbor_times(source: CheckedGraph, edge_dir: EdgeDir, time_attr: str)
         times = source.node_attributes.get(((edge_type[0], edge_type[2])[end], time_attr))
         if times is not None:
             name = NEIGHBOR_TIME + time_attr
-            # before edges are cut, so that each edge takes it along to wherever it goes
+            # before edges are cut, so that each edge takes it along to its partition
             source.edge_attributes[edge_type, name] = times[part.edge_index[end]]
 
 
@@ -190,10 +190,9 @@ def _keep(target: dict[Any, Tensor], owner: Any, found: dict[str, Tensor]) -> No
 
 
 def _keep_edges(source: CheckedGraph, edge_type: EdgeType, found: dict[str, Tensor]) -> None:
-    """Keep attributes of edges, but for weights that are carried as they are sampled by."""
+    """Keep attributes of edges, except weights in the same form as the sampling weights."""
     # `ViewBuilder` adds float32 weights as an attribute of their first name; kept here as well,
-    # they would lie in memory twice. float64 or [n, 1] is not the same: batches have it as it was
-    # given.
+    # they would take memory twice. float64 or [n, 1] differs: batches have it unchanged.
     weights = source.edges[edge_type].weights
     named = found.get(WEIGHT_NAMES[0])
     if named is None or weights is None or WEIGHT_NAMES[1] in found:
@@ -220,14 +219,14 @@ def _missing_edge_index(store: Any, where: str) -> str:
 
 
 def _num_nodes(store: Any, where: str) -> int | None:
-    """Return the number of nodes that a store states itself; None where it does not."""
+    """Return the number of nodes that a store states itself; None if it does not."""
     if "num_nodes" in store and store["num_nodes"] is not None:
         count = store["num_nodes"]
         count = int(count) if isinstance(count, Tensor) and count.numel() == 1 else count
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ConfigError(f"{where}.num_nodes must be a non-negative int, got {count!r}")
         return count
-    # by the highest id in edges, which comes last, nodes without edges would be missing
+    # the highest id in edges, which comes last, would miss nodes without edges
     for name in ("x", *(f"{split}_mask" for split in SPLITS), "y", *_OF_NODES):
         value = store.get(name)
         if isinstance(value, Tensor | np.ndarray) and value.ndim:
@@ -261,10 +260,10 @@ def _read_edges(
     num_edges = edge_index.size(1)
     weights = None
     for name in WEIGHT_NAMES:
-        # the first name wins: draws need one, and both are carried
+        # the first name is used: draws need one, and batches carry both
         if weights is None and store.get(name) is not None:
             weights = check_weights(store[name], num_edges, f"{where}.{name}")
-    # None: ids are positions, for which no tensor is made before a partition keeps some of them
+    # None: ids are positions, and need no tensor before a partition keeps some of them
     source.edges[edge_type] = GraphPartitionData(edge_index, None, weights)
     if store.get("edge_attr") is not None:
         source.edge_features[edge_type] = check_matrix(
@@ -288,7 +287,7 @@ def _add_supervision(source: CheckedGraph, supervision: Supervision | None) -> N
                 f"supervision names {edge_type}: name the edge type that is predicted, "
                 "without the label suffix"
             )
-        # a tensor [2, n] would unpack as well, into anchors and their labels
+        # a tensor [2, n] would also unpack, into anchors and their labels
         positives, negatives = labels if isinstance(labels, tuple | list) else (labels, None)
         _add_labels(source, message_passing_to_positive_label(edge_type), positives)
         if negatives is not None:
@@ -319,26 +318,26 @@ class Cutter:
         self._owners: dict[EdgeType, Tensor] = {}
         self._uses = _neighbor_degrees(source, edge_dir) if order == "degree" else {}
         self.edge_books: dict[EdgeType, Book] = {}
-        # nothing is cut: `cut` hands out the tensors of the source as they are
+        # nothing is cut: `cut` returns the tensors of the source themselves
         if num_partitions == 1:
             return
         end = expanded_end(edge_dir)
         for edge_type, part in source.edges.items():
             owners = self._owner_of((edge_type[0], edge_type[2])[end], part.edge_index[end])
             self._owners[edge_type] = owners
-            # ids are positions, so that owners in the order of the edges are the table of owners by
+            # ids are positions, so the owners in the order of the edges are the table of owners by
             # id
             self.edge_books[edge_type] = make_book(owners, num_partitions)
         for edge_type, labels in source.label_edges.items():
             self._owners[edge_type] = self._owner_of(edge_type[0], labels[0])
 
     def _owner_of(self, node_type: NodeType, ids: Tensor) -> Tensor:
-        # a byte for each edge of the graph is kept until the last partition is cut, not eight
+        # kept until the last partition is cut: one byte per edge of the graph, not eight
         dtype = torch.uint8 if self._count <= 256 else torch.int32
         return self.node_books[node_type].owner(ids).to(dtype)
 
     def cut(self, partition_idx: int) -> WithSplits:
-        """Return the view of one partition, and its split ids; all of it where there is one."""
+        """Return the view of one partition, and its split ids; with one partition, all of it."""
         source = self._source
         splits: Splits = {}
         builder = ViewBuilder(
@@ -355,7 +354,7 @@ class Cutter:
         mine = {t: self._mine(t, partition_idx) for t in (*source.edges, *source.label_edges)}
         for edge_type, part in source.edges.items():
             ids = mine[edge_type]
-            # positions in the whole edge index are the ids
+            # ids are positions in the whole edge index
             ends = part.edge_index if ids is None else part.edge_index[:, ids]
             weights = None if part.weights is None else _take(part.weights, ids)
             builder.add_edges(edge_type, ends, ids, weights)
@@ -406,8 +405,7 @@ class Cutter:
 
 def _neighbor_degrees(source: CheckedGraph, edge_dir: EdgeDir) -> dict[NodeType, Tensor]:
     """Return by type, ``[num_nodes]`` int64: edges that lead to each node as a neighbour."""
-    # as a neighbour: a node's row is read once for each edge that leads to it while it is not a
-    # seed
+    # as a neighbour: a node that is not a seed is read once for each edge that leads to it
     end, found = 1 - expanded_end(edge_dir), {}
     for node_type, count in source.num_nodes.items():
         found[node_type] = torch.zeros(count, dtype=torch.int64)
@@ -428,7 +426,7 @@ def _add_attributes(
 
 
 def _take(values: Tensor, ids: Tensor | None) -> Tensor:
-    """Return the rows of ``ids``; None: all, as they are."""
+    """Return the rows of ``ids``; None: all, unchanged."""
     return values if ids is None else values[ids]
 
 
@@ -436,14 +434,14 @@ def _take(values: Tensor, ids: Tensor | None) -> Tensor:
 
 
 _NODES_READ, _EDGES_READ = ("x", "y", "num_nodes"), ("edge_index", "edge_attr")
-"""Attributes of nodes and of edges that the dataset reads for itself."""
+"""Attributes of nodes and of edges that the dataset itself reads."""
 _OF_LOADERS = frozenset(
     (
         "n_id", "node", "e_id", "edge", "batch", "batch_size", "input_id", "num_sampled_nodes",
         "num_sampled_edges", "y_positive", "y_negative", "seed_time", "ptr",
     )
 )  # fmt: skip
-"""Attributes that loaders put into every batch."""
+"""Attributes that loaders set in every batch."""
 
 
 def levels_of(
@@ -459,15 +457,15 @@ def levels_of(
     Args:
         data: The `Data` or `HeteroData` that ``store`` belongs to.
         store: One of its stores.
-        num_nodes: Nodes of the store; None: it is of edges.
-        num_edges: Edges of the store; None: it is of nodes.
-        not_carried: Takes name and reason of each attribute that is neither, or that no batch can
-            have.
-        where: What to call the store.
+        num_nodes: Nodes of the store; None: a store of edges.
+        num_edges: Edges of the store; None: a store of nodes.
+        not_carried: Receives name and reason of each attribute that is neither, or that no batch
+            can have.
+        where: The name of the store in messages.
 
     Source:
-        PyG, ``Data.is_node_attr`` and ``is_edge_attr``: the size along the dimension in which PyG
-        would concatenate decides; where there are as many nodes as edges, "edge" in the name does.
+        PyG, ``Data.is_node_attr`` and ``is_edge_attr``: the size along PyG's concatenation
+        dimension decides; with as many nodes as edges, "edge" in the name does.
     """
     found: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}}
     read = (_NODES_READ if num_nodes is not None else ()) + (
@@ -475,17 +473,17 @@ def levels_of(
     )
     for name in store:
         value = store[name]
-        # PyG has attributes that were set to None; its own batches leave them out as well
+        # PyG stores attributes that were set to None; its own batches leave them out as well
         if name in read or value is None:
             continue
         rows = _read(name, value)
         if isinstance(rows, Tensor):
-            # PyG's own rule, which users override: of an attribute like `edge_index` the last
-            # dimension counts. The value as it was given, since the rule may look at its class.
+            # PyG's own rule, which users override: for an attribute like `edge_index` the last
+            # dimension counts. With the original value, since the rule may look at its class.
             dim = data.__cat_dim__(name, value, store)
             level = _level(name, rows, dim, num_nodes, num_edges)
             if level is not None:
-                # samplers take rows, which have to be the first dimension
+                # samplers take rows, which must be the first dimension
                 found[level][name] = rows.movedim(dim, 0)
                 continue
             rows = f"shape {tuple(rows.shape)} has no row per node or edge"
@@ -500,18 +498,18 @@ def _level(
     count = rows.shape[dim] if isinstance(dim, int) else None
     if count is None or count not in (num_nodes, num_edges):
         return None
-    # the one case that a shape cannot tell; a store of nodes or of edges has None for the other
+    # the one case without a clear shape; a store of nodes or of edges has None for the other
     if num_nodes == num_edges:
         return "edge" if "edge" in name else "node"
     return "node" if count == num_nodes else "edge"
 
 
 def _read(name: str, value: Any) -> Tensor | str:
-    """Return an attribute as a CPU tensor, whose shape decides, or why no batch can have it."""
-    # a batch would have either ours or the user's under that name, and nothing would tell which
+    """Return an attribute as a CPU tensor, whose shape decides, or the reason against it."""
+    # a batch would have either ours or the user's under that name, without any sign which
     if name in _OF_LOADERS:
         return "loaders give batches one of that name: rename it"
-    # names become file names and attributes of batches, where "_" marks PyG's own and ours
+    # names become names of files and of batch attributes, where "_" marks PyG's own and ours
     if not name.isidentifier() or name.startswith("_"):
         return "its name is no public Python name: rename it"
     if not isinstance(value, Tensor | np.ndarray):
@@ -523,7 +521,7 @@ def _read(name: str, value: Any) -> Tensor | str:
     except ConfigError:
         return "a sparse, quantised or meta tensor: make it a plain one"
     try:
-        # workers do without torch: bits of every type have to fit a type of numpy's
+        # workers do without torch: the bits of every type must fit a numpy type
         storage_dtype(str(rows.dtype).removeprefix("torch."))
     except TypeError:
         return f"samplers cannot read {rows.dtype}"

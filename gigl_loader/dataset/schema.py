@@ -62,14 +62,14 @@ class DatasetSchema:
     edge_attributes: "dict[EdgeType, tuple[str, ...]]" = field(default_factory=dict)
     """Names of further edge attributes (``edge_weight``...), by edge type."""
     num_classes: "dict[NodeType, int]" = field(default_factory=dict)
-    """By type, the classes of its labels over all partitions, where that is known."""
+    """By type, the classes of its labels over all partitions, if known."""
 
 
 def plain_edge_type(edge_type: EdgeType) -> EdgeType:
     """Return ``edge_type`` as a tuple.
 
     Users may name types by a named tuple (GiGL's ``EdgeType`` is one), which equals the tuple; but
-    its class would have to be imported wherever it is sent: to workers, servers, files.
+    its class would have to be imported by each receiver: workers, servers, files.
     """
     src, relation, dst = edge_type
     return (src, relation, dst)
@@ -99,7 +99,7 @@ def is_label_edge_type(edge_type: EdgeType) -> bool:
 
 
 def is_labeled_homogeneous(num_nodes: dict[NodeType, int], edge_types: list[EdgeType]) -> bool:
-    """Return whether there are the default types and label edge types, nothing else."""
+    """Return whether there are only the default types and label edge types."""
     plain = [edge_type for edge_type in edge_types if not is_label_edge_type(edge_type)]
     return (
         set(num_nodes) == {DEFAULT_HOMOGENEOUS_NODE_TYPE}
@@ -109,16 +109,16 @@ def is_labeled_homogeneous(num_nodes: dict[NodeType, int], edge_types: list[Edge
 
 
 def expanded_end(edge_dir: EdgeDir) -> int:
-    """Return the row of an edge index that holds the node that is expanded."""
+    """Return the row of an edge index that holds the expanded node."""
     return 1 if edge_dir == "in" else 0
 
 
 def reverse_edge_type(edge_type: EdgeType) -> EdgeType:
-    """Return the type of the edges of ``edge_type`` turned round, by GLT's naming.
+    """Return the reverse type of ``edge_type``, by GLT's naming.
 
     Source:
-        graphlearn-torch 0.2.4, ``typing.reverse_edge_type``: ``rev_`` is put before the relation,
-        or taken away where it is there; a type between nodes of one type keeps its name.
+        graphlearn-torch 0.2.4, ``typing.reverse_edge_type``: adds ``rev_`` before the relation, or
+        removes it; a type between nodes of one type keeps its name.
     """
     src, relation, dst = edge_type
     if src != dst:
@@ -133,8 +133,8 @@ def glt_edge_type(edge_type: EdgeType, edge_dir: EdgeDir) -> EdgeType:
     destination, so there both ends of a label edge type change positions.
 
     Source:
-        GiGL, ``treat_labels_as_edges`` and its ``reverse_edge_type``: the relation stays as it is,
-        without the ``rev_`` that GLT's own function puts before it.
+        GiGL, ``treat_labels_as_edges`` and its ``reverse_edge_type``: the relation is unchanged,
+        without the ``rev_`` of GLT's own function.
     """
     if edge_dir == "in" and is_label_edge_type(edge_type):
         src, relation, dst = edge_type

@@ -1,8 +1,8 @@
-"""The partition as samplers see it: plain arrays, one layout for every kind of dataset.
+"""The partition for samplers: plain arrays, one layout for every kind of dataset.
 
-A dataset makes views of tensors, ``PartitionView[Tensor]``; they travel to workers as shared memory
-and are read there as ``PartitionView[Array]``, numpy's: workers do without torch, which takes a
-second to import. A homogeneous graph uses ``DEFAULT_HOMOGENEOUS_NODE_TYPE`` and
+A dataset makes views of tensors, ``PartitionView[Tensor]``; workers receive them as shared memory
+and read them as ``PartitionView[Array]``, numpy's: workers do without torch, which takes a second
+to import. A homogeneous graph uses ``DEFAULT_HOMOGENEOUS_NODE_TYPE`` and
 ``DEFAULT_HOMOGENEOUS_EDGE_TYPE`` as its only types.
 """
 
@@ -29,12 +29,11 @@ Splits = dict[str, dict[NodeType, "Tensor"]]
 
 @dataclass(frozen=True)
 class Adjacency(Generic[A]):
-    """The edges of one type that this partition owns, grouped by the node that is expanded.
+    """The edges of one type that this partition owns, grouped by the expanded node.
 
-    That node is the destination where ``edge_dir="in"`` (CSC) and the source where
-    ``edge_dir="out"`` (CSR); for a label edge type it is the anchor, the source, either way.
-    Within a row, neighbours ascend by (id, edge id): the canonical order, which partitioning does
-    not change.
+    That node is the destination with ``edge_dir="in"`` (CSC) and the source with ``edge_dir="out"``
+    (CSR); for a label edge type it is the anchor, the source, in both cases. Within a row,
+    neighbours ascend by (id, edge id): the canonical order, which does not depend on partitioning.
     """
 
     indptr: A
@@ -49,8 +48,8 @@ class Adjacency(Generic[A]):
     first_row: int = 0
     """The node of row 0: a partition that owns a range of ids has rows for that range only."""
     first_edge: int | None = None
-    """The id of the edge at position 0, where ids are positions; None: no edge ids but
-    ``edge_ids``."""
+    """The id of the edge at position 0, if ids are positions; None: only ``edge_ids`` has edge
+    ids."""
 
     @property
     def has_edge_ids(self) -> bool:
@@ -59,11 +58,11 @@ class Adjacency(Generic[A]):
 
     def locate(self, ids: Any) -> Any:
         """Return the row of each of ``ids`` (``[n]`` int64, nodes that this partition owns)."""
-        # no new array where the range begins at 0, as in each graph of one partition
+        # no new array if the range begins at 0, as in each graph of one partition
         return ids - self.first_row if self.first_row else ids
 
     def edge_ids_at(self, positions: Any) -> Any:
-        """Return the id of the edge at each of ``positions`` (``[n]`` int64); ids are known."""
+        """Return the edge ids at ``positions`` (``[n]`` int64); ids are known."""
         known: Any = self.edge_ids
         return positions + self.first_edge if known is None else known[positions]
 
@@ -78,16 +77,16 @@ class Rows(Generic[A]):
     """``[n]`` int64 or int32, the row of each id from ``first`` on, -1 for ids of others; None: see
     ``ids`` and ``first``."""
     whole: bool = False
-    """All ids are here: no other partition has to be asked."""
+    """All ids are here: no request to another partition is needed."""
     dtype: str = ""
-    """torch's name of the type of ``values``, of which an array may only have the bits."""
+    """torch's name of the type of ``values``, which may be an array of its bits only."""
     first: int = 0
-    """The id of row 0 or, where there is an ``index``, of its place 0. Not used with ``ids``."""
+    """The id of row 0 or, with an ``index``, of its place 0. Not used with ``ids``."""
     ids: A | None = None
-    """``[num_rows]`` int64, ascending: the id of each row, where there is no ``index``."""
+    """``[num_rows]`` int64, ascending: the id of each row, if there is no ``index``."""
     scales: A | None = None
-    """Of quantized features, what makes float32 of them: ``[2, ...]``, scale
-    and offset of each column, or ``[0]``; None: they are delivered as they are."""
+    """Scales of quantized features, to restore float32: ``[2, ...]``, scale and offset of each
+    column, or ``[0]``; None: features are not quantized."""
 
     def __post_init__(self) -> None:
         if not self.dtype:
@@ -99,14 +98,14 @@ class Rows(Generic[A]):
         index: Any = self.index
         known: Any = self.ids
         if index is not None:
-            # `take`: numpy's is faster than `[]` for the few ids of a batch
+            # numpy's `take` is faster than `[]` for the few ids of a batch
             rows = index.take(self.looked_up(ids))
             return (
                 rows.astype(np.int64, copy=False) if isinstance(rows, np.ndarray) else rows.long()
             )
         if known is None:
             return self.looked_up(ids)
-        # by class of the array: workers have numpy's, and must not import torch
+        # by class of the array: workers have numpy arrays, and must not import torch
         if isinstance(known, np.ndarray):
             return np.searchsorted(known, ids)
         import torch
@@ -120,7 +119,7 @@ class Rows(Generic[A]):
 
 @dataclass(frozen=True)
 class Book(Generic[A]):
-    """Which partition owns an id: a table of all ids, or where each partition's range ends."""
+    """The owner of each id: a table of all ids, or the end of each partition's range."""
 
     table: A | None = None
     """``[num_ids]`` integer, the owner of each id."""
@@ -133,7 +132,7 @@ class Book(Generic[A]):
         table: Any = self.table
         found: Any = ids
         if isinstance(found, np.ndarray):
-            # "right": an id that equals a bound is the first of the next partition, also past empty
+            # "right": an id equal to a bound is the first of the next partition, also past empty
             # ones
             found = table[found] if bounds is None else np.searchsorted(bounds, found, "right")
             found = found.astype(np.int64, copy=False)
@@ -142,7 +141,7 @@ class Book(Generic[A]):
 
             if bounds is None:
                 found = table[found].long()
-            else:  # contiguous: of the rows of an edge index that is turned, torch warns
+            else:  # contiguous: torch warns about rows of a transposed edge index
                 found = torch.searchsorted(bounds, found.contiguous(), right=True)
         owners: A = found
         return owners
@@ -154,7 +153,7 @@ class Book(Generic[A]):
         if bounds is None:
             owners: Any = self.owner(asked)
             return not bool((owners != partition).any())
-        # the least and the largest say it all, at a tenth of the cost of an owner for each
+        # the least and the largest id decide, at a tenth of the cost of an owner for each
         first = int(bounds[partition - 1]) if partition else 0
         return not len(asked) or first <= int(asked.min()) <= int(asked.max()) < int(
             bounds[partition]
@@ -162,7 +161,7 @@ class Book(Generic[A]):
 
     @property
     def num_ids(self) -> int:
-        """How many ids there are over all partitions."""
+        """Number of ids over all partitions."""
         bounds: Any = self.bounds
         table: Any = self.table
         return int(bounds[-1]) if bounds is not None else len(table)
@@ -184,12 +183,12 @@ class TimeOrder(Generic[A]):
 ROW_KINDS = (
     "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
 )  # fmt: skip
-"""Attributes of a `PartitionView` that hold rows: all that a request may name."""
+"""Attributes of a `PartitionView` that hold rows: the names allowed in a request."""
 
 
 @dataclass(frozen=True)
 class PartitionView(Generic[A]):
-    """Everything that a sampler reads, in shared memory."""
+    """All data that a sampler reads, in shared memory."""
 
     is_heterogeneous: bool
     """Whether batches are ``HeteroData``. False for labeled-homogeneous datasets too."""
@@ -199,9 +198,9 @@ class PartitionView(Generic[A]):
     num_nodes: dict[NodeType, int]
     """Nodes of each type over all partitions."""
     adjacency: dict[EdgeType, Adjacency[A]]
-    """By edge type, as the user named it; label edge types included."""
+    """By edge type, under the user's names; label edge types included."""
     node_books: dict[NodeType, Book[A]] = field(default_factory=dict)
-    """Empty where there is one partition."""
+    """Empty with one partition."""
     edge_books: dict[EdgeType, Book[A]] = field(default_factory=dict)
     node_features: dict[NodeType, Rows[A]] = field(default_factory=dict)
     node_labels: dict[NodeType, Rows[A]] = field(default_factory=dict)
@@ -210,17 +209,17 @@ class PartitionView(Generic[A]):
     """Further attributes of nodes, by type and name: masks, times..."""
     edge_attributes: dict[tuple[EdgeType, str], Rows[A]] = field(default_factory=dict)
     num_classes: dict[NodeType, int] = field(default_factory=dict)
-    """Classes of each type over all partitions, where they are known."""
+    """Classes of each type over all partitions, if known."""
     identity: GraphIdentity | None = None
-    """Which graph this is a partition of; None: it is not known yet, as of what was just built."""
+    """The identity of the graph; None: not known yet, as for a new view."""
     times: dict[EdgeType, TimeOrder[A]] = field(default_factory=dict)
-    """Of a loader with ``time_attr``: the edge types that have times, or whose neighbours do."""
+    """Of a loader with ``time_attr``: the edge types with times, of edges or of neighbours."""
     same_host: "dict[int, PartitionView[A]]" = field(default_factory=dict)
-    """In a worker: other partitions, by index, that it reads in the memory of this machine."""
+    """In a worker: other partitions, by index, that it reads in this machine's memory."""
 
 
 WithSplits = tuple[PartitionView, Splits]
-"""A partition as it is read from a directory, and written to one."""
+"""A partition as read from a directory, and written to one."""
 
 
 _LOWEST = np.iinfo(np.int64).min
@@ -228,24 +227,24 @@ _SIGN = np.int64(2**63 - 1)
 
 
 def keys_of(times: Array, *, is_float: bool) -> Array:
-    """Return ``[n]`` int64 that compare as ``times`` do.
+    """Return ``[n]`` int64 that compare in the same way as ``times``.
 
     Source:
-        The bits of an IEEE 754 number, read as an integer, ascend with it where it is positive and
-        descend where it is negative.
+        The bits of an IEEE 754 number, read as an integer, ascend with positive numbers and descend
+        with negative ones.
     """
     if not is_float:
         return times.astype(np.int64, copy=False)
     bits: Array = (times.astype(np.float64) + 0.0).view(np.int64)  # -0.0 equals 0.0
-    # all bits but the sign turned round: negative numbers ascend then, and stay below the others
+    # all bits but the sign inverted: negative numbers then ascend, and stay below the others
     return np.where(bits < 0, bits ^ _SIGN, bits)
 
 
 def earlier(times: Array, window: float, *, is_float: bool) -> Array:
-    """Return the keys of ``times - window``; integers end at the lowest there is."""
+    """Return the keys of ``times - window``; integers end at the lowest possible one."""
     if is_float:
         return keys_of(times.astype(np.float64) - window, is_float=True)
     found = times.astype(np.int64, copy=False)
     whole = min(int(window), 2**63 - 1)  # integer times within 1.5 are those within 1
-    # lifted first: the difference would wrap around to a time in the far future
+    # clamped first: the difference would wrap around to a time in the far future
     return np.maximum(found, _LOWEST + whole) - whole

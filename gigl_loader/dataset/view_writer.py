@@ -37,7 +37,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, Splits, WithSplits
 from gigl_loader.memory.tensors import as_array, dtype_name
 
-# What a reader of features holds beside the matrix that it fills; GLT reads chunks of any size.
+# Memory of a feature reader besides its matrix; GLT reads chunks of any size.
 CHUNK_BYTES = 64 * 1024 * 1024
 
 _T = TypeVar("_T")
@@ -56,12 +56,12 @@ def write_views(
 
     Args:
         folder: An empty directory.
-        shares: All partitions, the last of which says how many they are.
+        shares: All partitions; the last one tells their number.
         format: ``"mapped"`` or ``"glt"``.
-        source: A directory in this format with the same nodes and edge ids. What the views do not
-            have is copied from it: the ids of tables, and of GLT's format the books, which are of
-            all edges, also where some have been left out.
-        by_degree: Rows of nodes lie in an order of their own.
+        source: A directory in this format with the same nodes and edge ids. Data that views lack is
+            copied from it: the ids of tables, and for GLT's format the books, which include removed
+            edges.
+        by_degree: Node rows are not in the order of ids.
         made: How they were made.
     """
     if format == "glt":
@@ -79,12 +79,12 @@ def write_views(
 
 
 class _MappedWriter:
-    """Writes the partitions of a graph, one after the other; the last one says what all share.
+    """Writes the partitions of a graph, one after the other; the last one has the shared data.
 
     Args:
         root: An empty directory.
-        by_degree: Rows of nodes lie in an order of their own: they are looked up in each partition,
-            also where they ascend by chance, as `partition_tables` has it.
+        by_degree: Node rows are not in the order of ids: each partition has a look-up, even if ids
+            ascend by chance, as in `partition_tables`.
     """
 
     def __init__(self, root: Path, *, by_degree: bool) -> None:
@@ -98,7 +98,7 @@ class _MappedWriter:
         self._original, root = header.original_ids, self._shared.folder
         for name, spec in shared.arrays.items():
             if name.startswith("ids/"):
-                # without checksums: `seal` makes those of the copies
+                # without checksums: `seal` computes those of the copies
                 self._shared.arrays[name] = ArraySpec(spec.dtype, spec.shape)
         if self._original:
             shutil.copytree(source / "ids", root / "ids")
@@ -106,8 +106,8 @@ class _MappedWriter:
                 note_file(self._shared, str(path.relative_to(root)))
 
     def add(self, view: PartitionView, splits: Splits) -> None:
-        """Write a partition, the next one; rows of nodes stay in the order in which they are."""
-        # partitions come in order, and one at a time: all of them need not fit into memory
+        """Write the next partition; rows of nodes keep their order."""
+        # partitions come in order, and one at a time: they may exceed memory together
         part = Part(self._shared.folder / f"part{len(self._parts)}")
         part.folder.mkdir(parents=True, exist_ok=True)
         for edge_type, adjacency in view.adjacency.items():
@@ -137,7 +137,7 @@ class _MappedWriter:
         """
         node_bounds = {t: self._bounds("node", t, b) for t, b in view.node_books.items()}
         for node_type, count in view.num_nodes.items():
-            # one partition has no books, and both `node_books` and original ids ask where ids end
+            # one partition has no books, but `node_books` and original ids need the ends of ids
             node_bounds.setdefault(node_type, [count])
         edge_bounds = {
             t: self._bounds("edge", edge_type_str(t), book) for t, book in view.edge_books.items()
@@ -150,7 +150,7 @@ class _MappedWriter:
         )  # fmt: skip
 
     def _bounds(self, kind: str, name: str, book: Book) -> list[int] | None:
-        """Return where the ranges of a book end; None: they do not, a table was written."""
+        """Return the range ends of a book; None: it has no ranges, and a table was written."""
         if book.bounds is not None:
             return list(book.bounds.tolist())
         assert book.table is not None
@@ -160,15 +160,15 @@ class _MappedWriter:
 
 def _add_adjacency(part: Part, view: PartitionView, edge_type: EdgeType, found: Adjacency) -> None:
     where, label = rows_at("edges", edge_type), is_label_edge_type(edge_type)
-    # label edges are grouped by anchor, their source, whatever the direction
+    # label edges are grouped by anchor, their source, in both directions
     end = 0 if label else expanded_end(view.edge_dir)
     row_type, col_type = (edge_type[0], edge_type[2])[:: -1 if end else 1]
     indptr, book = found.indptr, view.node_books.get(row_type)
     if book is not None and book.bounds is not None:
         bounds = [0, *book.bounds.tolist()]
         first, last = bounds[view.partition_idx], bounds[view.partition_idx + 1]
-        # nodes of others have no edge here, so that offsets begin at 0 anyway; 8 bytes
-        # for each node of the graph would be in every partition
+        # other partitions' nodes have no edge here, so offsets begin at 0 anyway; a longer array
+        # would cost 8 bytes per node of the graph in every partition
         indptr = indptr[first - found.first_row : last + 1 - found.first_row]
         part.ranges[where] = {"first_row": first}
     indices = found.indices.numpy().astype(index_type(view.num_nodes[col_type]), copy=False)
@@ -186,16 +186,16 @@ class _Lookups:
 
     def __init__(self, part: Part) -> None:
         self.part = part
-        # first come: matrices of a type have the same rows as a rule, and the first one says which
+        # matrices of a type usually have the same rows, and the first one decides
         self._written: dict[str, Tensor] = {}
 
     def add(self, where: str, text: str, lookup: Tensor, own: str) -> None:
-        """Note that the rows at ``where``, of the type ``text``, are found by ``lookup``."""
+        """Enter ``lookup`` as the index of the rows at ``where``, of the type ``text``."""
         known = self._written.get(text)
         if known is None:
             write_array(self.part, f"{LOOKUPS}/{text}", lookup.numpy())
             self._written[text] = known = lookup
-        # a matrix may have other rows than the rest (labels of some nodes), and has its own then
+        # a matrix with other rows than the rest (labels of some nodes) gets its own
         if torch.equal(known, lookup):
             self.part.ranges.setdefault(where, {})["lookup"] = 1
         else:
@@ -210,11 +210,11 @@ def _write_values(lookups: _Lookups, where: str, values: Tensor) -> None:
 def _write_rows(
     lookups: _Lookups, where: str, node_type: NodeType, rows: Rows, by_degree: bool
 ) -> None:
-    # as long as the graph where the ids of the partition are strewn
+    # as long as the graph if the partition's ids are scattered
     ids, index = ids_of(rows), rows.index
     first = None if ids is None else _first_of_range(ids)
     if ids is not None and first is not None:
-        # all ids of a range are here: the row follows from the id, or from a look-up of that length
+        # all ids of a range are here: the id gives the row, directly or through a look-up
         if not rows.whole:
             lookups.part.ranges[where] = {"first": first}
         index = None
@@ -232,7 +232,7 @@ def _write_rows(
 
 
 def _first_of_range(ids: Tensor) -> int | None:
-    """Return the lowest of some ids, 0 of none, if all up to the highest are there, else None."""
+    """Return the lowest of some ids (0 if empty) if all up to the highest are there, else None."""
     if not ids.numel():
         return 0
     first = int(ids.min())
@@ -242,7 +242,7 @@ def _first_of_range(ids: Tensor) -> int | None:
 def _write_edge_rows(lookups: _Lookups, where: str, text: str, rows: Rows) -> None:
     values, ids = rows.values, ids_of(rows)
     if ids is not None:
-        # readers search for ids, which have to ascend
+        # readers search for ids, which must ascend
         order = torch.argsort(ids)
         lookups.add(where, text, ids[order], "ids")
         values = values[order]
@@ -257,7 +257,7 @@ def _write_glt(
 ) -> None:
     digests = []
     for found, splits in shares:
-        # GLT's format has a place for weights, from which they are carried again
+        # GLT's format has a place for weights, and batches carry them from there
         view = replace(_without_weights(found), identity=None)
         _write_partition(folder, view, splits)
         digests.append(content_digest([view, splits], whole=True))
@@ -279,7 +279,7 @@ def _write_glt(
 
 def _write_books(folder: Path, view: PartitionView) -> None:
     nodes, edges = dict(view.node_books), dict(view.edge_books)
-    if view.num_partitions == 1:  # a view of one partition has no books; GLT wants them anyway
+    if view.num_partitions == 1:  # a view of one partition has no books, but GLT wants them
         nodes = {t: contiguous_book(count, 1) for t, count in view.num_nodes.items()}
         edges = {
             t: contiguous_book(found.indices.numel(), 1)
@@ -302,7 +302,7 @@ def _copy_books(root: Path, folder: Path) -> None:
 
 
 def _write_root(folder: Path, view: PartitionView, splits: Splits, **made: Any) -> None:
-    """Write what names our files; ``made``: how the directory was made."""
+    """Write the names of our files; ``made``: how the directory was made."""
     content = {
         **made,
         "edge_dir": view.edge_dir,
@@ -347,14 +347,14 @@ def _write_meta(root: Path, *, num_partitions: int, heterogeneous: bool, node_ty
 
 def save_tensor(path: Path, tensor: Tensor) -> None:
     """Write one tensor (not the storage that it may be a part of)."""
-    # torch.save writes the whole storage behind a view: one row of a matrix would be all of it
+    # torch.save writes the whole storage of a view: one row of a matrix would be all of it
     _save(path, tensor.clone())
     note(tensor)
 
 
 def _save(path: Path, values: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:  # a file of Python's says why it could not be written
+    with path.open("wb") as file:  # Python's file errors name the reason
         torch.save(values, file)
 
 
@@ -372,7 +372,7 @@ def _write_partition(root: Path, view: PartitionView, splits: Splits) -> None:
             continue
         folder = part / "graph" / sub(edge_type)
         edge_ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel()))
-        # as features of edges lie: GLT's own files have both in one order
+        # in the order of edge features: GLT's own files have both in one order
         order = torch.argsort(edge_ids)
         edges = edges_of(adjacency, view.edge_dir)[:, order]
         save_tensor(folder / "rows.pt", edges[0])
@@ -388,11 +388,11 @@ def _write_partition(root: Path, view: PartitionView, splits: Splits) -> None:
 
 
 def _without_weights(view: PartitionView) -> PartitionView:
-    """Return ``view`` without the attributes that say what the weights of the edges do."""
+    """Return ``view`` without the attributes that repeat the weights of the edges."""
     kept = {
         (edge_type, name): rows
         for (edge_type, name), rows in view.edge_attributes.items()
-        # by two names a graph has two attributes, and what is read is given the first alone
+        # with two names a graph has two attributes, and a reader gets only the first
         if name != WEIGHT_NAMES[0]
         or (edge_type, WEIGHT_NAMES[1]) in view.edge_attributes
         or not _are_weights(rows, view.adjacency[edge_type])
@@ -435,7 +435,7 @@ def _write_features(folder: Path, rows: Rows) -> None:
     row_bytes = max(1, values[:1].numel() * values.element_size())
     step = max(1, CHUNK_BYTES // row_bytes)
     with (folder / "feats.pkl").open("wb") as feats, (folder / "ids.pkl").open("wb") as id_file:
-        # one empty chunk where there are no rows: the reader takes width and type from it
+        # one empty chunk if there are no rows: the reader takes width and type from it
         for start in range(0, max(ids.numel(), 1), step):
             chunk = values[start : start + step]
             pickle.dump(chunk.reshape(-1, 1) if chunk.dim() == 1 else chunk.clone(), feats)

@@ -1,14 +1,14 @@
-"""`full_graph`: an unchanged model over all nodes, each rank computing those that it owns.
+"""`full_graph`: an unchanged model over all nodes, each rank computing its own.
 
-Every message-passing module gets two hooks. Before it runs, the rows of neighbours that other
-ranks own are fetched and put behind the own rows; after it, its output is cut to own rows::
+Every message-passing module gets two hooks. Before it runs, the rows of neighbours owned by other
+ranks are fetched and put behind the own rows; after it, its output is cut to own rows::
 
     own rows --(linear, norm, activation: as they are)--> own rows
         |  pre-hook: all_to_all                               ^
         v                                                     | post-hook: cut
     own rows + halo ----------> GATConv, SAGEConv... ---------+
 
-So everything outside of these modules sees own rows only, and needs no change.
+So everything outside of these modules sees only own rows, and needs no change.
 """
 
 import inspect
@@ -56,7 +56,7 @@ def full_graph(
     """Let ``model`` compute over the whole graph inside a ``with`` block, unchanged.
 
     All ranks enter together, run the model equally often, and, in training, all call ``backward``
-    (a rank whose rows have no loss adds ``0 * out.sum()``). Edges are those of a sampled batch with
+    (a rank whose rows have no loss adds ``0 * out.sum()``). Edges are as in a sampled batch with
     all neighbours: they point from a neighbour to its node. ::
 
         with full_graph(model, dataset) as data, torch.no_grad():
@@ -67,8 +67,9 @@ def full_graph(
     number of ranks; ``BatchNorm`` takes its statistics over all ranks.
 
     Args:
-        model: Of PyG's modules; homogeneous, or heterogeneous by ``HeteroConv`` or ``to_hetero``.
-        dataset: This rank's partition. Ranks that hold the same one share its nodes.
+        model: A model of PyG's modules; homogeneous, or heterogeneous by ``HeteroConv`` or
+            ``to_hetero``.
+        dataset: This rank's partition. Ranks with the same one share its nodes.
         nodes: Global ids of the nodes to compute (``{node type: ids}`` if there are types), of any
             owner; the union over ranks counts. Each layer then computes only the rows that these
             need; other rows of the output have no meaning. ``data.out_index`` has their rows on
@@ -81,7 +82,8 @@ def full_graph(
     edges into them. ``edge_index`` must reach the layers unchanged, since it identifies the edges.
 
     Raises:
-        ConfigError: A module does not fit; names it. Or the ranks do not hold all partitions.
+        ConfigError: A module is not supported (the message names it), or the ranks lack a
+            partition.
         PeerError: A rank ended; from the model's forward or backward too.
     """
     unknown = check_model(model)
@@ -91,7 +93,7 @@ def full_graph(
             "knows of other nodes is the rows of x that propagate() gathers", unknown,
         )  # fmt: skip
     dataset = DistDataset.wrap(dataset)
-    # no parameters, no place: as torch makes tensors itself
+    # without parameters, torch's default device
     position = torch.device(device or next((p.device for p in model.parameters()), "cpu"))
     session = _Session(
         model,
@@ -114,7 +116,7 @@ class _RunningModule:
     level: Level
     weight: Tensor | None
     calls: int = 0
-    """Times that it has propagated."""
+    """Number of its propagations."""
 
 
 class _Session:
@@ -124,19 +126,18 @@ class _Session:
     ) -> None:  # fmt: skip
         self._model = model
         self._units = units(model)
-        # A layer of several hops reads further than the one hop that narrow_plans() counts for
-        # each.
+        # A layer of several hops reads further than the one hop that narrow_plans() counts for it.
         self._narrow = nodes is not None and not any(
             type(module).__name__ in SEVERAL_HOPS for module in self._units
         )
         # modules of a HeteroConv are one layer together
         num_layers = len(set(self._units.values())) if self._narrow else 0
         self.graph: LocalGraph = local_graph(dataset, exchange, device, nodes, num_layers)
-        # An edge_index is known by its identity: the tensor that the user hands from `data` to the
-        # model is the one that says which edges these are. So `data` is given the plan's own, not
-        # the copy that was made when it went to the device.
+        # An edge_index is recognised by identity: the tensor that the user passes from `data` to
+        # the model tells which edges these are. So `data` is given the plan's own, not the copy
+        # that was made for the device.
         self._plans = {id(plan.whole.edge_index): plan for plan in self.graph.plans.values()}
-        # in the order in which local_graph() made them, that of the plans
+        # in the order of local_graph(), which is that of the plans
         stores = self.graph.data.edge_stores
         for store, plan in zip(stores, self.graph.plans.values(), strict=True):
             store.edge_index = plan.whole.edge_index
@@ -149,13 +150,13 @@ class _Session:
 
     def attach(self, stack: ExitStack) -> None:
         """Hook into the modules until ``stack`` ends."""
-        # at the beginning of every forward, also after one that raised half way through
+        # at the beginning of every forward, also after one that raised in the middle
         handles = [self._model.register_forward_pre_hook(self._begin)]
         module: Any  # PyG has no types
         for module in self._units:
             handles += [
                 module.register_forward_pre_hook(self._before, with_kwargs=True),
-                # always: a frame that stayed after an error would be the next layer's
+                # always: a frame left after an error would be the next layer's
                 module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
                 module.register_propagate_forward_pre_hook(self._propagate),
                 module.register_edge_update_forward_pre_hook(self._edge_update),
@@ -178,7 +179,7 @@ class _Session:
         given = bound.arguments
         plan = self._plan_of(module, given["edge_index"])
         level = plan.level(self._hops_to_come(module))
-        # from here on _after() takes it off again, also when what follows raises
+        # from here on _after() removes it again, also after an error below
         self._frames.append(_RunningModule(plan, level, given.get("edge_weight")))
         self._check_loops(module, plan)
         given["edge_index"] = level.edge_index
@@ -188,7 +189,7 @@ class _Session:
             elif name.startswith("edge_") and name != "edge_index" and isinstance(value, Tensor):
                 given[name] = value if level.edges is None else value[level.edges]
             elif name == "size":
-                # it was the shape of own rows; PyG takes it from x, to which the halo has come
+                # it had the shape of own rows; PyG takes it from x, to which the halo was added
                 given[name] = None
         return bound.args, bound.kwargs
 
@@ -211,7 +212,7 @@ class _Session:
         edge_index, size, values = inputs
         frame = self._frames[-1]
         frame.calls += 1
-        if frame.calls > 1:  # own rows are new, those of the halo have to be fetched again
+        if frame.calls > 1:  # own rows have changed: fetch those of the halo again
             values = {**values, "x": self._again(module, frame, values.get("x"))}
         if is_normalized(module):
             # all own rows' edges, not `edge_index`: the module may have added self-loops already
@@ -239,17 +240,17 @@ class _Session:
         return plan
 
     def _hops_to_come(self, module: torch.nn.Module) -> int | None:
-        """Return how many layers follow this one at most; None: not to be known."""
+        """Return the maximum number of layers after this one; None: unknown."""
         if not self._narrow:
             return None
-        # a layer that runs twice is two hops, of which units() counted one
+        # a layer that runs twice has two hops, of which units() counted one
         if module in self._ran:
             raise ConfigError(
                 f"{type(module).__name__} runs twice in one forward, so the rows that `nodes` "
                 "depend on are not known: leave `nodes` out"
             )
         self._ran.add(module)
-        # Layers are counted as they run, not as they are listed: a model may hold them in any
+        # Layers are counted as they run, not as they are listed: a model may list them in any
         # order.
         order = self._order.setdefault(self._units[module], len(self._order))
         return len(set(self._units.values())) - 1 - order
@@ -281,7 +282,7 @@ class _Session:
         return level.extend(x_src), x_dst
 
     def _check_rows(self, module: Any, x: Tensor, node_type: str) -> None:
-        # sending reads rows by position: with another number of rows, these would be other nodes'
+        # sending reads rows by position: another number of rows would give other nodes' rows
         if x.size(0) != self._num_own[node_type]:
             raise ConfigError(
                 f"{type(module).__name__} got {x.size(0)} rows of {node_type!r}, of which this "
@@ -297,7 +298,7 @@ class _Session:
         return frame.level.extend(x[: frame.level.num_sources])
 
 
-# --- what differs by rank in training, made equal -------------------------------------------------
+# --- training operations, made equal on all ranks -------------------------------------------------
 
 _CHUNK = 1 << 20
 """Numbers drawn at a time: they are 64 bits wide."""
@@ -307,34 +308,34 @@ class WholeGraphStatistics(TorchFunctionMode):
     """Catches ``dropout`` and ``batch_norm`` in training; everything else passes.
 
     A mask's bits are a hash of (seed, forward, call of dropout in it, global id, column); for
-    messages the id is that of the edge: source, target, and which of their edges it is.
+    messages the id is that of the edge: source, target, and its number among their edges.
 
     Args:
         graph: This rank's part.
-        seed: Of the masks.
-        rows_missing: Rows are left out, so that statistics over nodes mean nothing.
+        seed: Seed of the masks.
+        rows_missing: Rows are left out, so statistics over nodes are invalid.
     """
 
     def __init__(self, graph: LocalGraph, seed: int, *, rows_missing: bool) -> None:
         super().__init__()
         self._graph, self._seed, self._rows_missing = graph, seed, rows_missing
-        # With types, one id stands for a node of each: which type a tensor is of cannot be told
-        # from its number of rows, so dropout is torch's own there.
+        # With types, one id stands for a node of each: the number of rows does not tell the type of
+        # a tensor, so dropout is torch's own there.
         own = list(graph.shares.own.values())
         self._own = own[0] if len(own) == 1 and len(graph.plans) == 1 else None
         self._forward = self._call = 0
         self._edges: tuple[EdgePlan, Level, Tensor] | None = None
 
     def begin(self) -> None:
-        """Start a forward: its masks are its own."""
+        """Start a forward, which has its own masks."""
         self._forward, self._call, self._edges = self._forward + 1, 0, None
 
     def edges(self, plan: EdgePlan, level: Level, edge_index: Tensor) -> None:
-        """Note the edges that messages run along from now on."""
+        """Set the edges of the following messages."""
         self._edges = plan, level, edge_index
 
     def layer_ended(self) -> None:
-        """Rows are those of nodes again."""
+        """Return to rows of nodes."""
         self._edges = None
 
     def __torch_function__(
@@ -358,19 +359,19 @@ class WholeGraphStatistics(TorchFunctionMode):
             return x
         keys = self._keys(x.size(0))
         self._call += 1
-        # p=1 would divide by 0; torch's draws nothing for it, and so needs no keys
+        # p=1 would divide by 0; torch draws nothing for it, and so needs no keys
         if keys is None or p == 1.0:
             return F.dropout(x, p, training, inplace)
         # below 2**62: it fits an int64, with keys of either sign
         salt = ((self._seed * 1_000_003 + self._forward) * 1_000_003 + self._call) % 2**62
-        # a new tensor where `inplace` too: callers use what is returned
+        # a new tensor also with `inplace`: callers use the result
         kept = _draw(_mix(keys ^ salt), x[0].numel() if len(x) else 1, 1.0 - p)
         return x * kept.view_as(x).to(x.dtype) / (1.0 - p)
 
     def _keys(self, count: int) -> Tensor | None:
-        """Return ``[count]`` int64, what names each row of a tensor; None: it is of neither."""
+        """Return ``[count]`` int64, each row's key; None: rows of neither nodes nor edges."""
         assert self._own is not None
-        # inside of a layer: what has a row for each of its edges is messages
+        # inside of a layer: a tensor with a row per edge has messages
         if self._edges is not None and self._edges[2].size(1) == count:
             return self._edge_keys(*self._edges)
         if count == self._own.numel():
@@ -382,12 +383,12 @@ class WholeGraphStatistics(TorchFunctionMode):
         ids = torch.cat(
             [own if level.sources is None else own[level.sources], self._halo(plan, level)]
         )
-        # not symmetric: the edge back has another key
+        # not symmetric: the reverse edge has another key
         keys = _mix(_mix(ids[edge_index[0]]) + ids[edge_index[1]])
         order = torch.argsort(keys, stable=True)
         ordered = keys[order]
-        # Edges that have both ends in common have one key. They are counted from 0 in canonical
-        # order, which does not depend on ranks: all edges into a node are on its rank.
+        # Edges with the same two ends have one key. They are counted from 0 in canonical order,
+        # which does not depend on ranks: all edges into a node are on its rank.
         first = torch.searchsorted(ordered, ordered)
         which = torch.empty_like(order)
         which[order] = torch.arange(order.numel(), device=order.device) - first
@@ -416,8 +417,8 @@ class WholeGraphStatistics(TorchFunctionMode):
         # As torch does: in float16 a count of nodes ends at 65,504, and sums lose their digits
         # long before.
         x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        # Three sums over ranks: squares around the mean lose no digits, as sums of squares less the
-        # square of the sum would. All are part of the graph of gradients.
+        # Three sums over ranks: squares around the mean lose no digits, unlike sums of squares
+        # minus the square of the sum. All are part of the gradient graph.
         count = total(torch.tensor(float(x.size(0)), dtype=x.dtype, device=x.device))
         centre = total(x.sum(0)) / count
         spread = total((x - centre).square().sum(0)) / count

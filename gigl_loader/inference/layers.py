@@ -1,8 +1,8 @@
 """A model as a list of layers, each computed for some destination rows at a time.
 
-A `Chunk` is such rows of a rank, with the rows of all their in-neighbours. Ranks go in step: in
-each, a rank asks for what the chunk of its own needs, and answers the others; one that has no chunk
-left, or has done it before, only answers.
+A `Chunk` has such rows of a rank, with the rows of all their in-neighbours. Ranks work in step: in
+each step, a rank requests the rows for its own chunk, and responds to the others; a rank without a
+chunk, or with a finished one, only responds.
 """
 
 import inspect
@@ -40,13 +40,13 @@ class Chunk:
     node_type: NodeType
     """Type of the destination nodes."""
     x: dict[NodeType, Tensor]
-    """``[num_src, width]`` by type; of ``node_type`` the destinations come first."""
+    """``[num_src, width]`` by type; in ``node_type`` the destinations come first."""
     edges: dict[EdgeType, EdgeBlock]
     """Those into ``node_type``, from types that have rows, in local numbers."""
     n_id: dict[NodeType, Tensor]
     """``[num_src]`` int64, global ids by type."""
     degrees: dict[Norm, Tensor]
-    """``[num_src]`` float32, what a norm divides by."""
+    """``[num_src]`` float32, the divisor of a norm."""
 
     @property
     def num_dst(self) -> int:
@@ -54,7 +54,7 @@ class Chunk:
         return self.stop - self.start
 
     def map(self, change: Any) -> "Chunk":
-        """Return it with ``change`` done to each tensor."""
+        """Return it with ``change`` applied to each tensor."""
         return replace(
             self, x=_mapped(self.x, change), edges=_mapped(self.edges, change),
             n_id=_mapped(self.n_id, change), degrees=_mapped(self.degrees, change),
@@ -75,13 +75,13 @@ def _mapped(value: Any, change: Any) -> Any:
 
 @dataclass(frozen=True)
 class Reads:
-    """What a layer reads.
+    """The inputs of a layer.
 
     Attributes:
         rows: By node type.
         weight: Whether the layer takes edge weights.
         attr: Whether it takes edge features.
-        degrees: By norm, those of own nodes.
+        degrees: By norm, the degrees of own nodes.
     """
 
     rows: Mapping[NodeType, RowSource]
@@ -91,10 +91,10 @@ class Reads:
 
 
 class ChunkReader:
-    """Cuts a rank's own nodes of a type into chunks and fetches what each reads.
+    """Cuts a rank's own nodes of a type into chunks and fetches the inputs of each.
 
     Args:
-        graph: Structure.
+        graph: The structure.
         node_type: Type of the destinations.
         exchange: The ranks.
         batch_size: Destination rows of a chunk.
@@ -115,45 +115,44 @@ class ChunkReader:
         return -(-self.own.numel() // self._batch_size)
 
     def bounds(self, index: int) -> tuple[int, int]:
-        """Return the first row of a chunk, and the one after its last."""
+        """Return the first row of a chunk, and one past its last."""
         start = min(index * self._batch_size, self.own.numel())
         return start, min(start + self._batch_size, self.own.numel())
 
     def read(self, reads: Reads, done: set[int]) -> Iterator[Chunk]:
-        """Yield the chunks that are not ``done``, each read while the one before is computed.
+        """Yield the chunks that are not ``done``; each is read while the previous one is computed.
 
-        All ranks read together, whatever each has done.
+        All ranks read together, whether or not their chunks are done.
         """
-        # A chunk that one rank has done may be open on another, which then needs rows of the first
-        # one: a step is left out only where nobody computes in it. Ranks may cut their nodes into
-        # chunks of different sizes; a step is just a number that all of them count up to.
+        # A chunk may be done on one rank and open on another, which then needs rows of the first: a
+        # step is skipped only if no rank computes in it. Ranks may cut their nodes into chunks of
+        # different sizes; a step is just a number that all of them count up to.
         everyone = self._exchange.gather((self.num_chunks, done), tuple[int, set[int]])
         steps = [
             step
             for step in range(max(count for count, _ in everyone))
             if any(step < count and step not in them for count, them in everyone)
         ]
-        # One thread: from here on it alone makes collective calls, in the same order on all ranks.
-        # The thread that iterates computes, and makes none before the last step was read.
+        # One thread: from here on only it makes collective calls, in the same order on all ranks.
+        # The iterating thread computes, and makes none before the last step was read.
         with ThreadPoolExecutor(1, "gigl_loader reads chunks") as pool:
             ahead: Future[Chunk | None] | None = None
             due: Future[Chunk | None] | None
             for step in [*steps, None]:
                 # a future keeps its result, which would outlive the caller's chunk
                 due, ahead = ahead, None
-                # before the next read is started: a read that failed must not be followed by a
-                # collective call
+                # before the next read starts: after a failed read no collective call may follow
                 chunk = None if due is None else due.result()
                 if step is not None:
                     ahead = pool.submit(self._read, step, reads, step in done)
                 if chunk is not None:
                     yield chunk
-                del chunk  # its memory is free before the next but one is read
+                del chunk  # frees its memory before the read after next
 
     def _read(self, index: int, reads: Reads, done: bool) -> Chunk | None:
         start, stop = self.bounds(index)
         nothing_to_do = done or start >= stop
-        if nothing_to_do:  # but the others may ask for rows
+        if nothing_to_do:  # but other ranks may request rows
             stop = start
         found = self.structure(index, start, stop, reads)
         degrees = reads.degrees or {}
@@ -181,7 +180,7 @@ class ChunkReader:
         edges = {}
         for name in names:
             found = self._graph.edges(name, targets, weight=reads.weight, attr=reads.attr)
-            # in place: the block is of this chunk alone
+            # in place: only this chunk uses the block
             found.sources.copy_(torch.from_numpy(labels[name[0]].label(found.sources.numpy())))
             edges[name] = EdgeBlock(found.edge_index, found.indptr, found.weights, found.attr)
         # a copy: `nodes` is a view of a table with room for many more
@@ -195,10 +194,10 @@ heterogeneous graph all four are dicts by type. Parameters named ``edge_weight``
 ``n_id`` are given too."""
 
 _PAIRS = ("EdgeConv", "GATConv", "GATv2Conv", "GINConv", "GraphConv", "SAGEConv")
-"""Layers that take (sources, destinations) and so do nothing for sources that they need not."""
+"""Layers that take (sources, destinations) and so compute nothing for other sources."""
 
 _SUMS = {"SAGEConv": ("mean", "sum", "add"), "GINConv": ("sum", "add")}
-"""Layers, and aggregations of them, that a product with a sparse matrix computes."""
+"""Layers, and their aggregations, that a product with a sparse matrix can compute."""
 
 _EXTRAS = ("edge_weight", "edge_attr", "n_id")
 
@@ -220,7 +219,7 @@ class Layer:
         self.norms: dict[Any, Norm] = {}
 
     def __call__(self, chunk: Chunk) -> Any:
-        """Return ``[num_dst, width]``; None where the layer computes nothing for the type."""
+        """Return ``[num_dst, width]``; None if the layer computes nothing for the type."""
         with self._weighed(chunk):
             return self._compute(chunk)
 
@@ -238,9 +237,9 @@ class Layer:
         with ExitStack() as stack:
             for module, norm in self.norms.items():
                 if norm.edge_type in chunk.edges:
-                    # The layer makes weights of its own first, by the chunk's degrees. These
-                    # replace them at the last point before messages are made, and the hook goes
-                    # again: the model is the user's.
+                    # The layer first makes weights by the chunk's degrees. These replace them at
+                    # the last point before messages are made, and the hook is removed again: the
+                    # model is the user's.
                     weigh = partial(_weigh, norm, chunk)
                     stack.callback(module.register_propagate_forward_pre_hook(weigh).remove)
             yield
@@ -257,7 +256,7 @@ def _weigh(norm: Norm, chunk: Chunk, module: Any, inputs: Any) -> Any:
 
 
 class _Convolutions(Layer):
-    """Layers of PyG by edge type, and how their outputs are put together."""
+    """PyG's layers by edge type, and the aggregation of their outputs."""
 
     def __init__(
         self, name: str, convs: dict[EdgeType, Any], options: tuple[bool, bool], combine: Any = None
@@ -286,7 +285,7 @@ class _Convolutions(Layer):
 
 
 class _BasicLayer(Layer):
-    """A layer of PyG's `BasicGNN`, with what follows it: norm, activation, the last linear."""
+    """A layer of PyG's `BasicGNN`, with its norm, activation, and the last linear layer."""
 
     def __init__(
         self, model: Any, index: int, edge_type: EdgeType, options: tuple[bool, bool]
@@ -332,7 +331,7 @@ class _FunctionLayer(Layer):
                 for edge_type, conv in one.convs.items():
                     self._find_norms(conv, edge_type)
         if not graph.is_heterogeneous:
-            # on a typed graph only HeteroConv says which edges a layer inside of a module is given
+            # on a typed graph only HeteroConv tells the edges of a layer inside a module
             self._find_norms(module, graph.edge_types[0])
 
     def _compute(self, chunk: Chunk) -> Any:
@@ -367,7 +366,7 @@ def _plain(chunk: Chunk) -> tuple[Any, Any, Any, dict[str, Any]]:
 
 @contextmanager
 def _no_local_norms(known: Any) -> Iterator[None]:
-    """Refuse layers whose degrees would be those of a chunk: inside a function they are not seen.
+    """Refuse layers that would use the degrees of a chunk: inside a function they are hidden.
 
     Raises:
         ConfigError: In the ``with`` block, from a module that is not ``known``.
@@ -393,7 +392,7 @@ def _no_local_norms(known: Any) -> Iterator[None]:
 def convolution_input(
     conv: Any, chunk: Chunk, edge_type: EdgeType, *, sparse: bool
 ) -> tuple[Any, Any]:
-    """Return what a layer of PyG takes: rows, or (sources, destinations), and edges."""
+    """Return the inputs of a PyG layer: rows, or (sources, destinations), and edges."""
     src, _, dst = edge_type
     name, edges = type(conv).__name__, chunk.edges[edge_type]
     x: Any = chunk.x[src]
@@ -401,21 +400,21 @@ def convolution_input(
     if src != dst or name in _PAIRS:
         x_dst = chunk.x.get(dst)
         x = (x, None if x_dst is None else x_dst[: chunk.num_dst])
-    # The product adds up without a row in memory for each edge, which gathering makes.
+    # The product adds up without a row in memory for each edge, as gathering would make.
     if sparse and getattr(conv, "aggr", None) in _SUMS.get(name, ()):
         return x, _sparse(edges, chunk.x[src], chunk.num_dst)
     return x, edges.edge_index
 
 
 def extra_of(conv: Any, edges: EdgeBlock) -> dict[str, Tensor]:
-    """Return weights and features of edges, where they were read and a layer takes them."""
+    """Return weights and features of edges, if they were read and a layer takes them."""
     given = {"edge_weight": edges.weights, "edge_attr": edges.attr}
     taken = inspect.signature(conv.forward).parameters
     return {k: value for k, value in given.items() if value is not None and k in taken}
 
 
 def check_conv(conv: Any, edge_type: EdgeType, *, attr: bool) -> None:
-    """Refuse a layer that would give other values in chunks, or wants what it is not given."""
+    """Refuse a layer with wrong values in chunks, or with inputs that it will not get."""
     name = type(conv).__name__
     if getattr(conv, "edge_dim", None) is not None and not attr:
         raise ConfigError(f"{name} was built with edge_dim={conv.edge_dim}: give edge_attr=True")
@@ -428,10 +427,9 @@ _warned = threading.Lock()
 
 def _sparse(edges: EdgeBlock, x: Tensor, num_dst: int) -> Tensor:
     """Return the chunk's edges as a matrix, destinations by sources."""
-    # edges that were given a weight do not come here: convolution_input() is asked with
-    # sparse=False
+    # edges with weights do not come here: convolution_input() is called with sparse=False
     ones = torch.ones(edges.edge_index.size(1), dtype=x.dtype, device=x.device)
-    # catch_warnings() changes filters of the whole process: two threads in it would leave the wrong
+    # catch_warnings() changes filters of the whole process: two threads in it could leave the wrong
     # ones
     with _warned, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")  # torch's, once
@@ -444,7 +442,7 @@ def _sparse(edges: EdgeBlock, x: Tensor, num_dst: int) -> Tensor:
 def _parameters(function: Any) -> dict[str, inspect.Parameter]:
     try:
         return dict(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # of a builtin it is not known
+    except (TypeError, ValueError):  # a builtin has no signature
         return {}
 
 
@@ -464,11 +462,11 @@ def layers_of(
 
     Args:
         model: See `full_graph_inference`.
-        graph: What it computes.
-        options: Whether edge weights and edge features are given to layers of PyG.
+        graph: Its input.
+        options: Whether PyG's layers get edge weights and edge features.
 
     Raises:
-        ConfigError: The model cannot be computed layer by layer; says why.
+        ConfigError: The model cannot be computed layer by layer; gives the reason.
         UsageError: The model is in training mode.
     """
     if isinstance(model, torch.nn.Module) and not isinstance(model, torch.nn.ModuleList):
@@ -485,7 +483,7 @@ def layers_of(
 def _layer(function: Any, index: int, graph: GraphSource, options: tuple[bool, bool]) -> Layer:
     if isinstance(function, torch.nn.Module) and function.training:
         raise UsageError(f"layer {index} is in training mode, where it may drop rows: call eval()")
-    # not a class derived from it, whose forward may do more: that one is a function
+    # no subclass, whose forward may do more: a subclass counts as a function
     if type(function) is HeteroConv:
         check_model(function)
         combine = partial(group, aggr=function.aggr)
@@ -508,7 +506,7 @@ def _layers_of_model(model: Any, graph: GraphSource, options: tuple[bool, bool])
             f"{type(model).__name__} computes homogeneous graphs, and this one has types: give a "
             "list of HeteroConv layers or of callables, or use full_graph()"
         )
-    # only one layer's rows are kept at a time
+    # only one layer's rows are stored at a time
     if model.jk_mode not in (None, "last"):
         raise ConfigError(
             f"jk={model.jk_mode!r} reads the outputs of all layers at the end: use full_graph()"

@@ -1,4 +1,4 @@
-"""`full_graph_inference`: every embedding once, layer by layer, in memory that a chunk needs."""
+"""`full_graph_inference`: every embedding once, layer by layer, in the memory of one chunk."""
 
 import logging
 import sys
@@ -43,9 +43,9 @@ from gigl_loader.remote.dataset import RemoteDistDataset
 logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 8 << 20
-"""Rows that a chunk reads: the chunk before, the next one and what is exchanged take that, too."""
-# At least: a chunk's fixed costs (a round of exchanges, a call of the layer) would outweigh fewer
-# rows. At most: where features are narrow, a chunk's edges take more memory than the rows that
+"""Rows that a chunk reads: the previous chunk, the next one and exchanged rows take it, too."""
+# At least: with fewer rows, a chunk's fixed costs (a round of exchanges, a call of the layer) would
+# dominate. At most: with narrow features, a chunk's edges take more memory than the rows that
 # _CHUNK_BYTES counts.
 _CHUNK_ROWS = (256, 8192)
 
@@ -57,7 +57,7 @@ class NodeEmbeddings:
     ids: Tensor
     """``[num_own]`` int64, global ids, ascending."""
     values: Tensor
-    """``[num_own, width]``, a row for each of them; in a mapped file where ``out`` was given."""
+    """``[num_own, width]``, one row per id; in a mapped file if ``out`` was given."""
     path: Path | None
     """The file, ``.npy`` or ``.parquet``."""
 
@@ -91,7 +91,7 @@ def full_graph_inference(
     file there that ends with the process.
 
     With ``out``, a killed run continues when it is started again in the same way. Finished chunks
-    stay, if their digest fits.
+    are kept if their digest matches.
 
     Args:
         model_or_layers: PyG's ``BasicGNN`` in evaluation mode, with ``jk=None`` or ``"last"``. Or a
@@ -101,8 +101,7 @@ def full_graph_inference(
             graph all of these are dicts by type, with the destinations of one type at a time. A
             callable may also have the parameters ``edge_weight``, ``edge_attr`` and ``n_id``
             (global ids of the rows of ``x_src``).
-        dataset: This rank's partition; ranks that hold the same one share its nodes. Or a graph
-            store.
+        dataset: This rank's partition; ranks with the same one share its nodes. Or a graph store.
         out: A folder; each rank writes ``part-RANK.npy`` and ``part-RANK.ids.npy``, or
             ``part-RANK.parquet``; on a heterogeneous graph in a folder for each node type. Only
             complete files have these names. Files that begin with ``_`` serve a later run, and may
@@ -140,14 +139,14 @@ def full_graph_inference(
     layers = layers_of(model_or_layers, graph, (bool(edge_weight), edge_attr))
     if edge_weight is None and exchange.rank == 0:
         _warn_of_weights(model_or_layers, graph)
-    # without parameters: as torch.empty makes it, float32 on the CPU
+    # without parameters, torch's defaults: float32 on the CPU
     first = next(iter(_parameters(model_or_layers)), torch.empty(0))
     run = LayerRun(
         graph, exchange, layers, batch_size, torch.device(device or first.device), first.dtype,
         dtype,
     )  # fmt: skip
-    # All that decides a row's bits and where it stands. Functions count by their number only: what
-    # they do cannot be told.
+    # Everything that determines a row's bits and position. Functions only count by their number:
+    # their code cannot be compared.
     identity = {
         "model": model_digest(model_or_layers), "data": graph.digest(), "batch_size": batch_size,
         "ranks": exchange.size, "layers": len(layers), "dtype": str(dtype),
@@ -158,8 +157,8 @@ def full_graph_inference(
     ending = f".{format}"
     with ExitStack() as stack:
         results = _results(graph, exchange.rank, out, identity, ending, stack)
-        # After digest() and bytes_per_node(), which asked for samples of nodes: from now on edges
-        # are kept by the first id of a range.
+        # After digest() and bytes_per_node(), which fetched samples of nodes: from now on edges are
+        # kept by the first id of a range.
         if isinstance(graph, StoredGraph):
             _keep_edges(graph, layers, out, stack)
         files = {}
@@ -228,12 +227,12 @@ def _results(
     ending: str,
     stack: ExitStack,
 ) -> dict[NodeType, Results]:
-    """Return where rows of each type go; a folder for each where there are types."""
+    """Return the folder for the rows of each type; one per type if there are types."""
     found = {}
     for name, own in sorted(graph.owners.own.items()):
         folder = None if out is None else Path(out)
         if folder is not None and graph.is_heterogeneous:
-            # a type's name may have a slash in it
+            # the name of a type may contain a slash
             folder = folder / quote(name, safe="")
         found[name] = Results(folder, rank, own, identity, ending)
         stack.callback(found[name].close)
@@ -246,7 +245,7 @@ def _keep_edges(graph: StoredGraph, layers: list[Layer], out: Any, stack: ExitSt
         return
     kept = KeptTensors(None if out is None else Path(out))
     stack.callback(kept.close)
-    # what any layer reads is fetched with the first one, or the edges would be fetched twice
+    # the inputs of all layers are fetched with the first one, or edges would be fetched twice
     weight = any(layer.weight for layer in layers) or any(norm.weighted for norm in norms)
     graph.keep_edges(kept, weight=weight, attr=any(layer.attr for layer in layers))
 
@@ -267,7 +266,7 @@ def _parquet_files(
 
 
 def _original_ids(dataset: Any, node_type: NodeType) -> ToOriginal | None:
-    """Return what gives nodes the ids of their tables; None: it is not known here."""
+    """Return the function from nodes to the ids of their tables; None: not known here."""
     if isinstance(dataset, RemoteDistDataset):
         return None
     local = DistDataset.wrap(dataset)
@@ -282,8 +281,8 @@ KEPT_DTYPES = (torch.float16, torch.float32, torch.float64)
 """The dtypes in which rows may be kept."""
 
 _GIVE_BACK_EVERY = 16
-"""Chunks after which freed memory goes back to the kernel: their small arrays are spread over the
-heaps of two threads, and what malloc keeps of them was 25 MiB more than all of a chunk."""
+"""Interval in chunks for returning freed memory to the kernel: small arrays are spread over the
+heaps of two threads, and malloc kept 25 MiB of them, more than a whole chunk."""
 
 _Shape = tuple[int, str]
 """Width and dtype of rows."""
@@ -297,9 +296,9 @@ class LayerRun:
         exchange: The ranks.
         layers: In order.
         batch_size: Destination rows of a chunk.
-        device: Where layers compute.
-        compute_dtype: What they compute in.
-        kept_dtype: What rows are kept as; None: as computed.
+        device: The device of the layers.
+        compute_dtype: The dtype of their computation.
+        kept_dtype: The dtype of stored rows; None: as computed.
     """
 
     def __init__(
@@ -308,7 +307,7 @@ class LayerRun:
     ) -> None:  # fmt: skip
         self._graph, self._exchange, self._layers = graph, exchange, layers
         self._device, self._compute_dtype, self._kept_dtype = device, compute_dtype, kept_dtype
-        # sorted, like all that is done by type here: reading is collective
+        # sorted, like all loops over types here: reading is collective
         self._readers = {
             name: ChunkReader(graph, name, exchange, batch_size)
             for name in sorted(graph.owners.own)
@@ -328,12 +327,12 @@ class LayerRun:
         """Return the rows of the last layer, by type. Collective.
 
         Args:
-            results: Where rows are kept, by type.
+            results: Storage of the rows, by type.
             files: Parquet files for the last layer, by type.
-            line: Shows how far it is.
+            line: The display of progress.
         """
-        give_back_freed()  # of all that was worked out before
-        # a layer is gone on with after all ranks have all of the one before, of all types
+        give_back_freed()  # from all earlier work
+        # a layer is continued only if all ranks have the whole previous one, of all types
         first, found = self._resume(results)
         line.skip(first * self.num_rows)
         sources: Mapping[NodeType, RowSource] = self._graph.features()
@@ -346,26 +345,26 @@ class LayerRun:
                 rows = self._layer(index, name, sources, results[name], files.get(name), line)
                 if rows is not None:
                     found[name] = rows
-            for result in results.values():  # all ranks have ended the layer, and read it no more
+            for result in results.values():  # all ranks have finished and no longer read it
                 result.forget(index - 1)
             # only now: all types of a layer read the layer before
             sources = {name: OwnedRows(rows) for name, rows in found.items()}
         for name, rows in found.items():
             if name in files:
                 files[name].finish(rows)
-        # after all ranks have ended the last layer: `_layer` ends with what they tell each other
+        # after all ranks have ended the last layer: `_layer` ends with an exchange between them
         for result in results.values():
             result.finish(len(self._layers) - 1)
         line.end()
         return found
 
-    # -- what an earlier run left -----------------------------------------------------------------
+    # -- results of an earlier run -----------------------------------------------------------------
 
     def _resume(self, results: Mapping[NodeType, Results]) -> tuple[int, dict[NodeType, Tensor]]:
-        """Return (the first layer to compute, the rows of the one before). Collective."""
+        """Return (the first layer to compute, the rows of the previous one). Collective."""
         last = len(self._layers) - 1
-        # The last one first: files of earlier layers were removed. Every rank decides by what all
-        # of them sent, so that they begin with the same layer.
+        # The last one first: files of earlier layers were removed. Every rank decides from the
+        # values of all, so that they begin with the same layer.
         for layer in range(last, -1, -1):
             rows = {n: r.existing(layer, last=layer == last) for n, r in results.items()}
             state = {name: self._state(layer, name, results[name], rows[name]) for name in results}
@@ -373,7 +372,7 @@ class LayerRun:
             if all(whole for one in everyone for whole, _, _ in one.values()):
                 found = {name: self._shape_of(name, everyone) for name in results}
                 kept = {
-                    # this rank has no node of a type that the others have rows of
+                    # this rank has no node of a type, but others have rows of it
                     name: _no_rows(shape) if (one := rows[name]) is None else one
                     for name, shape in found.items()
                     if shape is not None
@@ -385,7 +384,7 @@ class LayerRun:
     def _state(
         self, layer: int, name: NodeType, results: Results, rows: Tensor | None
     ) -> tuple[bool, bool, _Shape | None]:
-        """Return (whether all is there, whether there is nothing to be, what rows are like)."""
+        """Return (whether all is there, whether nothing is expected, shape and type of rows)."""
         if results.has_nothing(layer):
             return True, True, None
         done = self._done(results, layer, name, rows)
@@ -421,13 +420,13 @@ class LayerRun:
                     # the width is known with the first chunk only
                     rows = results.create(index, found.shape[1], found.dtype, last=index == last)
                 rows[chunk.start : chunk.stop] = found
-                # the digest is of what the file holds, in the dtype in which it is kept
+                # the digest is of the bytes in the file, in the stored dtype
                 results.note(index, chunk.index, rows[chunk.start : chunk.stop])
                 if file is not None and index == last:
-                    # with the chunks before it that an earlier run computed: steps go up
+                    # including the chunks that an earlier run computed: steps go up
                     file.advance(rows, chunk.stop)
             line.add(chunk.num_dst, f"layer {index + 1} of {last + 1}")
-            del chunk, found  # what they hold is free before the next but one is read
+            del chunk, found  # frees their memory before the read after next
             self._give_back()
         if nothing and not results.has_nothing(index):
             results.note_nothing(index)
@@ -445,7 +444,7 @@ class LayerRun:
             give_back_freed()
 
     def _reads(self, layer: Layer, name: NodeType, sources: Mapping[NodeType, RowSource]) -> Reads:
-        # sorted by text: a set's order is another one on each rank, and rows are exchanged norm by
+        # sorted by text: the order of a set differs between ranks, and rows are exchanged norm by
         # norm
         norms = {norm for norm in layer.norms.values() if norm.edge_type[2] == name}
         degrees = {norm: self._degrees_of(norm, name) for norm in sorted(norms, key=str)}
@@ -453,8 +452,8 @@ class LayerRun:
 
     def _degrees_of(self, norm: Norm, name: NodeType) -> OwnedRows:
         if norm not in self._degrees:
-            # structure() without edge features asks no other rank, so each may have another number
-            # of chunks; the empty part is for a rank that has none
+            # structure() without edge features sends no request, so each rank may have another
+            # number of chunks; the empty part is for a rank without any
             reader, parts = self._readers[name], [torch.empty(0)]
             reads = Reads({name: OwnedRows(torch.empty(0))}, weight=norm.weighted)
             for index in range(reader.num_chunks):
@@ -473,7 +472,7 @@ class LayerRun:
         def parts() -> Iterator[list[Tensor]]:
             for chunk in reader.read(reads, done):
                 tensors: list[Tensor] = []
-                # The prefetcher knows lists of tensors; a chunk waits here until its own come back,
+                # The prefetcher takes lists of tensors; a chunk waits here until its own come back,
                 # in order.
                 waiting.append(self._prepared(chunk, ids=layer.ids))
                 waiting[-1].map(tensors.append)
@@ -505,7 +504,7 @@ class LayerRun:
             )
         if (self._kept_dtype or found.dtype) not in KEPT_DTYPES:
             raise ConfigError(f"{layer.name} returned {found.dtype}: choose dtype=torch.float32")
-        # waits for the device, so that what the chunk holds there is free for the next one
+        # waits for the device, so that the chunk's memory there is free for the next one
         return found.detach().to("cpu", self._kept_dtype or found.dtype)
 
 

@@ -1,4 +1,4 @@
-"""The part of the whole graph that a rank computes, and the rows that travel before a layer.
+"""The part of the whole graph that a rank computes, and the row exchange before a layer.
 
 A rank computes its own nodes, and numbers the edges of each type for itself. The edges into them
 start at own nodes or at nodes of other ranks, the halo. A layer sees a small graph: own rows first,
@@ -35,16 +35,16 @@ _NO_ID = torch.iinfo(torch.int64).max
 
 
 class NodeShares:
-    """The nodes that each rank computes: its partition's, shared by the ranks that hold it.
+    """The nodes that each rank computes: its partition's, shared by the ranks of that partition.
 
     A share is a contiguous piece of the partition's ids, as the loaders cut seeds.
 
     Args:
-        view: This rank's partition.
+        exchange: All ranks of the graph.
         exchange: All ranks that hold the graph.
 
     Raises:
-        ConfigError: The ranks do not hold all partitions, on all ranks alike.
+        ConfigError: The ranks lack a partition; raised on all ranks.
     """
 
     def __init__(self, view: PartitionView, exchange: RankExchange) -> None:
@@ -52,7 +52,7 @@ class NodeShares:
         _check_held(held)
         self.rank, self.size = exchange.rank, exchange.size
         self._books: dict[NodeType, Book] = view.node_books
-        # by partition, the ranks that hold it, ascending
+        # by partition, its ranks, ascending
         self._ranks = [[r for r, (p, _) in enumerate(held) if p == q] for q in range(held[0][1])]
         mates = self._ranks[view.partition_idx]
         self.own: dict[NodeType, Tensor] = {}
@@ -61,8 +61,8 @@ class NodeShares:
             book = view.node_books.get(name)
             ids = torch.arange(count) if book is None else owned_ids(book, view.partition_idx)
             self.own[name] = ids.tensor_split(len(mates))[mates.index(exchange.rank)]
-        # Shares are contiguous, so that the first id of each tells them apart. Empty ones come
-        # last, as tensor_split cuts; a start above every id keeps them from being anybody's.
+        # Shares are contiguous, so the first id of each identifies them. Empty ones come last, as
+        # tensor_split cuts; a start above every id keeps ids out of them.
         starts = {name: int(ids[0]) if len(ids) else _NO_ID for name, ids in self.own.items()}
         everyone = exchange.gather(starts, dict[str, int])
         self._starts = {
@@ -74,7 +74,7 @@ class NodeShares:
         """Return the rank that computes each of ``ids``: ``[n]`` int64, as they are."""
         book = self._books.get(node_type)
         parts = torch.zeros_like(ids) if book is None else book.owner(ids)
-        # one rank for each partition, as is usual: the owner's partition says it all
+        # one rank per partition is usual: the owner's partition decides
         if all(len(ranks) == 1 for ranks in self._ranks):
             return torch.tensor([ranks[0] for ranks in self._ranks])[parts]
         found = torch.empty_like(ids)
@@ -88,7 +88,7 @@ class NodeShares:
 
 def _check_held(held: list[tuple[int, int]]) -> None:
     counts = {count for _, count in held}
-    # computed of what all ranks sent, so that all of them raise, and none waits for the others
+    # computed from the data of all ranks, so that all of them raise, and none waits
     missing = set(range(max(counts))) - {part for part, _ in held}
     if len(counts) > 1 or missing:
         raise ConfigError(
@@ -100,7 +100,7 @@ def _check_held(held: list[tuple[int, int]]) -> None:
 
 @dataclass(frozen=True)
 class Level:
-    """One edge type as one layer reads it: all own rows, or those that a later layer needs."""
+    """One edge type for one layer: all own rows, or those that a later layer needs."""
 
     edge_type: EdgeType
     """As messages go: source, relation, destination."""
@@ -108,11 +108,11 @@ class Level:
     """``[2, num_edges]`` int64; row 0 counts sources, own ones then halo; row 1 destinations."""
     exchange: RankExchange
     sources: Tensor | None
-    """Own source rows in the order that ``edge_index`` counts them; None: all, as they are."""
+    """Own source rows in the order of their numbers in ``edge_index``; None: all, in order."""
     targets: Tensor | None
     """Own destination rows that are computed; None: all."""
     edges: Tensor | None
-    """Which of the rank's edges these are; None: all."""
+    """The layer's edges among the rank's; None: all."""
     num_sources: int
     """Own rows among the sources."""
     num_targets: int
@@ -136,20 +136,20 @@ class Level:
     def extend(self, rows: Tensor) -> Tensor:
         """Return ``[num_rows, ...]``: sources and halo, given all own source rows. Collective."""
         own = rows if self.sources is None else rows[self.sources]
-        # one rank owns every node: there is no halo, and no copy is made for it
+        # one rank owns every node: there is no halo, and no copy is needed
         return torch.cat([own, self.fetch(rows)]) if self.exchange.size > 1 else own
 
     def cut(self, rows: Tensor) -> Tensor:
-        """Return the destinations that are computed, of all own destination rows."""
+        """Return the computed destinations, from all own destination rows."""
         return rows if self.targets is None else rows[self.targets]
 
     def put_back(self, out: Tensor, num_own: int) -> Tensor:
-        """Return what a layer computed as a row for each own node; zeros where none was."""
+        """Return a layer's output with a row for each own node; zeros for the others."""
         out = out[: self.num_targets]
         if self.targets is None:
             return out
         whole = out.new_zeros((num_own, *out.shape[1:]))
-        # not in place: the gradient flows to `out` alone
+        # not in place: the gradient only flows to `out`
         return whole.index_copy(0, self.targets, out)
 
     def to(self, device: torch.device) -> "Level":
@@ -166,7 +166,7 @@ class Level:
 
 
 def position_of(ids: Tensor, among: Tensor) -> Tensor:
-    """Return the position of each of ``ids`` in ``among`` (ascending), -1 where it is not there."""
+    """Return the position of each of ``ids`` in ``among`` (ascending), -1 if it is missing."""
     if among.numel() == 0:
         return torch.full_like(ids, -1)
     # an id above all others gets the position after the last one
@@ -183,8 +183,7 @@ class EdgePlan:
         whole: All own rows.
         positions: See `EdgeBlock`.
         halo: ``[num_halo]`` int64, global ids of the halo, by owner.
-        narrow: By hops that are still to come: the rows that are needed, where ``nodes`` were
-            named.
+        narrow: By number of following hops: the needed rows, if ``nodes`` were named.
     """
 
     edge_type: EdgeType
@@ -207,16 +206,16 @@ def plan_edges(
     edges = all_edges(adjacency, shares.own[dst])
     assert edges.positions is not None
     rows = position_of(edges.sources, own)
-    # Rows of the halo stand in the order in which they arrive: by owner, as all_to_all puts them.
-    # Ids ascend in each owner's part, as unique() and the stable sort leave them.
+    # Rows of the halo are in the order of arrival: by owner, as all_to_all puts them. Ids ascend in
+    # each owner's part, as unique() and the stable sort leave them.
     outside = rows < 0
     halo = torch.unique(edges.sources[outside])
     owner = shares.owner(src, halo)
     halo = halo[torch.argsort(owner, stable=True)]
     receive = torch.bincount(owner, minlength=exchange.size).tolist()
     rows[outside] = own.numel() + _positions(edges.sources[outside], halo)
-    # a rank knows what it needs, and its owners learn it here, once; every layer then sends these
-    # rows without being asked
+    # a rank knows its needs, and their owners learn them here, once; every layer then sends these
+    # rows without a request
     send = exchange.swap_counts(receive)
     wanted = exchange.swap(halo, receive, send)
     level = Level(
@@ -228,7 +227,7 @@ def plan_edges(
 
 def _positions(ids: Tensor, among: Tensor) -> Tensor:
     """Return the position of each of ``ids`` in ``among``, in any order."""
-    # position_of() searches what ascends, and the halo ascends within each owner's part only
+    # position_of() needs ascending ids, and the halo only ascends within each owner's part
     order = torch.argsort(among)
     return order[position_of(ids, among[order])]
 
@@ -236,19 +235,19 @@ def _positions(ids: Tensor, among: Tensor) -> Tensor:
 def narrow_plans(
     plans: dict[EdgeType, EdgePlan], wanted: dict[str, Tensor], num_layers: int
 ) -> None:
-    """Work out, layer by layer from the last one, which rows ``wanted`` depend on. Collective.
+    """Compute, layer by layer from the last one, the rows that ``wanted`` depends on. Collective.
 
     Args:
         plans: By edge type; their ``narrow`` is filled.
-        wanted: ``[num_own]`` bool by node type, the rows that the last layer has to give.
+        wanted: ``[num_own]`` bool by node type, the required rows of the last layer.
         num_layers: Layers of the model.
     """
     for hops in range(num_layers):
-        # what is computed is read as well: a node's own row goes into its new one
+        # computed rows are read as well: a node's own row goes into its new one
         needed = {name: mask.clone() for name, mask in wanted.items()}
-        # Two passes: a type's rows are needed by the edges of several types, and all of these have
-        # to have marked theirs before the rows are numbered. Each swap is collective: all ranks go
-        # through the edge types in the order of `plans`.
+        # Two passes: edges of several types need a type's rows, and all of these must have marked
+        # theirs before the rows are numbered. Each swap is collective: all ranks go through the
+        # edge types in the order of `plans`.
         picks = {}
         for edge_type, plan in plans.items():
             edges = wanted[edge_type[2]][plan.whole.edge_index[1]].nonzero().view(-1)
@@ -261,7 +260,7 @@ def narrow_plans(
 
 def _mark_sources(whole: Level, edges: Tensor, needed: Tensor) -> Tensor:
     """Mark the sources of ``edges`` as needed at their owners; return the halo's part, a mask."""
-    # a mask, not ids: all have agreed on the halo, so that a byte for each of its rows tells it all
+    # a mask, not ids: all ranks have agreed on the halo, so a byte per row suffices
     mask = torch.zeros(whole.num_rows, dtype=torch.bool)
     mask[whole.edge_index[0, edges]] = True
     needed |= mask[: whole.num_sources]
@@ -278,7 +277,7 @@ def _narrow(
     sources = needed[src].nonzero().view(-1)
     if src == dst:  # the rows that are computed come first
         sources = torch.cat([targets, (needed[src] & ~wanted[src]).nonzero().view(-1)])
-    # -1 stays where a row is left out: no edge that was picked starts or ends there
+    # -1 stays for omitted rows: no selected edge starts or ends there
     number = torch.full((whole.num_rows,), -1)
     number[sources] = torch.arange(sources.numel())
     outside = halo.nonzero().view(-1)
@@ -286,7 +285,7 @@ def _narrow(
     position = torch.full((wanted[dst].numel(),), -1)
     position[targets] = torch.arange(targets.numel())
     old = whole.edge_index[:, edges]
-    # the others drop rows of their halos, too: of those sent to them, these are left
+    # the others drop rows of their halos, too: these remain of the rows for them
     asked = whole.exchange.swap(halo, whole.receive, whole.send)
     return Level(
         whole.edge_type, torch.stack([number[old[0]], position[old[1]]]), whole.exchange, sources,
@@ -299,7 +298,7 @@ def _per_rank(mask: Tensor, sizes: list[int]) -> list[int]:
     return [int(part.sum()) for part in mask.split(sizes)]
 
 
-# --- this rank's part of the graph, as a model takes it -------------------------------------------
+# --- this rank's part of the graph, for a model ---------------------------------------------------
 
 
 @dataclass
@@ -315,10 +314,10 @@ class LocalGraph:
 
 
 def message_types(view: PartitionView) -> dict[EdgeType, EdgeType]:
-    """Return edge types as messages go to edge types as the dataset names them.
+    """Return edge types in message direction, to edge types as the dataset names them.
 
-    Messages go from a neighbour to the node that is expanded, as in a sampled batch: along the
-    edges where ``edge_dir="in"``, against them where it is ``"out"``.
+    Messages go from a neighbour to the expanded node, as in a sampled batch: along the edges if
+    ``edge_dir="in"``, against them if it is ``"out"``.
     """
     # sorted: each type is a round of collective calls, which all ranks make in one order
     names = sorted(name for name in view.adjacency if not is_label_edge_type(name))
@@ -330,13 +329,13 @@ def message_types(view: PartitionView) -> dict[EdgeType, EdgeType]:
 def local_graph(
     dataset: DistDataset, exchange: RankExchange, device: torch.device, nodes: Any, num_layers: int
 ) -> LocalGraph:
-    """Agree with the other ranks on who needs which rows. Collective.
+    """Agree with the other ranks on the rows that each needs. Collective.
 
     Args:
         dataset: This rank's partition.
         exchange: The ranks.
-        device: Where rows and edges go.
-        nodes: Global ids whose output is wanted, by type where there are types; None: all.
+        device: The device of rows and edges.
+        nodes: Global ids whose output is wanted, by type if there are types; None: all.
         num_layers: Layers of the model; 0: every layer computes all rows.
     """
     view = dataset.view()
@@ -345,7 +344,7 @@ def local_graph(
     for edge_type, name in message_types(view).items():
         graph.plans[edge_type] = plan_edges(edge_type, view.adjacency[name], shares, exchange)
     wanted = None if nodes is None else _wanted(view, shares, exchange, nodes)
-    # without num_layers all rows are computed, and `out_index` alone tells the caller of `nodes`
+    # without num_layers all rows are computed, and only `out_index` gives the rows of `nodes`
     if wanted is not None and num_layers:
         narrow_plans(graph.plans, wanted, num_layers)
     _fill_nodes(graph, dataset, device, wanted)
@@ -370,12 +369,12 @@ def _wanted(
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < view.num_nodes[name]:
             raise ConfigError(f"nodes of {name!r} must be in [0, {view.num_nodes[name]})")
         owner = shares.owner(name, ids)
-        # ids may be of any owner, and repeat; each goes to its owner, which marks it
+        # ids may have any owner, and repeat; each goes to its owner, which marks it
         send = torch.bincount(owner, minlength=exchange.size).tolist()
         ids = ids[torch.argsort(owner, stable=True)]
         mine = exchange.swap(ids, send, exchange.swap_counts(send))
         found[name] = torch.zeros(own.numel(), dtype=torch.bool)
-        # never -1, which would mark the last row: only own nodes were sent here
+        # never -1, which would mark the last row: only own ids arrive here
         found[name][position_of(mine, own)] = True
     return found
 
@@ -395,7 +394,7 @@ def _fill_nodes(graph: LocalGraph, dataset: DistDataset, device: torch.device, w
         for split in SPLITS:
             ids = _of_type(dataset.split_node_ids(split), name)
             if ids is not None:
-                # split ids are of the whole partition, of which this rank may compute a share
+                # split ids are of the whole partition; this rank may compute a share of it
                 store[f"{split}_mask"] = torch.isin(own, ids).to(device)
         if wanted is not None:
             store.out_index = wanted[name].nonzero().view(-1).to(device)
@@ -420,7 +419,7 @@ def _fill_edges(graph: LocalGraph, view: PartitionView, device: torch.device) ->
             ids = adjacency.edge_ids_at(plan.positions)
             store.e_id = ids.to(device)
         if name in view.edge_features and adjacency.has_edge_ids:
-            # collective: the features of an edge may lie with another partition than the edge
+            # collective: the features of an edge may be on another partition than the edge
             store.edge_attr = lookup.rows("edge_features", name, ids).to(device)
         # only now: plans are made of the structure, which is on the CPU
         plan.whole = plan.whole.to(device)

@@ -1,4 +1,4 @@
-"""PyG's modules over a distributed graph: which are refused, and how those weigh edges that do."""
+"""PyG's modules over a distributed graph: unsupported ones, and normalised edge weights."""
 
 import inspect
 from dataclasses import dataclass
@@ -56,13 +56,13 @@ _POOLING_NORMS = (
 
 
 def check_model(model: torch.nn.Module) -> list[str]:
-    """Refuse what would give wrong values over a distributed graph.
+    """Refuse modules with wrong values over a distributed graph.
 
     Returns:
-        The classes of message-passing modules that no test has compared with one process.
+        The classes of message-passing modules that no test compares with one process.
 
     Raises:
-        ConfigError: Names the module and why it does not fit.
+        ConfigError: Names the module and the reason.
     """
     if not isinstance(model, torch.nn.Module):
         raise WrongTypeError(
@@ -71,7 +71,7 @@ def check_model(model: torch.nn.Module) -> list[str]:
         )
     unknown = set()
     inside: set[torch.nn.Module] = set()
-    # named_modules() gives a module before its parts: `inside` knows them when they come up
+    # named_modules() gives a module before its parts, so `inside` already has them
     for name, module in model.named_modules():
         why = _why_not(module, inside)
         if why:
@@ -109,10 +109,10 @@ def _why_not_layer(module: MessagePassing, inside: set[torch.nn.Module]) -> str 
         return _REFUSED[type(module).__name__]
     if module in inside:
         return "it is part of another message-passing module"
-    # the normalised edges of a former call, in the numbers of another graph
+    # the normalised edges of an earlier call, in the numbers of another graph
     if getattr(module, "cached", False):
         return "cached=True keeps what belongs to another graph: build it without"
-    # plans bring the rows of a node's in-neighbours: the other flow reads its out-neighbours
+    # plans fetch the rows of a node's in-neighbours: the other flow reads its out-neighbours
     if module.flow != "source_to_target":
         return "its messages go from target to source"
     taken = inspect.signature(module.forward).parameters
@@ -137,14 +137,13 @@ def adds_self_loops(module: Any) -> bool:
 
 
 def units(model: torch.nn.Module) -> dict[torch.nn.Module, int]:
-    """Return which layer each message-passing module is part of.
+    """Return the layer of each message-passing module.
 
     Modules that a dict holds by edge type (``HeteroConv``, ``to_hetero``) are one layer.
     """
     found: dict[torch.nn.Module, int] = {}
     count = 0
-    # modules() gives a ModuleDict before what it holds, so its layers are in `found` when they come
-    # up
+    # modules() gives a ModuleDict before its contents, so its layers are already in `found`
     for module in model.modules():
         if module in found:
             continue
@@ -185,17 +184,17 @@ class Norm:
     def degrees(
         self, edge_index: Tensor, weight: Tensor | None, num_rows: int, num_dst: int
     ) -> Tensor:
-        """Return ``[num_dst]`` float32: of the destinations, to which all edges are here."""
+        """Return ``[num_dst]`` float32: of the destinations, all of whose edges are here."""
         edge_index, weight = self._with_loops(edge_index, weight, num_rows, torch.float32)
-        # of the other rows, which are sources only, a part of the edges is here
+        # of the other rows, which are only sources, a part of the edges is here
         return _degrees(edge_index, weight, num_rows)[:num_dst]
 
     def weigh(
         self, edge_index: Tensor, weight: Tensor | None, degrees: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """Return (edge index, weights), given the degrees of all rows."""
-        # `degrees` were added up in float32, whatever the layer computes in: float16 stops counting
-        # at 2048. A layer gets the weights in its own dtype.
+        # `degrees` were added up in float32, whatever the dtype of the layer: float16 stops
+        # counting at 2048. A layer gets the weights in its own dtype.
         degrees = degrees.to(dtype)
         edge_index, weight = self._with_loops(edge_index, weight, degrees.numel(), dtype)
         return edge_index, _scaled(edge_index, weight, degrees)
@@ -208,20 +207,20 @@ class Norm:
 
 
 class WholeGraphNorms:
-    """``gcn_norm`` for levels; what cannot change is worked out once.
+    """``gcn_norm`` for levels; constant results are computed once.
 
     Source:
         torch_geometric 2.8, ``nn/conv/gcn_conv.py: gcn_norm``: the same operations in the same
-        order, so that the bits are the same. The degree of a node is known where its in-edges are,
-        at its owner; the degrees of the halo are fetched.
+        order, so that the bits are the same. The owner of a node has its in-edges, and so its
+        degree; the degrees of the halo are fetched.
 
     Args:
-        fixed: The graph's own edge weights; for others nothing is kept.
+        fixed: The graph's own edge weights; results for others are not kept.
     """
 
     def __init__(self, fixed: list[Tensor]) -> None:
-        # the graph's data holds these tensors as long as this is used, so none of them can be taken
-        # by a new tensor
+        # the graph's data holds these tensors as long as this object is used, so their ids stay
+        # unique
         self._fixed = [id(weight) for weight in fixed]
         self._kept: dict[Any, tuple[Tensor, Tensor]] = {}
 
@@ -235,12 +234,12 @@ class WholeGraphNorms:
             whole: All own rows of the same edges.
             level: The rows that the layer computes.
             weight: ``[edges of whole]``; None: all are 1.
-            dtype: Of the weights that are made, where there are none.
+            dtype: Dtype of new weights, if there are none.
         """
         fill = 2.0 if getattr(module, "improved", False) else 1.0
         loops = adds_self_loops(module)
-        # a weight that was changed in place is the same object with a higher version, and one that
-        # needs a gradient from now on has the same version
+        # a weight changed in place is the same object with a higher version; one that now needs a
+        # gradient has the same version
         state = None if weight is None else (weight._version, weight.requires_grad)
         key = (id(level), id(weight), state, fill, loops, dtype)
         if key in self._kept:
@@ -255,7 +254,7 @@ class WholeGraphNorms:
             level.edge_index, picked, level.num_rows, fill, loops, dtype
         )
         found = edge_index, _scaled(edge_index, weights, degrees)
-        # Weights that need a gradient are part of the forward's graph, which backward() frees. Of
+        # Weights that need a gradient are part of the forward's graph, which backward() frees. For
         # others than the graph's own, the id may belong to another tensor by the next forward.
         if weight is None or (id(weight) in self._fixed and not weight.requires_grad):
             self._kept[key] = found
@@ -278,9 +277,9 @@ def with_loops(
     edge_index: Tensor, weight: Tensor | None, num_rows: int, fill: float, loops: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return edges and their weights, with self-loops where ``loops``, as ``gcn_norm`` does.
+    """Return edges and their weights, with self-loops if ``loops``, as ``gcn_norm`` does.
 
-    Without weights all are 1, those of added loops too, whatever ``fill`` is.
+    Without weights all are 1, those of added loops too, for any ``fill``.
     """
     if loops:
         edge_index, weight = add_remaining_self_loops(edge_index, weight, fill, num_rows)

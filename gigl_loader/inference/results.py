@@ -1,16 +1,16 @@
-"""What a layer computed, in memory or in mapped files that outlive a killed process.
+"""The output of a layer, in memory or in mapped files that survive a killed process.
 
-A folder (one for each node type on a heterogeneous graph) holds, for each rank (``part``)::
+A folder (one per node type on a heterogeneous graph) has, for each rank (``part``)::
 
     part-00000.ids.npy     global ids, ascending
     part-00000.npy         rows of the last layer
     _part-00000.layer0     rows of the first layer, while they are needed; those of the last one
                            until they are complete, and beside Parquet
-    _part-00000.json       what was computed: a run that differs does not go on from here
+    _part-00000.json       the inputs of the run: a different run does not continue it
     _part-00000.log        a line for each finished chunk: layer, chunk, digest of its rows; or
                            ``LAYER - none ok`` where a layer computes nothing for the type
 
-What is complete has a name without an underscore; readers of Parquet pass over the other ones.
+Complete files have a name without an underscore; readers of Parquet ignore the others.
 """
 
 import hashlib
@@ -33,17 +33,17 @@ logger = logging.getLogger(__name__)
 
 
 class Results:
-    """Rows by layer, in memory where there is no folder.
+    """Rows by layer, in memory if there is no folder.
 
     Args:
-        folder: Where to write; None: memory.
+        folder: The output folder; None: memory.
         part: This rank.
         ids: ``[num_own]`` int64.
-        identity: What decides the rows; plain values.
-        ending: Of the file that is wanted, ``".npy"`` or ``".parquet"``.
+        identity: The inputs that determine the rows; plain values.
+        ending: Ending of the final file, ``".npy"`` or ``".parquet"``.
 
     Raises:
-        ConfigError: The folder holds what another run computed.
+        ConfigError: The folder has results of another run.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class Results:
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        # the same number of ranks may hold other nodes: rows are kept by position, not by id
+        # the same number of ranks may hold other nodes: rows are stored by position, not by id
         digest = tensor_digest(ids)
-        # before anything is written: the folder may be another run's
+        # before anything is written: the folder may belong to another run
         self._check_identity({**identity, "ids": digest, "format": ending})
         self._read_log()
         self._log = open(self._path(".log"), "a")  # noqa: SIM115 - closed by close()
-        # or the next line would be joined to the half one, and be lost with it
+        # or the next line would be joined to an incomplete one, and lost with it
         if self._cut_off:
             self._log.write("\n")
 
     def _path(self, ending: str) -> Path:
         assert self._folder is not None
-        # two words in one: what is ours alone, and what is handed over when it is complete
+        # two names in one: a private one, and the final one when it is complete
         start = "" if ending in (".npy", ".ids.npy", ".parquet") else "_"
         return self._folder / f"{start}part-{self._part:05d}{ending}"
 
@@ -90,7 +90,7 @@ class Results:
                 )
         half = path.with_suffix(".json.half")
         half.write_text(json.dumps(identity, indent=1) + "\n")
-        os.replace(half, path)  # a run that is killed leaves all of it or nothing
+        os.replace(half, path)  # a killed run leaves all of it or nothing
 
     def _read_log(self) -> None:
         path = self._path(".log")
@@ -100,7 +100,7 @@ class Results:
             words = line.split()
             if len(words) != 4 or words[3] != "ok":  # the last line may be cut off
                 continue
-            # the format is in the module's docstring; a line that does not end in "ok" was not
+            # the format is in the module's docstring; a line without "ok" at its end was not
             # finished
             if words[1] == "-":
                 self._nothing.add(int(words[0]))
@@ -108,30 +108,30 @@ class Results:
                 self._done.setdefault(int(words[0]), {})[int(words[1])] = words[2]
 
     def existing(self, layer: int, *, last: bool) -> Tensor | None:
-        """Return the rows that an earlier run left of a layer, finished or not."""
+        """Return the rows of a layer from an earlier run, finished or not."""
         if self._folder is None or layer not in self._done:
             return None
         path = self._path(f".layer{layer}")
         if last and self._ending == ".npy" and self._path(".npy").exists():
             path = self._path(".npy")  # an earlier run finished it
         try:
-            # r+: a layer that was not finished goes on in the same file. One that was cut off is
-            # made as long again, with zeros: the digests of its last chunks do not fit them.
+            # r+: an unfinished layer continues in the same file. A truncated one is extended again,
+            # with zeros: the digests of its last chunks do not match them.
             rows = torch.from_numpy(np.load(path, mmap_mode="r+"))
-        except (OSError, ValueError):  # it was removed, or its header cut off
+        except (OSError, ValueError):  # removed, or with an incomplete header
             rows = None
         if rows is None or len(rows) != self._num_rows:
-            # what the log says of it is of rows that are gone
+            # the log's lines about it are about rows that are gone
             self._done.pop(layer)
             return None
         return rows
 
     def create(self, layer: int, width: int, dtype: torch.dtype, *, last: bool) -> Tensor:
-        """Return ``[num_own, width]`` to write a layer's rows to."""
+        """Return ``[num_own, width]`` for the rows of a layer."""
         shape = (self._num_rows, width)
         if self._folder is None:
             return torch.empty(shape, dtype=dtype)
-        if last:  # of an earlier run, and not whole any more
+        if last:  # of an earlier run, and no longer whole
             self.withdraw(layer)
         path = self._path(f".layer{layer}")
         if self._num_rows == 0:  # nothing can be mapped
@@ -142,28 +142,28 @@ class Results:
         )
 
     def withdraw(self, layer: int) -> None:
-        """Take the last layer's file its name: rows of it were damaged, and are computed again."""
+        """Remove the name of the last layer's file: damaged rows of it are computed again."""
         if self._folder is not None and self._path(".npy").exists():
             os.replace(self._path(".npy"), self._path(f".layer{layer}"))
 
     def finish(self, layer: int) -> None:
-        """All rows of the last layer are written: give the files their names."""
+        """Give the files of the last layer their names, after all rows are written."""
         if self._folder is None or self._ending != ".npy" or self._path(".npy").exists():
             return
         rows = self._path(f".layer{layer}")
         if rows.exists():  # it may compute nothing for the type
-            # ids first: who finds the rows finds their ids, too
+            # ids first: a reader that finds the rows also finds their ids
             _save(self._path(".ids"), self._ids.numpy())
             os.replace(self._path(".ids"), self._path(".ids.npy"))
             os.replace(rows, self._path(".npy"))
 
     def finished(self, layer: int, rows: Tensor, bounds: Any) -> set[int]:
-        """Return the chunks that an earlier run finished and whose rows are as it left them."""
+        """Return the chunks that an earlier run finished and whose rows are unchanged."""
         kept = set()
         for chunk, digest in self._done.get(layer, {}).items():
             start, stop = bounds(chunk)
-            # The log may be on disk and the rows not: after a loss of power, nothing orders the
-            # two.
+            # The log may be on disk without the rows: after a power failure, the order of writes is
+            # not guaranteed.
             if tensor_digest(rows[start:stop]) == digest:
                 kept.add(chunk)
             else:
@@ -171,16 +171,16 @@ class Results:
         return kept
 
     def note(self, layer: int, chunk: int, rows: Tensor) -> None:
-        """A chunk's rows have been written."""
+        """Note that a chunk's rows have been written."""
         if self._folder is not None:
-            # After the rows: they are in a shared mapping, which a killed process leaves to the
-            # kernel whole. flush() hands the line to the kernel as well; neither is synced, see
+            # After the rows: they are in a shared mapping, which survives a killed process as a
+            # whole. flush() hands the line to the kernel as well; neither is synced, see
             # finished().
             self._log.write(f"{layer} {chunk} {tensor_digest(rows)} ok\n")
             self._log.flush()
 
     def note_nothing(self, layer: int) -> None:
-        """The layer computes nothing for this node type."""
+        """Note that the layer computes nothing for this node type."""
         self._nothing.add(layer)
         if self._folder is not None:
             self._log.write(f"{layer} - none ok\n")
@@ -191,7 +191,7 @@ class Results:
         return layer in self._nothing
 
     def forget(self, layer: int) -> None:
-        """Remove the file of a layer that nothing reads any more."""
+        """Remove the file of a layer that is no longer read."""
         if self._folder is not None:
             self._path(f".layer{layer}").unlink(missing_ok=True)
 
@@ -201,17 +201,17 @@ class Results:
             self._log.close()
 
     def path(self) -> Path | None:
-        """Return the file that is wanted."""
+        """Return the path of the final file."""
         return None if self._folder is None else self._path(self._ending)
 
     @property
     def draft(self) -> Path | None:
-        """The path at which that file is written until it is complete."""
+        """The path of that file until it is complete."""
         return None if self._folder is None else self._path(f"{self._ending}.half")
 
 
 def _save(path: Path, array: Any) -> None:
-    with path.open("wb") as file:  # by its name alone, numpy would append ".npy"
+    with path.open("wb") as file:  # given a name, numpy would append ".npy"
         np.save(file, array)
 
 
@@ -223,12 +223,12 @@ def tensor_digest(rows: Tensor) -> str:
 
 
 def model_digest(model: Any) -> str:
-    """Return a digest of a model: structure and values of all that is a module in it."""
+    """Return a digest of a model: structure and values of everything that is a module in it."""
     found = hashlib.blake2b(digest_size=16)
     module: Any
     for module in [model] if isinstance(model, torch.nn.Module) else model:
-        # repr() has what is no value of the state, such as the aggregation; but a function's has
-        # its address in memory, which is another one in the next run
+        # repr() shows settings outside the state, such as the aggregation; but a function's repr
+        # has its address in memory, which differs in the next run
         found.update(repr(module).encode() if isinstance(module, torch.nn.Module) else b"")
         state = module.state_dict() if isinstance(module, torch.nn.Module) else {}
         for name, value in state.items():
@@ -246,7 +246,7 @@ ToOriginal = Callable[[Tensor], Any]
 
 
 def check_parquet() -> None:
-    """Raise `ConfigError` where Parquet cannot be written."""
+    """Raise `ConfigError` if Parquet cannot be written."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
@@ -256,17 +256,17 @@ def check_parquet() -> None:
 
 
 class ParquetRows:
-    """Writes rows as they are computed; the file has its name when it is complete.
+    """Writes rows as they are computed; the file gets its name when it is complete.
 
-    Rows go in order. A run that goes on after a kill writes those that were computed before again,
-    from the mapped file that keeps them: a Parquet file that was not closed cannot be read.
+    Rows go in order. A resumed run writes earlier rows again, from the mapped file that keeps them:
+    a Parquet file that was not closed cannot be read.
 
     Args:
         path: The file.
-        draft: What it is called until it is complete.
+        draft: Its name until it is complete.
         nodes: ``[n]`` int64.
         batch_size: Rows of a row group, at most.
-        to_original: What ``id`` is; None: there is no such column.
+        to_original: The function for ``id``; None: there is no such column.
     """
 
     def __init__(
@@ -286,25 +286,24 @@ class ParquetRows:
         self._open(rows)
         for start in range(self._written, stop, self._batch_size):
             part = slice(start, min(start + self._batch_size, stop))
-            # one flat array and a fixed length: a list of lists would make a Python object of each
+            # one flat array and a fixed length: a list of lists would create a Python object per
             # number
             flat = pa.array(rows[part].reshape(-1).numpy())
             lists = pa.FixedSizeListArray.from_arrays(flat, rows.shape[1])
             columns = [*self._ids(self._nodes[part]), pa.array(self._nodes[part].numpy()), lists]
-            # each call is a row group of its own, so that no more than a chunk is held back in
-            # memory
+            # each call is a row group of its own, so that at most one chunk stays in memory
             self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
             self._written = part.stop
 
     def finish(self, rows: Tensor) -> None:
-        """Write what is left and give the file its name."""
-        # also where no chunk was left to compute: then all of the file is written here
+        """Write the remaining rows and give the file its name."""
+        # also if no chunk was left to compute: then the whole file is written here
         self.advance(rows, len(self._nodes))
         self._writer.close()
         os.replace(self._half, self._path)
 
     def close(self) -> None:
-        """Leave an unfinished file behind, under another name than it was to have."""
+        """Close an unfinished file under its temporary name."""
         if self._writer is not None:
             self._writer.close()
 
@@ -315,7 +314,7 @@ class ParquetRows:
         if self._to_original is None:
             return []
         found = self._to_original(nodes)
-        # said: of no texts, the type could not be seen
+        # explicit: without texts, the type could not be inferred
         return [pa.array(found, pa.string() if found.dtype == object else pa.int64())]
 
     def _open(self, rows: Tensor) -> None:

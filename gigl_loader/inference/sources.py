@@ -1,6 +1,6 @@
-"""Where `full_graph_inference` has graph and rows from: this rank's partition, or a graph store.
+"""The source of graph and rows for `full_graph_inference`: this rank's partition, or a graph store.
 
-Rows that a layer reads are exchanged between ranks, or asked of the storage servers.
+Rows for a layer are exchanged between ranks, or fetched from the storage servers.
 """
 
 import logging
@@ -42,7 +42,7 @@ from gigl_loader.sampler.row_exchange import Part, gather_rows
 
 
 class Owners(Protocol):
-    """Which rank computes which node."""
+    """The rank that computes each node."""
 
     own: dict[NodeType, Tensor]
     """Global ids of this rank's nodes, ascending, by type."""
@@ -58,7 +58,7 @@ class OwnedRows:
     Args:
         values: ``[num_rows, ...]``.
         rows: ``[num_own]`` int64, the row of each own node; None: in order.
-        scales: Of features that are stored in fewer bytes; see `Rows.scales`.
+        scales: Scales of quantized features; see `Rows.scales`.
     """
 
     def __init__(self, values: Tensor, rows: Tensor | None = None, scales: Tensor | None = None):
@@ -74,7 +74,7 @@ class OwnedRows:
         return as_array(self.values), rows, to
 
     def widen(self, rows: Tensor) -> Tensor:
-        """Return rows as a layer reads them."""
+        """Return rows in the form for a layer."""
         return widened(rows, self._scales)
 
 
@@ -98,13 +98,13 @@ RowSource = OwnedRows | StoredRows
 
 
 class RowFetcher:
-    """Fetches rows of nodes, whoever computes them.
+    """Fetches rows of nodes, from any rank.
 
-    Memory is used again: what is sent and received with the next call, the rows themselves once
-    they are gone. Taken afresh for each chunk, it would pile up in the allocator's many heaps.
+    Memory is reused: for sent and received data by the next call, for the rows themselves once they
+    are freed. New memory for each chunk would pile up in the allocator's many heaps.
 
     Args:
-        owners: Who computes which.
+        owners: The rank of each node.
         exchange: The ranks.
     """
 
@@ -140,8 +140,8 @@ class RowFetcher:
         found = []
         for source in sources:
             came = self._answers(asked, source, theirs)
-            # Both parts are written straight to their places among `nodes`. `came` is memory that
-            # the next source's exchange writes to: it is read before the loop goes on.
+            # Both parts are written directly to their places among `nodes`. `came` is memory of the
+            # next source's exchange: it is read before the loop goes on.
             parts: list[Part] = [
                 source.part(here, asked.mine), (came, np.arange(asked.others.size), asked.others),
             ]  # fmt: skip
@@ -149,14 +149,14 @@ class RowFetcher:
         return found
 
     def _answers(self, asked: AskedRanks, source: OwnedRows, theirs: Array) -> Array:
-        """Send other ranks their rows; return those that come for this one."""
+        """Send other ranks their rows; return the rows for this one."""
         sent, came = (
             self._scratch.matrix(
                 name, dtype_name(source.values.dtype), (count, *source.values.shape[1:])
             )
             for name, count in (("sent", theirs.size), ("came", asked.others.size))
         )
-        # as they are stored, e.g. as int8: what travels is not widened yet
+        # in stored form, e.g. as int8: they are widened after the exchange
         gather_rows([source.part(theirs, None)], sent)
         asked.answers(torch.from_numpy(sent), torch.from_numpy(came))
         return came
@@ -175,35 +175,35 @@ class RowFetcher:
 
 
 _SAMPLE_ROWS = 4096
-"""Rows that tell one graph from another."""
+"""Number of sampled rows that identify a graph."""
 
 
 class GraphSource(Protocol):
-    """Structure and features. Edge types are named as messages go: from source to destination."""
+    """Structure and features. Edge types have the direction of messages: source to destination."""
 
     is_heterogeneous: bool
     owners: Owners
     edge_types: list[EdgeType]
-    """Those that carry messages, ascending."""
+    """Edge types that carry messages, ascending."""
     weighted: set[EdgeType]
     """Those whose edges have weights."""
     with_attr: set[EdgeType]
     """Those whose edges have features."""
 
     def edges(self, edge_type: EdgeType, ids: Tensor, *, weight: bool, attr: bool) -> EdgeBlock:
-        """Return the edges into own nodes; collective where ``attr``."""
+        """Return the edges into own nodes; collective with ``attr``."""
         ...
 
     def features(self) -> dict[NodeType, RowSource]:
-        """Return the features by type, of those that have some."""
+        """Return the features by type, of the types with features."""
         ...
 
     def digest(self) -> str:
-        """Return what tells this graph from another, without reading all of it."""
+        """Return values that identify this graph, without reading all of it."""
         ...
 
     def bytes_per_node(self) -> float:
-        """Return what the features of a node and its in-neighbours take, about."""
+        """Return the approximate bytes of a node's features and its in-neighbours'."""
         ...
 
 
@@ -223,7 +223,7 @@ class PartitionGraph:
         known = self._view.adjacency
         self.weighted = {t for t, n in self._names.items() if known[n].weights is not None}
         self.with_attr = {t for t, n in self._names.items() if n in self._view.edge_features}
-        # collective, and refuses ranks that do not hold all partitions
+        # collective, and raises if the ranks lack a partition
         shares = NodeShares(self._view, exchange)
         self.owners: Owners = shares
         self._lookup = RowLookup(self._view, exchange) if self.with_attr else None
@@ -236,7 +236,7 @@ class PartitionGraph:
         rows = None
         if self._lookup is not None and attr:
             assert found.edge_ids is not None
-            # also for no edges at all: the lookup is collective, and other ranks may have some
+            # also without edges: the lookup is collective, and other ranks may have some
             rows = self._lookup.rows("edge_features", name, found.edge_ids)
         return replace(found, attr=rows, edge_ids=None, positions=None)
 
@@ -248,14 +248,14 @@ class PartitionGraph:
         rows, own = self._view.node_features[name], self.owners.own[name]
         positions = rows.locate(own)
         first, count = (int(positions[0]) if len(positions) else 0), len(positions)
-        if torch.equal(positions, torch.arange(first, first + count)):  # 8 bytes a node saved
+        if torch.equal(positions, torch.arange(first, first + count)):  # saves 8 bytes per node
             return OwnedRows(rows.values[first : first + count], None, rows.scales)
         return OwnedRows(rows.values, positions, rows.scales)
 
     def digest(self) -> str:
         """See `GraphSource`."""
-        # of a directory its manifest has the digests; else all that is in memory is read, which
-        # takes less time than a layer
+        # a directory's manifest has the digests; else all data in memory is read, which takes less
+        # time than a layer
         if self._is_known:
             return str(self._view.identity)
         return content_digest(replace(self._view, identity=None), whole=True)
@@ -284,7 +284,7 @@ class RangeShares:
         self.own: dict[NodeType, Tensor] = {}
         self._ends: dict[NodeType, Tensor] = {}
         for name, count in sorted(num_nodes.items()):
-            # integers: the last end is the count, whatever the division leaves
+            # integers: the last end is the count, with any remainder of the division
             ends = [(rank + 1) * count // exchange.size for rank in range(exchange.size)]
             self._ends[name] = torch.tensor(ends)
             self.own[name] = torch.arange([0, *ends][exchange.rank], ends[exchange.rank])
@@ -302,25 +302,25 @@ _InFile = tuple[int, str, torch.Size]
 
 
 class KeptTensors:
-    """Tensors by key, in memory or in a file without a name, which is gone with the process.
+    """Tensors by key, in memory or in an unnamed file, which is gone with the process.
 
-    What the disk has no room for is not kept.
+    If the disk is full, further tensors are not kept.
 
     Args:
-        folder: Where the file goes; None: memory.
+        folder: Folder of the file; None: memory.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._kept: dict[Hashable, list[Tensor | _InFile | None]] = {}
         self._end = 0
-        # beside the results, and not in /tmp, which is often memory
+        # beside the results, not in /tmp, which is often memory
         self._file = None if folder is None else tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
 
     def get(self, key: Hashable, fetch: Callable[[], list[Tensor | None]]) -> list[Tensor | None]:
-        """Return what ``fetch`` returned when ``key`` was asked for first."""
+        """Return the result of the first ``fetch`` for ``key``."""
         if key in self._kept:
             return [self._read(one) if isinstance(one, tuple) else one for one in self._kept[key]]
-        # what fetch() raises is not kept: the next one to ask fetches again
+        # errors of fetch() are not kept: the next call fetches again
         found = fetch()
         if self._file is None:
             self._kept[key] = list(found)
@@ -329,7 +329,7 @@ class KeptTensors:
         return found
 
     def close(self) -> None:
-        """Let go of all of it."""
+        """Free all of it."""
         self._kept.clear()
         if self._file is not None:
             self._file.close()
@@ -337,11 +337,11 @@ class KeptTensors:
     def _write_all(self, key: Hashable, tensors: list[Tensor | None]) -> None:
         start = self._end
         try:
-            # the key is set only when all of its tensors were written: a part of them is not read
-            # back
+            # the key is set only after all of its tensors were written: a partial entry is never
+            # read
             self._kept[key] = [None if one is None else self._write(one) for one in tensors]
         except OSError as error:
-            # what was written of this key is written over by the next one
+            # the next key overwrites the written part of this one
             self._end = start
             logger.warning("edges cannot be kept, and are fetched for each layer: %s", error)
 
@@ -350,8 +350,8 @@ class KeptTensors:
         tensor = tensor.contiguous()
         start, data = self._end, bytes_of(tensor)
         while data:
-            # The kernel writes at most 2 GiB at a time, and less where the disk fills up. At an
-            # offset, like the read: no position of the file is shared between threads.
+            # The kernel writes at most 2 GiB at a time, and less when the disk fills up. At an
+            # offset, like the read: threads share no file position.
             count = os.pwrite(self._file.fileno(), data, self._end)
             self._end, data = self._end + count, data[count:]
         return start, dtype_name(tensor.dtype), tensor.shape
@@ -387,7 +387,7 @@ class StoredGraph:
         infos = schema.edge_feature_info
         featured = infos if isinstance(infos, dict) else {DEFAULT_HOMOGENEOUS_EDGE_TYPE: infos}
         self.with_attr = {t for t, n in self._names.items() if featured.get(n) is not None}
-        # the schema does not say it: a server that is asked for the weights of no edges does
+        # the schema does not tell: a server that is asked for the weights of no edges does
         nothing = torch.empty(0, dtype=torch.int64)
         self.weighted = {
             edge_type
@@ -400,12 +400,12 @@ class StoredGraph:
         self._kept_parts = False, False
 
     def keep_edges(self, kept: KeptTensors, *, weight: bool, attr: bool) -> None:
-        """Keep edges that are fetched from now on.
+        """Keep fetched edges from now on.
 
         Args:
-            kept: Where.
-            weight: Whether any layer reads weights: they come with the edges then.
-            attr: Whether any reads features of edges.
+            kept: Their storage.
+            weight: Whether any layer reads weights: they then come with the edges.
+            attr: Whether any layer reads features of edges.
         """
         self._kept, self._kept_parts = kept, (weight, attr)
 
@@ -419,17 +419,17 @@ class StoredGraph:
 
     def edges(self, edge_type: EdgeType, ids: Tensor, *, weight: bool, attr: bool) -> EdgeBlock:
         """See `GraphSource`; not collective."""
-        # no ids come from a rank that has no chunk left: there is nothing to keep
+        # a rank without a chunk requests no ids: there is nothing to keep
         if self._kept is None or not ids.numel():
             parts = self._fetch(edge_type, ids, weight, attr)
         else:  # a chunk is a range of ids
-            # Sampled ids, which digest() asks for, are none: it comes before keep_edges().
+            # Sampled ids of digest() are no range: it comes before keep_edges().
             key = edge_type, int(ids[0]), ids.numel()
             parts = self._kept.get(key, lambda: self._fetch(edge_type, ids, *self._kept_parts))
         sources, counts, weights, rows = parts
         assert sources is not None
         assert counts is not None
-        # made again each time: counts are shorter than targets, in memory and on the way
+        # computed again each time: counts are shorter than targets, in memory and in transfer
         return block_of(
             sources, counts, weights=weights if weight else None, attr=rows if attr else None
         )
@@ -437,7 +437,7 @@ class StoredGraph:
     def _fetch(
         self, edge_type: EdgeType, ids: Tensor, weight: bool, attr: bool
     ) -> list[Tensor | None]:
-        """Return sources and counts (in half of the bytes, where they fit), weights, features."""
+        """Return sources and counts (in half of the bytes, if they fit), weights, features."""
         name = self._names[edge_type]
         attr = attr and edge_type in self.with_attr
         found = self._dataset.lookup.edges(name, ids, weights=weight, edge_ids=attr)
@@ -459,7 +459,7 @@ class StoredGraph:
 
     def digest(self) -> str:
         """See `GraphSource`."""
-        # exact where servers loaded a directory; else what a sample tells is told, too
+        # exact if servers loaded a directory; else a sample is included, too
         parts: list[Any] = [self._dataset.fetch_graph_identity()]
         for name, source in sorted(self.features().items()):
             assert isinstance(source, StoredRows)
@@ -473,7 +473,7 @@ class StoredGraph:
         """See `GraphSource`."""
         degree = 0.0
         for edge_type in self.edge_types:
-            # of a sample: the edges are not here to be counted
+            # from a sample: the edges are not here to be counted
             ids = self._sample(edge_type[2])
             counts = self.edges(edge_type, ids, weight=False, attr=False).sources.numel()
             degree = max(degree, counts / max(ids.numel(), 1))

@@ -1,1 +1,1 @@
-"""How many machines a graph needs, and how many seeds per second they give: before renting any."""
+"""The number of machines for a graph, and their seeds per second, before you rent any."""

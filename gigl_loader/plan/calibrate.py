@@ -1,12 +1,13 @@
-"""Measures what work costs on this machine.
+"""Measures the costs of work on this machine.
 
-Three steps, each of which counts what the ones before it left over. Sampling and reading alone: in
-as many processes at once as there are ranks (``num_workers=0``), over a random graph, with batches
-of different fanouts and widths. Asking other partitions, and keeping their rows: two ranks with
-workers. Delivering batches, and keeping rows where they come: two storage servers and two ranks.
-The cost of an edge, a node, a row and a byte are the non-negative ones that explain the CPU seconds
-best. The transport is timed between two processes, and to a second host; what a process holds
-before there is a graph is read of a trainer at its first batch (`gigl_loader.plan.measure`).
+There are three steps, each of which measures the costs that the previous ones do not explain.
+Sampling and reading only: in as many processes at once as there are ranks (``num_workers=0``), over
+a random graph, with batches of different fanouts and widths. Requests to other partitions, and
+caching their rows: two ranks with workers. Delivering batches, and caching rows at the receiver:
+two storage servers and two ranks. The costs of an edge, a node, a row and a byte are the
+non-negative ones that explain the CPU seconds best. The transport is timed between two processes,
+and to a second host. The memory of a process without a graph is read from a trainer at its first
+batch (`gigl_loader.plan.measure`).
 """
 
 import multiprocessing
@@ -37,21 +38,20 @@ from gigl_loader.processes import start_fork_server
 
 _NODES, _DEGREE = 500_000, 16
 _WIDTHS = (0, 16, 128)
-"""Columns of float32 in each of the graphs that batches are taken of."""
+"""Float32 columns of each of the graphs that batches are taken from."""
 _FANOUTS, _BATCH_SIZES, _CACHE = (15, 10), (1024, 128), 0.6
-"""Small batches tell what one costs whatever is in it; the cache has nearly all of their rows: what
-a row costs that is kept is not to be found by going beyond what was measured."""
+"""Small batches show the fixed cost; their cache has nearly all rows: the cost of a cached row
+cannot be found by extrapolation."""
 _CASES: tuple[tuple[list[int], int, bool], ...] = (
     ([1], 64, False), ([15, 10], 1024, False), ([15, 10], 1024, True), ([4, 2], 1024, True),
     ([5], 1024, False), ([5], 1024, True),
 )  # fmt: skip
-"""Cases of sampling alone: fanouts, batch size, and whether there are features."""
+"""Cases of sampling only: fanouts, batch size, and whether there are features."""
 _TAKEN = 14
-"""Batches of each; two of them warm up, and the median of the others counts."""
+"""Batches of each case; two of them warm up, and the median of the others counts."""
 _ALONE_S = 300.0
-"""How long a step in the pool may take: seconds, and many of them on a busy machine. Without a
-limit, a process of the pool that is killed would be waited for in vain: the pool starts another
-one, and its task is lost."""
+"""Time limit of a step in the pool: steps take seconds, and more on a busy machine. The pool
+replaces a killed process but loses its task, so without a limit the wait would not end."""
 
 
 def calibrate(
@@ -59,18 +59,18 @@ def calibrate(
     say: Callable[[str], None] = lambda line: None,
     other: measure.Other | None = None,
 ) -> Costs:
-    """Return what work costs on this machine; takes about a minute.
+    """Return the costs of work on this machine; takes about a minute.
 
     Args:
-        rounds: How often sampling and the transport are measured; the spread is that of the rounds.
+        rounds: Number of measurements of sampling and the transport; the spread is over the rounds.
         say: Called with a line for each step.
         other: A second host, to which the transport is measured as well.
 
     Raises:
         PeerError: The second host does not answer.
-        JoinRefusedError: It does not let this process in, or is another service.
+        JoinRefusedError: It refuses this process, or is another service.
     """
-    # Before a minute of work, which would be in vain.
+    # Before a minute of useless work.
     if other is not None:
         measure.meet(other)
     start_fork_server()
@@ -80,7 +80,8 @@ def calibrate(
             roots, idle = _write_graphs(pool, Path(folder))
             say(f"sampling alone, {rounds} rounds in {trial_cluster.RANKS} processes at once")
             alone = _alone(pool, rounds)
-            # In a process of the pool, which has imported all of it, and whose memory goes with it.
+            # In a process of the pool, which has imported everything, and whose memory is freed
+            # with it.
             load_s_per_gb = pool.apply_async(_load_s_per_gb, (roots[_WIDTHS[-1]],)).get(_ALONE_S)
         sampling = [statistics.median(column) for column in zip(*alone, strict=True)]
         say("asking other partitions, with and without a cache")
@@ -111,20 +112,20 @@ _SAMPLING = ("batch_s", "edge_s", "node_s", "row_byte_s")
 
 
 def _spread(alone: list[list[float]]) -> float:
-    """Return half the range of what a usual batch costs, over its median."""
-    # Single costs are much further apart from round to round: least squares trades an edge for a
-    # node, and what a batch costs stays the same.
+    """Return half the range of the cost of a usual batch, over its median."""
+    # Single costs differ much more between rounds: least squares exchanges an edge for a node at
+    # the same cost of a batch.
     usual = [c[0] + c[1] * 80_000 + c[2] * 60_000 + c[3] * 60_000 * 400 for c in alone]
     return (max(usual) - min(usual)) / 2 / statistics.median(usual)
 
 
-# --- sampling alone -------------------------------------------------------------------------------
+# --- sampling only --------------------------------------------------------------------------------
 
 
 def _write_graphs(pool: Pool, folder: Path) -> tuple[dict[int, str], tuple[float, ...]]:
-    """Return by width where the graph is that has as many columns, and what processes take.
+    """Return by width the path of the graph with as many columns, and the memory of processes.
 
-    The latter does not depend on what else runs.
+    The memory does not depend on other processes.
     """
     wanted = [(width, folder / str(width)) for width in _WIDTHS]
     with ThreadPoolExecutor(1) as meanwhile:
@@ -135,7 +136,7 @@ def _write_graphs(pool: Pool, folder: Path) -> tuple[dict[int, str], tuple[float
 
 def _write_graph(width: int, root: Path) -> str:
     """Partition a random graph, one part for each rank."""
-    # The graph of `_loading_costs`, so that what asking costs is what is left over.
+    # The graph of `_loading_costs`, so that the difference is the cost of requests.
     partition_graph(_graph(width), trial_cluster.RANKS, root, method="random", progress=False)
     return str(root)
 
@@ -150,7 +151,7 @@ def _graph(width: int) -> Data:
 
 
 def _load_s_per_gb(root: str) -> float:
-    """Return the seconds for 10**9 bytes of a partition that has just been written."""
+    """Return the seconds for 10**9 bytes of a new partition."""
     # Wall time, and from the page cache: disks are an argument of the plan.
     times = []
     for _ in range(3):
@@ -161,9 +162,9 @@ def _load_s_per_gb(root: str) -> float:
 
 
 def _alone(pool: Pool, rounds: int) -> list[list[float]]:
-    """Return for each round the costs of sampling, measured in processes that run at once.
+    """Return for each round the costs of sampling, measured in simultaneous processes.
 
-    Cores that share memory, or a core, are slower when all of them work.
+    Cores that share memory, or hardware threads of a core, are slower when all of them work.
     """
     found = pool.starmap_async(_loading_costs, [(rounds,)] * trial_cluster.RANKS, 1)
     each: list[list[list[float]]] = found.get(_ALONE_S)
@@ -171,8 +172,8 @@ def _alone(pool: Pool, rounds: int) -> list[list[float]]:
 
 
 def _loading_costs(rounds: int) -> list[list[float]]:
-    """Return of each round the CPU seconds of a batch, an edge, a node and a byte of a row."""
-    # All kinds in each round, so that a machine that slows down meanwhile shows in the spread.
+    """Return for each round the CPU seconds of a batch, an edge, a node and a byte of a row."""
+    # All kinds in each round, so that a slowdown of the machine shows in the spread.
     plain, featured = (DistDataset.from_pyg(_graph(width)) for width in (0, _WIDTHS[-1]))
     found = []
     for _ in range(rounds):
@@ -188,7 +189,7 @@ def _loading_costs(rounds: int) -> list[list[float]]:
 
 def _time_batches(dataset: Any, fanouts: list[int], batch_size: int) -> tuple[float, float, float]:
     """Return median seconds, mean nodes and mean edges of a batch."""
-    # Seeds are spread over all nodes, and no batch has one twice. Time of this thread: with
+    # Seeds are spread over all nodes, and a batch has each only once. Time of this thread: with
     # `num_workers=0` it does all the work, and others of the process do not count.
     times, nodes, edges = [], 0, 0
     seeds = torch.arange(0, _NODES, _NODES // (_TAKEN * batch_size) or 1)[: _TAKEN * batch_size]
@@ -207,39 +208,39 @@ def _time_batches(dataset: Any, fanouts: list[int], batch_size: int) -> tuple[fl
 
 
 def non_negative(rows: Array, seconds: Array, per: Array | None = None) -> Array:
-    """Return the costs that explain times best: relative least squares, none below zero.
+    """Return the costs that explain times best: relative least squares, non-negative.
 
     Args:
-        rows: ``[cases, kinds]`` float64, how much there was of each kind of work.
+        rows: ``[cases, kinds]`` float64, the amount of each kind of work.
         seconds: ``[cases]`` float64.
-        per: ``[cases]`` float64, what errors are relative to. None: ``seconds``.
+        per: ``[cases]`` float64, the reference of relative errors. None: ``seconds``.
 
     Source:
-        The active set method of Lawson and Hanson, "Solving Least Squares Problems" (1974), by
+        The active set method of Lawson and Hanson, "Solving Least Squares Problems" (1974), here by
         trying all sets: there are few kinds.
     """
     kinds = rows.shape[1]
     per = seconds if per is None else per
     scaled, wanted = rows / per[:, None], seconds / per
     best, found = float(np.square(wanted).sum()), np.zeros(kinds)
-    # Relative errors: batches of 64 seeds would not count beside those of 1,024. Bits of ``chosen``
-    # are the kinds whose costs are not 0.
+    # Relative errors: otherwise batches of 64 seeds would not count beside those of 1,024. Bits of
+    # ``chosen`` are the kinds with costs above 0.
     for chosen in range(1, 2**kinds):
         columns = [k for k in range(kinds) if chosen >> k & 1]
         part, *_ = np.linalg.lstsq(scaled[:, columns], wanted, rcond=None)
         error = float(np.square(scaled[:, columns] @ part - wanted).sum())
-        # A set comes after all of its subsets: the margin keeps the smaller where it does as well.
+        # A set comes after all of its subsets: the margin keeps the smaller one if it is as good.
         if (part >= 0).all() and error < best - 1e-12:
             best, found = error, np.zeros(kinds)
             found[columns] = part
     return found
 
 
-# --- a little cluster -----------------------------------------------------------------------------
+# --- a small cluster ------------------------------------------------------------------------------
 
 
 def _measure_asking(roots: dict[int, str]) -> list[Took]:
-    """Take batches of each width and size, then of each that has rows with a cache."""
+    """Take batches of each width and size, then of each width with rows, with a cache."""
     plain = [_kinds(roots, width, 0.0) for width in _WIDTHS]
     cached = [_kinds(roots, width, _CACHE) for width in _WIDTHS[1:]]
     return trial_cluster.measure([kind for kinds in [*plain, *cached] for kind in kinds])
@@ -252,16 +253,16 @@ def _kinds(
 
 
 def asking_costs(sampling: list[float], found: list[Took]) -> dict[str, float]:
-    """Return what asking other partitions costs, and keeping their rows, in all processes.
+    """Return the costs in all processes of requests to other partitions, and of caching rows.
 
     Args:
-        sampling: Costs of a batch, an edge, a node and a byte where nobody is asked.
-        found: Of each width and batch size, then of each that has rows with a cache.
+        sampling: Costs of a batch, an edge, a node and a byte without requests.
+        found: For each width and batch size, then for each with rows and a cache.
     """
     remote, num = 1 - 1 / trial_cluster.RANKS, len(_BATCH_SIZES)
     plain, asked, cached = found[:num], found[num : num * len(_WIDTHS)], found[num * len(_WIDTHS) :]
-    # Three steps, each explains what the one before it left over: batches without rows tell what
-    # edges cost, those with rows what these do beyond that, those with a cache what keeping does.
+    # Three steps, each explains the rest of the one before: batches without rows give the cost of
+    # edges, those with rows that of rows, those with a cache that of caching.
     left = [took.cpu_s - _alone_s(sampling, took, 0) for took in plain]
     batch_s, edge_s = _explain([[1.0, remote * took.edges] for took in plain], left, plain)
 
@@ -287,13 +288,13 @@ def asking_costs(sampling: list[float], found: list[Took]) -> dict[str, float]:
 
 
 def _measure_delivering(roots: dict[int, str]) -> list[Took]:
-    """Take batches of each width and size from storage servers, with a cache where it has rows."""
+    """Take batches of each width and size from storage servers, with a cache if it has rows."""
     caches = {width: (0.0, _CACHE) if width else (0.0,) for width in _WIDTHS}
     kinds = [
         _kinds(roots, width, cache, from_store=True) for width in _WIDTHS for cache in caches[width]
     ]
-    # All of a graph stand together, since servers serve one graph after the other; then they are
-    # put into the order that `delivering_costs` takes, those with a cache last.
+    # All batches of a graph are consecutive, since servers serve one graph after the other; then
+    # they get the order of `delivering_costs`, those with a cache last.
     every = [kind for some in kinds for kind in some]
     found = dict(zip(every, trial_cluster.measure(every), strict=True))
     return [found[kind] for kind in sorted(every, key=lambda kind: kind.cache > 0)]
@@ -302,12 +303,12 @@ def _measure_delivering(roots: dict[int, str]) -> list[Took]:
 def delivering_costs(
     sampling: list[float], asking: dict[str, float], found: list[Took]
 ) -> dict[str, float]:
-    """Return what it costs to hand batches out, to receive them, and to keep rows there.
+    """Return the costs of sending batches, of receiving them, and of caching rows there.
 
     Args:
         sampling: As for `asking_costs`.
         asking: From there.
-        found: Of each width and batch size, then of each that has rows with a cache.
+        found: For each width and batch size, then for each with rows and a cache.
     """
     remote, num = 1 - 1 / trial_cluster.RANKS, len(_BATCH_SIZES)
     asked = [
@@ -337,7 +338,7 @@ def delivering_costs(
 
 
 def _keeping_costs(costs: dict[str, float], cached: list[Took]) -> dict[str, float]:
-    """Return what keeping rows costs a rank that receives batches from storage servers."""
+    """Return the costs of caching rows at a rank that receives batches from storage servers."""
     left, kept = [], []
     for took, width in _with_rows(cached):
         missed = took.nodes * (1 - took.hit_rate)
@@ -356,23 +357,23 @@ def _with_rows(found: list[Took]) -> list[tuple[Took, int]]:
 
 
 def _alone_s(sampling: list[float], took: Took, width: int) -> float:
-    """Return CPU seconds of a batch if it were sampled and read in one place."""
+    """Return the CPU seconds of a batch if one process sampled and read it."""
     batch_s, edge_s, node_s, byte_s = sampling
     return batch_s + edge_s * took.edges + (node_s + byte_s * 4 * width) * took.nodes
 
 
 def _rows_and_bytes(rows: float, width: int, share: float = 1.0) -> list[float]:
-    """Return how much there is of a batch, of rows and of their bytes."""
+    """Return the amounts of a batch, of rows and of their bytes."""
     return [1.0, rows, rows * share * 4 * width]
 
 
 def _explain(amounts: list[list[float]], seconds: list[float], of: list[Took]) -> list[float]:
-    """Return the costs, none below zero, of each kind of work.
+    """Return the costs, non-negative, of each kind of work.
 
-    Args:
-        amounts: By measurement and kind, how much there was.
+    amounts: The amount, by measurement and kind.
+        seconds: Remaining CPU seconds, by measurement.
         seconds: CPU seconds that are left over, by measurement.
-        of: The measurements: each is as wrong as a share of all that it took, not of what is left.
+        of: The measurements: the error of each is relative to its total time, not to the rest.
     """
     every = np.array([took.cpu_s for took in of])
     return [float(cost) for cost in non_negative(np.array(amounts), np.array(seconds), every)]

@@ -1,4 +1,4 @@
-"""What fits into the memory of a GPU that samples the graph itself; see `DistDataset.to`."""
+"""Memory needs of a GPU that samples the graph itself; see `DistDataset.to`."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ from gigl_loader.sampler.bounds import batch_bounds
 SPARE = 0.9
 """Share of a GPU's memory that the graph and its batches may take: the model needs some, too."""
 # Eight bytes each for the position of an edge, its neighbour, two labels and its place among the
-# edges that there are; and the keys and places that are sorted to give labels.
+# existing edges; and the keys and places that are sorted to give labels.
 _PLACE_BYTES, _SORTED_BYTES = 5 * 8, 4 * 8
 _HELD = 2
-"""Batches beside those under way: the one that is trained on, and the next."""
+"""Batches beside those under way: the current one in training, and the next."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class DevicePlan:
     """Bytes of a GPU's memory by part."""
 
     gpu_gb: float
-    """10**9 bytes of memory that it has."""
+    """10**9 bytes of its memory."""
     structure: float
-    """Edges, labels and the numbers that find rows."""
+    """Edges, labels and the indexes of rows."""
     features: float
     """On the device, or in pinned memory of the host."""
     batches: float
-    """Batches under way, with room for all neighbours that may be drawn."""
+    """Batches under way, with room for all neighbours that a draw may give."""
 
     @property
     def where(self) -> str:
@@ -41,12 +41,12 @@ class DevicePlan:
 
 
 def plan_device(job: Job, batch: BatchSize, gpu_gb: float) -> DevicePlan:
-    """Return what a GPU has to hold to sample the whole graph of a job.
+    """Return the memory of a GPU to sample the whole graph of a job.
 
     Args:
-        job: The job, whose machines and workers do not matter here.
-        batch: What its batches hold, as expected.
-        gpu_gb: 10**9 bytes of the GPU.
+        job: The job; its machines and workers do not matter here.
+        batch: The expected contents of its batches.
+        gpu_gb: 10**9 bytes of the GPU's memory.
 
     Raises:
         ConfigError: A fan-out of -1 has no bound without the graph.

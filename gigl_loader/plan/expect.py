@@ -1,17 +1,17 @@
-r"""How many nodes and edges a batch has, expected.
+r"""Expected numbers of nodes and edges of a batch.
 
 A hop with ``F`` nodes to expand draws ``F * E[min(degree, fanout)]`` edges. Node ``i`` is the end
-of a draw with a probability ``p_i`` in proportion to its edges, so of ``D`` draws it is the end of
-at least one with ``1 - (1 - p_i)**D``, about ``1 - exp(-D * p_i)``; the sum over nodes is how many
-distinct ones are found. Nodes that earlier hops found are found again and do not count: the sum is
-taken over the draws of all hops, and what it was before is subtracted.
+of a draw with a probability ``p_i`` in proportion to its edges. So of ``D`` draws it is the end of
+at least one with ``1 - (1 - p_i)**D``, about ``1 - exp(-D * p_i)``; the sum over nodes is the
+number of distinct ones. Nodes that earlier hops found do not count again: the sum is taken over the
+draws of all hops, and its previous value is subtracted.
 
 Source:
     The occupancy problem with unequal probabilities: Johnson and Kotz, "Urn Models and Their
-    Application" (1977), chapter 3; Poisson draws in place of a fixed number: Holst, "On the Lengths
-    of the Pieces of a Stick Broken at Random" (1986) and the literature there. That the nodes of a
-    frontier have the degrees of nodes drawn in proportion to their edges is the friendship paradox
-    (Feld, 1991), and holds where degrees of neighbours do not depend on each other.
+    Application" (1977), chapter 3; Poisson draws instead of a fixed number: Holst, "On the Lengths
+    of the Pieces of a Stick Broken at Random" (1986) and the literature there. The nodes of a
+    frontier have the degrees of nodes drawn in proportion to their edges: this is the friendship
+    paradox (Feld, 1991), and holds if degrees of neighbours are independent.
 """
 
 import math
@@ -30,23 +30,22 @@ _SUBCLASSES = 8
 
 @dataclass(frozen=True)
 class DegreeDistribution:
-    """A graph as classes of nodes that have as many edges as each other."""
+    """A graph as classes of nodes of equal degree."""
 
     nodes: float
     share: Array
     """``[classes]`` float64, of the nodes; sums to 1."""
     degree: Array
-    """``[classes]`` float64, neighbours of a node of the class, which it draws from."""
+    """``[classes]`` float64, neighbours of a node of the class, from which it draws."""
     pull: Array
-    """``[classes]`` float64, how often it is drawn by others, relative to the mean of 1."""
+    """``[classes]`` float64, frequency of its draws by others, relative to the mean of 1."""
     seed_pull: Array | float = 1.0
-    """``[classes]`` float64, how often it is a seed, relative to the mean of 1."""
+    """``[classes]`` float64, frequency as a seed, relative to the mean of 1."""
 
     @classmethod
     def uniform(cls, nodes: float, edges: float) -> "DegreeDistribution":
-        """Return a graph whose edges fall anywhere: degrees follow Poisson's distribution."""
-        # Poisson's variance is its mean: what is past six of its standard deviations is next to
-        # nothing.
+        """Return a graph with random edges: degrees follow Poisson's distribution."""
+        # Poisson's variance is its mean: beyond six standard deviations almost nothing is left.
         mean = edges / nodes
         spread = 6 * np.sqrt(mean) + 6
         degree = np.unique(np.linspace(max(0.0, mean - spread), mean + spread, _CLASSES).round())
@@ -58,12 +57,12 @@ class DegreeDistribution:
 
     @classmethod
     def power_law(cls, nodes: float, edges: float, exponent: float = 2.3) -> "DegreeDistribution":
-        """Return a graph whose degrees fall as ``degree ** -exponent``, and pull as they are.
+        """Return a graph whose degrees fall as ``degree ** -exponent``, with equal pulls.
 
         Source:
-            Exponents between 2 and 3 are what is found in most large graphs: Clauset, Shalizi and
-            Newman, "Power-Law Distributions in Empirical Data" (2009). The least degree follows
-            from the mean, and the largest is the one that one node in ``nodes`` has.
+            Most large graphs have exponents between 2 and 3: Clauset, Shalizi and Newman,
+            "Power-Law Distributions in Empirical Data" (2009). The least degree follows from the
+            mean, and the largest is the one of a single node in ``nodes``.
         """
         mean = edges / nodes
         tail = np.logspace(0, np.log10(nodes) / (exponent - 1), _CLASSES)
@@ -76,12 +75,12 @@ class DegreeDistribution:
     def measured(
         cls, degrees: Array, pulls: Array | None = None, is_seed: Array | None = None
     ) -> "DegreeDistribution":
-        """Return a graph by the degrees of all nodes or of a sample of them.
+        """Return a graph from the degrees of all nodes or of a sample of them.
 
         Args:
             degrees: ``[n]``, neighbours of each node.
-            pulls: ``[n]``, how often each of them is a neighbour. None: as ``degrees``.
-            is_seed: ``[n]`` bool, the nodes that seeds are drawn from. None: all.
+            pulls: ``[n]``, how often each of them is a neighbour. None: equal to ``degrees``.
+            is_seed: ``[n]`` bool, the possible seeds. None: all.
         """
         own = np.asarray(degrees, np.float64)
         others = own if pulls is None else np.asarray(pulls, np.float64)
@@ -93,20 +92,20 @@ class DegreeDistribution:
             found: Array = np.add.reduceat(values[order], starts) / sizes
             return found
 
-        # A graph without edges pulls nowhere: 0, not NaN.
+        # Without edges, pulls are 0, not NaN.
         pull = mean(others) / max(others.mean(), 1e-12)
         seed_pull = mean(seeds) / max(seeds.mean(), 1e-12)
         return cls(float(own.size), sizes / own.size, mean(own), pull, seed_pull)
 
 
 def _classes_of(degrees: Array, pulls: Array) -> tuple[Array, Array]:
-    """Return an order of nodes in which those of a class are neighbours, and where classes begin.
+    """Return an order of nodes in which classes are contiguous, and the start of each class.
 
-    Classes are of like pulls, the finer the higher they are, since few nodes are in most batches;
-    within them, of like degrees.
+    Classes have similar pulls, the finer the higher they are, since few nodes are in most batches;
+    within them, similar degrees.
     """
-    # Cuts count from the end: of 1 node, of a few, ... of all, in geometric steps. Beside them even
-    # steps, since most nodes are rarely drawn, and are most of all nodes.
+    # Cuts count from the end: of 1 node, of a few, ... of all, in geometric steps. In addition,
+    # even steps, since most nodes are rarely drawn, and are most of all nodes.
     num = degrees.size
     by_pull = np.argsort(pulls, kind="stable")
     top = num - np.geomspace(1, num, _CLASSES)
@@ -131,23 +130,23 @@ class BatchSize:
     """Distinct, seeds included."""
     edges: float
     asked: float
-    """Nodes that neighbours were drawn for: what is asked of partitions."""
+    """Nodes whose neighbours were drawn: the ids in requests to partitions."""
     hit_rate: float
     """Share of the rows of other machines that a cache has."""
     horizon: float = 0.0
-    """Batches within which rows that a cache keeps are used again."""
+    """Batches within which cached rows are used again."""
 
 
 def expect(
     degrees: DegreeDistribution, fanouts: Sequence[int], batch_size: int, cache: float = 0.0
 ) -> BatchSize:
-    """Return what a batch of k-hop neighbourhoods is expected to have.
+    """Return the expected contents of a batch of k-hop neighbourhoods.
 
     Args:
         degrees: The graph.
         fanouts: Neighbours per hop; -1: all.
         batch_size: Seeds.
-        cache: Share of the rows of other machines that is kept.
+        cache: Share of the rows of other machines that the cache keeps.
 
     Raises:
         ConfigError: A fanout is below -1, or there are more seeds than nodes.
@@ -181,7 +180,7 @@ def expect(
 
 
 def kept_for(share: Array, log_missed: Array, cache: float) -> float:
-    """Return the batches within which a row has to be used again to be kept, by Belady's rule.
+    """Return the batches within which a cached row must be used again, by Belady's rule.
 
     Args:
         share: ``[classes]`` float64, of the rows; sums to 1.
@@ -189,18 +188,18 @@ def kept_for(share: Array, log_missed: Array, cache: float) -> float:
         cache: Share of the rows that fit.
 
     Source:
-        Belady (1966) keeps the rows that are used again soonest. Where batches do not depend on
-        each other, and rows are many, these are the ones used again within some number of batches
-        ``T``, the same at all times. A row that is in a batch with chance ``q`` is used again
-        within ``T`` with ``1 - (1 - q)**T``, and takes its place until then: of all times, the
-        share ``1 - (1 - q)**T * (1 + T * q)``. ``T`` is that for which the positions are as many as
-        there are. Che, Tung and Wang, "Hierarchical Web Caching Systems" (2002) find the ``T`` of
-        an LRU cache in the same way.
+        Belady (1966) keeps the rows that are used again soonest. If batches are independent, and
+        rows are many, these are the ones used again within some number of batches ``T``, the same
+        at all times. A row that is in a batch with chance ``q`` is used again within ``T`` with ``1
+        - (1 - q)**T``, and takes its place until then: of all times, the share ``1 - (1 - q)**T *
+        (1 + T * q)``. ``T`` is the value at which all places of the cache are taken. Che, Tung and
+        Wang, "Hierarchical Web Caching Systems" (2002) find the ``T`` of an LRU cache in the same
+        way.
     """
     chance = -np.expm1(log_missed)
     if cache <= 0 or not share @ chance > 0:
         return 0.0
-    # What is taken grows with T, so halving finds it; of a logarithm, since T has no scale.
+    # The taken places grow with T, so bisection finds it; of a logarithm, since T has no scale.
     low, high = -60.0, 60.0  # of the logarithm of T, to the base of 2
     for _ in range(100):
         middle = (low + high) / 2
@@ -216,7 +215,7 @@ def kept_share(share: Array, log_missed: Array, horizon: float) -> float:
     Args:
         share: As for `kept_for`.
         log_missed: As for `kept_for`.
-        horizon: From there; a cache that knows when rows are used next has these.
+        horizon: From there; a cache that knows the next uses of rows has these.
     """
     used = share * -np.expm1(log_missed)
     if horizon <= 0 or not used.sum() > 0:

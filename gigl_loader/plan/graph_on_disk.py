@@ -1,4 +1,4 @@
-"""A partitioned graph on disk, in figures: what a plan takes of it."""
+"""Figures of a partitioned graph on disk, for a plan."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def read_root(root: Path) -> tuple[dict[str, Any], DegreeDistribution, int]:
     seeds: list[Any] = []
     rows: list[Any] = []
     parts = count_partitions(root)
-    # Mapped where that can be: of a graph larger than this machine's memory, only edges are read.
+    # Mapped if possible: for a graph larger than this machine's memory, only edges are read.
     mmap = is_mapped_format(root)
     for k in range(parts):
         dataset = DistDataset.load(root, k, mmap=mmap)
@@ -36,9 +36,9 @@ def read_root(root: Path) -> tuple[dict[str, Any], DegreeDistribution, int]:
         (adjacency,) = view.adjacency.values()
         if k == 0:
             degrees, pulls = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
-        found = adjacency.indptr.diff().numpy()  # of all nodes, of those here, or up to the last
+        found = adjacency.indptr.diff().numpy()  # of all nodes, of local ones, or up to the last
         degrees[adjacency.first_row : adjacency.first_row + len(found)] += found
-        # How often each node is a neighbour, here and in all; of those here, which other parts own.
+        # How often each node is a neighbour, here and in all; only of nodes owned here.
         pulled = np.bincount(adjacency.indices.numpy(), minlength=nodes)
         pulls += pulled
         for book in view.node_books.values():
@@ -51,7 +51,7 @@ def read_root(root: Path) -> tuple[dict[str, Any], DegreeDistribution, int]:
     }  # fmt: skip
     if parts > 1 and edges:
         known["remote_share"] = remote / edges
-    if rows:  # as they are stored, and travel: in fewer bytes, it may be, than batches have
+    if rows:  # as stored and sent: quantized ones are smaller than in batches
         known |= {"dim": math.prod(rows[0].values.shape[1:]), "dtype": rows[0].dtype}
     return known, DegreeDistribution.measured(degrees, pulls, _is_seed(nodes, seeds)), parts
 
@@ -65,9 +65,9 @@ _PARTS_OF_A_GRAPH = (
 
 
 def resident_bytes(root: Path) -> tuple[tuple[str, float], ...]:
-    """Return by kind the bytes that the largest part of a directory takes once it is loaded.
+    """Return by kind the bytes that the largest part of a directory takes in memory.
 
-    Of a directory that graphlearn-torch wrote nothing is returned: its files are no tensors.
+    For a directory from graphlearn-torch nothing is returned: its files are no tensors.
     """
     sizes = {
         part: {file: float(file.stat().st_size) for file in part.rglob("*.bin")}
@@ -75,8 +75,7 @@ def resident_bytes(root: Path) -> tuple[tuple[str, float], ...]:
     }
     if not any(sizes.values()):
         return ()
-    # The machine with most decides. Sizes of files: a loaded partition has the same bytes in
-    # memory.
+    # The machine with most decides. By file size: a loaded partition has the same bytes in memory.
     largest = max(sizes, key=lambda part: sum(sizes[part].values()))
     files = {file.relative_to(largest): nbytes for file, nbytes in sizes[largest].items()}
     files |= {file.relative_to(root): file.stat().st_size for file in root.glob("books/**/*.bin")}
@@ -87,7 +86,7 @@ def resident_bytes(root: Path) -> tuple[tuple[str, float], ...]:
 
 
 def _is_seed(nodes: int, of_parts: Sequence[Any]) -> Any:
-    """Return ``[nodes]`` bool, the nodes that training starts from; None: all, or not known."""
+    """Return ``[nodes]`` bool, the training seeds; None: all, or not known."""
     if any(ids is None or isinstance(ids, dict) or len(ids) == 0 for ids in of_parts):
         return None
     found = np.zeros(nodes, bool)

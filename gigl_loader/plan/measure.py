@@ -1,9 +1,9 @@
 """Single measurements of this machine: processes at rest, and the transport.
 
-The transport is timed within this machine, and to a second host that answers. The second host
-runs ``gigl-loader plan --answer``, the first one ``--calibrate FILE --with``. Rows go to the first
-one only, in the mode that both ends were given; with a token, over plain sockets as well, as rows
-of ones are no secret.
+The transport is timed within this machine, and to a second host that responds. The second host runs
+``gigl-loader plan --answer``, the first one ``--calibrate FILE --with``. Rows go to the first one
+only, in the mode that both ends were given; with a token, over plain sockets as well, as rows of
+ones are no secret.
 """
 
 import multiprocessing
@@ -31,14 +31,14 @@ from gigl_loader.transport import Caller, Listener, Method, Mode, Security
 from gigl_loader.transport.certs import token
 
 _REPLY_BYTES, _AHEAD = 8_000_000, 4
-"""About the rows of a batch; and how many are asked for at a time, so that the connection never
-waits for a question."""
+"""Approximate rows of a batch; and rows requested at a time, so that the connection never waits for
+a request."""
 _CONNECTIONS = 4
-"""To a second host, at once: as many as a worker has with each other partition."""
+"""Simultaneous connections to a second host: as many as a worker has to each partition."""
 _MEET_S, _ANSWER_S = 10.0, 60.0
-"""How long the second host may take to let this one in, and for an answer."""
+"""Time limit for the second host to accept this one, and for a response."""
 WAIT_S = 120.0
-"""For a word of another process: it may have to read a graph first, and all share these cores."""
+"""Time limit for a message of another process: it may read a graph first, on shared cores."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -50,10 +50,10 @@ class Child:
 
     Args:
         function: Called with the other end of the pipe, and ``args``.
-        args: More for ``function``; picklable.
-        kind: Class of the process: forked from one that has imported what it needs, so that nothing
-            that is counted depends on imports.
-        wait_s: How long to wait for a word of it, in seconds.
+        args: Further arguments of ``function``; picklable.
+        kind: Class of the process: forked from one with all imports done, so that no measurement
+            depends on imports.
+        wait_s: How long to wait for its messages, in seconds.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Child:
         self._pipe, theirs = multiprocessing.Pipe()
         self._process = kind(target=function, args=(theirs, *args))
         self._process.start()
-        theirs.close()  # so that `hear` sees the end of a process that ends
+        theirs.close()  # so that `hear` notices the end of the process
 
     @property
     def pid(self) -> int:
@@ -72,10 +72,10 @@ class Child:
         return self._process.pid or 0
 
     def hear(self) -> Any:
-        """Return what it says next.
+        """Return its next message.
 
         Raises:
-            PeerError: It ended, or says nothing.
+            PeerError: It ended, or sends nothing.
         """
         try:
             if not self._pipe.poll(self._wait_s):
@@ -86,16 +86,16 @@ class Child:
             raise PeerError("a process of the measurement ended early: see above") from error
 
     def go_on(self) -> None:
-        """Let it go on from `say`."""
+        """Let it continue after `say`."""
         self._pipe.send("go on")
 
     def __enter__(self) -> "Child":
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        # One that waits for a word is told by this to end.
+        # This ends a process that waits for a message.
         self._pipe.close()
-        # After an error nobody is waited for: a process may wait for one that is gone.
+        # After an error, do not wait: a process may wait for one that is gone.
         if error is None:
             self._process.join(self._wait_s)
         self._process.kill()
@@ -103,7 +103,7 @@ class Child:
 
 
 def say(pipe: Connection, word: Any, wait_s: float = WAIT_S) -> None:
-    """Say something to the process that measures, and wait until it lets this one go on."""
+    """Send a message to the measuring process, and wait until it lets this one continue."""
     pipe.send(word)
     if not pipe.poll(wait_s):
         raise PeerError("the process that measures is gone")
@@ -111,7 +111,7 @@ def say(pipe: Connection, word: Any, wait_s: float = WAIT_S) -> None:
 
 
 def cpu_s_below(pid: int) -> float:
-    """Return the CPU seconds so far of a process and of its descendants that live."""
+    """Return the CPU seconds so far of a process and of its live descendants."""
     return sum(used for _, used in _below(pid))
 
 
@@ -131,19 +131,19 @@ def _below(pid: int) -> list[tuple[int, float]]:
 
 
 def idle() -> tuple[float, ...]:
-    """Return what a loader's processes take before there is a graph to speak of.
+    """Return the memory of a loader's processes with a negligible graph.
 
-    They start as users' do, in new interpreters: what is forked shares memory.
+    They start like a user's, in new interpreters: forked processes would share memory.
 
-    Bytes of the training process, of the supervisor and of a worker, each for itself, and of the
-    libraries that they share; then CPU seconds of the same three until the first batch.
+    Bytes of the training process, of the supervisor and of a worker, each by itself, and of their
+    shared libraries; then CPU seconds of the same three until the first batch.
 
     Raises:
         PeerError: They did not start.
     """
     with Child(_idle, kind=multiprocessing.get_context("spawn").Process) as one:
         one.hear()
-        # While it stands still at its first batch, with all of its processes there. Parents come
+        # While it is stopped at its first batch, with all of its processes running. Parents come
         # first, so: training, supervisor, workers.
         pids, seconds = zip(*_below(one.pid), strict=True)
         own = [_own_bytes(pid) for pid in pids]
@@ -158,8 +158,8 @@ def idle() -> tuple[float, ...]:
 
 
 def _own_bytes(pid: int) -> float:
-    # Proportional: what processes share is split among them, so their sum is what the machine has.
-    # Files, which are libraries mostly, are counted once, apart.
+    # Proportional: shared memory is split among processes, so their sum is the machine's. Files,
+    # mostly libraries, are counted once, separately.
     found = [_kilobytes(pid, "smaps_rollup", name) for name in ("Pss_Anon", "Pss_Shmem")]
     return 1024 * sum(found)
 
@@ -213,7 +213,7 @@ class _Rows:
 
 
 class Answerer:
-    """Sends rows to whoever measures, and says what that cost; until it is closed.
+    """Sends rows to a measuring host, and reports the costs; until it is closed.
 
     Args:
         host: Address of this machine.
@@ -221,7 +221,7 @@ class Answerer:
         security: Authentication and encryption.
 
     Raises:
-        ConfigError: It would be open to strangers, or cannot listen there.
+        ConfigError: It would be open without authentication, or cannot listen there.
     """
 
     def __init__(self, host: str, port: int, security: Security) -> None:
@@ -233,13 +233,13 @@ class Answerer:
         }
         self._listeners: list[Listener] = []
         try:
-            # A second port, since a listener has one mode. Whoever knows the token is told which.
+            # A second port, since a listener has one mode. Clients with the token learn the port.
             plain = 0
             if security.mode is Mode.TOKEN:
                 _, plain = self._listen(host, 0, _unencrypted(security), table)
             table["plain"] = Method(int, int, lambda request, peer: plain)
             self.address = self._listen(host, port, security, table)
-        except BaseException:  # the first listener runs already, and nobody would close it
+        except BaseException:  # the first listener already runs, and must be closed
             self.close()
             raise
 
@@ -250,7 +250,7 @@ class Answerer:
         return self._listeners[-1].address
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop responding."""
         for listener in self._listeners:
             listener.close()
 
@@ -266,8 +266,8 @@ def _unencrypted(security: Security) -> Security:
 
 
 def machine_s() -> float:
-    """Return for how many seconds processors of this machine have worked, packets included."""
-    # The machine's, not a process's: packets are received in interrupts, which are nobody's time.
+    """Return the busy seconds of this machine's processors, including packets."""
+    # The machine's, not a process's: interrupts receive packets, and belong to no process.
     with open("/proc/stat") as file:
         user, nice, system, _, _, irq, softirq = map(int, file.readline().split()[1:8])
     return (user + nice + system + irq + softirq) / _TICKS
@@ -280,11 +280,11 @@ def within(rounds: int, seconds: float = 0.5) -> dict[bool, Timed]:
     """Time one connection between two processes of this machine.
 
     Args:
-        rounds: How often; the medians are returned.
-        seconds: How long each time.
+        rounds: Number of measurements; the medians are returned.
+        seconds: Duration of each.
 
     Returns:
-        By whether it is encrypted.
+        By encryption (bool).
     """
     security = Security.resolve("", token(), False)
     with Child(_serve, security.for_workers()) as answerer:
@@ -296,11 +296,11 @@ def within(rounds: int, seconds: float = 0.5) -> dict[bool, Timed]:
 def _serve(ready: Connection, security: Security) -> None:
     with Answerer("127.0.0.1", 0, security) as answerer:
         ready.send(answerer.address)
-        ready.poll(WAIT_S)  # until the caller is done, or gone
+        ready.poll(WAIT_S)  # until the caller has finished or ended
 
 
 def _time_one(caller: Caller, seconds: float) -> Timed:
-    # Of the two processes alone: both are on this machine, and others may work meanwhile.
+    # Only of the two processes: both are on this machine, and others may work meanwhile.
     there, here = _ask(caller, "process"), time.process_time()
     began = time.monotonic()
     received = _receive(caller, seconds)
@@ -309,7 +309,7 @@ def _time_one(caller: Caller, seconds: float) -> Timed:
 
 
 def _receive(caller: Caller, seconds: float) -> float:
-    """Return how many GB of rows came; waits for all that was asked for."""
+    """Return how many GB of rows came; waits for all requested rows."""
     began, received = time.monotonic(), 0
     replies = deque(caller.ask("rows", 0, _Rows) for _ in range(_AHEAD))
     while replies:
@@ -327,11 +327,11 @@ def _ask(caller: Caller, method: str) -> float:
 
 
 def meet(other: Other) -> None:
-    """See that a second host answers.
+    """Check that a second host responds.
 
     Raises:
         PeerError: It does not.
-        JoinRefusedError: It does not let this process in, or is another service.
+        JoinRefusedError: It refuses this process, or is another service.
     """
     _plain_port(other)
 
@@ -339,20 +339,20 @@ def meet(other: Other) -> None:
 def between(other: Other, rounds: int, seconds: float = 1.0) -> dict[bool, Timed]:
     """Time connections to a second host; nothing else may run on both machines.
 
-    What they cost is all that the processors of both did, packets included, but for what they did
-    for as long before that.
+    The cost is all work of both machines' processors, including packets, minus their work in an
+    equal time before.
 
     Args:
-        other: Where it answers.
-        rounds: How often; the medians are returned.
-        seconds: How long each time.
+        other: Address of the second host.
+        rounds: Number of measurements; the medians are returned.
+        seconds: Duration of each.
 
     Returns:
-        By whether they are encrypted: of the modes that both ends have.
+        By encryption (bool): the modes that both ends have.
 
     Raises:
-        PeerError: It does not answer, or not any more.
-        JoinRefusedError: It does not let this process in, or is another service.
+        PeerError: It does not respond, or no longer does.
+        JoinRefusedError: It refuses this process, or is another service.
     """
     return _in_each_mode(
         other, _CONNECTIONS, rounds, lambda callers: _time_at_once(callers, seconds)
@@ -360,7 +360,7 @@ def between(other: Other, rounds: int, seconds: float = 1.0) -> dict[bool, Timed
 
 
 def _time_at_once(callers: list[Caller], seconds: float) -> Timed:
-    # What both machines do without us, first, so that it can be taken off.
+    # First the background work of both machines, to subtract it.
     before = _both(callers[0])
     time.sleep(seconds)
     idle = (_both(callers[0]) - before) / seconds
@@ -373,7 +373,7 @@ def _time_at_once(callers: list[Caller], seconds: float) -> Timed:
 
 
 def _both(caller: Caller) -> float:
-    """Return for how long the processors of both machines have worked."""
+    """Return the busy seconds of both machines' processors."""
     return _ask(caller, "machine") + machine_s()
 
 
@@ -383,7 +383,7 @@ def _both(caller: Caller) -> float:
 def _in_each_mode(
     other: Other, count: int, rounds: int, time_once: Callable[[list[Caller]], Timed]
 ) -> dict[bool, Timed]:
-    """Return the medians by whether ``count`` connections are encrypted."""
+    """Return the medians by encryption (bool) for ``count`` connections."""
     ways = {other.security.mode.encrypted: (other.port, other.security)}
     if plain := _plain_port(other):
         ways[False] = plain, _unencrypted(other.security)
@@ -395,7 +395,7 @@ def _in_each_mode(
 
 
 def _plain_port(other: Other) -> int:
-    """Return where a host answers over plain sockets as well; 0: it does not."""
+    """Return the port of a host's plain sockets; 0: it has none."""
     with _calling(other.host, other.port, other.security, 1) as (caller,):
         return caller.ask("plain", 0, int).wait(_MEET_S)
 
@@ -421,7 +421,7 @@ def _median(found: list[Timed]) -> Timed:
     )
 
 
-# --- what a plan takes of it ----------------------------------------------------------------------
+# --- costs for a plan -----------------------------------------------------------------------------
 
 
 def costs_of(here: dict[bool, Timed], there: dict[bool, Timed]) -> dict[str, Any]:
@@ -431,10 +431,10 @@ def costs_of(here: dict[bool, Timed], there: dict[bool, Timed]) -> dict[str, Any
         here: From `within`.
         there: From `between`; empty without a second host.
     """
-    # What a link costs beyond memory, in the modes that were measured both ways.
+    # The cost of a link beyond memory, in the modes that were measured both ways.
     link_s = [timed.s_per_gb - here[encrypted].s_per_gb for encrypted, timed in there.items()]
-    # Halves: both ends were measured together, and costs are of one. Rates are of the link if there
-    # is one: that is what people ask.
+    # Halves: both ends were measured together, and costs are per end. Rates are those of the link
+    # if there is one, as people expect.
     found = here | there
     return {
         "plain_s_per_gb": here[False].s_per_gb / 2, "tls_s_per_gb": here[True].s_per_gb / 2,

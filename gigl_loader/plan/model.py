@@ -1,6 +1,6 @@
-"""Seeds per second, memory and connections of a job, from what it is and what work costs.
+"""Seeds per second, memory and connections of a job, from its description and the costs of work.
 
-A seed costs bytes between machines and CPU seconds; links and cores leave room for so many.
+A seed costs bytes between machines and CPU seconds; links and cores limit the seeds per second.
 """
 
 import math
@@ -29,60 +29,60 @@ class Plan:
     job: Job
     batch: BatchSize
     memory: dict[str, float]
-    """By part: bytes on the machine that has most."""
+    """By part: bytes on the machine with most."""
     memory_machine: str
-    """Which one that is: ``"training"`` or ``"storage"``."""
+    """The kind of that machine: ``"training"`` or ``"storage"``."""
     wire: dict[str, float]
-    """By kind: bytes per seed that cross between machines."""
+    """By kind: bytes per seed between machines."""
     cpu: dict[str, float]
     """By process: CPU seconds per seed, of all machines together."""
     bounds: dict[str, float]
-    """By what limits it: seeds/s of all ranks."""
+    """By limit: seeds/s of all ranks."""
     connections: dict[str, int]
-    """By process: TCP connections at most."""
+    """By process: maximum number of TCP connections."""
     descriptors: dict[str, int]
-    """By process: open files, connections among them."""
+    """By process: open files, including connections."""
     start: dict[str, float]
     """By step: seconds until the first batches."""
     spread: float
     enough: int | None = None
-    """Machines that hold the graph, the fewest with which it would fit; None: it does, or with none
-    would."""
+    """The smallest number of machines with which the graph fits; None: it fits already, or with no
+    number."""
     changes: dict[str, float] = field(default_factory=dict)
-    """Factor on seeds/s that each change would give, the best first."""
+    """Factor on seeds/s for each change, the best first."""
 
     @property
     def bottleneck(self) -> str:
-        """Return what limits seeds/s."""
+        """Return the limit of seeds/s."""
         return min(self.bounds, key=lambda name: self.bounds[name])
 
     @property
     def seeds_per_second(self) -> float:
-        """Return seeds/s of all ranks together: no more than what limits leave, all at once."""
+        """Return seeds/s of all ranks together, with all limits at once."""
         return together(self.job, self.bounds)
 
     @property
     def total_memory(self) -> float:
-        """Return the bytes of the machine that needs most."""
+        """Return the bytes of the machine with the largest need."""
         return sum(self.memory.values())
 
     @property
     def fits(self) -> bool | None:
-        """Return whether that is there; None: not known."""
+        """Return whether that memory is available; None: not known."""
         have = self.job.memory_gb
         return None if have is None else self.total_memory <= have * 1e9
 
 
 def estimate(job: Job, costs: Costs, degrees: DegreeDistribution | None = None) -> Plan:
-    """Return what a job will need and give.
+    """Return the predicted needs and speed of a job.
 
     Args:
         job: The job.
-        costs: Of the machines.
-        degrees: The graph, where it is known better than by a distribution.
+        costs: Costs of the machines.
+        degrees: The graph, if it is known better than by a distribution.
 
     Raises:
-        ConfigError: The batches cannot be.
+        ConfigError: Such batches are impossible.
     """
     plan = _estimate(job, costs, degrees)
     found = {}
@@ -90,8 +90,8 @@ def estimate(job: Job, costs: Costs, degrees: DegreeDistribution | None = None) 
         changed = change(job)
         if changed is None or changed == job:
             continue
-        # A gain below 1% is within what any two runs are apart. What does not fit is proposed only
-        # where the job does not fit either, or memory is not known.
+        # A gain below 1% is within the noise between runs. A change that does not fit is proposed
+        # only if the job does not fit either, or memory is not known.
         changed_plan = _estimate(changed, costs, degrees)
         gain = changed_plan.seeds_per_second / plan.seeds_per_second
         if gain > 1.01 and not (plan.fits and not changed_plan.fits):
@@ -103,19 +103,19 @@ def estimate(job: Job, costs: Costs, degrees: DegreeDistribution | None = None) 
 
 
 _MOST_MACHINES = 1 << 20
-"""More than anyone has; a search that has not found any by then would go on in vain."""
+"""An upper bound; a search without result up to here would not end."""
 
 
 def _enough(job: Job, batch: BatchSize, costs: Costs) -> int | None:
-    """Return the fewest machines that hold the graph, with which it fits; None: none do."""
+    """Return the smallest number of machines that hold the graph with which it fits, or None."""
 
     def fits(parts: int) -> bool:
         changed = job.with_machines(*((job.machines, parts) if job.is_store else (parts, 0)))
         memory, _ = memory_of(changed, batch, costs)
         return sum(memory.values()) <= (job.memory_gb or 0.0) * 1e9
 
-    # Twice as many until it fits, then halve the gap: ``low`` does not fit, ``high`` does. Batches
-    # are the same whatever the machines are, so they are passed in.
+    # Double until it fits, then bisect: ``low`` does not fit, ``high`` does. Batches do not depend
+    # on the machines, so they are passed in.
     most = int(min(_MOST_MACHINES, job.nodes))
     low, high = job.parts, job.parts
     while not fits(high):
@@ -145,7 +145,7 @@ def _smaller_dtype(job: Job) -> Job | None:
 
 
 def _on_machines(job: Job, machines: int, servers: int) -> Job | None:
-    """Return the job on others; None: there are fewer nodes than these."""
+    """Return the job with other machines; None: there are fewer nodes than machines."""
     return job.with_machines(machines, servers) if (servers or machines) <= job.nodes else None
 
 
@@ -164,10 +164,10 @@ _CHANGES: dict[str, Callable[[Job], Job | None]] = {
 """Changes by name, the cheapest first."""
 
 
-# --- what a seed costs, and what that leaves room for ---------------------------------------------
+# --- costs of a seed, and the limits --------------------------------------------------------------
 
 _ID_BYTES = 4.0
-"""On the wire, of an id that is asked for; packed ids of the first billions of nodes."""
+"""On the wire, of a requested id; packed ids of the first billions of nodes."""
 _EDGE_BYTES = 3.0
 """On the wire, of an edge; more where degrees are small."""
 _LINK_SHARE = 0.9
@@ -175,12 +175,12 @@ _LINK_SHARE = 0.9
 
 
 def bytes_per_seed(job: Job, batch: BatchSize) -> dict[str, float]:
-    """Return by kind what crosses between machines; of a graph store, batches too.
+    """Return by kind the bytes between machines; for a graph store, including batches.
 
-    Rows cross once. Colocated, half of them or more are read where they lie; to a training machine
-    of a graph store all of them come, from the servers that own them.
+    Rows cross once. Colocated, half of them or more are local; a training machine of a graph store
+    receives all of them, from the servers that own them.
     """
-    # Questions go out as ids and come back as neighbours; with the rows of a node its id travels.
+    # Requests have ids, and responses neighbours; with the rows of a node its id travels.
     remote, missed = job.share_elsewhere, 1 - batch.hit_rate
     found = {
         "questions": batch.asked * remote * _ID_BYTES,
@@ -198,17 +198,17 @@ def bytes_per_seed(job: Job, batch: BatchSize) -> dict[str, float]:
 def cpu_per_seed(
     job: Job, batch: BatchSize, wire: dict[str, float], costs: Costs
 ) -> dict[str, float]:
-    """Return by kind CPU seconds per seed, of all processes that have a part in it."""
+    """Return by kind CPU seconds per seed, of all processes involved."""
     remote, rows = job.share_elsewhere, batch.nodes if job.row_bytes else 0.0
     width = job.row_bytes
-    # What plain bytes cost is in the costs of rows and edges, which were measured over plain
-    # connections: encryption is what it costs beyond that.
+    # The cost of plain bytes is in the costs of rows and edges, which were measured over plain
+    # connections: encryption counts its additional cost.
     per_byte = (costs.tls_s_per_gb - costs.plain_s_per_gb) / 1e9 if job.encrypted else 0.0
     sampled = costs.batch_s + costs.edge_s * batch.edges + costs.node_s * batch.nodes
     asked = costs.asked_edge_s * batch.edges * remote
     asked += costs.asked_batch_s if remote else 0.0
     found = {"sampling": sampled, "asking for neighbours": asked}
-    # A rank of a graph store has no rows of its own, so all of them come from elsewhere.
+    # A rank of a graph store has no rows of its own, so it fetches all of them.
     wanted = rows * (1.0 if job.is_store else remote)
     missed = wanted * (1 - batch.hit_rate)
     if job.is_store:
@@ -233,7 +233,7 @@ def cpu_per_seed(
         )
         found["keeping rows"] = batch_s + row_s * wanted + byte_s * (wanted - missed) * width
     found = {name: seconds / batch.seeds for name, seconds in found.items()}
-    # From here on, of bytes, which are of a seed already.
+    # From here on, costs of bytes, which are per seed already.
     between, delivered = _between_and_delivered(wire)
     if job.encrypted and job.is_store:
         found["encryption between servers"] = 2 * per_byte * between
@@ -241,8 +241,8 @@ def cpu_per_seed(
         found["encryption at training machines"] = per_byte * delivered
     elif job.encrypted:
         found["encryption"] = 2 * per_byte * between
-    # This was measured of both ends together, encryption of one end: bytes between servers have
-    # both ends there, those that are delivered one on each side.
+    # This was measured for both ends together, encryption for one end: bytes between servers have
+    # both ends there, delivered ones one on each side.
     per_byte = costs.link_s_per_gb / 1e9
     if job.is_store:
         found["packets of servers"] = per_byte * (between + delivered / 2)
@@ -269,11 +269,11 @@ _OF_SERVERS_THEMSELVES = ("sending batches", "encryption at servers", "packets o
 
 
 def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[str, float]:
-    """Return seeds/s of all ranks by what limits them."""
+    """Return seeds/s of all ranks for each limit."""
     ranks = job.machines * job.ranks_per_machine
     between, delivered = _between_and_delivered(wire)
-    # Of one direction. What a machine receives, others send: with all alike, each direction has the
-    # same, so bytes over the links of all machines are what limits.
+    # One direction. Each machine receives what others send; with equal machines, both directions
+    # have the same bytes, so the limit is the bytes over the links of all machines.
     link = job.link_gbit * 1e9 / 8 * _LINK_SHARE
     if job.is_store:
         training = sum(cpu.get(name, 0.0) for name in _OF_TRAINING_MACHINES)
@@ -284,7 +284,7 @@ def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[s
                 job.num_servers * ranks * job.num_workers * _cores_of_a_worker(job) / sampled
             ),
             "cores of servers": job.num_servers * job.cores / storage,
-            # Servers send both to each other and to ranks; ranks receive only.
+            # Servers send both to each other and to ranks; ranks only receive.
             "links of servers": job.num_servers * link / (between + delivered),
             "links of training machines": job.machines * link / delivered,
         }
@@ -304,31 +304,32 @@ def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[s
 
 
 def together(job: Job, bounds: dict[str, float]) -> float:
-    """Return seeds/s of all ranks where all limits are there at once, which is below the least.
+    """Return seeds/s of all ranks with all limits at once, which is below the least of them.
 
-    A batch that waits for a link leaves cores idle where no other one is under way, and the other
-    way around: what only nearly is a limit costs, too, the more the fewer batches are under way.
-    What has no queue, such as the model's step, which has batches ready, only limits.
+    A batch that waits for a link leaves cores idle if no other one is under way, and the reverse:
+    near-limits also cost, more so with few batches under way. Steps without a queue, such as the
+    model's step with its ready batches, only limit.
 
     Source:
         Mean value analysis of a closed queueing network: Reiser and Lavenberg, "Mean-Value Analysis
-        of Closed Multichain Queuing Networks" (1980). With two alike it leaves ``n / (n + 1)``.
+        of Closed Multichain Queuing Networks" (1980). With two equal stations it gives ``n / (n +
+        1)``.
     """
     links = [1 / rate for name, rate in bounds.items() if name.startswith("links")]
     cores = [1 / rate for name, rate in bounds.items() if name.startswith("cores")]
-    # what leaves one link arrives at the other at once: the slower one is the queue
+    # bytes from one link arrive at the other at once: the slower one is the queue
     return min(*bounds.values(), throughput([*cores, *sorted(links)[-1:]], _under_way(job)))
 
 
 def throughput(demands: Sequence[float], under_way: int) -> float:
-    """Return what goes through stations with queues, each of which takes ``demands`` seconds of it.
+    """Return the throughput of stations with queues, each of which takes ``demands`` seconds.
 
     Args:
         demands: By station.
-        under_way: How many are in all of them together, at all times.
+        under_way: Number of jobs in all of them together, at all times.
     """
-    # Exact for such a network, one more at a time: who arrives finds as many waiting as there are
-    # on average with one fewer in it, and waits for all of them.
+    # Exact for such a network, one job more at a time: a new job finds as many waiting as there are
+    # on average with one fewer, and waits for all of them.
     waiting, found = [0.0] * len(demands), math.inf
     for number in range(1, under_way + 1):
         times = [own * (1 + queue) for own, queue in zip(demands, waiting, strict=True)]
@@ -338,11 +339,11 @@ def throughput(demands: Sequence[float], under_way: int) -> float:
 
 
 _MOST_UNDER_WAY = 100
-"""More of them make no difference: of two stations that are alike, 100 leave 100/101."""
+"""More of them make no difference: with two equal stations, 100 give 100/101."""
 
 
 def _under_way(job: Job) -> int:
-    """Return how many batches are under way for each machine that has a part in all of them."""
+    """Return the batches under way for each machine that takes part in all of them."""
     a_machine = CONCURRENCY * job.ranks_per_machine * job.num_workers
     if job.is_store:  # of each rank, on each server
         a_machine *= min(job.num_servers, job.machines)
@@ -350,6 +351,6 @@ def _under_way(job: Job) -> int:
 
 
 def _cores_of_a_worker(job: Job) -> float:
-    """Return how many cores the threads of a worker can use; see `Worker`."""
+    """Return the number of cores that the threads of a worker can use; see `Worker`."""
     of_a_machine = job.machines * job.ranks_per_machine if job.is_store else job.ranks_per_machine
     return max(1.0, min(CONCURRENCY, job.cores / (of_a_machine * job.num_workers)))

@@ -1,8 +1,8 @@
-"""A job and what it needs: its costs, memory, connections, open files, time until the first batch.
+"""A job and its needs: costs, memory, connections, open files, time until the first batch.
 
-`Job` is the subject of a plan: a graph, how it is sampled, and the machines. `Costs` of a machine's
-work are measured once by ``gigl-loader plan --calibrate`` and kept as JSON. Memory is that of a
-machine by part, each term as the code takes it::
+`Job` is the subject of a plan: a graph, its sampling, and the machines. `Costs` of a machine's work
+are measured once by ``gigl-loader plan --calibrate`` and kept as JSON. Memory is that of a machine
+by part, with the terms of the code::
 
     graph        what partitions lie in          dataset/: shared, once per machine
     slots        finished batches                memory/slots.py: of workers, read by trainers
@@ -10,10 +10,10 @@ machine by part, each term as the code takes it::
     questions    rows asked for and answered     sampler/reader.py: one matrix for each thread that
                                                  asks, one for each connection that answers
     cache        rows kept, and its tables       rowcache/tables.py: shared, once per machine
-    processes    what they take without a graph  measured
+    processes    their memory without a graph    measured
 
-Work memory is kept for the next batch (`Scratch`, `keep_freed_memory`), so what one batch needs at
-most is held all the time.
+Work memory is kept for the next batch (`Scratch`, `keep_freed_memory`), so the maximum of one batch
+is held all the time.
 """
 
 import json
@@ -40,7 +40,7 @@ class Costs:
     machine: str
     date: str
     batch_s: float
-    """CPU seconds of a batch, whatever is in it; all these are of one core."""
+    """CPU seconds of a batch, without its contents; all these are of one core."""
     edge_s: float
     """CPU seconds for an edge: drawing and labelling it."""
     node_s: float
@@ -60,7 +60,7 @@ class Costs:
     cached_batch_s: float
     """CPU seconds for a batch of a loader that caches rows."""
     cached_row_s: float
-    """CPU seconds for a row of another partition that a batch needs: keep it or not, find it."""
+    """CPU seconds for a row of another partition in a batch: cache decision and look-up."""
     cached_byte_s: float
     """CPU seconds for a byte of a cached row: copying it."""
     kept_batch_s: float
@@ -70,11 +70,11 @@ class Costs:
     kept_byte_s: float
     """CPU seconds for a byte of a row that such a cache has."""
     sent_batch_s: float
-    """CPU seconds for a batch that a storage server hands out."""
+    """CPU seconds for a batch sent by a storage server."""
     sent_edge_s: float
-    """CPU seconds for an edge of a batch that a storage server hands out, with its ids."""
+    """CPU seconds for an edge of a batch sent by a storage server, with its ids."""
     sent_rows_s: float
-    """CPU seconds for a batch whose rows are requested from servers."""
+    """CPU seconds for a batch whose rows are fetched from servers."""
     sent_row_s: float
     """CPU seconds for a row that a server sends to a rank, without its bytes."""
     sent_byte_s: float
@@ -95,35 +95,35 @@ class Costs:
     tls_gb_per_s: float
     """10**9 bytes per second over TLS, measured as ``plain_gb_per_s``."""
     link_s_per_gb: float
-    """CPU seconds for 10**9 bytes that cross a link, of both ends, beyond what they cost within a
-    machine: packets. 0: not known, a single machine cannot measure it."""
+    """CPU seconds for 10**9 bytes over a link, of both ends, beyond their cost within a machine:
+    packets. 0: not known, as a single machine cannot measure it."""
     link_gbit: float
-    """10**9 bits per second that a link to a second host carried; 0: none was given."""
+    """10**9 bits per second over a link to a second host; 0: there was no second host."""
     process_bytes: float
-    """Memory of its own of a training process with a loader, before there is a graph."""
+    """Private memory of a training process with a loader, without a graph."""
     supervisor_bytes: float
-    """Memory of the process that starts a loader's workers and watches them."""
+    """Memory of the supervisor."""
     worker_bytes: float
     """Memory of a sampling process."""
     library_bytes: float
-    """Bytes of the libraries that all of them map, once for each machine."""
+    """Bytes of the libraries that all of them map, once per machine."""
     process_start_s: float
     """CPU seconds of a training process until its first batch: imports, mostly."""
     supervisor_start_s: float
-    """CPU seconds to start the process that starts a loader's workers."""
+    """CPU seconds to start the supervisor."""
     worker_start_s: float
     """CPU seconds to start a sampling process."""
     load_s_per_gb: float
-    """Seconds for 10**9 bytes of a partition, whose files are in the page cache."""
+    """Seconds for 10**9 bytes of a partition whose files are in the page cache."""
     spread: float
-    """How far rounds of the measurement were apart, as a share: half of the range."""
+    """Spread between rounds of the measurement, as a share: half of the range."""
 
     @classmethod
     def read(cls, path: Path) -> "Costs":
         """Return the costs in a file.
 
         Raises:
-            ConfigError: It cannot be read, or is something else.
+            ConfigError: It cannot be read, or has other contents.
         """
         try:
             content = json.loads(path.read_text())
@@ -131,8 +131,8 @@ class Costs:
             raise ConfigError(f"costs {path} cannot be read: {error.strerror}") from error
         except ValueError as error:
             raise ConfigError(f"costs {path} are no JSON: {error}") from error
-        # All and no others: a file of another version has other kinds of work, and a plan with some
-        # of them at 0 would promise too much.
+        # Exactly these: a file of another version has other kinds of work, and a plan with some of
+        # them at 0 would promise too much.
         names = {field.name for field in fields(cls)}
         if not isinstance(content, dict) or set(content) != names:
             raise ConfigError(
@@ -140,7 +140,7 @@ class Costs:
                 "gigl-loader plan --calibrate FILE"
             )
         for name, value in content.items():
-            # JSON has true, which is an int, and Python's reads NaN and Infinity.
+            # JSON has true, which is a Python int, and Python's reader accepts NaN and Infinity.
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if name not in _TEXTS and not (is_number and 0 <= value < math.inf):
                 raise ConfigError(f"costs {path}: {name} must be a number >= 0, got {value!r}")
@@ -165,7 +165,7 @@ CONCURRENCY = 4
 
 @dataclass(frozen=True)
 class Job:
-    """A graph, how it is sampled, and the machines."""
+    """A graph, its sampling, and the machines."""
 
     nodes: float
     edges: float
@@ -184,29 +184,29 @@ class Job:
     link_gbit: float = 10.0
     """10**9 bits per second of a machine, in each direction."""
     step_ms: float = 0.0
-    """Milliseconds of the model for a batch; 0: none, loading is all there is."""
+    """Milliseconds of the model for a batch; 0: loading only."""
     deployment: Deployment = "colocated"
     num_servers: int = 0
     """Storage machines of a graph store."""
     remote_cache: float = 0.0
-    """Share of the rows of other machines that each machine keeps."""
+    """Share of the rows of other machines that each machine caches."""
     encrypted: bool = False
     resident: tuple[tuple[str, float], ...] = ()
-    """Bytes by part that the largest partition takes in memory; empty: predicted, not known."""
+    """Bytes by part of the largest partition in memory; empty: predicted, not known."""
     memory_gb: float | None = None
     """10**9 bytes of each machine; None: not checked."""
     disk_gb_per_s: float = 1.0
-    """10**9 bytes per second that partitions are read with."""
+    """Read speed of partitions in 10**9 bytes per second."""
     remote_share: float | None = None
-    """Share of neighbours in other partitions. None: as if nodes were spread at random."""
+    """Share of neighbours in other partitions. None: as with random partitions."""
     degree_distribution: str = "uniform"
-    """Of a graph that is given by figures: ``"uniform"`` or ``"power-law"``."""
+    """Degree distribution of a graph given by figures: ``"uniform"`` or ``"power-law"``."""
 
     def __post_init__(self) -> None:
         for name in ("nodes", "edges", "batch_size", "machines", "ranks_per_machine", "num_workers",
                      "cores", "link_gbit", "memory_gb", "disk_gb_per_s"):  # fmt: skip
             value = getattr(self, name)
-            # "not (>)", so that NaN, of which every comparison is false, is refused as well.
+            # "not (>)", so that NaN, whose comparisons are all false, is refused as well.
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"{name} must be above 0, got {value}")
         if not (self.dim >= 0 and 0 <= self.step_ms < math.inf):
@@ -229,7 +229,7 @@ class Job:
             raise ConfigError(
                 f'deployment must be "colocated" or "graph-store", got {self.deployment!r}'
             )
-        # Said twice, so that neither is guessed: a count of servers alone may be a slip.
+        # Both are required, so that neither is guessed: a count of servers alone may be a slip.
         if (self.deployment == "graph-store") != (self.num_servers > 0) or self.num_servers < 0:
             raise ConfigError(
                 'num_servers must be above 0 with deployment "graph-store", and 0 with '
@@ -240,7 +240,7 @@ class Job:
 
     @property
     def is_store(self) -> bool:
-        """Whether storage machines are apart from those that train."""
+        """Whether storage machines are separate from training machines."""
         return self.num_servers > 0
 
     @property
@@ -250,53 +250,53 @@ class Job:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row of features, as it is stored."""
+        """Bytes of one stored row of features."""
         return self.dim * DTYPE_BYTES[self.dtype]
 
     @property
     def share_elsewhere(self) -> float:
-        """Share of what a machine samples that another machine holds."""
+        """Share of a machine's samples that another machine holds."""
         if self.parts == 1:
             return 0.0
         return (1 - 1 / self.parts) if self.remote_share is None else self.remote_share
 
     def with_machines(self, machines: int, servers: int) -> "Job":
-        """Return the job on others: a partitioning is as much better than drawn parts as before."""
-        # Parts become smaller as they become more; the book of owners is of all nodes in each.
+        """Return the job on other machines: partitions keep their advantage over random ones."""
+        # More parts are smaller ones; the book of owners has all nodes in each.
         found = replace(self, machines=machines, num_servers=servers, remote_share=None)
         times = self.parts / found.parts
         resident = [(name, n if name == BOOKS else n * times) for name, n in self.resident]
         found = replace(found, resident=tuple(resident))
         if self.remote_share is None or self.parts == 1:
             return found
-        # Relative to parts that are drawn: half as many remote neighbours stay half as many.
+        # Relative to random parts: half as many remote neighbours remain half as many.
         drawn = 1 - 1 / self.parts
         share = min(1.0, self.remote_share * found.share_elsewhere / drawn)
         return replace(found, remote_share=share)
 
     def degrees(self) -> DegreeDistribution:
-        """Return the graph by the distribution of its degrees."""
+        """Return the graph from its degree distribution."""
         is_uniform = self.degree_distribution == "uniform"
         make = DegreeDistribution.uniform if is_uniform else DegreeDistribution.power_law
         return make(self.nodes, self.edges)
 
 
 _GROWN = 1.25
-"""Work memory that was too small is made this much larger than what did not fit."""
+"""Work memory that is too small grows to this multiple of the required size."""
 LANES = 4
-"""Connections of a worker to each other partition, each of which has a thread that answers."""
+"""Connections of a worker to each other partition, each with a thread that responds."""
 _HELD = 2
-"""Batches beyond those that may be under way: the one that trains, and the one that it replaces."""
+"""Batches beyond those under way: the current one in training, and the one it replaces."""
 _MOST_GROWTH = 2.0
-"""Largest growth of the batches drawn ahead, where their window does not show the next use."""
+"""Largest growth of the batches drawn ahead, if their window does not show the next use."""
 _UNDER_WAY = 3
-"""Batches whose rows a client of a graph store has asked for."""
+"""Batches whose rows a client of a graph store has requested."""
 _PACKED = 0.3
 """Size of the ids and edges of a batch on the wire, as a share of their size in memory."""
 
 
 def memory_of(job: Job, batch: BatchSize, costs: Costs) -> tuple[dict[str, float], str]:
-    """Return bytes by part of the machine that has most, and which kind that is."""
+    """Return bytes by part of the machine with most, and the kind of machine."""
     if not job.is_store:
         return _colocated(job, batch, costs), "training"
     machines = (_storage(job, batch, costs), "storage"), (_training(job, batch, costs), "training")
@@ -304,11 +304,11 @@ def memory_of(job: Job, batch: BatchSize, costs: Costs) -> tuple[dict[str, float
 
 
 def graph_bytes(job: Job) -> dict[str, float]:
-    """Return what a partition takes: rows, edges, and who owns what."""
+    """Return the memory of a partition: rows, edges, and owners."""
     if job.resident:
         return dict(job.resident)
-    # What `dataset/` writes: row pointers of int64 for the nodes of a part, neighbours of int32
-    # where ids fit; and 8 bytes of each node for a label.
+    # As `dataset/` writes: row pointers of int64 for the nodes of a part, neighbours of int32 if
+    # ids fit; and 8 bytes per node for a label.
     index = 4 if job.nodes < 2**31 else 8
     return {
         "rows and labels": job.nodes * (job.row_bytes + 8) / job.parts,
@@ -319,13 +319,13 @@ def graph_bytes(job: Job) -> dict[str, float]:
 def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     ranks, workers = job.ranks_per_machine, job.ranks_per_machine * job.num_workers
     is_alone = job.parts == 1
-    # Threads that wait for other partitions cost no processor, so all of them sample; where nothing
-    # is waited for, a worker starts as many as it has cores.
+    # Threads that wait for other partitions use no processor, so all of them sample; without
+    # waiting, a worker starts as many as it has cores.
     threads = workers * (_cores_of_a_worker(job) if is_alone else CONCURRENCY)
     remote = batch.nodes * job.share_elsewhere * job.row_bytes
     answered = 0 if is_alone else workers * min(LANES, CONCURRENCY)
-    # Finished ones wait for the trainer only where the model is what takes time; else as many slots
-    # are in use as are being written.
+    # Finished ones wait for the trainer only if the model is the slow part; else as many slots are
+    # in use as are being written.
     written = workers * CONCURRENCY if job.step_ms else threads
     found = {
         **graph_bytes(job),
@@ -337,8 +337,7 @@ def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
         "workers": workers * costs.worker_bytes + ranks * costs.supervisor_bytes,
         "libraries": costs.library_bytes,
     }
-    # Rows of the cache are copied out before a batch is put together: another batch may replace
-    # them.
+    # Rows of the cache are copied before a batch is put together: another batch may replace them.
     if job.remote_cache and not is_alone:
         found["rows copied from the cache"] = threads * remote * batch.hit_rate
         found["cache"] = cache_bytes(job, job.share_elsewhere * job.nodes)
@@ -361,17 +360,17 @@ def _storage(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
         "server": costs.process_bytes,
         "libraries": costs.library_bytes,
     }
-    if _rows_are_asked_for(job):  # of each client over a connection, with a thread, of its own
+    if _rows_are_asked_for(job):  # each client has a connection and a thread of its own
         found["rows answered"] = clients * batch.nodes * job.row_bytes / job.parts
     return found
 
 
 def _training(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     ranks, rows = job.ranks_per_machine, batch.nodes * job.row_bytes
-    # A fetch of each server is answered as its batch is ready, so all of them may be here at once:
-    # packed as they came, and unpacked.
+    # A fetch from each server is answered when its batch is ready, so all of them may be here at
+    # once: packed as received, and unpacked.
     fetches = CONCURRENCY * job.num_servers
-    ready = fetches if job.step_ms else 1  # batches wait where the model is what takes time
+    ready = fetches if job.step_ms else 1  # batches wait if the model is the slow part
     found = {
         "batches under way": ranks * fetches * (1 + _PACKED) * _structure(batch),
         "rows of batches": ranks * (ready + _HELD) * rows,
@@ -387,7 +386,7 @@ def _training(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
 
 
 def _rows_are_asked_for(job: Job) -> bool:
-    """Return whether a graph store's batches come without rows, which ranks ask the owners for."""
+    """Return whether a graph store's batches come without rows, which ranks fetch from owners."""
     return job.is_store and (job.parts > 1 or job.remote_cache > 0)
 
 
@@ -409,13 +408,13 @@ def _thread(batch: BatchSize) -> float:
     # A hash table, at most half full, of a power of two; 8 bytes an entry.
     table = 1 << max(12, int(2 * most - 1).bit_length())
     labels = 8 * table + 8 * _GROWN * most
-    # of each edge: neighbours here, from elsewhere and merged; targets, labels, and both collected;
-    # of each node: owner's position, ids by owner, address, row, positions, twice for what is asked
+    # per edge: neighbours here, from elsewhere and merged; targets, labels, and both collected; per
+    # node: owner's position, ids by owner, address, row, positions, twice for the requested
     return labels + 8 * (6 * batch.edges + 6 * batch.nodes)
 
 
 def _answer(batch: BatchSize) -> float:
-    """Return the work memory of a thread that answers, if all of a batch were asked for."""
+    """Return the work memory of a responding thread, if all of a batch were requested."""
     return 8 * 3 * (batch.edges + batch.nodes)
 
 
@@ -432,12 +431,12 @@ def cache_bytes(job: Job, remote_rows: float) -> float:
 
 
 def share_kept(job: Job, nbytes: int) -> float:
-    """Return the share of the rows of other machines for which a cache of ``nbytes`` has room."""
+    """Return the share of the rows of other machines that fits into a cache of ``nbytes``."""
     remote_rows = job.nodes * (1.0 if job.is_store else job.share_elsewhere)
     if not job.row_bytes or remote_rows < 1:
         return 0.0
-    # The cache's own arithmetic, asked the other way around, so that a plan for 2 GB and a loader
-    # that is given 2 GB have room for the same rows.
+    # The inverse of the cache's own arithmetic, so that a plan for 2 GB and a loader with 2 GB have
+    # room for the same rows.
     (table,) = _tables(job, remote_rows, nbytes).values()
     return min(1.0, table.capacity / int(remote_rows))
 
@@ -456,12 +455,12 @@ def _ahead(job: Job, batch: BatchSize) -> float:
     wanted, slots = batch.nodes * share, job.remote_cache * job.nodes * share
     if not wanted or not slots:
         return 0.0
-    # Sizes as in `rowcache/look_ahead.py`: a window of so many batches as the cache turns over
-    # in, bounded by the memory that drawn batches may take. Twice that of the rows, or 64 MiB.
+    # Sizes as in `rowcache/look_ahead.py`: a window of as many batches as replace the whole cache,
+    # limited by the memory for drawn batches. Twice that of the rows, or 64 MiB.
     users = job.ranks_per_machine  # of one cache
     most = max(2 * slots * job.row_bytes / users, 64 * 2**20) / _drawn(job, batch)
     window = WINDOW * slots / users / wanted
-    # It grows while rows are kept whose next use it does not see: as far as they are apart.
+    # It grows while the next use of cached rows lies beyond it: up to the distance of uses.
     growth = min(_MOST_GROWTH, max(1.0, batch.horizon / window))
     return max(1.0, min(window * growth, most)) + CONCURRENCY * job.num_workers
 
@@ -474,21 +473,21 @@ def _cores_of_a_worker(job: Job) -> float:
 
 
 _TO_A_SERVER = 4
-"""Connections of a rank: questions and rows at once, a lease, and one that is being made."""
+"""Connections of a rank: requests and rows at once, a lease, and a new one."""
 _OF_A_GROUP = 2
-"""Connections of a rank to the store that its process group meets in."""
+"""Connections of a rank to the store of its process group."""
 _FILES = {"training process": 18, "worker": 6, "storage server": 25}
-"""Descriptors of a process that are no connections: pipes, libraries, memory. This and what is
-below was counted of processes with 2 and 3 partitions and ranks, on 2026-11-22."""
+"""Other descriptors of a process: pipes, libraries, memory. This and the following were counted in
+processes with 2 and 3 partitions and ranks, on 2026-11-22."""
 _FILES_OF_A_RANK = 4
 """At a storage server: pipes and memory of the producer."""
 _FILES_OF_A_SLOT = 1
 
 
 def connections_of(job: Job) -> dict[str, int]:
-    """Return by process how many TCP connections it has at most, to all others together.
+    """Return by process its maximum number of TCP connections, to all others together.
 
-    Every process of a process group is connected with every other one, by gloo.
+    Gloo connects every process of a process group with every other one.
     """
     ranks = job.machines * job.ranks_per_machine
     lanes = min(LANES, CONCURRENCY)
@@ -496,14 +495,14 @@ def connections_of(job: Job) -> dict[str, int]:
     if job.is_store:
         found["training process"] += _TO_A_SERVER * job.num_servers
         found["storage server"] = _TO_A_SERVER * ranks + 2 * (job.num_servers - 1)
-    found["worker"] = 2 * lanes * (job.parts - 1)  # it asks, and is asked
+    found["worker"] = 2 * lanes * (job.parts - 1)  # for its own requests, and for others'
     return found
 
 
 def descriptors_of(job: Job) -> dict[str, int]:
-    """Return by process how many descriptors it has open: what ``ulimit -n`` has to allow."""
+    """Return by process its number of open descriptors, the minimum for ``ulimit -n``."""
     found = {name: number + _FILES[name] for name, number in connections_of(job).items()}
-    # Who reads batches has the memory of each slot open: the rank itself, or the server for it.
+    # A reader of batches has the memory of each slot open: the rank itself, or the server for it.
     slots = job.num_workers * CONCURRENCY * _FILES_OF_A_SLOT
     if job.is_store:
         ranks = job.machines * job.ranks_per_machine
@@ -516,10 +515,10 @@ def descriptors_of(job: Job) -> dict[str, int]:
 def start_of(job: Job, costs: Costs) -> dict[str, float]:
     """Return by step the seconds from the start of all processes to the first batches.
 
-    A part is read at the speed of the disk, or of the memory that it is copied in where that is
-    less; ranks of a machine start their workers one after another.
+    A part is read at the speed of the disk, or of a memory copy if that is slower; ranks of a
+    machine start their workers one after another.
     """
-    # CPU seconds are wall seconds until there are more processes than cores.
+    # CPU seconds are wall seconds while there are no more processes than cores.
     part_gb = sum(graph_bytes(job).values()) / 1e9
     alone = job.ranks_per_machine
     workers_s = costs.supervisor_start_s + costs.worker_start_s * job.num_workers

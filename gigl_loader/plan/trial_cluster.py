@@ -1,4 +1,4 @@
-"""A little cluster on this machine: what its processes spend on a batch, for `calibrate`.
+"""A small cluster on this machine: the costs of a batch in its processes, for `calibrate`.
 
 ::
 
@@ -6,9 +6,9 @@
     "at work" -->   batches, batches        } CPU seconds of all these processes
     "done"    <--   how large they were     } are counted in between
 
-Processes of one machine would read each other's memory; they are told not to, so everything goes
-over the transport, as between machines. They are forked from one that has imported what they need:
-nothing of what is counted depends on it, and imports took half of the time.
+Processes of one machine would read each other's memory; this is turned off here, so everything uses
+the transport, as between machines. They are forked from a process with all imports done: the
+measured values do not depend on imports, which took half of the time.
 """
 
 import os
@@ -33,12 +33,12 @@ from gigl_loader.transport import free_port
 
 RANKS = 2
 _WARM_UP, _COUNTED, _AFTER = 8, 24, 6
-"""Batches of a rank: until all that is ahead is under way, those that count, and those after them,
-so that there is as much ahead at the end as at the beginning."""
+"""Batches of a rank: until all prefetched ones are under way, those that count, and those after
+them, so that as many are prefetched at the end as at the beginning."""
 _CACHE_WARM_UP, _CACHE_AFTER = 10, 48
 """Batches before and after with a cache: until it is full, and as many as are drawn ahead."""
 _SMALL, _MORE = 256, 4
-"""Batches of fewer seeds take less, so that as many more times of them are counted."""
+"""Smaller batches take less time, so this factor increases their number."""
 _Ports = dict[str, tuple[int, int]]
 """By graph, of the storage servers that have it."""
 
@@ -48,7 +48,7 @@ class BatchKind:
     """Batches of one kind."""
 
     root: str
-    """A directory with one partition for each rank."""
+    """A directory with one partition per rank."""
     fanouts: tuple[int, ...]
     batch_size: int
     cache: float = 0.0
@@ -61,7 +61,7 @@ class BatchKind:
 
     @property
     def warm_up(self) -> int:
-        """Batches of a rank before them."""
+        """Batches of a rank before those."""
         return _CACHE_WARM_UP * self._times if self.cache else _WARM_UP
 
     @property
@@ -93,15 +93,15 @@ class Took:
 
 
 def measure(kinds: Sequence[BatchKind]) -> list[Took]:
-    """Take batches of each kind; return what they took.
+    """Take batches of each kind; return their sizes and costs.
 
     Args:
-        kinds: All from a graph store or none; there, those of a graph stand together.
+        kinds: All from a graph store or none; there, those of one graph are consecutive.
 
     Raises:
-        PeerError: A process ended, or did not go on.
+        PeerError: A process ended, or stopped.
     """
-    # A port of each kind for each graph, chosen here: ranks and servers must know the same ones.
+    # A port per kind for each graph, chosen here: ranks and servers must know the same ones.
     ports = {kind.root: (free_port(), free_port()) for kind in kinds if kind.from_store}
     with ExitStack() as ends:
         folder = ends.enter_context(tempfile.TemporaryDirectory())
@@ -115,9 +115,9 @@ def measure(kinds: Sequence[BatchKind]) -> list[Took]:
 
 
 def measure_one(ranks: Sequence[Child], servers: Sequence[Child], counted: int) -> Took:
-    """Return what batches of one kind took, of which each rank counts ``counted``."""
-    # Processor time is counted while all ranks stand still at a word of theirs: workers that are
-    # ahead then are as far ahead as at the end, so what is under way cancels.
+    """Return the costs of batches of one kind; each rank counts ``counted`` of them."""
+    # Processor time is counted while all ranks are stopped: workers are as far ahead then as at the
+    # end, so the work under way cancels out.
     _hear(ranks)  # each has had its warm-up
     before = [cpu_s_below(one.pid) for one in (*ranks, *servers)]
     for rank in ranks:
@@ -138,12 +138,12 @@ def _hear(ranks: Sequence[Child]) -> list[Any]:
 
 
 def _enter(pipe: Connection, function: Callable[..., None], *args: Any) -> None:
-    # Over sockets, as between machines; and open ones, since encryption is counted apart.
+    # Over sockets, as between machines; without TLS, since encryption is counted separately.
     os.environ.update(GIGL_LOADER_SAME_MACHINE="0", GIGL_LOADER_INSECURE="1")
     function(pipe, *args)
 
 
-# --- what they do ---------------------------------------------------------------------------------
+# --- their work -----------------------------------------------------------------------------------
 
 
 def _train(pipe: Connection, rank: int, kinds: list[BatchKind], ports: _Ports, folder: str) -> None:
@@ -166,7 +166,7 @@ def _info(ports: tuple[int, ...]) -> Any:
 
 
 def _serve(pipe: Connection, number: int, ports: _Ports) -> None:
-    """Serve one graph after the other: what a process imports takes longer than its batches."""
+    """Serve one graph after the other: a process's imports take longer than its batches."""
     for root, where in ports.items():
         dataset = DistDataset.load(root, number, verify="off")
         with init_storage_process(
@@ -188,9 +188,9 @@ def _train_from_store(pipe: Connection, rank: int, kinds: list[BatchKind], ports
 
 
 def _take(pipe: Connection, dataset: Any, ids: Any, kind: BatchKind, rank: int) -> None:
-    """Take batches of a kind; tell how large those were that count."""
-    # Each rank takes its share of what it is given, as these are of one machine. Drawn with
-    # replacement: epochs are as long as is measured, whatever the graph has.
+    """Take batches of a kind; report the sizes of those that count."""
+    # Each rank takes its share of the given ids, as all are on one machine. Drawn with replacement:
+    # the length of an epoch depends on the measurement, not on the graph.
     wanted = RANKS * kind.taken * kind.batch_size
     generator = torch.Generator().manual_seed(rank)
 

@@ -1,1 +1,1 @@
-"""Tables to partitions: numbers for ids, edges sorted by owner, within a given memory."""
+"""Tables to partitions: ids to numbers, edges sorted by owner, within a given memory limit."""

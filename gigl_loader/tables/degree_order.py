@@ -1,4 +1,4 @@
-"""Rows of nodes by degree: which row is where, and how they get there.
+"""Rows of nodes by degree: the position of each row, and the way of the rows to their places.
 
 ::
 
@@ -6,10 +6,10 @@
     tables, in their order --deal--> buckets of neighbouring positions --place--> rows, in their
     order
 
-Ids stay as they are, so edges, splits and dictionaries know nothing of this. What is in memory has
-a limit, whatever the size of the graph: degrees are counted for as many nodes at a time as fit,
-their ranks follow from how many nodes have each degree (of E edges, at most the root of 2 E
-different ones), and rows are dealt to buckets on disk, each of which fits.
+Ids do not change, so edges, splits and dictionaries do not depend on this. Memory has a limit for
+any size of graph: degrees are counted for as many nodes at a time as fit, their ranks follow from
+the number of nodes of each degree (E edges have at most sqrt(2 E) different degrees), and rows are
+dealt to buckets on disk, each of which fits.
 """
 
 import os
@@ -37,11 +37,11 @@ from gigl_loader.tables.node_ids import Numbering
 from gigl_loader.tables.resumable import ResumableJob
 
 _COUNT_SHARE, _BUCKET_SHARE, _DEAL_SHARE = 2, 4, 8
-"""Of the memory, one in so many bytes is for degrees, for a bucket, and for rows that are dealt: a
-bucket is there twice when it is written, what is dealt when it is sorted."""
+"""Memory divided by this is for degrees, for a bucket, and for rows being dealt: a bucket is in
+memory twice when it is written, dealt rows when they are sorted."""
 _UINT32_LIMIT = 2**32
 _CODEC = "lz4"
-"""Of buckets: columns that Parquet has in few bytes would take many times the table."""
+"""Limit of buckets: columns that Parquet compresses well would take many times the table."""
 
 _compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True)
 
@@ -60,7 +60,7 @@ class EdgeFile:
 
 @dataclass(frozen=True)
 class Degrees:
-    """Edges that lead to each node of a type as a neighbour, on disk: a file for ``span`` nodes."""
+    """Edges that lead to each node of a type as a neighbour, on disk: a file per ``span`` nodes."""
 
     paths: list[Path]
     dtype: Any
@@ -68,7 +68,7 @@ class Degrees:
 
     def chunks(self, first: int, end: int) -> Iterator[Array]:
         """Yield the degrees of a range of nodes, in order."""
-        # A chunk ends where its file does, so a range may begin and end in any of them.
+        # A chunk ends where its file ends, so a range may begin and end in any of them.
         while first < end:
             file, at = divmod(first, self.span)
             count = min(ResumableJob.sizes.numbers, self.span - at, end - first)
@@ -79,13 +79,13 @@ class Degrees:
 def count_degrees(
     job: ResumableJob, node_type: NodeType, num_nodes: int, edges: list[EdgeFile]
 ) -> Degrees:
-    """Count edges by neighbour, in as many passes as memory needs.
+    """Count edges by neighbour, in as many passes as the memory limit needs.
 
     Args:
         job: The run.
         node_type: Of the neighbours.
-        num_nodes: How many of them there are.
-        edges: All edges that are walked and lead to nodes of the type.
+        num_nodes: Their number.
+        edges: All sampled edges that lead to nodes of the type.
     """
     total = sum(file.count for file in edges)
     # No degree is above the number of edges.
@@ -93,7 +93,7 @@ def count_degrees(
     span = max(job.sizes.numbers, job.usable_bytes // _COUNT_SHARE // dtype.itemsize)
     firsts = range(0, num_nodes, span)
     groups = _groups(edges, job.sizes.edges_a_node * num_nodes)
-    name = f"degrees/{node_type}/{span}"  # a run that goes on may have another memory
+    name = f"degrees/{node_type}/{span}"  # a resumed run may have another memory limit
     (job.folder / name).mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     with job.stage(f"degrees {node_type}", total * len(firsts), "edges") as progress:
@@ -104,7 +104,8 @@ def count_degrees(
                 step, before = f"{name}/{first}.{number}", path
                 path = job.folder / f"{step}.bin"
                 job.step(step, partial(_count, before, path, first, count, dtype, group))
-                # Once the step is noted, which will not read it again; gone if this run went on.
+                # After the note of the step, which will not read it again; gone if this run was
+                # resumed.
                 if before is not None:
                     before.unlink(missing_ok=True)
                 progress(sum(file.count for file in group))
@@ -113,7 +114,7 @@ def count_degrees(
 
 
 def _groups(edges: list[EdgeFile], least: int) -> list[list[EdgeFile]]:
-    """Return the files in groups, which have ``least`` edges but for the last; at least one."""
+    """Return the files in groups of at least ``least`` edges, except the last; at least one."""
     groups: list[list[EdgeFile]] = [[]]
     for file in edges:
         if sum(one.count for one in groups[-1]) >= max(least, 1):
@@ -125,14 +126,14 @@ def _groups(edges: list[EdgeFile], least: int) -> list[list[EdgeFile]]:
 def _count(
     before: Path | None, path: Path, first: int, count: int, dtype: Any, edges: list[EdgeFile]
 ) -> None:
-    """Write the degrees of ``count`` nodes, ``first`` and following: ``before``, and by edges."""
+    """Write the degrees of ``count`` nodes from ``first`` on: ``before`` plus new edges."""
     chunk = ResumableJob.sizes.numbers
     degrees = np.zeros(count, dtype) if before is None else np.fromfile(before, dtype, count)
     for edge_file in edges:
         with edge_file.path.open("rb") as file:
             while (neighbors := np.fromfile(file, edge_file.dtype, chunk)).size:
                 _add(neighbors, first, degrees)
-    # Whole or not there: `before` is removed as soon as this step is noted.
+    # Written whole or not at all: `before` is removed as soon as this step is noted.
     draft = path.with_name(f"{path.name}.tmp")
     degrees.tofile(draft)
     os.replace(draft, path)
@@ -159,7 +160,7 @@ class Positions:
         parts: The partitions.
         node_type: The type.
         numbering: Its nodes.
-        degrees: Of its nodes.
+        degrees: The degrees of its nodes.
     """
 
     def __init__(
@@ -185,15 +186,15 @@ class Positions:
         return index_type(int(self.counts[k]))
 
     def note(self, k: int, where: str) -> None:
-        """Note in the manifest of a partition how the rows at ``where`` are found."""
+        """Enter the index of the rows at ``where`` in the manifest of a partition."""
         note_array(self.parts[k], self.name, self.dtype(k).name, (int(self.counts[k]),))
         self.parts[k].ranges[where]["lookup"] = 1
 
 
 def _rank(degrees: Degrees, first: int, end: int, path: Path, dtype: Any) -> None:
-    """Write the positions of a range of nodes; of equal degrees, the lower id comes first."""
-    # First pass: how many nodes have each degree. Both arrays are as long as there are different
-    # ones.
+    """Write the positions of a range of nodes; with equal degrees, the lower id comes first."""
+    # First pass: the number of nodes of each degree. Both arrays have one entry per different
+    # degree.
     known, counts = np.empty(0, degrees.dtype), np.empty(0, np.int64)
     for chunk in degrees.chunks(first, end):
         values, found = np.unique(chunk, return_counts=True)
@@ -202,7 +203,7 @@ def _rank(degrees: Degrees, first: int, end: int, path: Path, dtype: Any) -> Non
         total[np.searchsorted(both, known)] += counts
         total[np.searchsorted(both, values)] += found
         known, counts = both, total
-    # By degree, its first place: as many as there are nodes of higher degrees, which end the array.
+    # First place of each degree: the number of nodes of higher degrees, which end the array.
     free = counts[::-1].cumsum()[::-1] - counts
     # Second pass, in the order of ids.
     with new_file(path) as file:
@@ -214,7 +215,7 @@ def _rank(degrees: Degrees, first: int, end: int, path: Path, dtype: Any) -> Non
 
 @_compiled
 def _take(degrees, known, free, positions):  # type: ignore[no-untyped-def]
-    """Give each node the next position that is free for its degree."""
+    """Give each node the next free position of its degree."""
     for i in range(degrees.shape[0]):
         at = np.searchsorted(known, degrees[i])
         positions[i] = free[at]
@@ -228,10 +229,10 @@ class Buckets:
     """Rows on their way to their places, on disk.
 
     A row is a record: its place in its bucket, 4 bytes, and the bytes of each of its matrices. The
-    rows of a file of the table are in one file, in slices: (bucket, rows, offset, bytes).
+    rows of one table file are in one file, in slices: (bucket, rows, offset, bytes).
 
     Args:
-        positions: Where rows go.
+        positions: The new positions of rows.
         widths: By name of a matrix, the bytes of a row.
     """
 
@@ -248,17 +249,17 @@ class Buckets:
         self.name = f"{positions.node_type}/{self.rows}"  # see `count_degrees`
 
     def file(self, i: int) -> Path:
-        """Return where the rows of a file of the table are; their slices are beside it."""
+        """Return the path of the rows of a table file; their slices are beside it."""
         return self._positions.job.folder / "buckets" / self.name / f"{i}.bin"
 
     def sink(self, i: int) -> "_Dealer":
-        """Return what takes the rows of a file of the table."""
+        """Return the writer for the rows of a table file."""
         return _Dealer(self, self._positions, self.file(i))
 
     def place(self, num_files: int) -> None:
         """Write all rows to their places, bucket by bucket, once all files were dealt."""
-        # A bucket is a step: it writes a range of positions that no other one does, so buckets are
-        # done in any order, and elsewhere.
+        # A bucket is a step: it alone writes its range of positions, so buckets may run in any
+        # order, and on other nodes.
         makes, positions = {}, self._positions
         files = [self.file(i) for i in range(num_files)]
         for bucket in range(self.count):
@@ -278,7 +279,7 @@ class Buckets:
 
 
 class _Dealer:
-    """Deals the rows of a file of the table to buckets.
+    """Deals the rows of a table file to buckets.
 
     Args:
         buckets: The buckets.
@@ -299,8 +300,8 @@ class _Dealer:
 
     def __exit__(self, *exception: object) -> None:
         try:
-            # Sorted by bucket, so that who reads one finds its slices without reading the others;
-            # stable, so that it reads them as they lie in the file.
+            # Sorted by bucket, so that a reader finds one bucket's slices without reading the
+            # others; stable, so that it reads them in file order.
             if exception == (None, None, None):
                 self._write()
                 slices = np.concatenate(self._slices)
@@ -311,20 +312,20 @@ class _Dealer:
                 file.close()
 
     def add(self, rows: Mapping[str, Array], pieces: list[tuple[int, int, Array]]) -> None:
-        """Take a batch in: by name, ``[n, width]``; and where `Placer` says that it goes."""
+        """Take a batch: by name, ``[n, width]``; and the places from `Placer`."""
         count = sum(len(positions) for _, _, positions in pieces)
         if not count:
             return
         buckets, at = np.empty(count, np.int64), np.empty((count, 1), np.uint32)
-        # `first` and following are rows by ids, which is the order of the look-up's file;
-        # `positions` are those of the batch.
+        # rows from `first` on are by ids, the order of the look-up's file; `positions` are those of
+        # the batch.
         for partition, first, positions in pieces:
             found = self._look_up(partition, first, len(positions))
             bucket, at[positions, 0] = np.divmod(found, self._buckets.rows)
             buckets[positions] = bucket + self._buckets.starts[partition]
         fields = [at, *rows.values()]
-        # Bytes, whatever the types: rows of several matrices move in one piece, and are split by
-        # the widths when they are placed.
+        # Bytes, for any type: rows of several matrices move in one piece, and are split by the
+        # widths when they are placed.
         records = np.concatenate([np.ascontiguousarray(one).view(np.uint8) for one in fields], 1)
         self._waiting.append((buckets, records))
         self._nbytes += records.nbytes
@@ -332,7 +333,7 @@ class _Dealer:
             self._write()
 
     def _look_up(self, partition: int, first: int, count: int) -> Array:
-        # Read, not mapped: a batch's rows of a partition are neighbours in ids, so it is one read,
+        # Read, not mapped: a batch's rows of a partition have consecutive ids, so it is one read,
         # and pages of a mapping would count as memory of this process.
         if partition not in self._lookups:
             self._lookups[partition] = self._positions.path(partition).open("rb", buffering=0)
@@ -353,7 +354,7 @@ class _Dealer:
         slices = []
         for bucket in np.flatnonzero(counts).tolist():
             mine = order[ends[bucket] - counts[bucket] : ends[bucket]]
-            # One bucket's rows are copied at a time, not all of them in order.
+            # The rows of one bucket are copied at a time, instead of all of them.
             data = pa.compress(records[mine].data, _CODEC, asbytes=True)
             slices.append((bucket, len(mine), self._file.tell(), len(data)))
             self._file.write(data)
@@ -363,11 +364,11 @@ class _Dealer:
 def _place(
     files: list[Path], bucket: int, first: int, count: int, targets: Mapping[Path, int]
 ) -> None:
-    """Write the rows of a bucket to their places, ``first`` and following ones of a partition.
+    """Write the rows of a bucket to their places in a partition, from ``first`` on.
 
     ``targets``: by file, the bytes of a row.
     """
-    # Every row is written: the positions of a bucket are those of as many rows, each dealt once.
+    # Every row is written: a bucket has as many positions as rows, and each was dealt once.
     rows = np.empty((count, sum(targets.values())), np.uint8)
     for path in files:
         slices = np.load(path.with_suffix(".npy"))
@@ -381,7 +382,7 @@ def _place(
                 rows[np.ascontiguousarray(records[:, :4]).view(np.uint32)[:, 0]] = records[:, 4:]
     column = 0
     for path, width in targets.items():
-        # Only this bucket's range: others write the same file at the same time.
+        # Only this bucket's range: other steps write the same file at the same time.
         with PartFiles([path]) as target:
             target.write(0, first * width, rows[:, column : column + width])
         column += width

@@ -1,13 +1,13 @@
-"""A look-up from ids to numbers in memory: 16 bytes a node, where that much is allowed.
+"""A look-up from ids to numbers in memory: 16 bytes per node, if the memory limit allows it.
 
-A join builds its hash tables again for each file of edges, and spills them, and each edge with its
-ids, once they are larger than memory: five times the nodes and edges took ten times as long. Here
-the table is built once, and an edge is read once.
+A join builds its hash tables again for each file of edges. Once they exceed memory, it spills them
+and each edge with its ids: five times the nodes and edges took ten times as long. Here the table is
+built once, and each edge is read once.
 
 Open addressing with linear probing, three quarters full. A slot has 12 bytes: 64 bits that check
-the id, and its number. Integer ids are their own check. Of text, check and home slot are two hashes
-of 64 bits. Two ids that share a check and lie in one run of slots are seen when the table is built,
-and then the engine's join is used; an id of no node meets the check of one once in 10^18.
+the id, and its number. Integer ids are their own check. For text, check and home slot are two
+hashes of 64 bits. If two ids share a check and a run of slots, building the table detects it, and
+the engine's join is used instead. An unknown id matches the check of a node once in 10^18.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,15 +25,15 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.tables.resumable import ResumableJob
 
 NO_NODE = 2**32 - 1
-"""The number that a look-up gives for an id of no node."""
+"""The result of a look-up for an id of no node."""
 _WORDS = 3
 """32-bit words in a slot."""
 _FULL = 0.75
-"""Fuller, runs of slots get long: at 0.9 an id that is no node meets 50 of them, here 8.5."""
+"""Fuller, runs of slots get long: at 0.9 an unknown id meets 50 of them, here 8.5."""
 _PIECE = 2**15
-"""Ids that a thread looks up at a time: their hashes stay in its cache."""
+"""Ids per look-up of a thread: their hashes stay in its cache."""
 
-# Of numpy's types: in numba, Python's integers would make float64 of a uint64 they meet.
+# numpy types: in numba, a Python integer with a uint64 would give float64.
 _EMPTY = np.uint32(NO_NODE)
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _A, _B = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -42,21 +42,21 @@ _30, _27, _31, _29 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(29)
 
 
 def index_bytes(num_nodes: int) -> int:
-    """Return the memory that an index of that many nodes takes."""
+    """Return the memory of an index of that many nodes."""
     return 4 * _WORDS * _slots(num_nodes)
 
 
 def _slots(num_nodes: int) -> int:
-    return int(num_nodes / _FULL) + 1  # one is empty at least, or a search would not end
+    return int(num_nodes / _FULL) + 1  # at least one is empty, or a search would not end
 
 
 class Index:
-    """Numbers of ids. Pickled, it is the path of its file, and read again where it is used.
+    """The numbers of ids. Its pickle has the path of its file, which is read again on use.
 
     Args:
         path: Its file.
-        num_nodes: Ids that it has, fewer than 2**32 - 1.
-        text: Ids are text, else int64.
+        num_nodes: Number of its ids, fewer than 2**32 - 1.
+        text: Whether ids are text, else int64.
     """
 
     def __init__(self, path: Path, num_nodes: int, *, text: bool) -> None:
@@ -64,16 +64,17 @@ class Index:
         self._slots: Array | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the memory behind."""
+        """Pickle without the memory."""
         return {**vars(self), "_slots": None}
 
     def build(self, pairs: Path) -> int:
         """Write the file from Parquet files with ids and numbers.
 
         Returns:
-            Ids that are there twice, or are not told from another id. With any, it is of no use.
+            Number of ids that occur twice, or are not distinguishable. Above 0, the index is
+            unusable.
         """
-        # Empty slots have no check that tells them: their number does, which no node has.
+        # Empty slots have no special check, but a number that no node has.
         slots, alike = np.full(self.nbytes // 4, NO_NODE, np.uint32), 0
         for path in sorted(pairs.glob("*.parquet")):
             for batch in pq.ParquetFile(path).iter_batches(
@@ -87,13 +88,13 @@ class Index:
         return alike
 
     def _loaded(self) -> Array:
-        # Read into memory, not mapped: it is probed at random, and it was counted as memory.
+        # Read into memory, not mapped: access is random, and this memory is accounted for.
         if self._slots is None:
             self._slots = np.fromfile(self._path, np.uint32)
         return self._slots
 
     def release(self) -> None:
-        """Give the memory back; it is read again if it is used again."""
+        """Free the memory; the file is read again on the next use."""
         self._slots = None
 
     def find(self, ids: Any, pool: Executor) -> Array:
@@ -104,20 +105,20 @@ class Index:
             end = min(start + _PIECE, len(ids))
             _find(*self._keys(ids.slice(start, end - start)), slots, found[start:end])
 
-        # Compiled code holds no lock of the interpreter, so threads do. `list`: it raises what a
-        # thread raised.
+        # Compiled code releases the interpreter's lock, so threads help. `list` raises the errors
+        # of threads.
         list(pool.map(piece, range(0, len(ids), _PIECE)))
-        # A null has been looked up as 0, or as an empty text, which may be a node.
+        # A null was looked up as 0, or as an empty text, which may be a node.
         if ids.null_count:
             found[ids.is_null().to_numpy(zero_copy_only=False)] = NO_NODE
         return found
 
     def _keys(self, ids: Any) -> tuple[Array, Array]:
-        """Return ``[len(ids)]`` uint64 checks, and ``[len(ids)]`` uint64 that give home slots."""
+        """Return ``[len(ids)]`` uint64 checks, and ``[len(ids)]`` uint64 for home slots."""
         checks, homes = np.empty(len(ids), np.uint64), np.empty(len(ids), np.uint64)
         if self._text:
             _, offsets, data = ids.buffers()
-            # Arrow's own buffers: no str is made. A slice has the buffers of the whole array.
+            # Arrow's own buffers: no str is created. A slice has the buffers of the whole array.
             ends = np.frombuffer(offsets, np.int32)[ids.offset : ids.offset + len(ids) + 1]
             _text_keys(ends, np.frombuffer(data or b"", np.uint8), checks, homes)
         else:
@@ -146,7 +147,7 @@ def _mixed(z):  # type: ignore[no-untyped-def]
 def _integer_keys(ids, checks, homes):  # type: ignore[no-untyped-def]
     for i in range(ids.shape[0]):
         checks[i] = ids[i]
-        homes[i] = _mixed(ids[i] + _C)  # ids in a row would else be neighbours, in long runs
+        homes[i] = _mixed(ids[i] + _C)  # else consecutive ids would make long runs
 
 
 @_compiled
@@ -169,7 +170,7 @@ def _text_keys(ends, data, checks, homes):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _home(bits, count):  # type: ignore[no-untyped-def]
-    # Lemire's multiplication in place of a division. Past 2**32 slots (3.2 billion nodes) the
+    # Lemire's multiplication instead of a division. Past 2**32 slots (3.2 billion nodes) the
     # product wraps: homes are still slots, but crowd in the first 2**32.
     return np.int64(((bits >> _HALF) * np.uint64(count)) >> _HALF)
 
@@ -194,12 +195,12 @@ def _find(checks, homes, slots, found):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _insert(checks, homes, numbers, slots):  # type: ignore[no-untyped-def]
-    """Return how many were there before."""
+    """Return the number of ids that were already there."""
     count = slots.shape[0] // _WORDS
     alike = 0
     for i in range(checks.shape[0]):
         low, high = np.uint32(checks[i] & _LOW), np.uint32(checks[i] >> _HALF)
-        # The second of two alike is left out: a table with any is not used.
+        # The second of two equal ids is left out: a table with any is not used.
         at = _home(homes[i], count)
         while slots[_WORDS * at + 2] != _EMPTY:
             if slots[_WORDS * at] == low and slots[_WORDS * at + 1] == high:
@@ -214,40 +215,40 @@ def _insert(checks, homes, numbers, slots):  # type: ignore[no-untyped-def]
     return alike
 
 
-# --- edges, mapped by it --------------------------------------------------------------------------
+# --- edges, mapped by the index -------------------------------------------------------------------
 #
-# Read once, in batches, and written by partition. The engine reads the table, casts what travels
-# with edges, and uses as many threads as it may.
+# Read once, in batches, and written by partition. The engine reads the table, casts the columns
+# that accompany edges, and uses all threads that it may.
 
 _BATCH_BYTES = 16 * 1024 * 1024
-"""Of edges that are looked up at a time, with what travels with them; several are in memory."""
+"""Bytes of edges per look-up, with their other columns; several such batches are in memory."""
 
 
 def look_up_edges(
     job: ResumableJob, indexes: tuple[Index, Index], bounds: Array, draft: Path, query: str, *,
     extra_bytes: int, filesystem: Any = None,
 ) -> list[int]:  # fmt: skip
-    """Write edges by partition into ``draft``, with numbers in place of ids.
+    """Write edges by partition into ``draft``, with numbers instead of ids.
 
     Args:
         job: The run.
-        indexes: Of the end that edges are grouped by, and of the other one.
-        bounds: ``[num_partitions]`` int64, where the numbers of each partition end.
+        indexes: Of the end that groups edges, and of the other one.
+        bounds: ``[num_partitions]`` int64, one past the last number of each partition.
         draft: The directory.
-        query: SQL for the edges: the ids of both ends, and what travels with them.
-        extra_bytes: Of what travels with an edge.
-        filesystem: Where the table is, if it is on no disk.
+        query: SQL for the edges: the ids of both ends, and the other columns.
+        extra_bytes: Bytes of the other columns per edge.
+        filesystem: The file system of the table, if it is not on disk.
 
     Returns:
-        Edges by partition, and the dangling ones last.
+        Edges by partition, with the dangling ones last.
     """
-    # 16: the ids of both ends; of texts it is more, and the limit is not sharp.
+    # 16: the ids of both ends; texts take more, and the limit is not strict.
     rows = min(job.sizes.looked_up_rows, max(1024, _BATCH_BYTES // (extra_bytes + 16)))
     # A set: both ends of an edge may be of one type.
     held = sum(index.nbytes for index in set(indexes))
     with (
-        # The pool ends before the engine does, and the writer before both: what it still holds is
-        # written when all batches have come.
+        # The pool ends before the engine does, and the writer before both: it writes its remaining
+        # rows when all batches have come.
         job.engine(beside=held) as engine,
         ThreadPoolExecutor(job.threads) as pool,
         PartWriter(draft, len(bounds)) as writer,
@@ -262,9 +263,9 @@ def look_up_edges(
 def _mapped(
     batch: Any, indexes: tuple[Index, Index], bounds: Array, pool: Executor
 ) -> tuple[Any, Array]:
-    """Return a batch with numbers, and the partition of each row; one past the last: none."""
+    """Return a batch with numbers, and each row's partition; one past the last: no owner."""
     row, neighbor = (index.find(batch.column(i), pool) for i, index in enumerate(indexes))
-    # `NO_NODE` is past all bounds. uint16: partitions are 1,024 at most.
+    # `NO_NODE` is past all bounds. uint16: there are 1,024 partitions at most.
     parts = np.searchsorted(bounds, row, "right").astype(np.uint16)
     parts[(row == NO_NODE) | (neighbor == NO_NODE)] = len(bounds)
     columns = [pa.array(row), pa.array(neighbor), *batch.columns[2:]]
@@ -276,7 +277,7 @@ class PartWriter:
     """Writes Parquet files by partition.
 
     Args:
-        folder: Where: that of a partition is made with its first row.
+        folder: The parent directory: a partition's own is created with its first row.
         count: Partitions.
     """
 
@@ -300,10 +301,10 @@ class PartWriter:
                 file.close()
 
     def add(self, batch: Any, parts: Sequence[int] | Array) -> None:
-        """Take rows in; those of the partition after the last are counted only."""
-        # One `take` for all partitions, and slices of it: a filter for each partition would read
-        # the batch as often as there are partitions. Stable: not needed, the sort puts edges in
-        # order, but then files are the same in each run.
+        """Take rows in; those of the partition after the last are only counted."""
+        # One `take` for all partitions, and slices of it: a filter per partition would read the
+        # batch once for each. Stable: the sort orders edges later, but files are then the same in
+        # each run.
         counts = np.bincount(parts, minlength=len(self.counts))
         ordered = batch.take(pa.array(np.argsort(parts, kind="stable")))
         starts = np.cumsum(counts) - counts
@@ -311,8 +312,8 @@ class PartWriter:
             if counts[k]:
                 waiting.append(ordered.slice(starts[k], counts[k]))
         self.counts += counts
-        # All partitions are written at once when there is enough, so that row groups do not become
-        # as small as a batch's share of a partition.
+        # All partitions are written together when there are enough rows, so that row groups are
+        # larger than a batch's share of a partition.
         self._nbytes += ordered.nbytes
         if self._nbytes > ResumableJob.sizes.waiting_bytes:
             self._write()
@@ -328,7 +329,7 @@ class PartWriter:
         if k not in self._files:
             folder = self._folder / f"part={k}"
             folder.mkdir()
-            # Read once, whole: neither a dictionary nor statistics would be of use.
+            # Read once, whole: neither a dictionary nor statistics would help.
             self._files[k] = pq.ParquetWriter(
                 folder / "0.parquet", schema, use_dictionary=False, write_statistics=False
             )

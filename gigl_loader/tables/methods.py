@@ -1,4 +1,4 @@
-"""Which partition owns a node. The rules are here, never an engine's hash function."""
+"""The owner of each node. The rules are here, never an engine's hash function."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -19,15 +19,15 @@ from gigl_loader.tables.table_edges import Mapped
 from gigl_loader.tables.table_files import Table, to_read
 
 NEED_EDGES = ("ldg", "metis")
-"""Methods that look at edges before they place nodes."""
+"""Methods that read edges before they place nodes."""
 
 METIS_BYTES_AN_EDGE = 400
 """Measured: 3.8 GB for 10 million edges."""
 LDG_PASSES = 3
-"""Each sorts and reads all edges, in both directions, once more."""
+"""Passes; each sorts and reads all edges, in both directions, once more."""
 LDG_SLACK = 0.05
-"""How much larger than the mean a partition may become. With none, the last nodes go where there
-is room, whatever their neighbours are."""
+"""Allowed size of a partition above the mean. With none, the last nodes go to the partitions with
+room, regardless of their neighbours."""
 
 
 def place_alone(
@@ -37,9 +37,9 @@ def place_alone(
 
     Args:
         method: ``"contiguous"``, ``"random"`` or ``"column"``.
-        table: Of the nodes.
+        table: Table of the nodes.
         spec: Its columns.
-        num_partitions: How many there are.
+        num_partitions: Their number.
         seed: For ``"random"``.
         path: The file to write, of ``[rows]`` uint16.
     """
@@ -60,8 +60,8 @@ def place_alone(
 
 
 def contiguous_owner(rows: Array, num_rows: int, num_partitions: int) -> Array:
-    """Return the owners of rows that are cut into equal runs, the first ones longer by one."""
-    # `rows * num_partitions // num_rows` would be shorter, and not the runs of `partition_graph`.
+    """Return the owners of rows cut into equal runs, the first ones longer by one."""
+    # `rows * num_partitions // num_rows` would be shorter, but differs from `partition_graph`.
     size, longer = divmod(num_rows, num_partitions)
     ends = np.cumsum([size + (k < longer) for k in range(num_partitions)])
     found: Array = np.searchsorted(ends, rows, "right")
@@ -69,7 +69,7 @@ def contiguous_owner(rows: Array, num_rows: int, num_partitions: int) -> Array:
 
 
 def random_owner(rows: Array, num_partitions: int, seed: int) -> Array:
-    """Return a partition drawn for each row; a row's does not depend on the other rows.
+    """Return a partition drawn for each row, independent of the other rows.
 
     Source:
         SplitMix64: see `mixed`, here of the row and the seed.
@@ -106,10 +106,10 @@ def _column_owners(table: Table, spec: NodeTable, num_partitions: int) -> Iterat
 
 
 def check_metis(num_edges: int, memory: int) -> Any:
-    """Return METIS, where a graph of that size fits into memory.
+    """Return METIS, if a graph of that size fits into memory.
 
     Raises:
-        ConfigError: It does not fit, or is not installed.
+        ConfigError: The graph does not fit, or METIS is not installed.
     """
     needed = num_edges * METIS_BYTES_AN_EDGE
     if needed > memory:
@@ -128,13 +128,13 @@ def check_metis(num_edges: int, memory: int) -> Any:
 
 
 class Union:
-    """All node types and all edges that are walked, as one undirected graph; read from disk.
+    """All node types and all sampled edges, as one undirected graph; read from disk.
 
     Args:
         job: The run.
         counts: Nodes by type.
-        edges: By type, edges whose ends are rows of the tables, and which of them is grouped.
-        row_end: 0 or 1: the end of an edge type by which edges are grouped.
+        edges: By type, edges whose ends are rows of the tables, and the grouped end.
+        row_end: 0 or 1: the end that groups the edges of a type.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Union:
             selects.append(f"SELECT {ends} FROM {source}")
         if not selects:
             return
-        # Loops say nothing about where a node belongs. Parallel edges stay: they count as weights.
+        # Loops do not affect placement. Parallel edges stay: they count as weights.
         both = " UNION ALL ".join(selects)
         with self._job.engine() as engine:
             found = engine.sql(
@@ -189,7 +189,7 @@ def place_by_metis(union: Union, num_partitions: int, seed: int, metis: Any) -> 
     if not found:
         return contiguous_owner(np.arange(union.num_nodes), union.num_nodes, num_partitions)
     whole = np.cumsum(pointer), np.concatenate(found)
-    options = metis.Options(seed=seed % 2**31)  # METIS counts in 32 bits here
+    options = metis.Options(seed=seed % 2**31)  # METIS takes 32 bits
     adjacency = metis.CSRAdjacency(*whole)
     _, owners = metis.part_graph(num_partitions, adjacency, options=options)
     return np.asarray(owners, np.int64)
@@ -200,13 +200,13 @@ def place_by_ldg(
 ) -> Array:
     """Return ``[nodes]`` int16, owners by linear deterministic greedy, in several passes.
 
-    A node goes where most of its neighbours are, less so the fuller that partition is. Memory: 4
-    bytes a node.
+    A node goes to the partition with most of its neighbours, with a penalty for full ones. Memory:
+    4 bytes per node.
 
     Args:
         union: The graph.
-        num_partitions: How many there are.
-        step: Runs a pass, or returns what it found in a run that was killed.
+        num_partitions: Their number.
+        step: Runs a pass, or returns its result from a run that was killed.
 
     Source:
         I. Stanton, G. Kliot, "Streaming graph partitioning for large distributed graphs", KDD 2012,
@@ -214,7 +214,7 @@ def place_by_ldg(
         (reLDG: from the second pass on, neighbours not yet placed count where the last pass had
         placed them).
     """
-    # int16: -1 is not placed yet, and partitions are 1,024 at most. Two of them are in memory.
+    # int16: -1 is not placed yet, and there are 1,024 partitions at most. Two are in memory.
     found = np.full(union.num_nodes, -1, np.int16)
     for number in range(LDG_PASSES):
 
@@ -228,7 +228,7 @@ def place_by_ldg(
 def _ldg_pass(union: Union, before: Array, num_partitions: int) -> Array:
     owners = np.full(union.num_nodes, -1, np.int16)
     loads, scores = np.zeros(num_partitions, np.int64), np.zeros(num_partitions, np.int64)
-    # All partitions together have more room than there are nodes, so one is always found.
+    # All partitions together have more room than there are nodes, so one always has room.
     capacity = (1 + LDG_SLACK) * max(1, -(-union.num_nodes // num_partitions))
     node = 0
     for nodes, neighbors in union.read():
@@ -243,8 +243,8 @@ def _ldg_position(node, owners, loads, scores, capacity):  # type: ignore[no-unt
     for k in range(loads.shape[0]):
         if loads[k] >= capacity:
             continue
-        # Of equal scores (of nodes without placed neighbours, all are 0) the emptiest partition:
-        # else the first ones would fill up before the others get a node.
+        # Among equal scores (without placed neighbours, all are 0) the emptiest partition: else the
+        # first ones would fill up before the others get a node.
         score = scores[k] * (1.0 - loads[k] / capacity)
         if best < 0 or score > best_score or (score == best_score and loads[k] < loads[best]):
             best, best_score = k, score
@@ -255,10 +255,10 @@ def _ldg_position(node, owners, loads, scores, capacity):  # type: ignore[no-unt
 
 @numba.njit(cache=True, nogil=True)
 def _ldg(nodes, neighbors, owners, before, loads, scores, capacity, node):  # type: ignore[no-untyped-def]
-    """Take edges in; return the node whose edges are not all seen."""
+    """Take edges; return the node whose edges are perhaps incomplete."""
     for i in range(nodes.shape[0]):
-        # Nodes without edges do not come up, and are placed on the way. `nodes[i]` itself waits:
-        # its edges may go on in the next batch.
+        # Nodes without edges do not occur, and are placed in between. `nodes[i]` itself waits: its
+        # edges may go on in the next batch.
         while node < nodes[i]:
             _ldg_position(node, owners, loads, scores, capacity)
             node += 1

@@ -1,8 +1,8 @@
-"""Nodes: numbers for ids, and rows of features, labels and splits at the position of their number.
+"""Nodes: numbers for ids, and rows of features, labels and splits at the number's position.
 
 Ids of the dataset count partition by partition, and within a partition in the order of the table.
-So a row's position in every file of its partition is known without a join or a sort, and a file of
-the table can be done again without touching what others wrote.
+So the position of a row in every file of its partition is known without a join or a sort, and a
+table file can be repeated without touching the output of others.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class Numbering:
     owners: Array
     """``[rows]`` uint16, the partition of each row."""
     ends: Array
-    """``[num_partitions]`` int64, where the numbers of each partition end."""
+    """``[num_partitions]`` int64, one past the last number of each partition."""
     before: list[Array]
     """By file: ``[num_partitions]`` int64, rows of earlier files in each partition."""
 
@@ -49,7 +49,7 @@ class Numbering:
             before.append(counts.copy())
             for start in range(file.first_row, file.first_row + file.num_rows, 2**22):
                 end = min(start + 2**22, file.first_row + file.num_rows)
-                # In pieces: owners may be mapped from a file, and bincount makes int64 of them.
+                # In pieces: owners may be mapped from a file, and bincount converts them to int64.
                 counts += np.bincount(owners[start:end], minlength=num_partitions)
         return cls(owners, np.cumsum(counts), before)
 
@@ -66,12 +66,12 @@ class Numbering:
 
 
 class Placer:
-    """Walks through a file of a table; says where the rows of each batch go."""
+    """Walks through a table file and gives the places of each batch's rows."""
 
     def __init__(self, numbering: Numbering, table: Table, file: TableFile) -> None:
         self._numbering, self._first = numbering, file.first_row
-        # Where this file's rows begin in each partition is known before any file is read, so files
-        # are done in any order, and again. A copy: walking through a file moves it.
+        # The start of this file's rows in each partition is known before any file is read, so files
+        # can be processed in any order, and repeated. A copy: the walk moves it.
         self.taken = numbering.before[table.files.index(file)].copy()
 
     def next(self, row: int, count: int) -> tuple[Array, list[tuple[int, int, Array]]]:
@@ -79,7 +79,7 @@ class Placer:
 
         Args:
             row: The first row of the batch in its file.
-            count: Its rows; batches come in order.
+            count: Number of its rows; batches come in order.
 
         Returns:
             (``[count]`` int64 numbers, list of (partition, first row in it, positions in the
@@ -118,13 +118,13 @@ def write_dictionary(
         spec: Its columns.
         node_type: Of the nodes.
         numbering: Of the nodes.
-        name: Of the directory.
-        shared: Where the way back from numbers to ids goes. None: no way back is needed.
+        name: Name of the directory.
+        shared: Root for the files from numbers back to ids. None: they are not needed.
     """
     folder = job.folder / name / node_type
     folder.mkdir(parents=True, exist_ok=True)
-    # Where the texts of each partition end so far. Their lengths are not known before they are
-    # read, so files go one after the other here, and each step notes where the next one begins.
+    # Current end of the texts of each partition. Lengths are unknown before they are read, so files
+    # go one after the other here, and each step notes the start of the next one.
     text = [0] * len(numbering.ends)
     with job.stage(f"{name} {node_type}", table.num_rows) as progress:
         for i, file in enumerate(table.files):
@@ -156,7 +156,7 @@ def _write_pairs(
     kind = pa.int64() if id_kind(table, column) == "int" else pa.string()
     numbers_kind = number_arrow(numbering.num_nodes)
     schema = pa.schema([("id", kind), ("node", numbers_kind)])
-    # Each id is there once, so a dictionary of values would only take time and memory.
+    # Each id occurs once, so a dictionary of values would only take time and memory.
     with pq.ParquetWriter(path, schema, use_dictionary=False) as parquet:
         for row, batch in table.batches(file, [column]):
             ids = ids_in(table, file, column, row, batch.column(0))
@@ -177,7 +177,7 @@ class _Ids:
         self.text_ends = list(text)
 
     def _write(self, what: str, partition: int, offset: int, array: Array) -> None:
-        if what not in self._files:  # of integer ids, there are no texts
+        if what not in self._files:  # integer ids have no texts
             assert self._shared is not None
             self._files[what] = PartFiles(
                 [
@@ -195,8 +195,8 @@ class _Ids:
             if pa.types.is_integer(ids.type):
                 self._write("values", partition, 8 * first, mine.to_numpy())
                 continue
-            # Arrow's own layout: offsets into one buffer of bytes, copied without a str each. Ends
-            # on disk are of the whole partition, so int64.
+            # Arrow's own layout: offsets into one buffer of bytes, copied without a str each.
+            # int64, since the ends on disk cover the whole partition.
             _, offsets, data = mine.buffers()
             ends = np.frombuffer(offsets, np.int32)[mine.offset : mine.offset + len(mine) + 1]
             content = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
@@ -212,21 +212,21 @@ class _Ids:
 
 @dataclass(frozen=True)
 class Dictionary:
-    """The numbers of ids: on disk, and in memory where they fit."""
+    """The numbers of ids: on disk, and in memory if they fit."""
 
     pairs: Path
     """A directory of Parquet files with ids and numbers."""
     index: Index | None
-    """The same numbers in memory, where they fit into half of it; else None."""
+    """The same numbers in memory, if they fit into half of it; else None."""
 
 
 def open_dictionary(
     job: ResumableJob, table: Table, column: str, node_type: NodeType, pairs: Path
 ) -> Dictionary:
-    """Return the numbers of a table's ids, each of which is there once.
+    """Return the numbers of a table's ids, each of which occurs once.
 
     Raises:
-        ConfigError: An id is there twice; the message names the first ones and their rows.
+        ConfigError: An id occurs twice; the message names the first ones and their rows.
     """
     text = id_kind(table, column) == "text"
     index = make_index(job, node_type, pairs, table.num_rows, text=text)
@@ -238,20 +238,20 @@ def open_dictionary(
 def make_index(
     job: ResumableJob, node_type: NodeType, pairs: Path, num_nodes: int, *, text: bool
 ) -> Index | None:
-    """Build the index of some ids; None: it has no room, or ids are not told from each other."""
+    """Build the index of some ids; None: no room, or ids are not distinguishable."""
     name = f"index/{pairs.parent.name}/{node_type}"
     index = Index(job.folder / f"{name}.bin", num_nodes, text=text)
-    # Looked at in each call, not noted: a run that goes on may have another memory.
+    # Checked in each call, not noted: a resumed run may have another memory limit.
     if num_nodes >= NO_NODE or not fits(job, {index}):
         return None
-    # Not told apart: twice the same id, which `check_unique` names, or two whose checks collide,
-    # which only a join tells apart.
+    # Not distinguishable: the same id twice, which `check_unique` names, or two ids whose checks
+    # collide, which only a join can separate.
     return None if job.step(name, lambda: index.build(pairs)) else index
 
 
 def fits(job: ResumableJob, indexes: set[Index]) -> bool:
-    """Return whether indexes leave enough memory to sort what is looked up meanwhile."""
-    # a set: both ends of an edge may be of one type, whose index is there once
+    """Return whether indexes leave enough memory to sort the looked-up edges meanwhile."""
+    # a set: both ends of an edge may have one type, whose index exists once
     most = job.sizes.index_share * job.usable_bytes
     return sum(index.nbytes for index in indexes) <= most
 
@@ -259,15 +259,15 @@ def fits(job: ResumableJob, indexes: set[Index]) -> bool:
 def check_unique(
     job: ResumableJob, table: Table, column: str, node_type: NodeType, folder: Path
 ) -> None:
-    """Check that no id is there twice.
+    """Check that no id occurs twice.
 
     Raises:
-        ConfigError: It is; the message names the first ones and their rows.
+        ConfigError: One does; the message names the first ones and their rows.
     """
 
     def check() -> None:
         files = f"read_parquet({to_read(folder, '/*.parquet')})"
-        # Counted first, named only if there are any: grouping by ids takes far more memory than
+        # Counted first, and named only if there are any: grouping by ids takes far more memory than
         # counting them.
         with job.engine() as engine:
             twice = engine.execute(f"SELECT count(*) - count(DISTINCT id) FROM {files}").fetchone()
@@ -283,7 +283,7 @@ def check_unique(
 
 def _refuse_twice(table: Table, column: str, ids: list[Any], count: int) -> None:
     positions = []
-    # The user's table is read again: the pairs know no files and rows, and would be larger if so.
+    # The user's table is read again: the pairs have no files and rows, which would enlarge them.
     for file in table.files:
         for row, batch in table.batches(file, [column]):
             values = ids_in(table, file, column, row, batch.column(0))
@@ -299,7 +299,7 @@ def _refuse_twice(table: Table, column: str, ids: list[Any], count: int) -> None
 def finish_ids(
     job: ResumableJob, shared: Part, node_type: NodeType, numbering: Numbering, *, text: bool
 ) -> None:
-    """Note the arrays of ids in the manifest, and write them as Parquet, ascending by number."""
+    """Enter the arrays of ids in the manifest, and write them as Parquet, ascending by number."""
     starts = numbering.starts
     for k, end in enumerate(numbering.ends):
         count, name = int(end - starts[k]), f"ids/{node_type}/part{k}"
@@ -307,7 +307,7 @@ def finish_ids(
             note_array(shared, f"{name}.values", "int64", (count,))
             continue
         note_array(shared, f"{name}.ends", "int64", (count,))
-        # Of the file, not of what this run wrote: it may have been written in the run before.
+        # From the file, not from this run's memory: an earlier run may have written it.
         path = shared.path(f"{name}.text")
         size = path.stat().st_size if path.exists() else 0
         note_array(shared, f"{name}.text", "uint8", (size,))
@@ -343,7 +343,8 @@ def _ids_in_order(
                 )
                 ids = pa.array(values)
                 if content is not None:
-                    # Ends count from the partition's first byte, offsets from the batch's.
+                    # Ends count from the partition's first byte, offsets from the batch's first
+                    # byte.
                     data = pa.py_buffer(content.read(int(values[-1]) - done))
                     offsets = np.concatenate([[0], values - done]).astype(np.int32)
                     ids = pa.Array.from_buffers(

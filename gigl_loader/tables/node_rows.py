@@ -1,4 +1,4 @@
-"""Features, labels and splits of nodes, written at the position that a node's number gives them."""
+"""Features, labels and splits of nodes, written at the position of the node's number."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -43,7 +43,7 @@ _SPLITS = {
 
 
 def _attribute(table: Table, column: str) -> str:
-    """Return a column's name, fit for an attribute of a batch."""
+    """Return a column's name, suitable as an attribute of a batch."""
     if not column.isidentifier() or column.startswith("_"):
         raise ConfigError(
             f"{table.where}: attribute {column!r} is no public Python name: rename the column"
@@ -56,7 +56,7 @@ class _InPlace:
 
     Args:
         parts: The partitions.
-        names: Of the matrices.
+        names: Names of the matrices.
     """
 
     def __init__(self, parts: list[Part], names: Iterable[str]) -> None:
@@ -74,10 +74,10 @@ class _InPlace:
         self._stack.close()
 
     def add(self, rows: Mapping[str, Array], pieces: list[tuple[int, int, Array]]) -> None:
-        """Write a batch: by name, ``[n, width]``; and where `Placer` says that it goes."""
+        """Write a batch: by name, ``[n, width]``; and the places from `Placer`."""
         for name, found in rows.items():
             # `first` counts rows from the partition's first: a batch's rows of one partition are
-            # neighbours there, so a piece is one write.
+            # consecutive there, so a piece is one write.
             for partition, first, positions in pieces:
                 offset = first * found.shape[1] * found.itemsize
                 self._files[name].write(partition, offset, found[positions])
@@ -88,9 +88,9 @@ class NodeRows:
 
     Args:
         job: The run.
-        table: Of the nodes.
+        table: Table of the nodes.
         spec: Its columns.
-        node_type: Of the nodes.
+        node_type: Their type.
     """
 
     def __init__(
@@ -115,15 +115,15 @@ class NodeRows:
             where = f"node_attributes/{node_type}/time"
             self._types[where] = time_type(table, spec.time), 1
             self._columns[where] = [spec.time]
-        for where, columns in self._columns.items():  # one number a node, as PyG has it
+        for where, columns in self._columns.items():  # one number per node, as in PyG
             if len(columns) == 1 and not is_list(table.type_of(columns[0])):
                 self._flat |= set() if where.startswith("node_features") else {where}
         if spec.split is not None:
-            table.type_of(spec.split)  # raises where there is no such column
+            table.type_of(spec.split)  # raises if there is no such column
 
     @property
     def attributes(self) -> dict[str, int]:
-        """Numbers that a node has of each attribute, by its name."""
+        """Numbers per node of each attribute, by its name."""
         where = f"node_attributes/{self._node_type}/"
         return {
             name.removeprefix(where): width
@@ -150,7 +150,7 @@ class NodeRows:
                 f"{self._table.where}: features {path} have shape {found.shape}, the table has "
                 f"{self._table.num_rows} rows: give one row of features for each"
             )
-        # Mapped, and read in batches: it may be larger than memory, and its rows go to partitions.
+        # Mapped, and read in batches: it may exceed memory, and its rows go to partitions.
         self._beside = found.reshape(len(found), -1)
         self._types[f"node_features/{self._node_type}"] = found.dtype, self._beside.shape[1]
 
@@ -167,25 +167,25 @@ class NodeRows:
     def write(
         self, numbering: Numbering, parts: list[Part], positions: Positions | None
     ) -> int | None:
-        """Write the rows to their partitions and note them in the manifests.
+        """Write the rows to their partitions and enter them in the manifests.
 
         Args:
             numbering: Of the nodes.
             parts: The partitions.
-            positions: Where rows lie in a partition; None: in the order of ids.
+            positions: Positions of rows in a partition; None: in the order of ids.
 
         Returns:
             The number of classes, as `DistDataset.num_classes` counts them; None: there are none.
         """
         widths = {name: width * dtype.itemsize for name, (dtype, width) in self._types.items()}
         buckets = None if positions is None else Buckets(positions, widths)
-        # By degree, the steps have the size of a bucket in their names: a run that goes on with
-        # another memory deals rows again, to buckets of another size.
+        # By degree, the steps have the size of a bucket in their names: a resumed run with another
+        # memory limit deals rows again, to buckets of another size.
         step, highest = f"rows/{self._node_type if buckets is None else buckets.name}", -1
         with self._job.stage(f"rows {self._node_type}", self._table.num_rows) as progress:
             for i, file in enumerate(self._table.files):
                 make = partial(self._write_file, parts, numbering, file, i, buckets)
-                # Noted with the step: labels of files that were done before are not read again.
+                # Noted with the step: labels of files from an earlier run are not read again.
                 highest = max(highest, self._job.step(f"{step}/{i}", make))
                 progress(file.num_rows)
         if buckets is not None:
@@ -208,7 +208,7 @@ class NodeRows:
     def _num_classes(self, highest: int) -> int | None:
         if self._labels not in self._types:
             return None
-        # Several labels a node are one for each class; a single fraction is no class.
+        # Several labels per node are one per class; a single fraction is no class.
         dtype, width = self._types[self._labels]
         if width > 1:
             return width
@@ -218,7 +218,7 @@ class NodeRows:
         self, parts: list[Part], numbering: Numbering, file: TableFile, i: int,
         buckets: Buckets | None,
     ) -> int:  # fmt: skip
-        """Return the highest label, -1 where there is none."""
+        """Return the highest label, -1 if there is none."""
         table, spec = self._table, self._spec
         placer = Placer(numbering, table, file)
         columns = [*columns_of(spec.split), *(c for found in self._columns.values() for c in found)]
@@ -245,14 +245,14 @@ class NodeRows:
         most = ResumableJob.sizes.table_rows
         for row in range(0, file.num_rows, most):
             empty = pa.nulls(min(most, file.num_rows - row))
-            # Features beside the table alone: only how many rows there are is needed of it.
+            # Features only in a file beside the table: only the number of rows matters.
             yield row, pa.record_batch([empty], ["none"])
 
     def _rows(self, kind: str, file: TableFile, row: int, batch: Any) -> Array:
         dtype, width = self._types[kind]
         if kind not in self._columns and self._beside is not None:
             start = file.first_row + row
-            # A copy: what is read of a mapping while it is written out is read page by page.
+            # A copy: writing directly from a mapping would read it page by page.
             found = np.array(self._beside[start : start + batch.num_rows])
             columns = [str(self._spec.features)]
         else:
@@ -267,7 +267,7 @@ class NodeRows:
         self, splits: dict[str, list[Array]], file: TableFile, row: int, values: Any,
         numbers: Array, numbering: Numbering,
     ) -> None:  # fmt: skip
-        texts = values.cast(pa.string())  # it may be a dictionary, or all nulls
+        texts = values.cast(pa.string())  # values may be a dictionary, or all nulls
         for text in pc.unique(texts).to_pylist():
             if not text:
                 continue
@@ -284,8 +284,8 @@ class NodeRows:
                 splits.setdefault(f"{split}.{k}", []).append(owned)
 
     def _keep_splits(self, i: int, splits: dict[str, list[Array]]) -> None:
-        # In a file for each file of the table, since its step may not be run again; and below
-        # scratch, since a split of a partition is complete when all files are done.
+        # One file per table file, since its step may not be repeated; and in scratch, since a split
+        # of a partition is complete only after all files.
         folder = self._job.folder / "splits" / self._node_type
         folder.mkdir(parents=True, exist_ok=True)
         joined: dict[str, Any] = {name: np.concatenate(found) for name, found in splits.items()}
@@ -299,12 +299,12 @@ class NodeRows:
                     if f"{split}.{k}" in kept:
                         ids.append(kept[f"{split}.{k}"])
         for split, pieces in found.items():
-            # Sorted, and there even if empty: a table with a split column has all three.
+            # Sorted, and present even if empty: a table with a split column has all three.
             owned: Array = np.sort(np.concatenate([np.empty(0, np.int64), *pieces]))
             write_array(part, f"splits/{split}/{self._node_type}", owned)
 
 
-# --- times of neighbours, beside the edges that lead to them -------------------------------------
+# --- times of neighbours, beside the edges that lead to them --------------------------------------
 
 
 def check_time_attr(graph: TableGraph, rows: Mapping[NodeType, NodeRows], time_attr: str) -> None:
@@ -337,16 +337,16 @@ def write_neighbor_times(
 
     Args:
         job: The run.
-        parts: The partitions, whose edges and attributes of nodes were written.
+        parts: The partitions, with edges and node attributes already written.
         graph: The tables.
-        ends: By node type, where the numbers of each partition end.
-        edge_dir: Which end of an edge is the neighbour.
+        ends: By node type, one past the last number of each partition.
+        edge_dir: The direction, which tells the neighbour among the ends.
         time_attr: The attribute.
     """
     for edge_type in graph.walked:
         neighbor = edge_type[0] if edge_dir == "in" else edge_type[2]
         kept = f"{rows_at('node_attributes', neighbor, time_attr)}/values"
-        if kept not in parts[0].arrays:  # a type without the attribute: all parts have it or none
+        if kept not in parts[0].arrays:  # the type lacks the attribute, in all parts
             continue
         key = edge_type_str(edge_type)
         where = rows_at("edge_attributes", edge_type, NEIGHBOR_TIME + time_attr)
@@ -367,14 +367,14 @@ def _edges(parts: list[Part], key: str) -> int:
 def _write(
     parts: list[Part], k: int, kept: str, where: str, edge_type: EdgeType, ends: Array
 ) -> None:
-    """Write the times of one partition's neighbours; of all nodes, only what is asked is read."""
-    # One number a node, so rows are positions in the file. Mapped: neighbours of a partition lie in
-    # all others, in no order, and together those are the whole graph's times.
+    """Write the times of one partition's neighbours; only their own times are read."""
+    # One number per node, so rows are positions in the file. Mapped: neighbours of a partition are
+    # in all others, in no order, and all times together are those of the whole graph.
     allow_files(2 * len(parts))  # a mapping keeps a descriptor of its file
     times = [_open(other, kept) for other in parts]
-    positions = f"{LOOKUPS}/{kept.split('/')[1]}"  # where rows do not follow their ids
+    positions = f"{LOOKUPS}/{kept.split('/')[1]}"  # if rows are not in the order of ids
     ordered = [_open(other, positions) for other in parts if positions in other.arrays]
-    # By degree, all partitions have look-ups, else none has: an owner's is found by its number.
+    # By degree, all partitions have look-ups, else none: a look-up is indexed by its owner.
     starts = np.concatenate([[0], ends[:-1]])
     most = ResumableJob.sizes.table_rows
     neighbors = _open(parts[k], f"{rows_at('edges', edge_type)}/indices")
@@ -383,7 +383,7 @@ def _write(
             asked = neighbors[first : first + most].astype(np.int64)
             owners = np.searchsorted(ends, asked, "right")
             found = np.empty(len(asked), times[0].dtype)
-            for owner in np.unique(owners):  # a mapping is asked once for all that it has
+            for owner in np.unique(owners):  # one read per mapping for all of its nodes
                 mine = owners == owner
                 rows = asked[mine] - starts[owner]
                 found[mine] = times[owner][ordered[owner][rows] if ordered else rows]
@@ -393,6 +393,6 @@ def _write(
 def _open(part: Part, name: str) -> Any:
     spec = part.arrays[name]
     count = int(np.prod(spec.shape))
-    if count == 0:  # the system maps no empty file
+    if count == 0:  # an empty file cannot be mapped
         return np.empty(0, spec.dtype)
     return np.memmap(part.path(name), spec.dtype, "r", 0, (count,))

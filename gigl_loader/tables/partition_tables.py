@@ -5,9 +5,9 @@ r"""`partition_tables`: tables of nodes and edges to partitions that `DistDatase
     tables --number--> ids and numbers --map--> edges by partition --sort--> part<k>/edges
        \--rows, in the order of the table---------------------------------> part<k>/node_features
 
-With ``order="degree"`` rows take another way, by the edges that were written: see `degree_order`.
-With a method that looks at edges, ``map`` runs twice: once to rows of the tables, which is what the
-method reads, and once to numbers.
+With ``order="degree"`` rows take another path, after the edges: see `degree_order`. With a method
+that reads edges, ``map`` runs twice: once to rows of the tables, the input of the method, and once
+to numbers.
 """
 
 import hashlib
@@ -39,12 +39,12 @@ from gigl_loader.tables.spec import METHODS, Edges, Nodes, Report, TableGraph, r
 _log = logging.getLogger(__name__)
 
 _MOST_PARTITIONS = 1024
-"""Each has open files while edges and rows are written; owners are int16 and uint16 in places."""
+"""Each has open files while edges and rows are written; some owners are int16 or uint16."""
 _MIN_BYTES = 300_000_000
-"""Less memory than this holds the libraries and nothing else."""
+"""Less memory than this suffices for the libraries only."""
 ENGINES = ("duckdb", "ray")
 _GLT_COPIES = 4
-"""Bytes in memory for each of a partition's, while it is turned into graphlearn-torch's format."""
+"""Bytes in memory per byte of a partition during conversion to graphlearn-torch's format."""
 
 
 def partition_tables(
@@ -76,20 +76,20 @@ def partition_tables(
     give the same bytes.
 
     Args:
-        nodes: A `NodeTable`, or of a heterogeneous graph a dict of them by node type.
+        nodes: A `NodeTable`, or for a heterogeneous graph a dict of them by node type.
         edges: An `EdgeTable`, or several (one to sample, others with ``supervision``), or a dict of
             those by edge type.
         num_partitions: 1 to 1024.
         root: Directory to write: a path that does not exist, or an empty directory.
-        method: ``"contiguous"``: equal runs of rows; ``"random"``: each row by itself;
-            ``"column"``: as a column says; ``"ldg"``: few edges between partitions, edges read
-            from disk; ``"metis"``: fewer, where the graph fits into memory.
+        method: ``"contiguous"``: equal runs of rows; ``"random"``: each row independently;
+            ``"column"``: from a column; ``"ldg"``: few edges between partitions, edges read from
+            disk; ``"metis"``: fewer, if the graph fits into memory.
         edge_dir: An edge goes to the owner of its destination (``"in"``) or its source (``"out"``).
         seed: For ``"random"`` and ``"metis"``.
         memory: Memory limit of the process, in bytes, or as ``"4GB"`` (10^9) or ``"4GiB"`` (2^30).
             Other data is spilled to ``scratch``.
         scratch: A directory for spilled data and the state of the run. None: beside ``root``.
-        threads: Of the engine. None: one for each CPU.
+        threads: Threads of the engine. None: one for each CPU.
         drop_dangling: Leave out edges to unknown nodes, instead of an error.
         overwrite: Replace partitions at ``root``, and unfinished work of a run with other tables or
             settings.
@@ -100,7 +100,7 @@ def partition_tables(
             cluster, each with ``threads`` and ``memory``. All nodes must share the file system of
             tables, ``root`` and ``scratch``.
         time_attr: A node attribute to sample by, as in `partition_graph`: ``"time"`` for the column
-            that ``NodeTable.time`` names.
+            in ``NodeTable.time``.
         order: Order of the rows of nodes in a partition, as in `partition_graph`: ``"ids"`` or
             ``"degree"``. With ``"degree"`` rows are written twice, to ``scratch`` and from there to
             ``root``.
@@ -116,7 +116,7 @@ def partition_tables(
             writing to ``root`` or ``scratch``.
     """
     began = time.monotonic()
-    # All that can be refused without reading a table, before anything is made on disk.
+    # All checks that need no table run before anything is created on disk.
     _check_installed()
     limit = parse_size(memory, "memory")
     graph = read_graph(nodes, edges)
@@ -146,12 +146,12 @@ def partition_tables(
     with ExitStack() as stack:
         stack.enter_context(only_writer(lock_of(target), target))
         clear_killed(target)
-        if scratch:  # two runs to different roots may have been given the same
+        if scratch:  # two runs to different roots may share one
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(only_writer(folder / LOCK, folder))
-        from gigl_loader.tables import resumable, stages  # these need what may not be installed
+        from gigl_loader.tables import resumable, stages  # they need optional packages
 
-        # a scratch directory that was named may hold the run of another root
+        # a given scratch directory may belong to a run with another root
         of_others = not scratch and resumable.ResumableJob.is_of_others(folder, settings)
         found = _left_behind(folder, building, target, of_others=of_others, overwrite=overwrite)
         if found is not None:
@@ -166,19 +166,19 @@ def partition_tables(
                 job, graph, num_partitions, method, edge_dir, seed, limit, drop_dangling, building,
                 time_attr, order, edge_rows,
             ).make(began)  # fmt: skip
-        except ConfigError:  # what was done is of no use once tables or arguments are changed
+        except ConfigError:  # finished work is useless with other tables or arguments
             for path in (building, folder):
                 shutil.rmtree(path, ignore_errors=True)
             raise
         _finish(report, building, target, format, limit, method=method, seed=seed)
-        shutil.rmtree(folder)  # last: until then, a run that is killed is known to have been ours
+        shutil.rmtree(folder)  # last: until then, a killed run is recognised as ours
     return report
 
 
 def _left_behind(
     folder: Path, building: Path, target: Path, *, of_others: bool, overwrite: bool
 ) -> Report | None:
-    """Remove what a killed run left that is of no use; return its result, if that is asked for."""
+    """Remove useless leftovers of a killed run; return its result, if it was finished."""
     report = None
     if is_done := _is_published(folder, building, target):
         shutil.rmtree(_old(target), ignore_errors=True)
@@ -186,15 +186,15 @@ def _left_behind(
     if is_done or (of_others and overwrite):
         _log.info("removing %s, which a run that was killed left", folder)
         shutil.rmtree(folder)
-    # Without its notes, what a run had built is of no use: scratch was removed by hand, or is
-    # another directory than before.
+    # Without its notes, the output of a run is useless: scratch was removed by hand, or is another
+    # directory than before.
     if not (folder / "job.json").exists():
         shutil.rmtree(building, ignore_errors=True)
     return report
 
 
 def _check_root(folder: Path, target: Path, *, overwrite: bool) -> None:
-    # Not where a run goes on: it was allowed then, and may have been killed between its renames.
+    # Not in a resumed run: it was allowed then, and may have been killed between its renames.
     if not (folder / "job.json").exists():
         check_target(target, overwrite=overwrite)
 
@@ -202,19 +202,19 @@ def _check_root(folder: Path, target: Path, *, overwrite: bool) -> None:
 def _finish(
     report: Report, building: Path, target: Path, format: str, limit: int, **made: Any
 ) -> None:
-    """Give the directory that was built its format and its name."""
+    """Give the finished directory its format and its name."""
     if format == "mapped":
         _publish(building, target)
         return
     _check_fits(report, limit)
     plain = _as_glt(building, len(report.parts), **made)
     _publish(plain, target)
-    os.rename(building, _old(target))  # else a run that is killed here would find a half of it
+    os.rename(building, _old(target))  # else a run killed here would leave half of it
     shutil.rmtree(_old(target))
 
 
 def _check_fits(report: Report, limit: int) -> None:
-    """Check that the largest partition fits into memory, which graphlearn-torch's format needs."""
+    """Check that the largest partition fits into memory, as graphlearn-torch's format requires."""
     edges = sum(part.edges for part in report.parts)
     need = _GLT_COPIES * max(part.nbytes for part in report.parts) + 8 * edges
     if need > limit:
@@ -227,12 +227,12 @@ def _check_fits(report: Report, limit: int) -> None:
 
 def _as_glt(mapped: Path, num_partitions: int, **made: Any) -> Path:
     """Write the partitions of a directory in graphlearn-torch's format beside it."""
-    from gigl_loader.dataset import disk, view_writer  # with torch, which nothing else needs
+    from gigl_loader.dataset import disk, view_writer  # they import torch, only needed here
 
     plain = mapped.with_suffix(".glt")
     shutil.rmtree(plain, ignore_errors=True)
     plain.mkdir()
-    # One at a time: a generator, and each is let go before the next is read.
+    # One at a time: a generator, and each is freed before the next is read.
     shares = (disk.read_partition(mapped, k, None) for k in range(num_partitions))
     view_writer.write_views(plain, shares, format="glt", **made)
     for path in mapped.glob("ids/*.parquet"):
@@ -269,8 +269,8 @@ def _check(num_partitions: Any, method: str, edge_dir: str, seed: Any, limit: in
 
 
 def _fingerprint(graph: TableGraph) -> list[Any]:
-    """Return what tells these tables from others."""
-    # Names and columns; what is in files is compared by size and time once they are found.
+    """Return a description that identifies these tables."""
+    # Names and columns; the files are compared by size and time once they are found.
     found: list[Any] = []
     tables: list[tuple[Any, Any]] = [*graph.nodes.items(), *graph.edges.items()]
     for key, table in tables:
@@ -284,11 +284,11 @@ def _fingerprint(graph: TableGraph) -> list[Any]:
 
 
 def _digest(table: Any) -> str:
-    """Return a digest of an Arrow table, which has no name and no date to be known by."""
+    """Return a digest of an Arrow table, which has no name and date to identify it."""
     import pyarrow as pa
 
     class Hashed:
-        """A file that keeps the digest of what is written to it."""
+        """A file that computes the digest of the written bytes."""
 
         closed, found = False, hashlib.blake2b()
 
@@ -299,7 +299,7 @@ def _digest(table: Any) -> str:
         def flush(self) -> None:
             pass
 
-    # As a stream, which is written batch by batch: no second copy of the table is in memory.
+    # As a stream, which is written batch by batch: no second copy of the table exists in memory.
     sink = Hashed()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
@@ -307,8 +307,8 @@ def _digest(table: Any) -> str:
 
 
 def _is_published(scratch: Path, building: Path, target: Path) -> bool:
-    """Return whether a run was killed when nothing was left to do but to remove its scratch."""
-    # By the run id: partitions at `root` may be those that are to be replaced.
+    """Return whether a killed run was complete except for the removal of its scratch directory."""
+    # By the run id: partitions at `root` may be old ones that are to be replaced.
     note = scratch / "done" / "seal.json"
     if building.exists() or not note.exists() or not (target / "report.json").exists():
         return False
@@ -316,14 +316,14 @@ def _is_published(scratch: Path, building: Path, target: Path) -> bool:
 
 
 def _old(target: Path) -> Path:
-    """Return what something that is about to be removed is called."""
+    """Return the name of a path that is about to be removed."""
     return target.with_name(f".{target.name}.old")
 
 
 def _publish(building: Path, target: Path) -> None:
-    # What is at `target` is whole at any moment, or not there: a rename cannot replace a directory
-    # that has files, so for a moment between the two there is none. `_is_published` and a run that
-    # goes on find both states.
+    # `target` is whole at any moment, or missing: a rename cannot replace a directory that has
+    # files, so for a moment between the two there is none. `_is_published` and a resumed run handle
+    # both states.
     shutil.rmtree(_old(target), ignore_errors=True)
     if target.exists():
         os.rename(target, _old(target))

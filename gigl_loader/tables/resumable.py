@@ -1,4 +1,4 @@
-"""A run that can be killed: steps that are done are noted, others start again; here or on Ray."""
+"""A run that survives a kill: finished steps are noted, others are repeated; here or on Ray."""
 
 import hashlib
 import json
@@ -18,37 +18,37 @@ from gigl_loader.dataset.progress import ProgressLine
 from gigl_loader.errors import ConfigError, UsageError
 
 _BASE_BYTES = 100_000_000
-"""Of the memory, for the interpreter and the libraries, before a row is read."""
+"""Memory for the interpreter and the libraries, before a row is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkSizes:
-    """How much is in memory at a time. What is written is the same whatever they are."""
+    """Amounts in memory at a time. The output does not depend on them."""
 
     table_rows: int = 65536
-    """Rows of a table: what bounds memory where rows are wide."""
+    """Rows of a table: limits memory if rows are wide."""
     numbers: int = 2**20
-    """Owners, degrees or neighbours that are read or written."""
+    """Owners, degrees or neighbours per read or write."""
     sorted_rows: int = 1_000_000
-    """Of edges in a batch, and of nodes whose ends are written: arrays of 8 MB."""
+    """Edges per batch, and nodes per write of ends: arrays of 8 MB."""
     looked_up_rows: int = 2**18
-    """Edges whose ids are looked up, at most: pieces for each thread, and batches of 4 MB."""
+    """Most edges per look-up of ids: pieces for each thread, and batches of 4 MB."""
     waiting_bytes: int = 32 * 1024 * 1024
-    """Of edges that wait until they are written, of all partitions together."""
+    """Bytes of edges that wait to be written, of all partitions together."""
     bucket_bytes: int = 2**30
-    """Of a bucket, and of rows that are dealt: with more, a step that is repeated takes long."""
+    """Bytes of a bucket, and of rows being dealt: with more, a repeated step takes long."""
     edges_a_node: int = 8
-    """Edges that a step counts for each node: degrees are read and written once in a step."""
+    """Edges that a step counts per node: degrees are read and written once per step."""
     engine_share: float = 0.6
-    """Of the memory, for the engine: it goes over its limit, and Python and Arrow need some."""
+    """Share of memory for the engine: it exceeds its limit, and Python and Arrow need some."""
     index_share: float = 0.5
-    """Of the memory, for indexes of ids: the engine sorts meanwhile what is looked up."""
+    """Share of memory for indexes of ids: the engine sorts the looked-up edges meanwhile."""
 
 
 def _mark_of(settings: Mapping[str, Any]) -> str:
     # A digest, since the settings name every file of every table. `default=str`: paths and numpy's
-    # numbers are no JSON, and are compared only. Memory and threads are no settings: a run that had
-    # too little memory is to go on with more.
+    # numbers are not JSON, and are only compared. Memory and threads are no settings: after running
+    # out of memory, a run may be resumed with more.
     return hashlib.blake2b(json.dumps(settings, default=str).encode()).hexdigest()
 
 
@@ -56,16 +56,16 @@ class ResumableJob:
     """Scratch space, memory and progress of one run.
 
     Args:
-        folder: The scratch directory. What a run with the same settings left there is used.
-        settings: Everything that decides the result.
-        memory: Bytes that the process may use.
-        threads: Of the engine, and of look-ups.
+        folder: The scratch directory. Work of a run with the same settings there is continued.
+        settings: Everything that determines the result.
+        memory: Memory limit of the process in bytes.
+        threads: Threads of the engine, and of look-ups.
         progress: Show it on stderr.
-        run_steps: Runs steps that do not need each other, in any order, and yields (position,
-            result) of each as it ends. None: here, one after the other.
+        run_steps: Runs independent steps, in any order, and yields (position, result) of each as it
+            ends. None: here, one after the other.
 
     Raises:
-        ConfigError: ``folder`` holds something else.
+        ConfigError: ``folder`` has other contents.
     """
 
     sizes = WorkSizes()
@@ -87,22 +87,22 @@ class ResumableJob:
         elif folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
             raise ConfigError(f"scratch {folder} holds other files: give an empty directory")
         folder.mkdir(parents=True, exist_ok=True)
-        # The first file in the directory, so that one without it is known to be another's.
+        # The first file in the directory, so that one without it is recognised as foreign.
         _write_whole(state, json.dumps(mark))
-        # Of steps that were not done: their names are new each time, so nothing else replaces them.
+        # From unfinished steps: their names are new each time, so nothing else replaces them.
         for path in (folder / "spill", *folder.glob("**/*.tmp")):
             shutil.rmtree(path, ignore_errors=True)
 
     @staticmethod
     def is_of_others(folder: Path, settings: Mapping[str, Any]) -> bool:
-        """Return whether ``folder`` holds what a run with other settings left."""
+        """Return whether ``folder`` has work of a run with other settings."""
         state = folder / "job.json"
         return state.exists() and json.loads(state.read_text()) != _mark_of(settings)
 
     def step(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return what ``make`` returns, or returned in the run that was killed.
+        """Return the result of ``make``, from now or from the run that was killed.
 
-        It is run again where the run ended before it was done, so it must not mind what it left.
+        It runs again if that run ended before it was done, so it must accept its own leftovers.
         """
         note = self._note(name)
         if note.exists():
@@ -110,12 +110,13 @@ class ResumableJob:
         return self._done(name, make())
 
     def steps(self, makes: Mapping[str, Callable[[], Any]]) -> Iterator[tuple[str, Any]]:
-        """Yield (name, what `step` would return) of steps that do not need each other.
+        """Yield (name, result of `step`) of independent steps.
 
-        They come as they end. They may run elsewhere, so what they are made of is pickled.
+        Results come in the order of completion. Steps may run elsewhere, so their inputs are
+        pickled.
         """
-        # What is left to do is listed before the first result goes out: who takes results may be
-        # slow, and the notes of this run must not be taken for those of the one before.
+        # The open steps are listed before the first result is yielded: the consumer may be slow,
+        # and notes of this run must not pass as notes of the one before.
         to_do = [name for name in makes if not self._note(name).exists()]
         for name in makes:
             if name not in to_do:
@@ -129,14 +130,14 @@ class ResumableJob:
     def _done(self, name: str, found: Any) -> Any:
         note = self._note(name)
         note.parent.mkdir(parents=True, exist_ok=True)
-        # The note comes last: a run that is killed before it repeats the step, one that is killed
-        # after it does not. The result is read back, so that a run that goes on gets the same
-        # types (tuples are lists) as one that was never killed.
+        # The note comes last: a run killed before it repeats the step, one killed after it does
+        # not. The result is read back, so that a resumed run gets the same types (tuples are lists)
+        # as an uninterrupted one.
         _write_whole(note, json.dumps(found))
         return json.loads(note.read_text())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what hands out steps: a copy elsewhere runs one."""
+        """Pickle without the step runner: a copy elsewhere runs one step."""
         return {**vars(self), "_run_steps": _one_by_one}
 
     @contextmanager
@@ -145,12 +146,12 @@ class ResumableJob:
 
         Args:
             ordered: Rows keep the order of the file, which costs memory.
-            beside: Bytes of memory that something else takes meanwhile.
+            beside: Bytes of memory in use elsewhere meanwhile.
 
         Raises:
-            UsageError: Memory or disk are too small. The run can go on.
+            UsageError: Memory or disk are too small. The run can be resumed.
         """
-        spill = self.folder / "spill" / uuid.uuid4().hex  # of each engine, wherever it runs
+        spill = self.folder / "spill" / uuid.uuid4().hex  # one per engine, on any node
         spill.mkdir(parents=True)
         limit = int((self.usable_bytes - beside) * self.sizes.engine_share)
         connection = duckdb.connect(
@@ -158,10 +159,10 @@ class ResumableJob:
             config={
                 "memory_limit": f"{limit}B",
                 "threads": self.threads,
-                # The engine's default is a directory below the current one, which may be full.
+                # The engine's default is in the current directory, whose disk may be full.
                 "temp_directory": str(spill),
                 "preserve_insertion_order": ordered,
-                # A query that needs an extension fails, instead of downloading code.
+                # A query that needs an extension fails, instead of a download of code.
                 "autoinstall_known_extensions": False,
             },
         )
@@ -169,8 +170,8 @@ class ResumableJob:
         connection.execute("SET enable_progress_bar = false")
         try:
             yield connection
-        # Both leave the notes of done steps where they are. A full disk may be either: the engine
-        # spills into nine tenths of what is free, and calls the rest of it out of memory.
+        # Both keep the notes of finished steps. A full disk may raise either: the engine spills
+        # into nine tenths of the free space, and reports the rest as out of memory.
         except duckdb.OutOfMemoryException as error:
             raise UsageError(
                 f"{limit / 1e6:.0f} MB for the engine are too few, or {spill} is full: "
@@ -185,9 +186,8 @@ class ResumableJob:
 
     @contextmanager
     def stage(self, name: str, total: int, unit: str = "rows") -> Iterator[Callable[[int], None]]:
-        """Show progress of a stage; yield what to call with the rows that were done."""
-        # A run that goes on counts what was done before in its first moment: the rate is too high
-        # at first.
+        """Show progress of a stage; yield a function that adds finished rows."""
+        # A resumed run counts earlier rows in its first moment: the rate is too high at first.
         line = ProgressLine(total, shown=self._shown, name=name, unit=unit)
         yield line.add
         line.end()
@@ -202,9 +202,8 @@ def _one_by_one(makes: list[Callable[[], Any]]) -> Iterator[tuple[int, Any]]:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    # Renaming is atomic: a note that is there is whole, whenever the run is killed. Nothing is
-    # synced, neither notes nor what they vouch for: a run goes on after a kill, and not after a
-    # crash of the machine.
+    # Renaming is atomic: an existing note is whole, even after a kill. Nothing is synced, neither
+    # notes nor their data: a run can be resumed after a kill, but not after a crash of the machine.
     draft = path.with_name(path.name + ".tmp")
     draft.write_text(text)
     os.replace(draft, path)
@@ -212,24 +211,24 @@ def _write_whole(path: Path, text: str) -> None:
 
 # --- steps as tasks of Ray ------------------------------------------------------------------------
 #
-# The functions are those that run without it. Ray places a task on a node with enough processors
-# and memory, and runs it again on another where a node is lost. It raises nothing while no node is
-# large enough, so that is looked at here.
+# The functions are the same as without Ray. Ray places a task on a node with enough processors and
+# memory, and runs it again on another if a node is lost. If no node is large enough, it raises
+# nothing, so that is checked here.
 
 _LOOK_SECONDS = 5.0
-"""How often nodes are looked at while tasks are waited for."""
+"""Interval of checks of nodes while tasks run."""
 _END_SECONDS = 60.0
-"""How long tasks are waited for that were interrupted, and that were killed: their node may be out
-of reach."""
+"""Time limits for tasks that were interrupted, and for killed ones: their node may be
+unreachable."""
 
 
 def runner_of(engine: str, memory: int, threads: int | None) -> AbstractContextManager[Any]:
-    """Return what yields (what runs several steps, threads of each); None: they run here.
+    """Return a context of (step runner, threads per step); None: steps run here.
 
     Args:
         engine: ``"duckdb"`` or ``"ray"``.
-        memory: Bytes of each step.
-        threads: Of each step.
+        memory: Bytes for each step.
+        threads: Threads of each step.
     """
     if engine == "duckdb":
         return nullcontext((None, threads or os.cpu_count() or 1))
@@ -238,25 +237,25 @@ def runner_of(engine: str, memory: int, threads: int | None) -> AbstractContextM
 
 @contextmanager
 def _tasks(memory: int, threads: int | None) -> Iterator[tuple[RunSteps, int]]:
-    """Yield (what runs steps as tasks, threads of each).
+    """Yield (step runner for tasks, threads per step).
 
-    A cluster that this process has joined, or that ``RAY_ADDRESS`` names, is used; where there is
-    none, Ray starts one on this machine for the time being.
+    It uses the cluster that this process has joined, or that ``RAY_ADDRESS`` names; without one,
+    Ray starts one on this machine for the duration.
 
     Args:
         memory: Bytes of each task.
         threads: Processors of each task. None: those of the smallest node.
 
     Raises:
-        ConfigError: Ray is not installed, or no node has that much.
+        ConfigError: Ray is not installed, or no node is large enough.
     """
     ray = _import_ray()
-    # What the caller has joined stays joined: it may run other things there.
+    # A cluster that the caller joined stays joined: it may run other work there.
     ours = not ray.is_initialized()
     if ours:
         ray.init(log_to_driver=False, include_dashboard=False)
     try:
-        # The smallest node's, so that all nodes get tasks; on a larger one run several at a time.
+        # The smallest node's, so that all nodes get tasks; larger ones run several at a time.
         smallest = min((_size(node)[0] for node in _nodes(ray)), default=1)
         count = threads or max(1, int(smallest))
         if not _fits(ray, memory, count):
@@ -268,7 +267,7 @@ def _tasks(memory: int, threads: int | None) -> Iterator[tuple[RunSteps, int]]:
 
 
 def _import_ray() -> Any:
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a change
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of a change
     try:
         import ray
     except ImportError as error:
@@ -282,8 +281,7 @@ def run_tasks(
     ray: Any, makes: list[Callable[[], Any]], memory: int, threads: int
 ) -> Iterator[tuple[int, Any]]:
     """Run steps as tasks of ``memory`` bytes and ``threads`` processors each; see `RunSteps`."""
-    # Both are what Ray counts when it places a task; that it keeps to the memory is ours to see
-    # to.
+    # Ray counts both when it places a task; we have to keep to the memory ourselves.
     task = ray.remote(num_cpus=threads, memory=memory)(_call)
     positions = {task.remote(make): position for position, make in enumerate(makes)}
     try:
@@ -291,18 +289,18 @@ def run_tasks(
             done, _ = ray.wait(list(positions), timeout=_LOOK_SECONDS)
             for one in done:
                 yield positions.pop(one), _result(ray, one)
-            # Nodes may have left since tasks began. Ray would wait for new ones without a word.
+            # Nodes may have left since tasks began. Ray would silently wait for new ones.
             if not done and not _fits(ray, memory, threads):
                 raise UsageError(f"{_too_small(ray, memory, threads)}; call again to continue")
-    finally:  # of an error of one, or where who takes results stops: nothing is left otherwise
+    finally:  # after a failed task, or if the consumer stops; else none is left
         _end(ray, list(positions))
 
 
 def _end(ray: Any, tasks: list[Any]) -> None:
-    """Cancel tasks, and wait until none of them writes any more: what they write is removed next.
+    """Cancel tasks, and wait until none of them writes: their output is removed next.
 
-    A task that is interrupted is over when it has unwound. One that is killed may be called over
-    while its process still runs, so that is left for those that cannot be interrupted.
+    A task that is interrupted ends after it has unwound. A killed one may be reported as ended
+    while its process still runs, so only tasks that cannot be interrupted are killed.
     """
     for kill in (False, True):
         for task in tasks:
@@ -319,7 +317,8 @@ def _result(ray: Any, task: Any) -> Any:
     try:
         return ray.get(task)
     except ray.exceptions.RayTaskError as error:
-        # The task's own error, of our classes: callers tell by it what may go on, and what to undo.
+        # The task's own error class: it tells callers whether a run can be resumed, or must be
+        # undone.
         raise error.cause from error
     except ray.exceptions.RayError as error:
         raise UsageError(f"a task of Ray was lost: {error}; call again to continue") from error

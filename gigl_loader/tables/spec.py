@@ -1,6 +1,6 @@
-"""What tables hold, checked before anything is read; and what came out of them.
+"""The contents of tables, checked before anything is read; and the report of the result.
 
-`TableGraph` says which columns are ids, features, labels. `Report` has sizes, edge cut and remote
+`TableGraph` names the columns of ids, features, labels. `Report` has sizes, edge cut and remote
 neighbours of the partitions, as JSON and as a picture.
 """
 
@@ -46,14 +46,14 @@ class NodeTable:
     ``fsspec`` reads (``s3://``, ``gs://``), or a ``pyarrow.Table``."""
     _: KW_ONLY
     id: str = "id"
-    """The column that names a node: integers or text, each value once."""
+    """The column of node ids: integers or text, each value once."""
     features: Columns = None
     """A column of lists or numbers, several columns of numbers, or a ``.npy`` file with a row for
     each row of the table."""
     feature_dtype: str | None = None
-    """``"float16"``, ``"float32"`` or ``"float64"``: the type that batches have features in. None:
-    that of the columns, and float32 for float64, which fractions in CSV and Python's own floats
-    are: models compute in float32."""
+    """``"float16"``, ``"float32"`` or ``"float64"``: the type of features in batches. None: that of
+    the columns, but float32 for float64 (fractions in CSV and Python's own floats): models compute
+    in float32."""
     label: Columns = None
     """One column of numbers, or several; use -1 for unlabelled nodes."""
     split: str | None = None
@@ -84,11 +84,11 @@ class EdgeTable:
     feature_dtype: str | None = None
     """As in `NodeTable`."""
     weight: str | None = None
-    """A column of finite numbers that are not negative."""
+    """A column of finite numbers, not negative."""
     time: str | None = None
     """A column of integers or timestamps; batches carry it as ``time``."""
     supervision: Literal["positive", "negative"] | None = None
-    """The rows are label edges of the type, not edges that are walked."""
+    """The rows are label edges of the type, which sampling does not walk."""
 
 
 Nodes = NodeTable | Mapping[NodeType, NodeTable]
@@ -114,9 +114,9 @@ def read_graph(nodes: Nodes, edges: Edges) -> TableGraph:
     """Return the tables of a graph, by type.
 
     Raises:
-        ConfigError: A type is missing, named twice or not fit for a file's name.
+        ConfigError: A type is missing, named twice or not usable as a file name.
     """
-    # A dict of one type is heterogeneous, too: batches are `HeteroData` then, as the user asked.
+    # A dict of one type is heterogeneous, too: batches are `HeteroData`, as requested.
     heterogeneous = isinstance(nodes, Mapping)
     by_node = dict(nodes) if isinstance(nodes, Mapping) else {DEFAULT_HOMOGENEOUS_NODE_TYPE: nodes}
     if heterogeneous and not isinstance(edges, Mapping):
@@ -149,7 +149,7 @@ def _add_edges(found: TableGraph, edge_type: EdgeType, table: EdgeTable) -> None
                 f"edges of {edge_type} end at node type {node_type!r}, of which there is no table "
                 f"(there are {sorted(found.nodes)})"
             )
-    # Label edges are looked up, never walked: samplers have no place for what travels with them.
+    # Label edges are looked up, never walked: samplers have no place for their other columns.
     if table.supervision is not None:
         if (table.weight, table.features, table.time) != (None, None, None):
             raise ConfigError(
@@ -188,7 +188,7 @@ def _check_dtype(table: NodeTable | EdgeTable, where: str) -> None:
 
 
 def _check_name(name: Any) -> None:
-    # Types are parts of paths, and in quotes in SQL.
+    # Types are parts of paths, and quoted in SQL.
     if not isinstance(name, str) or not name or name in (".", "..") or set("/\0'") & set(name):
         raise ConfigError(f"type {name!r} cannot be the name of a file: rename it")
 
@@ -207,7 +207,7 @@ def is_npy(given: Columns) -> bool:
 
 REPORT, PICTURE = "report.json", "report.svg"
 _CHUNK_EDGES = 2**22
-"""Edges that are counted at a time: some arrays of 32 MB."""
+"""Edges per count: some arrays of 32 MB."""
 _COLORS = ("#4c78a8", "#f58518", "#54a24b")
 
 
@@ -217,7 +217,7 @@ class PartReport:
 
     nodes: int
     edges: int
-    """That are walked; label edges do not count."""
+    """Sampled edges; label edges do not count."""
     nbytes: int
     """Bytes of all files of the partition."""
     cut: int
@@ -236,7 +236,7 @@ class Report:
     """The run id: a digest of all that was written."""
     parts: list[PartReport]
     dangling: dict[str, int]
-    """Edges that were left out by edge type, since an end of them is no node."""
+    """Dropped edges by edge type, with an end that is no node."""
     seconds: float
     """Seconds that this call took; a run that was killed and resumed took longer."""
 
@@ -274,7 +274,7 @@ class Report:
         return cls(content["run"], parts, content["dangling"], 0.0)
 
     def write(self, out: Path) -> None:
-        """Write it below a directory, without the time, which no two runs share."""
+        """Write it below a directory, without the time, which differs between runs."""
         content: dict[str, Any] = asdict(self)
         content.pop("seconds")
         content |= {"edge_cut": self.edge_cut, "remote_training_share": self.remote_training_share}
@@ -304,24 +304,24 @@ def _count(part: Part, edge_type: EdgeType, row_type: NodeType, ends: Array, k: 
     """Return edges, cut edges, edges of training nodes, and cut ones of those."""
     where = rows_at("edges", edge_type)
     spec = part.arrays[f"{where}/indices"]
-    # 8 bytes for each node of this partition; its edges, which may not fit, are read in chunks.
+    # 8 bytes per node of this partition; its edges, which may exceed memory, are read in chunks.
     pointer = np.fromfile(part.path(f"{where}/indptr"), np.int64)
     training = np.zeros(len(pointer) - 1, bool)
     name = f"splits/train/{row_type}"
     if name in part.arrays:
-        # A partition's splits are of its own nodes, and so are the rows of its edges.
+        # A partition's splits have its own nodes, and so do the rows of its edges.
         ids = np.fromfile(part.path(name), np.int64)
         training[ids - part.ranges[where]["first_row"]] = True
     first, last = (ends[k - 1] if k else 0), ends[k]
     totals, row = np.zeros(4, np.int64), 0
     with part.path(f"{where}/indices").open("rb") as file:
         while row < len(training):
-            # Whole rows, as many as have so many edges; one at least, however many it has.
+            # Whole rows with up to so many edges; at least one row, of any size.
             stop = int(np.searchsorted(pointer, pointer[row] + _CHUNK_EDGES, "right")) - 1
             stop = min(max(stop, row + 1), len(training))
             count = int(pointer[stop] - pointer[row])
             found = np.fromfile(file, storage_dtype(spec.dtype), count)
-            # A partition owns a range of ids: who owns a neighbour is two comparisons.
+            # A partition owns a range of ids: ownership of a neighbour is two comparisons.
             remote = (found < first) | (found >= last)
             mine = np.repeat(training[row:stop], np.diff(pointer[row : stop + 1]))
             totals += [count, remote.sum(), mine.sum(), (remote & mine).sum()]
@@ -345,7 +345,7 @@ def _picture(report: Report) -> str:
         lines.append(f'<text x="10" y="{y + 12}">part {k}</text>')
         for (name, label), color in zip(rows, _COLORS, strict=True):
             value = getattr(part, name)
-            # Bars of a kind are as long as their share of the longest: 640 wide, 380 for those, the
+            # Bars of a kind show their share of the longest: 640 wide in all, 380 for the bars, the
             # rest for names before them and figures behind.
             most = max(1, *(getattr(one, name) for one in report.parts))
             bar = 380 * value / most

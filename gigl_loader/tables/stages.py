@@ -76,7 +76,7 @@ class Run:
         names = [file.name for table in tables for file in table.files]
         names += [str(one.features) for one in graph.nodes.values() if is_npy(one.features)]
         found = [[name, *stamp(name)] for name in names]
-        # As the run that was killed found them, if this one goes on where that one was.
+        # As a killed run found them, if this one resumes it.
         self._inputs: list[list[Any]] = job.step("inputs", lambda: found)
         self._check_unchanged()
         self._numbering: dict[NodeType, Numbering] = {}
@@ -84,13 +84,13 @@ class Run:
         self._classes: dict[NodeType, int] = {}
 
     def _check_unchanged(self) -> None:
-        """Check that the files of all tables are those with which the run began.
+        """Check that the files of all tables are those from the start of the run.
 
         Raises:
             ConfigError: One of them has changed; the message names it.
         """
-        # Half of a result from the old tables and half from the new ones would look well-formed.
-        # By size and time: to compare what is in them would take as long as to read them again.
+        # Half of a result from the old tables and half from the new ones would look well-formed. By
+        # size and time: a comparison of the contents would take as long as a second read.
         changed = [name for name, *noted in self._inputs if stamp(name) != noted]
         if changed:
             raise ConfigError(
@@ -108,14 +108,13 @@ class Run:
         try:
             return self._make(began)
         except Exception:
-            # An error that follows from a change names that: what it says is of a file that is
-            # gone.
+            # If a change caused the error, that is named: the error is about a file that is gone.
             self._check_unchanged()
             raise
 
     def _make(self, began: float) -> Report:
-        # Each stage reads what the one before it wrote, from disk, and returns only what notes
-        # hold: a run that goes on comes through all of them, and works where steps are not noted.
+        # Each stage reads the output of the previous one from disk, and returns only the noted
+        # values: a resumed run passes all stages, and works on unfinished steps.
         job, out = self._job, self._out
         rows, extras = self._check_tables()
         out.mkdir(parents=True, exist_ok=True)
@@ -126,19 +125,19 @@ class Run:
         self._write_ids()
         mapped = self._map(extras)
         counts = self._sort(mapped, extras)
-        # Rows come after edges: by degree, their places follow from the edges that were written.
+        # Rows come after edges: by degree, their places follow from the written edges.
         for node_type, writer in rows.items():
             positions = self._positions(node_type) if self._by_degree and writer.has_rows else None
             classes = writer.write(self._numbering[node_type], self._parts, positions)
             self._classes |= {} if classes is None else {node_type: classes}
-        # After rows, which hold the times of nodes.
+        # After rows, which have the times of nodes.
         if self._time_attr is not None:
             ends = {t: numbering.ends for t, numbering in self._numbering.items()}
             write_neighbor_times(
                 job, self._parts, self._graph, ends, self._edge_dir, self._time_attr
             )
         dangling = {edge_type_str(t): m.dangling for t, m in mapped.items()}
-        self._check_unchanged()  # All is read: from here on a change of them is no matter.
+        self._check_unchanged()  # Everything is read: later changes do not matter.
         run = job.step("seal", lambda: self._seal(counts))
         report = Report(run, self._describe(), dangling, time.monotonic() - began)
         report.write(out)
@@ -146,8 +145,8 @@ class Run:
 
     def _check_tables(self) -> tuple[dict[NodeType, NodeRows], dict[EdgeType, Extras]]:
         """Check all columns of all tables, before anything is written."""
-        # Types first, from the files' footers alone; then what can be said of sizes; values of
-        # edges, which take a pass over the tables, last.
+        # Types first, from the files' footers only; then sizes; values of edges, which need a pass
+        # over the tables, last.
         graph, rows, extras = self._graph, {}, {}
         for node_type, table in self._nodes.items():
             id_kind(table, graph.nodes[node_type].id)
@@ -176,8 +175,8 @@ class Run:
         return self._job.folder / "owners" / f"{node_type}.bin"
 
     def _place(self, before: dict[EdgeType, Mapped]) -> None:
-        """Decide which partition owns each node."""
-        # With edges, all types are placed together, since edges lead from one to another.
+        """Decide the owner of each node."""
+        # With edges, all types are placed together, since edges connect them.
         job = self._job
         if before:
             job.step("owners", lambda: self._place_with_edges(before))
@@ -188,8 +187,7 @@ class Run:
                 position = partial(place_alone, method, table, spec, self._count, self._seed, path)
                 job.step(f"owners/{node_type}", position)
             size = table.num_rows
-            # Mapped: two bytes a node that are read once for each stage. The system maps no empty
-            # file.
+            # Mapped: two bytes per node, read once per stage. An empty file cannot be mapped.
             owners = np.memmap(path, np.uint16, "r", 0, (size,)) if size else np.empty(0, np.uint16)
             self._numbering[node_type] = Numbering.of(table, owners, self._count)
 
@@ -208,7 +206,7 @@ class Run:
             owners[start : start + counts[node_type]].astype(np.uint16).tofile(path)
 
     def _ldg_pass(self, number: int, one_pass: Any) -> Array:
-        # Notes are JSON, too large for an owner of each node.
+        # Notes are JSON, unsuitable for an owner of each node.
         path = self._job.folder / f"ldg{number}.npy"
         self._job.step(f"ldg/{number}", lambda: np.save(path, one_pass()))
         found: Array = np.load(path)
@@ -240,12 +238,12 @@ class Run:
         )  # fmt: skip
 
     def _row_end(self, edge_type: EdgeType) -> int:
-        # Label edges lie with their anchor, the source: that is the seed that asks for them.
+        # Label edges are stored with their anchor, the source: that seed requests them.
         return 1 if self._edge_dir == "in" and not is_label_edge_type(edge_type) else 0
 
     def _map_rows(self) -> dict[EdgeType, Mapped]:
-        """Map the ends of edges that are walked to rows of the tables."""
-        # As if one partition owned all: the number of a node is its row then.
+        """Map the ends of sampled edges to rows of the tables."""
+        # As if one partition owned all nodes: the number of a node is then its row.
         ids, bounds = {}, {}
         for node_type, table in self._nodes.items():
             numbering = Numbering.of(table, np.zeros(table.num_rows, np.uint16), 1)
@@ -273,7 +271,7 @@ class Run:
     def _sort(
         self, mapped: dict[EdgeType, Mapped], extras: dict[EdgeType, Extras]
     ) -> dict[EdgeType, list[int]]:
-        """Write each partition's edges; return where the edge ids of partitions end, by type."""
+        """Write each partition's edges; return the ends of the partitions' edge ids, by type."""
         found = {}
         for edge_type, one in mapped.items():
             label, row = is_label_edge_type(edge_type), self._row_end(edge_type)
@@ -298,8 +296,8 @@ class Run:
         return found
 
     def _positions(self, node_type: NodeType) -> Positions:
-        """Find where the rows of a type's nodes are to lie, by the edges that were written."""
-        # Of label edges nothing is read in an epoch but seeds, so they do not count.
+        """Compute the positions of a type's node rows, from the written edges."""
+        # An epoch reads only the seeds of label edges, so they do not count.
         edges = []
         for edge_type in self._graph.walked:
             if edge_type[0 if self._edge_dir == "in" else 2] == node_type:

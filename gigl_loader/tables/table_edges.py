@@ -1,8 +1,8 @@
 """Edges: ids to numbers by a join, then each partition's edges in order.
 
-One file of the table is mapped at a time, so that a killed run has to do no more than one again: by
-look-ups in memory where the ids of nodes fit into half of it, else by a join of the engine. What
-leaves that is Parquet by partition; dangling edges are counted there and written nowhere.
+One file of the table is mapped at a time, so that a killed run repeats no more than one. It uses
+look-ups in memory if the ids of nodes fit into half of it, else a join of the engine. The result is
+Parquet by partition; dangling edges are counted there and written nowhere.
 """
 
 import os
@@ -45,29 +45,29 @@ from gigl_loader.tables.table_files import (
 )
 
 _DANGLING = -1
-"""The partition of edges without one; in a list of counts by partition, the last."""
+"""The partition of edges without one; the last in a list of counts by partition."""
 _SORT_BYTES = 64 * 1024 * 1024
-"""Bytes of a batch that leaves a sort."""
+"""Bytes of a batch from a sort."""
 
 
 @dataclass(frozen=True)
 class Extras:
-    """Columns that travel with edges."""
+    """Columns that accompany edges."""
 
     weight: str | None
     features: list[str]
     time: str | None = None
     time_sql: str = ""
-    """The time as an integer, in the unit of its column: the engine has units of its own."""
+    """The time as an integer, in the unit of its column: the engine has its own units."""
     dtype: Any = None
-    """numpy's, of the features."""
+    """numpy's type of the features."""
     width: int = 0
     rows: bool = False
     """Whether edges keep their row in the table."""
 
     @property
     def names(self) -> list[str]:
-        """What they are called on the way; ``pos`` is the row, for edges that are alike."""
+        """Their names in intermediate files; ``pos`` is the row, to order equal edges."""
         found = [f"c{i}" for i in range(len(self.features))]
         found += ["weight"] if self.weight else []
         found += ["time"] if self.time else []
@@ -75,29 +75,29 @@ class Extras:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that they take of each edge in memory."""
-        # 20: pos 8, weight 4, time 8. Too much where one is missing; batches are smaller then.
+        """Bytes per edge in memory."""
+        # 20: pos 8, weight 4, time 8. Too many if one is missing; batches are smaller then.
         return 20 * bool(self.names) + (self.width * self.dtype.itemsize if self.features else 0)
 
     def select(self, first_row: int) -> str:
-        """Return SQL for them, where edges come from the user's table."""
+        """Return SQL for them, for edges from the user's table."""
         found = [f"e.{named(column)} AS c{i}" for i, column in enumerate(self.features)]
         if self.weight:
-            # Samplers draw with float32; `check_values` has seen that all fit.
+            # Samplers draw with float32; `check_values` has checked that all fit.
             found.append(f"CAST(e.{named(self.weight)} AS FLOAT) AS weight")
         if self.time:
             found.append(f"CAST({self.time_sql} AS BIGINT) AS time")
         if found or self.rows:
-            # Nothing tells two edges apart that have the same ends: without their row in the table,
-            # their weights would come in an order that depends on threads.
+            # Edges with the same ends are not distinguishable: without their row in the table, the
+            # order of their weights would depend on threads.
             found.append(f"CAST(e.file_row_number + {first_row} AS BIGINT) AS pos")
         return "".join(f", {one}" for one in found)
 
 
 def read_extras(table: Table, spec: EdgeTable, *, rows: bool = False) -> Extras:
-    """Return the columns of a table that travel with its edges, their types checked.
+    """Return the columns of a table that accompany its edges, with checked types.
 
-    ``rows``: the position of an edge in the table, too.
+    ``rows``: also the position of an edge in the table.
     """
     columns = columns_of(spec.features)
     if spec.weight is not None:
@@ -117,8 +117,8 @@ def _time_sql(table: Table, column: str) -> str:
     kind, name = table.type_of(column), f"e.{named(column)}"
     if pa.types.is_integer(kind):
         return name
-    # The engine has no function for seconds as an integer; Parquet knows no seconds either, so
-    # what is in milliseconds there divides without a rest.
+    # The engine has no function for seconds as an integer, and Parquet has no seconds either, so
+    # the milliseconds there divide without a remainder.
     return f"epoch_ms({name}) // 1000" if kind.unit == "s" else f"epoch_{kind.unit}({name})"
 
 
@@ -127,15 +127,16 @@ class Ends:
     """The dictionaries that look up the ids of both ends of an edge type."""
 
     row: str
-    """The column of the node that edges are grouped by."""
+    """The column of the node that groups edges."""
     neighbor: str
     row_ids: Dictionary
     neighbor_ids: Dictionary
     bounds: Array
-    """``[num_partitions]`` int64, where the numbers of each partition of the row's type end."""
+    """``[num_partitions]`` int64, one past the last number of each partition, for the row's
+    type."""
 
     def indexes(self, job: ResumableJob) -> tuple[Index, Index] | None:
-        """Return the indexes of both, where they fit into memory together."""
+        """Return the indexes of both, if they fit into memory together."""
         # Each fits by itself when it is built; both at a time may not.
         row, neighbor = self.row_ids.index, self.neighbor_ids.index
         if row is None or neighbor is None or not fits(job, {row, neighbor}):
@@ -143,7 +144,7 @@ class Ends:
         return row, neighbor
 
     def release(self) -> None:
-        """Give the memory of indexes back."""
+        """Free the memory of indexes."""
         for ids in (self.row_ids, self.neighbor_ids):
             if ids.index is not None:
                 ids.index.release()
@@ -151,7 +152,7 @@ class Ends:
 
 @dataclass
 class Mapped:
-    """Edges by partition, on their way."""
+    """Edges by partition, in intermediate files."""
 
     folder: Path
     counts: Array
@@ -160,13 +161,13 @@ class Mapped:
     files: list[Path] = field(default_factory=list)
 
     def add(self, counts: list[int]) -> None:
-        """Count the edges of a file: by partition, and the dangling ones last."""
+        """Count the edges of a file: by partition, with the dangling ones last."""
         self.counts += np.array(counts[:-1])
         self.dangling += counts[_DANGLING]
 
     def of_partition(self, k: int) -> list[str]:
         """Return the files with the edges of a partition."""
-        # By name, which follows the files of the table, not the order in which they were done.
+        # By name, in the order of the table's files, not in the order of completion.
         return sorted(
             str(path) for file in self.files for path in (file / f"part={k}").glob("*.parquet")
         )
@@ -201,8 +202,8 @@ def check_values(
                         weights[bad].tolist(),
                     )  # fmt: skip
 
-    # A pass of its own, before anything is written: the engine, which reads these columns next,
-    # would make infinities, or stop with an error that names no row.
+    # A separate pass before anything is written: the engine, which reads these columns next, would
+    # produce infinities, or stop with an error that names no row.
     if extras.names:
         for i, file in enumerate(table.files):
             job.step(f"check/{key}/{i}", partial(check, file))
@@ -212,10 +213,10 @@ def map_edges(
     job: ResumableJob, table: Table, ends: Ends, extras: Extras, edge_type: EdgeType, stage: str, *,
     drop_dangling: bool,
 ) -> Mapped:  # fmt: skip
-    """Write the edges of a table by partition, with numbers in place of ids.
+    """Write the edges of a table by partition, with numbers instead of ids.
 
     Raises:
-        ConfigError: An end of an edge is no node, and such edges are not to be dropped.
+        ConfigError: An end of an edge is no node, and such edges are not dropped.
     """
     key = edge_type_str(edge_type)
     folder = job.folder / stage / key
@@ -230,8 +231,8 @@ def map_edges(
         mapped.files.append(target)
     with job.stage(f"{stage} {key}", table.num_rows) as progress:
         for name, counts in job.steps(joins):
-            # Also of a step that was done in the run before: that one was killed before it could
-            # say so. Nulls are refused even where dangling edges are dropped.
+            # Also for steps of an earlier run: that one was killed before it could raise the error.
+            # Nulls are refused even if dangling edges are dropped.
             if counts[_DANGLING]:
                 _refuse_dangling(job, table, files[name], ends, counts[_DANGLING], drop_dangling)
             mapped.add(counts)
@@ -244,9 +245,9 @@ def _map(
     job: ResumableJob, table: Table, ends: Ends, extras: Extras, target: Path, source: str,
     select: str,
 ) -> list[int]:  # fmt: skip
-    """Return edges by partition, and the dangling ones last."""
-    # A name of its own for each try: where Ray has lost a node and runs the task again, the lost
-    # one may live on and write, and must not write into what the other one renames.
+    """Return edges by partition, with the dangling ones last."""
+    # A new name for each attempt: if Ray has lost a node and repeats the task, the lost node may
+    # still run and write, and must not write into the other's files.
     draft = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
     shutil.rmtree(target, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -267,7 +268,7 @@ def _join(
     job: ResumableJob, table: Table, ends: Ends, draft: Path, source: str, row: str, neighbor: str,
     select: str,
 ) -> list[int]:  # fmt: skip
-    # Branches are taken in order, so the first end that a number is below is its owner's.
+    # Branches are taken in order: the first end above a number is its owner's.
     owner = " ".join(f"WHEN r.node < {end} THEN {k}" for k, end in enumerate(ends.bounds.tolist()))
     sql = f"""
         COPY (
@@ -281,8 +282,8 @@ def _join(
     with job.engine() as engine:
         table.register(engine)
         engine.execute(sql)
-    draft.mkdir(exist_ok=True)  # of no edges, nothing is written
-    # Counted in the footers: COPY says how many rows it wrote, not where.
+    draft.mkdir(exist_ok=True)  # without edges, nothing is written
+    # Counted in the footers: COPY tells the number of rows, not their files.
     counts = [
         sum(pq.read_metadata(path).num_rows for path in (draft / f"part={k}").glob("*.parquet"))
         for k in [*range(len(ends.bounds)), _DANGLING]
@@ -296,16 +297,16 @@ def _pairs(folder: Path) -> str:
 
 
 def _key(table: Table, alias: str, column: str) -> str:
-    """Return SQL for a column of ids, of the type that the pairs have.
+    """Return SQL for a column of ids, in the type of the pairs.
 
-    It is null for an unsigned number that the type has not: that is the id of no node.
+    It is null for an unsigned number outside that type, which is no node's id.
     """
     kind = "BIGINT" if id_kind(table, column) == "int" else "VARCHAR"
     return f"TRY_CAST({alias}.{named(column)} AS {kind})"
 
 
 def check_ends(table: Table, nodes: Table, column: str, id_column: str) -> None:
-    """Check that a column of edges has the kind of ids that nodes have."""
+    """Check that an edge column has the same kind of ids as nodes."""
     found, wanted = id_kind(table, column), id_kind(nodes, id_column)
     if found != wanted:
         names = {"int": "integers", "text": "text"}
@@ -322,7 +323,7 @@ def _refuse_dangling(
     sides = ((ends.row, ends.row_ids.pairs), (ends.neighbor, ends.neighbor_ids.pairs))
     for column, pairs in sides:
         key = _key(table, "e", column)
-        # Null is neither in a set nor out of it, so it needs a test of its own.
+        # Null is neither in a set nor out of it, so it needs its own test.
         missing = f"{key} IS NULL OR {key} NOT IN (SELECT id FROM {_pairs(pairs)})"
         tests = [(f"e.{named(column)} IS NULL", "has nulls")]
         if not drop:
@@ -350,22 +351,22 @@ def sort_edges(
     job: ResumableJob, mapped: Mapped, extras: Extras, edge_type: EdgeType, k: int, part: Part,
     shared: Part, *, rows: tuple[int, int], num_neighbors: int, first_edge: int | None,
 ) -> Callable[[], None]:  # fmt: skip
-    """Return what writes the edges of one partition, grouped by node, neighbours ascending.
+    """Return a writer of one partition's edges, grouped by node, neighbours ascending.
 
     Args:
         job: The run.
         mapped: The edges.
-        extras: What travels with them.
-        edge_type: Of the edges.
+        extras: Columns that accompany them.
+        edge_type: Their type.
         k: The partition.
-        part: The partition, where they go.
-        shared: What all partitions share.
+        part: The folder of the partition.
+        shared: The root, with the shared data.
         rows: The first of the numbers of its nodes, and one past the last.
-        num_neighbors: Numbers that a neighbour may have.
+        num_neighbors: Number of possible neighbours.
         first_edge: The id of its first edge; None: edges have no ids.
     """
-    # What is written is known before it is sorted: the manifest is made here, in this process, also
-    # where the sort was done in the run before, or is done by a task elsewhere.
+    # The result's shape is known before the sort: the manifest is made here, in this process, even
+    # if an earlier run or a task elsewhere does the sort.
     where, num_edges = rows_at("edges", edge_type), int(mapped.counts[k])
     arrays: dict[str, tuple[str, ArraySpec]] = {
         "indptr": (f"{where}/indptr", ArraySpec("int64", (rows[1] - rows[0] + 1,))),
@@ -399,7 +400,7 @@ def _sort(
     files: dict[str, tuple[Path, str]],
 ) -> None:  # fmt: skip
     with ExitStack() as stack:
-        # Emptied: a sort that was killed begins again, and one file is one sort's alone.
+        # Emptied: a killed sort begins again, and each file belongs to one sort.
         opened = {what: stack.enter_context(new_file(path)) for what, (path, _) in files.items()}
         pointer = _IndexPointer(opened["indptr"], rows)
         for batch in _in_order(job, mapped.of_partition(k), extras):
@@ -415,7 +416,7 @@ def _in_order(job: ResumableJob, files: list[str], extras: Extras) -> Iterator[A
     if not files:
         return
     columns = ["row", "neighbor", *extras.names]
-    # Edges that are alike in all that is stored may come in any order: the bytes are the same.
+    # Edges equal in all stored values may come in any order: the bytes are the same.
     order = "row, neighbor" + (", pos" if extras.names else "")
     count = min(job.sizes.sorted_rows, max(1024, _SORT_BYTES // (16 + extras.nbytes)))
     with job.engine() as engine:
@@ -423,7 +424,7 @@ def _in_order(job: ResumableJob, files: list[str], extras: Extras) -> Iterator[A
             f"SELECT {', '.join(columns)} FROM read_parquet([{', '.join(map(to_read, files))}], "
             f"hive_partitioning=false) ORDER BY {order}"
         )
-        # A reader, not a table: the engine merges what it spilled while batches are written.
+        # A reader, not a table: the engine merges its spilled data while batches are written.
         yield from found.to_arrow_reader(count)
 
 
@@ -439,7 +440,7 @@ def _column(batch: Any, what: str, extras: Extras) -> Array:
 
 
 class _IndexPointer:
-    """Writes where the edges of each node end, as edges come node by node."""
+    """Writes the end of each node's edges, as edges come node by node."""
 
     def __init__(self, file: Any, rows: tuple[int, int]) -> None:
         self._file, self._next, self._end, self._edges = file, rows[0], rows[1], 0
@@ -454,8 +455,8 @@ class _IndexPointer:
         """Write the ends of all nodes before ``last``: that one may go on in the next batch."""
         while self._next < last:
             stop = min(last, self._next + ResumableJob.sizes.sorted_rows)
-            # Rows ascend, so the end of a node is how many edges are at or before it. A million
-            # nodes at a time: after the last edge there may be billions without any.
+            # Rows ascend, so the end of a node is the number of edges at or before it. A million
+            # nodes at a time: after the last edge there may be billions of nodes without any.
             ends = np.searchsorted(rows, np.arange(self._next, stop), "right") + self._edges
             self._file.write(ends.astype(np.int64).data)
             self._next = stop

@@ -1,4 +1,4 @@
-"""Files of a table: found, brought to Parquet where they are something else, read in batches."""
+"""Files of a table: found, converted to Parquet if necessary, read in batches."""
 
 import glob
 import logging
@@ -21,7 +21,7 @@ from gigl_loader.tables.resumable import ResumableJob
 _CSV = (".csv", ".csv.gz", ".tsv")
 _log = logging.getLogger(__name__)
 _NAMED = 5
-"""Offenders that an error names."""
+"""Number of invalid rows that an error names."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,18 @@ class TableFile:
     """One Parquet file of a table."""
 
     path: str
-    """The path that is opened."""
+    """The path to open."""
     name: str
     """The name for errors: the user's file."""
     first_row: int
     """Rows of the table before it."""
     group_rows: tuple[int, ...]
-    """Rows of each row group; of a file that was no Parquet, none."""
+    """Rows of each row group; empty if the file was not Parquet."""
     num_rows: int
 
     def place(self, row: int) -> str:
-        """Return where a row of this file is, in words."""
-        # Row groups are what Parquet tools show and cut by. "right" passes over empty ones.
+        """Return the location of a row in this file, in words."""
+        # Parquet tools show and cut by row groups. "right" skips empty ones.
         ends = np.cumsum(self.group_rows)
         group = int(np.searchsorted(ends, row, "right")) if len(ends) else None
         return f"row {row}" if group is None else f"row {row} (row group {group})"
@@ -50,10 +50,10 @@ class Table:
     """A table: its files in order.
 
     Args:
-        job: Files that are no Parquet are converted into its scratch directory.
-        key: A name for the table that no other one of the job has.
+        job: The run; other files than Parquet are converted into its scratch directory.
+        key: A name for the table, unique in the job.
         source: See `NodeTable`.
-        where: What to call it in errors.
+        where: Its name in errors.
     """
 
     def __init__(self, job: ResumableJob, key: str, source: Any, where: str) -> None:
@@ -74,7 +74,7 @@ class Table:
 
     def _check_alike(self, file: TableFile) -> None:
         other = self._open(file.path, file.name).schema_arrow
-        # Metadata is what a writer adds (pandas: its index), and may differ from file to file.
+        # Metadata is added by writers (pandas: its index), and may differ from file to file.
         if other.remove_metadata() != self.schema.remove_metadata():
             different = [f.name for f in self.schema if f not in list(other)]
             raise ConfigError(
@@ -84,8 +84,8 @@ class Table:
 
     def _list(self, job: ResumableJob, key: str, source: Any) -> list[tuple[str, str, bool]]:
         if isinstance(source, pa.Table):
-            # Everything behind this reads Parquet files, also tasks in other processes, which
-            # would need the table sent to each. The caller's copy is of no use after this.
+            # All later code reads Parquet files, also tasks in other processes, which would each
+            # receive a copy of the table. The caller's copy is not needed after this.
             path = job.folder / "import" / key / "0.parquet"
             job.step(f"import/{key}/0", lambda: _write_arrow(source, path))
             return [(str(path), f"the Arrow table of {self.where}", True)]
@@ -103,8 +103,8 @@ class Table:
                 found.append((name, name, False))
                 continue
             target = job.folder / "import" / key / f"{number}.parquet"
-            # CSV has no types and no place to begin in the middle: it is read once, and its types
-            # are seen by the engine.
+            # CSV has no types and cannot be read from the middle: it is read once, and the engine
+            # detects its types.
             job.step(f"import/{key}/{number}", partial(_convert_csv, job, self, name, target))
             found.append((str(target), name, True))
         return found
@@ -136,8 +136,8 @@ class Table:
         return self._sorted([files.unstrip_protocol(p) for p in found], path)
 
     def _sorted(self, found: list[str], path: str) -> list[str]:
-        # Numbers of nodes follow the order of files, and neither a directory nor a store promises
-        # one. A list of paths keeps its own order, each of them sorted by itself.
+        # Numbers of nodes follow the order of files, which neither a directory nor a store
+        # guarantees. A list of paths keeps its own order, each of them sorted by itself.
         if not found:
             raise ConfigError(f"{self.where}: there is no Parquet or CSV file at {path}")
         return sorted(found)
@@ -185,11 +185,11 @@ class Table:
         """Raise an error that names the first of some rows.
 
         Args:
-            file: Where they are.
+            file: Their file.
             column: The column that is wrong.
             rows: Their numbers in the file.
-            what: What is wrong with them.
-            values: What they hold.
+            what: The problem with them.
+            values: Their values.
         """
         shown = [
             file.place(int(row)) + ("" if values is None else f": {values[i]!r}")
@@ -203,7 +203,7 @@ class Table:
 
 
 def stamp(path: str) -> list[int]:
-    """Return what tells a file from a changed one: size and time. Empty: it is on no disk."""
+    """Return a mark that changes with the file: size and time. Empty: it is not on disk."""
     try:
         at = os.stat(path)
     except OSError:
@@ -212,7 +212,7 @@ def stamp(path: str) -> list[int]:
 
 
 def _is_data(name: str) -> bool:
-    # Others lie beside them: "_SUCCESS" and "_metadata" of Spark, checksums, hidden files.
+    # Others are beside them: "_SUCCESS" and "_metadata" of Spark, checksums, hidden files.
     return name.endswith((".parquet", *_CSV))
 
 
@@ -223,8 +223,8 @@ def _write_arrow(table: Any, path: Path) -> None:
 
 def _convert_csv(job: ResumableJob, table: Table, source: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the order of the file: it decides the numbers of nodes, and errors name rows. Strict, else
-    # the engine would guess its way through broken lines.
+    # In the order of the file: it determines the numbers of nodes, and errors name rows. Strict,
+    # else the engine would guess at broken lines.
     with job.engine(ordered=True) as connection:
         table.register(connection)
         connection.execute(f"COPY (SELECT * FROM read_csv({to_read(source)}, strict_mode=true)) "
@@ -238,8 +238,8 @@ def quoted(text: Any) -> str:
 
 def to_read(path: Any, pattern: str = "") -> str:
     """Return SQL for a path that the engine reads, and a pattern below it."""
-    # The engine takes any path for a pattern: "graph[1]" would be "graph1". A character in
-    # brackets stands for itself. File systems of fsspec have patterns of their own.
+    # The engine treats any path as a pattern: "graph[1]" would be "graph1". A character in brackets
+    # stands for itself. File systems of fsspec have patterns of their own.
     text = str(path)
     return quoted((text if "://" in text else re.sub(r"([*?[])", r"[\1]", text)) + pattern)
 
@@ -285,7 +285,7 @@ def matrix_in(
 ) -> Array:  # fmt: skip
     """Return columns of a batch as ``[rows, width]``; a column of lists may be the only one.
 
-    ``hint`` says what to do about nulls.
+    ``hint`` tells the user what to do about nulls.
 
     Raises:
         ConfigError: There are nulls, lists of different lengths, or no numbers.
@@ -312,17 +312,17 @@ def in_type(
     """Return ``values`` (``[rows, width]``, of some columns) in another type.
 
     Raises:
-        ConfigError: The type has no such number: it would be infinite, or another one.
+        ConfigError: The type cannot represent a number: it would be infinite, or another one.
     """
     with np.errstate(over="ignore"):
         found = values.astype(dtype, copy=False)
     lost = None
     if dtype.kind == "f" and dtype.itemsize < values.dtype.itemsize:
-        # What was infinite before is the user's own. Fewer digits, and 0 for what is tiny, are
-        # what a smaller type is asked for.
+        # Infinite input is the user's own. Fewer digits, and 0 for tiny numbers, are expected of a
+        # smaller type.
         lost = np.isinf(found) & np.isfinite(values)
     elif dtype.kind == "i" and values.dtype.kind == "u" and dtype.itemsize <= values.dtype.itemsize:
-        lost = found < 0  # numpy takes the bits as they are
+        lost = found < 0  # numpy copies the bits
     if lost is not None and lost.any():
         rows, positions = np.nonzero(lost)
         column = columns[positions[0]] if len(columns) > 1 else columns[0]
@@ -341,7 +341,7 @@ def is_list(kind: Any) -> bool:
 def _flat(
     table: Table, file: TableFile, column: str, first: int, values: Any, width: int | None
 ) -> Any:
-    # `offsets` and `flatten` mind that a batch is a slice, which `values` does not.
+    # `offsets` and `flatten` respect that a batch is a slice, which `values` does not.
     if not pa.types.is_fixed_size_list(values.type):
         lengths = np.diff(values.offsets.to_numpy())
         wrong = np.flatnonzero(lengths != (lengths[0] if width is None else width))
@@ -353,14 +353,14 @@ def _flat(
             )  # fmt: skip
     flat = values.flatten()
     if flat.null_count:
-        size = max(1, len(flat) // max(1, len(values)))  # of a list: they are all as long here
+        size = max(1, len(flat) // max(1, len(values)))  # of a list: all have one length here
         inside = np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False)) // size
         table.refuse(file, column, first + np.unique(inside), "has nulls in its lists")
     return flat
 
 
 def _numbers(values: Any, num_rows: int) -> Array:
-    # Booleans are bits in Arrow, so a copy must be allowed. No rows have no width to infer.
+    # Booleans are bits in Arrow, so a copy must be allowed. Without rows, no width can be inferred.
     found: Array = values.to_numpy(zero_copy_only=False)
     return found.reshape(num_rows, -1) if num_rows else found.reshape(0, 0)
 
@@ -383,8 +383,8 @@ def feature_type(table: Table, dtype: "np.dtype[Any]", chosen: str | None) -> "n
     """Return the type of features: as chosen, float32 for float64, or that of the column."""
     if chosen is not None:
         return np.dtype(chosen)
-    # Fractions in CSV and Python's own floats are float64, whoever wrote them; models are float32,
-    # and torch refuses to mix the two.
+    # Fractions in CSV and Python's own floats are float64; models are float32, and torch refuses to
+    # mix the two.
     if dtype == np.float64:
         _log.warning(
             'features of %s are float64 and are stored as float32: give feature_dtype="float64" to '
@@ -395,7 +395,7 @@ def feature_type(table: Table, dtype: "np.dtype[Any]", chosen: str | None) -> "n
 
 
 def stored_type(dtype: "np.dtype[Any]") -> "np.dtype[Any]":
-    """Return the type in which numbers of a column are stored, and batches have them."""
+    """Return the type of a column's numbers on disk and in batches."""
     if dtype.kind == "u" and dtype.itemsize > 1:
         return np.dtype(np.int64)  # torch cannot compute with unsigned types wider than a byte
     return dtype
@@ -428,13 +428,13 @@ def number_type(table: Table, columns: list[str], what: str) -> "np.dtype[Any]":
 
 
 def width_of(table: Table, columns: list[str]) -> int:
-    """Return how wide the matrix of some columns is; of lists, as the first row says."""
+    """Return the width of the matrix of some columns; for lists, from the first row."""
     kind = table.type_of(columns[0])
     if not is_list(kind):
         return len(columns)
     if pa.types.is_fixed_size_list(kind):
         return int(kind.list_size)
-    # The first value that is no null: a column without one is refused when its rows are read.
+    # The first value that is not null: a column without one is refused when its rows are read.
     for file in table.files:
         for _, batch in table.batches(file, columns):
             for value in batch.column(0):

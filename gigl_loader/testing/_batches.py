@@ -1,4 +1,4 @@
-"""What a sampled batch must satisfy, edge by edge in plain Python; and a hash of a batch."""
+"""The rules for a sampled batch, checked edge by edge in plain Python; and a hash of a batch."""
 
 import hashlib
 from collections import Counter
@@ -40,7 +40,7 @@ class _Rules:
     hops: int
 
     def ends(self, edge_type: EdgeType) -> tuple[NodeType, NodeType]:
-        """Return (type that is expanded, type of its neighbours)."""
+        """Return (expanded type, type of its neighbours)."""
         src, _, dst = edge_type
         return (dst, src) if self.edge_dir == "in" else (src, dst)
 
@@ -48,7 +48,7 @@ class _Rules:
         """Return ``{node: {edge id: neighbour}}``."""
         found: dict[int, dict[int, int]] = {}
         for edge_id, (src, dst) in enumerate(self.graph.edges[edge_type]):
-            # an edge that weighs nothing is never drawn, so for counting neighbours it is not there
+            # an edge of weight 0 is never drawn, so it does not count as a neighbour
             if self.with_weight and self.graph.weight(edge_id) == 0:
                 continue
             node, neighbor = (dst, src) if self.edge_dir == "in" else (src, dst)
@@ -56,10 +56,10 @@ class _Rules:
         return found
 
     def expected(self, degree: int, fanout: int) -> int:
-        """Return how many neighbours must be drawn."""
+        """Return the number of neighbours that must be drawn."""
         if fanout < 0:
             return degree
-        # with replacement a single neighbour is drawn as often as the fanout says
+        # with replacement a single neighbour is drawn as many times as the fanout
         return fanout * (degree > 0) if self.replace else min(degree, fanout)
 
 
@@ -74,27 +74,27 @@ def check_batch(
     replace: bool = False,
     with_weight: bool = False,
 ) -> None:
-    """Check everything that holds whatever was drawn.
+    """Check everything that holds for any draw.
 
     Seeds come first, in order. Every other node is there once, was reached by an edge of its hop,
     and labels ascend in order of first appearance. Every node has its own features and labels;
     every edge is an edge of the graph, in the right direction, with its own features. In every hop,
-    each node that the hop before found has exactly as many neighbours per edge type as the fanout
-    asks for; without replacement no edge of it comes twice. Counts per hop add up.
+    each node that the previous hop found has exactly as many neighbours per edge type as the fanout
+    requires; without replacement no edge of it comes twice. Counts per hop add up.
 
     Args:
         batch: A `Data` or `HeteroData` from a loader.
-        graph: What was sampled; the dataset must be made of it.
-        seeds: ``[n]`` int64, the seeds of this batch; or by node type those that come first, of a
-            batch that is not seeded by nodes.
-        num_neighbors: As given to the loader; edge types that a dict leaves out are not sampled.
+        graph: The sampled graph; the dataset must be made from it.
+        seeds: ``[n]`` int64, the seeds of this batch; or the first nodes by node type, for a batch
+            that is not seeded by nodes.
+        num_neighbors: As given to the loader; missing edge types of a dict are not sampled.
         edge_dir: As given to the dataset.
         input_type: Node type of the seeds.
         replace: Whether neighbours were drawn with replacement.
         with_weight: Whether they were drawn by weight: an edge of weight 0 is then no edge.
 
     Raises:
-        BatchError: One of these does not hold; names it.
+        BatchError: A rule is broken; names it.
     """
     if not isinstance(num_neighbors, Mapping):
         num_neighbors = dict.fromkeys(graph.edges, num_neighbors)
@@ -123,7 +123,7 @@ def _check_hops(
     found = {name: [int(store.num_sampled_nodes[0])] for name, store in nodes.items()}
     cursors = dict.fromkeys(edges, 0)
     for hop in range(rules.hops):
-        # Nodes that had appeared before this hop; edges of it then add theirs, one after the other.
+        # Nodes that had appeared before this hop; then its edges add theirs, one after the other.
         seen = {name: sum(counts) for name, counts in found.items()}
         for edge_type, store in edges.items():
             # edges of a hop follow those of the hop before, in one list for each type
@@ -132,7 +132,7 @@ def _check_hops(
             fanout = num_neighbors[edge_type][hop]
             _check_hop(rules, edge_type, nodes, store, (start, stop), hop, fanout, seen)
         for name, counts in found.items():
-            # what is new in a hop is the next hop's frontier
+            # new nodes of a hop are the next hop's frontier
             counts.append(seen[name] - sum(counts))
     for name, store in nodes.items():
         _must(list(store.num_sampled_nodes) == found[name], "nodes per hop", name, found[name])
@@ -162,7 +162,7 @@ def _check_nodes(rules: _Rules, name: NodeType, store: Any, seeds: Tensor) -> No
     _must(len(store.num_sampled_nodes) == rules.hops + 1, "hops of nodes", name)
     _must(store.num_sampled_nodes[0] == first, "nodes of hop 0", name, store.num_sampled_nodes)
     _must(ids[:first] == seeds.tolist(), "seeds do not come first", ids[:first], seeds)
-    # seeds may repeat, and are then there as often; all others are there once
+    # seeds may repeat, also in the batch; all other nodes occur once
     repeated = [
         i for i, count in Counter(ids[first:] + list(set(ids[:first]))).items() if count > 1
     ]
@@ -193,11 +193,11 @@ def _check_hop(
         _must(
             target in chosen, "sampled for a node that was not in the frontier", name, hop, target
         )
-        # a label that is new is the next free one: labels ascend in order of first appearance
+        # a new label is the next free one: labels ascend in order of first appearance
         _must(neighbor <= seen[reached], "labels are not in order of appearance", name, neighbor)
         seen[reached] += neighbor == seen[reached]
         chosen[target].append(neighbor)
-    # in plain Python and by dicts: slow, and nothing of the samplers is used to check them
+    # in plain Python with dicts: slow, but independent of the samplers
     possible = rules.possible(name)
     ids, of = nodes[expanded].n_id.tolist(), nodes[reached].n_id.tolist()
     for position, drawn in chosen.items():
@@ -237,7 +237,7 @@ def _check_edge_ids(
 
 
 def batch_tensors(batch: Data | HeteroData) -> dict[str, Any]:
-    """Return all that a batch holds, by a name that says where: for comparing batches."""
+    """Return the whole contents of a batch, by name and place: for comparing batches."""
     found: dict[str, Any] = {}
     for store in batch.stores:
         # of a HeteroData's stores; a Data's has none
@@ -251,7 +251,7 @@ def check_same_batches(first: Iterable[Any], second: Iterable[Any]) -> None:
     """Check that two sequences of batches are the same, bit for bit.
 
     Raises:
-        BatchError: They differ; says where.
+        BatchError: They differ; names the place.
     """
     first, second = list(first), list(second)
     _must(len(first) == len(second), "numbers of batches", len(first), len(second))
@@ -277,10 +277,10 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def batch_digest(batch: Data | HeteroData) -> str:
-    """Return the sha256 of all that a batch holds, as 64 hexadecimal digits.
+    """Return the sha256 of the whole contents of a batch, as 64 hexadecimal digits.
 
-    Names, and of tensors dtype, shape and bytes, count; the order of attributes, the device and
-    strides do not. Two batches with one digest are the same bit for bit.
+    It covers names, and dtype, shape and bytes of tensors, but not the order of attributes, the
+    device and strides. Two batches with one digest are the same bit for bit.
 
     Args:
         batch: From any loader; attributes may be tensors, numbers, strings, None, and lists, tuples
@@ -298,7 +298,7 @@ def batch_digest(batch: Data | HeteroData) -> str:
 
 
 def _add(found: Any, value: object, where: str) -> None:
-    """Feed ``value`` to the hash, its type and length first, so that no two values read alike."""
+    """Feed ``value`` to the hash, its type and length first, so that no two values look alike."""
     if isinstance(value, Tensor):
         if value.layout != strided:
             raise ConfigError(f"batch_digest takes dense tensors: {where} is {value.layout}")
@@ -307,7 +307,7 @@ def _add(found: Any, value: object, where: str) -> None:
         found.update(bytes_of(value.detach().cpu().resolve_conj().resolve_neg().contiguous()))
     elif isinstance(value, dict):
         found.update(f"dict {len(value)};".encode())
-        # by repr: keys of a dict may be of several types, which do not compare
+        # by repr: keys of a dict may have several types, which cannot be compared
         for name, one in sorted(value.items(), key=lambda item: repr(item[0])):
             _add(found, name, where)
             _add(found, one, where)
@@ -315,7 +315,7 @@ def _add(found: Any, value: object, where: str) -> None:
         found.update(f"list {len(value)};".encode())
         for one in value:
             _add(found, one, where)
-    # repr of a float tells all its bits
+    # repr of a float shows all its bits
     elif value is None or isinstance(value, bool | int | float | str):
         text = repr(value).encode()
         found.update(f"{type(value).__name__} {len(text)};".encode() + text)

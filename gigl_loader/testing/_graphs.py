@@ -1,4 +1,4 @@
-"""Small graphs whose every value can be told from an id, and their partitions in one process."""
+"""Small graphs whose values all follow from ids, and their partitions in one process."""
 
 import ctypes
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ _RELATIONS = (
 
 @dataclass(frozen=True)
 class TinyGraph:
-    """A graph in plain Python; the edge's id is its place in the list of its type.
+    """A graph in plain Python; an edge's id is its position in the list of its type.
 
     Node ``i`` of the ``t``-th node type (by name) has features ``[i, t]`` and labels
     ``[i, 100 + i, t]``; edge ``i`` of the ``t``-th edge type has features ``[i, t]`` and weight
@@ -71,13 +71,13 @@ class TinyGraph:
         heterogeneous: bool = False,
         seed: int = 0,
     ) -> "TinyGraph":
-        """Return a random graph, with repeated edges, loops and, as a rule, nodes without edges.
+        """Return a random graph, with repeated edges, loops and, usually, nodes without edges.
 
         Args:
-            num_nodes: Of each type.
-            num_edges: Of each type.
-            heterogeneous: Users who buy items and know each other, in place of one type.
-            seed: Decides the edges.
+            num_nodes: Nodes of each type.
+            num_edges: Edges of each type.
+            heterogeneous: Users who buy items and know each other, instead of one type.
+            seed: Seed of the edges.
         """
         generator = torch.Generator().manual_seed(seed)
 
@@ -97,7 +97,7 @@ class TinyGraph:
 
     def node_rows(self, node_type: NodeType, ids: list[int]) -> tuple[list[list[int]], ...]:
         """Return (features, labels) of nodes."""
-        # the type is in the row too: rows of another type are found out, though ids are the same
+        # the type is in the row too: rows of another type are detected, though ids are the same
         number = sorted(self.num_nodes).index(node_type)
         return [[i, number] for i in ids], [[i, 100 + i, number] for i in ids]
 
@@ -130,7 +130,7 @@ class TinyGraph:
             store.x = torch.tensor(features, dtype=torch.float32).reshape(count, 2)
             store.node_time, store.train_mask = self.node_attributes(torch.arange(count))
             if labels:
-                # of no nodes, torch.tensor([]) has lost the width
+                # without nodes, torch.tensor([]) has lost the width
                 store.y = torch.tensor(targets, dtype=torch.int64).reshape(count, 3)
         for edge_type, pairs in self.edges.items():
             store = data[edge_type] if self.is_heterogeneous else data
@@ -153,7 +153,7 @@ class TinyGraph:
     ) -> list[DistDataset]:
         """Return it as ``count`` partitions, nodes assigned at random."""
         generator = torch.Generator().manual_seed(seed)
-        # at random: neighbours are with other partitions, which is what is to be tested
+        # at random: neighbours are on other partitions, the case to test
         books: dict[NodeType, Tensor] = {
             name: torch.randint(count, (size,), generator=generator)
             for name, size in self.num_nodes.items()
@@ -191,12 +191,12 @@ class _Answered(Generic[T]):
 
 
 class InProcessPeers:
-    """Answers for all partitions, in this process: give it to a sampler as its ``peers``.
+    """Responds for all partitions, in this process: pass it to a sampler as its ``peers``.
 
     Args:
-        views: Of all partitions, in order, as a dataset has them.
+        views: Views of all partitions, in order, as from a dataset.
 
-    ``asked`` lists the partition and the request of every question.
+    ``asked`` lists the partition and the contents of every request.
     """
 
     def __init__(self, views: Sequence[PartitionView]) -> None:
@@ -204,12 +204,12 @@ class InProcessPeers:
         self.asked: list[tuple[int, DrawRequest | RowsRequest]] = []
 
     def draw(self, partition: int, request: DrawRequest) -> _Answered[Drawn]:
-        """Answer a question for neighbours."""
+        """Respond to a request for neighbours."""
         self.asked.append((partition, request))
         return _Answered(self._stores[partition].answer_draw(request))
 
     def rows(self, partition: int, request: RowsRequest, out: Array) -> _Answered[RowsAnswer]:
-        """Answer a question for rows, in ``out``."""
+        """Respond to a request for rows, in ``out``."""
         self.asked.append((partition, request))
         # casting="no": a wrong dtype is an error here, as it would be wrong bytes between machines
         np.copyto(out, self._stores[partition].answer_rows(request).values, casting="no")
@@ -217,13 +217,13 @@ class InProcessPeers:
 
 
 def sample_message(sampler: Sampler, request: SampleRequest) -> SampleMessage:
-    """Return what ``sampler`` answers to ``request``: the message that a loader would get.
+    """Return the message that a loader would get from ``sampler`` for ``request``.
 
     The request's columns may be tensors.
     """
     message = {}
     for one in sampler.sample(as_worker_gets(request)):
-        # zeroed memory of exactly the field's size: a write beyond it is an error of numpy's
+        # zeroed memory of exactly the field's size: numpy raises on a write beyond it
         buffer = (ctypes.c_char * segments.nbytes_of(one.dtype, one.shape))()
         one.write(segments.array_in(buffer, one.dtype, one.shape, 0))
         message[one.key] = tensors.tensor_in(buffer, one.dtype, one.shape, 0)

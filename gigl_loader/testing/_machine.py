@@ -21,11 +21,10 @@ _locks: tuple[int, int] = (-1, -1)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port of ``host`` that nothing listens on.
+    """Return a port of ``host`` on which nothing listens.
 
-    It lies below the range from which the system takes ports by itself: one from that range may be
-    given to any other socket before the caller binds it. No other call on this machine returns it
-    while this process lives.
+    It is below the system's range of automatic ports: any other socket may get one from that range
+    before the caller binds it. No other call on this machine returns it while this process lives.
 
     Args:
         host: An address of this machine.
@@ -36,7 +35,7 @@ def free_port(host: str = "127.0.0.1") -> int:
     below = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
     first = _FIRST if below > _FIRST + 1000 else 1024
     draw = random.SystemRandom()  # tests in other processes draw too, and may share a seed
-    # so many taken ports in a row mean that something else is wrong, such as the address
+    # so many taken ports in a row mean another problem, such as a wrong address
     for _ in range(99):
         port = draw.randrange(first, below)
         if _reserve(port) and sockets.is_free(host, port):
@@ -48,31 +47,30 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def _reserve(port: int) -> bool:
-    """Keep ``port`` for this process until it ends; False: it, or another one, was given it."""
+    """Keep ``port`` for this process until it ends; False: it is already taken."""
     global _locks
-    if _locks[0] != os.getpid():  # a fork has none of its parent's locks
+    if _locks[0] != os.getpid():  # a fork has no locks of its parent
         path = Path(tempfile.gettempdir(), f"gigl_loader-ports-{os.getuid()}")
-        # never closed: closing any descriptor of a file gives up all locks that the process has on
-        # it
+        # never closed: closing any descriptor of a file releases all locks of the process on it
         _locks = os.getpid(), os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        # a byte for each port, at its number: the file stays empty, locks reach beyond its end
+        # one byte per port, at its number: the file stays empty, locks reach beyond its end
         fcntl.lockf(_locks[1], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
     except OSError:  # the kernel releases it when that process ends
         return False
-    # a process gets its own lock again: what it was given before has to be remembered
+    # a process gets its own lock again: earlier ports have to be remembered
     is_new = port not in _given
     _given.add(port)
     return is_new
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = 120.0) -> None:
-    """Ask ``condition`` until it is true: every few milliseconds, later ten times a second.
+    """Check ``condition`` until it is true: every few milliseconds, later ten times a second.
 
     Args:
-        condition: Asked at least once.
-        what: Named where it does not become true.
-        timeout: Upper bound in seconds; generous, since it costs nothing where all is well.
+        condition: Checked at least once.
+        what: Its name in the error.
+        timeout: Upper bound in seconds; generous, since a success ends the wait early.
 
     Raises:
         AssertionError: It was not true in time.
@@ -80,8 +78,8 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 120.
     deadline = time.monotonic() + timeout
     pause, pause_s = threading.Event(), _FIRST_PAUSE_S
     while not condition():
-        # after the condition was asked: once at least, also where there is no time
+        # after the check: at least one, even without time
         if time.monotonic() >= deadline:
             raise AssertionError(f"not within {timeout:g} s: {what}")
         pause.wait(pause_s)
-        pause_s = min(pause_s * 1.2, _LONGEST_PAUSE_S)  # what waits takes no time from the others
+        pause_s = min(pause_s * 1.2, _LONGEST_PAUSE_S)  # leaves time to other processes

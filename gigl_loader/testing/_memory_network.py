@@ -1,9 +1,9 @@
-"""The same questions and answers without sockets, threads or real time: for tests, simulation.
+"""Requests and responses without sockets, threads or real time: for tests and simulation.
 
 All of it runs in one thread. `Reply.wait` moves a clock of its own from event to event, so an
-outage of an hour takes no time and comes out the same each time. Messages pass the same codec, so
-what could not travel is refused here too. A handler that takes time returns a future that it
-completes by `Clock.call_later`.
+outage of an hour takes no time and is always the same. Messages pass the same codec, so values that
+cannot be sent are refused here too. A slow handler returns a future that it completes by
+`Clock.call_later`.
 """
 
 import heapq
@@ -30,22 +30,22 @@ from gigl_loader.transport.reply import Into
 from gigl_loader.transport.security import Security
 
 T = TypeVar("T")
-_AGAIN_S = 0.5  # how long after a cut the fresh connection is up, at most
+_AGAIN_S = 0.5  # longest time from a cut to the new connection
 
 
 class Clock:
-    """Time that stands still until somebody waits."""
+    """Time that only moves while a caller waits."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._soon: deque[tuple[int, Callable[[], None]]] = deque()
-        """What is to be called without delay, and before time passes: most of a simulation."""
-        # one count for both queues: who asked first is called first, also among equal times
+        """Calls without delay, before time passes: most of a simulation."""
+        # one count for both queues: the first scheduled is called first, also among equal times
         self._order = itertools.count()
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> None:
-        """Have ``function`` called when ``delay_s`` seconds have passed."""
+        """Schedule ``function`` after ``delay_s`` seconds."""
         if delay_s > 0.0:
             # the number decides between equal times: functions do not compare
             heapq.heappush(self._events, (self.now + delay_s, next(self._order), function))
@@ -56,7 +56,7 @@ class Clock:
         """Let time pass until ``done()``, or until the clock shows ``until``."""
         events, soon = self._events, self._soon
         while not done():
-            # an event that is due now and was asked for before the first of `soon` goes before it
+            # an event that is due now and was scheduled before the first of `soon` comes first
             if soon and not (events and events[0][0] <= self.now and events[0][1] < soon[0][0]):
                 soon.popleft()[1]()
             elif events and events[0][0] <= until:
@@ -64,7 +64,7 @@ class Clock:
                 function()
             else:
                 break
-        # nothing is left to happen: time passes anyway, as for who waits with a timeout
+        # no events are left: time passes anyway, as in a wait with a timeout
         if not done() and until < math.inf:
             self.now = max(self.now, until)
 
@@ -76,12 +76,12 @@ class _Path:
     latency_s: float
     bytes_per_s: float
     cuts: list[tuple[float, float]]
-    # When what was sent last is through: the next has to wait behind it.
+    # Arrival time of the last data: the next has to wait behind it.
     free_at: float = 0.0
 
 
 class MemoryNetwork:
-    """Builds listeners and callers that meet in memory; each has the face of the real one.
+    """Builds listeners and callers that meet in memory, with the interfaces of the real ones.
 
     Args:
         clock: None: a new one.
@@ -104,7 +104,7 @@ class MemoryNetwork:
 
     def path(self, address: tuple[str, int]) -> _Path:
         """Return the path to ``address``."""
-        # a path is there before its listener: cuts and limits are set before a test begins
+        # a path exists before its listener: cuts and limits are set before a test begins
         return self._paths.setdefault(address, _Path(*self._default, cuts=[]))
 
     def limit(self, address: tuple[str, int], latency_s: float, bytes_per_s: float) -> None:
@@ -113,7 +113,7 @@ class MemoryNetwork:
         path.latency_s, path.bytes_per_s = latency_s, bytes_per_s
 
     def cut(self, address: tuple[str, int], start_s: float, length_s: float) -> None:
-        """Let nothing pass to or from ``address`` for ``length_s``, from ``start_s`` on."""
+        """Block all data to and from ``address`` for ``length_s``, from ``start_s`` on."""
         self.path(address).cuts.append((start_s, start_s + length_s))
 
     def listener(
@@ -125,15 +125,15 @@ class MemoryNetwork:
         name: str,
         **options: Any,
     ) -> "MemoryListener":
-        """Return what ``Listener`` with the same arguments would be."""
-        # a free one is never given twice; whoever names a port gets that of a process that is gone
+        """Return the counterpart of ``Listener`` with the same arguments."""
+        # free ports are never reused; a named port is taken over from a process that is gone
         where = (address, port or next(self._ports))
         return MemoryListener(self, where, security, table, name, **options)
 
     def caller(
         self, address: str, port: int, security: Security, name: str, **options: Any
     ) -> "MemoryCaller":
-        """Return what ``Caller`` with the same arguments would be."""
+        """Return the counterpart of ``Caller`` with the same arguments."""
         return MemoryCaller(self, (address, port), security, name, **options)
 
 
@@ -168,7 +168,7 @@ class MemoryListener:
         return self
 
     def stats(self) -> dict[str, Any]:
-        """Return how many callers are ``open`` and ``pending``, and ``refused`` by `End`."""
+        """Return the numbers of ``open`` and ``pending`` callers, and of ``refused`` by `End`."""
         return {"open": len(self.callers), "pending": 0, "refused": dict(self.refused)}
 
     def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
@@ -180,14 +180,14 @@ class MemoryListener:
             self.forget(caller, End.CLOSED)
 
     def kill(self) -> None:
-        """End as a process that is killed; its callers connect again with who listens then."""
+        """End like a killed process; its callers connect again to the next listener there."""
         self._leave()
         for caller in list(self.callers):
             self.forget(caller, End.GONE)
             caller.reconnect()
 
     def _leave(self) -> None:
-        # another process may listen there already
+        # another process may already listen there
         if self._network.listeners.get(self.address) is self:
             del self._network.listeners[self.address]
 
@@ -209,17 +209,17 @@ class MemoryListener:
         return peer
 
     def forget(self, caller: "MemoryCaller", end: End) -> None:
-        """The connection of ``caller`` is over."""
+        """End the connection of ``caller``."""
         if caller in self.callers and caller.peer is not None:
             self.callers.remove(caller)
-            # before the callbacks: one that asks again is a new peer
+            # before the callbacks: a caller that connects again is a new peer
             peer, caller.peer = caller.peer, None
             peer.gone.set()
             if self._on_end is not None:
                 self._on_end(peer, end)
 
     def call(self, method_name: str, header: bytes, arrays: list[Array], peer: Peer) -> Any:
-        """Return what the handler returns."""
+        """Return the result of the handler."""
         method = self.table.get(method_name)
         if method is None:
             raise ProtocolError(f"{self.name} has no method {method_name[:100]!r}")
@@ -236,7 +236,7 @@ class MemoryReply(Generic[T]):
         self, caller: "MemoryCaller", method: str, request: object, expected: Any, into: Any
     ) -> None:
         self.method, self.done = method, False
-        # now: what cannot travel is an error of ask(), as with the real caller
+        # now: an invalid value is an error of ask(), as with the real caller
         self.header, self.arrays = encode(request, method)
         self.size = len(self.header) + sum(array.nbytes for array in self.arrays)
         self._caller, self._expected, self._into = caller, expected, into
@@ -244,16 +244,16 @@ class MemoryReply(Generic[T]):
         self._error: BaseException | None = None
 
     def wait(self, timeout_s: float | None = None) -> T:
-        """Return the answer; lets time pass."""
+        """Return the response; lets time pass."""
         clock = self._caller.network.clock
-        # there is one thread: while it waits, it runs what the others do
+        # there is one thread: while it waits, it runs the work of the others
         clock.run(clock.now + (math.inf if timeout_s is None else timeout_s), lambda: self.done)
         if not self.done:
             raise PeerTimeoutError(f"{self._caller.what} did not answer {self.method!r} in time")
         return self.result()
 
     def finish(self, header: bytes, arrays: list[Array], failed: bool) -> None:
-        """Take the answer."""
+        """Store the response."""
         self._finish(header, arrays, failed)
         self.ended()
 
@@ -265,8 +265,7 @@ class MemoryReply(Generic[T]):
                 self.done = True
                 return
             if self._into is not None and specs:
-                # `into` gives the memory before the answer is read, as where bytes come off a
-                # socket
+                # `into` provides the memory before the response is read, as with a socket
                 targets = self._into(specs)
                 for target, array in zip(targets, arrays, strict=True):
                     target[...] = array
@@ -281,10 +280,10 @@ class MemoryReply(Generic[T]):
         self.ended()
 
     def ended(self) -> None:
-        """Be told that the answer, or an error, is there."""
+        """Register a callback for the response, or an error."""
 
     def result(self) -> T:
-        """Return the answer, which is there."""
+        """Return the response, which has arrived."""
         if self._error is not None:
             raise self._error
         value: T = self._value
@@ -313,19 +312,19 @@ class MemoryCaller:
         self._address, self._security, self._patience_s = address, security, patience_s
         self._unanswered: deque[MemoryReply[Any]] = deque()
         self._reply: type[MemoryReply[Any]] = MemoryReply
-        self._round = 0  # of asking again: what belongs to a former one is dropped
+        self._round = 0  # number of the retry: callbacks of earlier ones are dropped
         self._closed = False
 
     def ask(
         self, method: str, request: object, answer_type: type[T], *, into: Into | None = None,
         timeout_s: float = math.inf,
     ) -> MemoryReply[T]:  # fmt: skip
-        """Send a question; a peer in memory takes all bytes at once, whatever ``timeout_s`` is."""
+        """Send a request; a peer in memory takes all bytes at once, for any ``timeout_s``."""
         if self._closed:
             raise PeerLostError(f"{self.what}: closed on this side", End.CLOSED)
         reply: MemoryReply[T] = self._reply(self, method, request, answer_type, into)
         self._unanswered.append(reply)
-        # one at a time: the next one begins when this one's answer is filed
+        # one at a time: the next one begins when this one's response is stored
         if len(self._unanswered) == 1:
             self._ask_first()
         return reply
@@ -349,12 +348,12 @@ class MemoryCaller:
                 clock.run(min(deadline, clock.now + 0.5))
 
     def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
-        """Say goodbye; fail what is unanswered."""
+        """Say goodbye; fail all pending requests."""
         self._closed = True
         self.lose(PeerLostError(f"{self.what}: closed on this side", End.CLOSED))
         listener = self.network.listeners.get(self._address)
         if listener is not None:
-            # the other side hears of a goodbye; after lose(), which fails what is unanswered here
+            # the other side learns of a goodbye; after lose(), which fails pending requests here
             listener.forget(self, end)
 
     def __enter__(self) -> "MemoryCaller":
@@ -364,20 +363,20 @@ class MemoryCaller:
         self.close()
 
     def lose(self, error: GiglLoaderError) -> None:
-        """Fail all that is unanswered."""
+        """Fail all pending requests."""
         self._round += 1
-        # taken away first: fail() may ask again
+        # removed first: fail() may send a new request
         failed, self._unanswered = self._unanswered, deque()
         for reply in failed:
             # an instance for each: raising one sets its traceback
             reply.fail(type(error)(*error.args))
 
     def reconnect(self) -> None:
-        """Lose what is on its way; what is unanswered is asked again, a little later."""
+        """Lose data in transfer; pending requests are repeated a little later."""
         self._round += 1
         self.network.clock.call_later(_AGAIN_S, self._ask_first)
 
-    # --- one question at a time; the next one starts when the listener is done with it ---------
+    # --- one request at a time; the next one starts when the listener has finished it -------------
 
     def _listener(self) -> MemoryListener:
         listener = self.network.listeners.get(self._address)
@@ -395,26 +394,26 @@ class MemoryCaller:
             self._carry(self._unanswered[0].size, self._arrive)
 
     def _carry(self, size: int, then: Callable[[], None]) -> None:
-        """Call ``then`` when ``size`` bytes have crossed the path, or ask again after a cut."""
+        """Call ``then`` when ``size`` bytes have crossed the path, or retry after a cut."""
         clock, path, this_round = self.network.clock, self.network.path(self._address), self._round
-        # store and forward, in order: latency comes on top, but does not keep the path from the
-        # next one
+        # store and forward, in order: latency is added, but does not block the path for the next
+        # one
         start = max(clock.now, path.free_at)
         path.free_at = start + size / path.bytes_per_s
         arrival = path.free_at + path.latency_s
-        # a cut matters if any of it lies between now and the arrival
+        # a cut matters if any part of it is between now and the arrival
         cut = next(((a, b) for a, b in path.cuts if a < arrival and clock.now < b), None)
         if cut is None:
             fresh = lambda: self._round == this_round  # noqa: E731
             clock.call_later(arrival - clock.now, lambda: then() if fresh() else None)
             return
-        # what is on its way is lost: the round makes its callbacks nothing
+        # data in transfer is lost: the new round cancels its callbacks
         self._round += 1
         begin, end = max(cut[0], clock.now), cut[1]
         if end - begin > self._patience_s:
             clock.call_later(begin + self._patience_s - clock.now, self._give_up)
         else:
-            # the question is asked again, as after a reconnect; handlers may see it twice
+            # the request is repeated, as after a reconnect; handlers may see it twice
             clock.call_later(end + _AGAIN_S - clock.now, self._ask_first)
 
     def _give_up(self) -> None:
@@ -446,17 +445,17 @@ class MemoryCaller:
             failed = isinstance(answer, BaseException)
             try:
                 header, arrays = encode(describe(answer) if failed else answer)
-            # an answer that cannot travel is the error of a handler, not of this network
+            # a response that cannot be sent is the handler's error, not this network's
             except ProtocolError as error:
                 failed, (header, arrays) = True, encode(describe(error))
-            # the handler may change its memory before the answer arrives
+            # the handler may change its memory before the response arrives
             arrays = [array.copy() for array in arrays]
             size = len(header) + sum(array.nbytes for array in arrays)
             size += self._beside(answer)
             self._carry(size, lambda: self._file(header, arrays, failed))
 
     def _beside(self, answer: Any) -> int:
-        """Return how many bytes an answer stands for beyond its own: none."""
+        """Return the bytes that a response stands for beyond its own: none."""
         return 0
 
     def _file(self, header: bytes, arrays: list[Array], failed: bool) -> None:

@@ -1,4 +1,4 @@
-"""Processes on this machine: ranks of a process group, and any others whose tracebacks are kept."""
+"""Processes on this machine: ranks of a process group, and others whose tracebacks are kept."""
 
 import contextlib
 import os
@@ -38,7 +38,7 @@ class Processes:
 
     def start(self, function: Callable[..., None], *args: Any, name: str = "") -> ForkedProcess:
         """Call ``function(*args)`` in a process of its own; ``name`` is its name in tracebacks."""
-        # a file: a process that is killed afterwards has told already, and no pipe has to be read
+        # a file: a process killed later has already written it, and there is no pipe to read
         note = self._folder / f"{len(self.all)}.txt"
         name = name or f"{function.__name__} {args[1:2]}"
         # not a daemon: daemons may not start sampling workers of their own
@@ -54,13 +54,14 @@ class Processes:
         """Wait until all have ended.
 
         Args:
-            processes: Of these.
-            timeout_s: Longest time without the end of one: many processes of a slow machine go on.
-            in_all: It is the time for all of them together.
-            may_die: Those whose end by a signal is no failure.
+            processes: The processes.
+            timeout_s: Longest time without an end of one: many processes on a slow machine take
+                long.
+            in_all: The time is for all of them together.
+            may_die: Processes that may end by a signal without a failure.
 
         Raises:
-            RankFailed: One failed, as soon as it did, or did not end; with the tracebacks.
+            RankFailed: One failed, which is raised at once, or did not end; with the tracebacks.
         """
         left: dict[Any, ForkedProcess] = {process.sentinel: process for process in processes}
         deadline = time.monotonic() + timeout_s
@@ -72,7 +73,7 @@ class Processes:
             for sentinel in done:
                 left.pop(sentinel).join()
             codes = [(process, process.exitcode) for process in processes]
-            # of all, not of those alone that were seen first: one may have failed by another's end
+            # all of them, not only those seen first: one may have failed because another ended
             failed = [
                 f"{process.name}: exit code {code}"
                 for process, code in codes
@@ -84,7 +85,7 @@ class Processes:
                 deadline = time.monotonic() + timeout_s
 
     def notes(self) -> str:
-        """Return the tracebacks of those that raised."""
+        """Return the tracebacks of the processes that raised."""
         return "".join(note.read_text() for note in sorted(self._folder.glob("*.txt")))
 
 
@@ -92,7 +93,7 @@ class Processes:
 def running_processes(folder: Path) -> Iterator[Processes]:
     """Give a `Processes`; none of its processes outlives the ``with`` block.
 
-    Args:
+    folder: An empty one, for tracebacks.
         folder: An empty one, for tracebacks.
     """
     started = Processes(folder)
@@ -101,8 +102,8 @@ def running_processes(folder: Path) -> Iterator[Processes]:
     finally:
         for process in started.all:
             if process.pid is not None:
-                # SIGKILL: one that hangs in C code sees no other; what it started watches for its
-                # end
+                # SIGKILL: a process that hangs in C code reacts to no other signal; its children
+                # watch for its end
                 process.kill()
                 process.join()
 
@@ -125,17 +126,17 @@ def run_ranks(
 ) -> None:
     """Call ``fn(rank, world_size, *args)`` on the ranks of a gloo group; no port is used.
 
-    Each rank is a process of its own, with nothing of this one but the environment and what is
-    given here. It is forked from multiprocessing's fork server, which imports this package once and
-    ends with this process: only the first call waits for imports.
+    Each rank is a separate process, with nothing of this one but the environment and the arguments.
+    It is forked from multiprocessing's fork server, which imports this package once and ends with
+    this process: only the first call waits for imports.
 
     Args:
         fn: A function of a module, so that the ranks can import it.
-        args: More for ``fn``; picklable.
+        args: Further arguments of ``fn``; picklable.
         world_size: Number of ranks.
         tmp_path: An empty folder, for the group's store and the ranks' tracebacks.
         timeout: Seconds for all of it.
-        may_die: Ranks whose end by a signal is no failure, since the test is about that.
+        may_die: Ranks whose end by a signal is no failure, since the test is about it.
 
     Raises:
         RankFailed: As soon as a rank raises or is killed, with the tracebacks; or after
@@ -155,8 +156,8 @@ def _rank(
     limit = timedelta(seconds=limit_s)
     store = dist.FileStore(f"{tmp_path}/store", size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
-    # Gloo connects all pairs: a rank whose own part is done may end, by ``fn``, before its peers
-    # have connected, and they would fail in place of waiting.
+    # Gloo connects all pairs: a rank may finish ``fn`` and end before its peers have connected, and
+    # they would fail instead of waiting.
     meet_in_store("connected")
     fn(rank, size, *args)
     end_group()
@@ -183,7 +184,7 @@ def meet_in_store(name: str) -> None:
     are still on their way to another, which would fail there, and not where the test expects it.
 
     Args:
-        name: Of this meeting; used once.
+        name: Name of this barrier; used once.
     """
     store = dist.distributed_c10d._get_default_store()
     store.set(f"{name}/{dist.get_rank()}", "")
@@ -195,8 +196,8 @@ def worker_pid(loader: "BaseDistLoader", number: int = 0, *, former: int | None 
 
     Args:
         loader: A loader that samples in worker processes of its own.
-        number: Which of its workers.
-        former: The process id of the one that it replaces, which is not meant.
+        number: The index of the worker.
+        former: The process id of its predecessor, which is ignored.
 
     Raises:
         AssertionError: It was not started in time.
@@ -210,7 +211,7 @@ def worker_pid(loader: "BaseDistLoader", number: int = 0, *, former: int | None 
 
     def started() -> bool:
         pid = producer.pids[number]
-        # None while it is being replaced
+        # None during a replacement
         if pid is not None and pid != former:
             found.append(pid)
         return bool(found)
@@ -220,7 +221,7 @@ def worker_pid(loader: "BaseDistLoader", number: int = 0, *, former: int | None 
 
 
 _HOST = "127.0.0.1"
-# below the 200 s after which processes are killed: the one that waits says what it waits for
+# below the 200 s after which processes are killed: the waiting one names its condition
 _JOIN_TIMEOUT_S = 150.0
 
 MakePartition = Callable[[int, int], DistDataset]
@@ -234,7 +235,7 @@ def store_info(servers: int, clients: int, **changes: Any) -> GraphStoreInfo:
         clients: Compute processes.
         changes: Fields of `GraphStoreInfo` that differ.
     """
-    # fields that GiGL has and nothing here reads
+    # fields of GiGL that nothing here reads
     unused = ("cluster_master_port", "storage_cluster_master_port", "rpc_wait_port")
     hosts = ("cluster_master_ip", "storage_cluster_master_ip", "compute_cluster_master_ip")
     used = ("compute_cluster_master_port", "rpc_master_port")
@@ -263,8 +264,8 @@ def run_cluster(
 
     Args:
         client: A function of a module, called with the `GraphStoreInfo` and the compute rank.
-        args: More for ``client``; picklable.
-        dataset: A function of a module: ``dataset(rank, servers)`` is what that server holds.
+        args: Further arguments of ``client``; picklable.
+        dataset: A function of a module: ``dataset(rank, servers)`` returns that server's data.
         tmp_path: An empty folder, for tracebacks.
         servers: Storage servers.
         clients: Compute processes.
@@ -277,7 +278,7 @@ def run_cluster(
     info = store_info(servers, clients)
     with running_processes(tmp_path) as started:
         roles = [
-            # servers first: clients wait for them, and would only try again and again
+            # servers first: clients wait for them, and would only retry
             started.start(_serve_one_job, info, rank, dataset, tuple(allow_samplers))
             for rank in range(servers)
         ]
@@ -307,7 +308,7 @@ def serve(
 def compute(
     info: GraphStoreInfo, rank: int, client: Callable[..., None], *args: Any, **how: Any
 ) -> None:
-    """Be a compute process for the time of ``client(info, rank, *args)``.
+    """Be a compute process during ``client(info, rank, *args)``.
 
     ``how`` is for `init_compute_process`.
     """
