@@ -5,7 +5,7 @@ A message is a tuple that begins with a name.
 ::
 
     trainer -> supervisor  FORK (with the worker's socket), KILL
-    supervisor -> trainer  FORKED, EXITED per worker
+    supervisor -> trainer  COMPILED per kernel; FORKED, EXITED per worker
     trainer -> worker      the set-up and PLACE (once); PEERS, ATTEMPT, TASK, STOP,
                            SLOTS that are free, where no TASK is left to go along with
     worker -> trainer      READY or FAILED (once), BATCH, ERROR or STALE per task, LINGERING,
