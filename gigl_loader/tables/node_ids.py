@@ -217,7 +217,7 @@ class Dictionary:
     pairs: Path
     """A directory of Parquet files with ids and numbers."""
     index: Index | None
-    """The same numbers in memory, if they fit into half of it; else None."""
+    """These numbers in memory, if they fit into half of it; else None."""
 
 
 def open_dictionary(
