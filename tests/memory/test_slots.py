@@ -2,14 +2,16 @@
 
 import gc
 import os
+import resource
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.conditions import files_up_to
+from support.conditions import files_up_to, limited
 
 from gigl_loader.memory import segments
 from gigl_loader.memory.leases import field_of
@@ -131,3 +133,17 @@ def test_no_memory_left() -> None:
         writer.write([Field.of("a", torch.zeros(5_000_000))])
     assert _num_of_ours() == before
     assert writer.write([Field.of("a", torch.zeros(5))]).slot == 0
+
+
+def test_a_slot_that_cannot_be_mapped_leaves_no_descriptor() -> None:
+    """There is memory for the file, and no room in the address space for its mapping."""
+    writer, nbytes, before = SlotWriter(), 1 << 28, _num_of_ours()
+    field = Field("a", "uint8", (nbytes,), lambda out: None)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    with limited(resource.RLIMIT_AS, pages * resource.getpagesize() + nbytes // 2):
+        with pytest.raises((SharedMemoryError, OSError)):
+            writer.write([field])
+        assert _num_of_ours() == before
+    written = writer.write([field])
+    assert written.fd is not None
+    os.close(written.fd)
