@@ -14,7 +14,7 @@ from gigl_loader.transport import certs
 
 def _read(certificate: Path, *what: str) -> list[str]:
     """Return the lines in which openssl tells ``what`` of a certificate."""
-    command = ["openssl", "x509", "-noout", "-in", certificate, *what]
+    command = ["openssl", "x509", "-noout", "-in", str(certificate), *what]
     return subprocess.check_output(command, text=True, timeout=60).splitlines()
 
 
