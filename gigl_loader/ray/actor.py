@@ -48,7 +48,7 @@ _PORTS = (20000, 32000)
 a port has to be free again when a server is started again."""
 # how soon a server is known to serve; and the wait for its end is cut into pieces of that length
 _ASK_EVERY_S = 1.0
-# For one question. A server that draws for all its cores is slow to answer: only a silence of
+# For one request. A server that draws for all its cores is slow to answer: only a silence of
 # `health_timeout_s` stops it.
 _ASK_TIMEOUT_S = 5.0
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -319,7 +319,7 @@ class Watched(Protocol):
 class _Server:
     way: Watched
     heard: float
-    # one question at a time: Ray keeps those to an actor that is stopped, and would answer them all
+    # one request at a time: Ray keeps those to an actor that is stopped, and would answer them all
     asked: float | None = None
     killed: bool = False
     lost: bool = False
@@ -332,7 +332,7 @@ class Watchdog:
 
     Args:
         servers: By rank.
-        interval_s: Between two questions to a server.
+        interval_s: Between two requests to a server.
         timeout_s: After that long without an answer a server's process is killed, once.
         lost_after_s: After that long it is given up.
         num_partitions: Server ``i`` serves partition ``i`` modulo that number; the cluster goes on

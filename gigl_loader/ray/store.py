@@ -18,7 +18,7 @@ from gigl_loader.transport.security import Security
 
 _log = logging.getLogger(__name__)
 
-# between two questions to an actor: a stopped one is known to be silent this much later
+# between two requests to an actor: a stopped one is known to be silent this much later
 _INTERVAL_S = 2.0
 # more than the 20 s after which an actor kills its server (`gigl_loader.ray.actor`)
 _STOP_S = 30.0
@@ -179,7 +179,7 @@ def start_graph_store(
                 health_timeout_s=health_timeout, load_timeout_s=start_timeout,
             )  # fmt: skip
             how = _scheduled(group, rank, num_cpus=cpus_per_server)
-            # Retries: a question is put to the actor that Ray starts for a lost one. Several
+            # Retries: a request is put to the actor that Ray starts for a lost one. Several
             # at once: `health` is answered while `stop` waits for the server to end.
             actor = (
                 ray.remote(StorageServer)

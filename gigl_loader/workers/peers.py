@@ -1,4 +1,4 @@
-"""Questions between sampling workers of different partitions, over the transport.
+"""Requests between sampling workers of different partitions, over the transport.
 
 A worker answers for its partition with `Answering` and asks the other partitions through `Asking`::
 
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_ASK_BYTES = 1 << 32
-"""Ids in one question: 512 million; a batch that asks for more does not fit into memory either."""
+"""Ids in one request: 512 million; a batch that asks for more does not fit into memory either."""
 _MAX_REASON = 4000
 RETURN_S = 10.0
 """Seconds in which a caller whose connection was lost may come back."""
@@ -97,7 +97,7 @@ def assignments(
     """Return by name the peers of each worker of ``partition``.
 
     Worker ``i`` of a partition asks worker ``i`` modulo their number of each other partition, so
-    that questions spread evenly, and the connections of a machine are its workers times the other
+    that requests spread evenly, and the connections of a machine are its workers times the other
     partitions.
 
     Args:
@@ -145,7 +145,7 @@ class Answering:
         awaits_s: How long to expect callers of the former worker; None: there was none.
         patience_s: How long one that was silent may take to come back, in seconds.
         return_s: How long any other whose connection was lost may take to come back, in seconds.
-        silence_s: After how many seconds one that leaves a question unfinished counts as silent.
+        silence_s: After how many seconds one that leaves a request unfinished counts as silent.
 
     Raises:
         ConfigError: It cannot listen there, or would be open to strangers.
@@ -163,7 +163,7 @@ class Answering:
         self._done: set[str] = set()
         self._lost: dict[str, tuple[float, End]] = {}
         self.last_asked = time.monotonic()
-        """When the last question came (`time.monotonic`)."""
+        """When the last request came (`time.monotonic`)."""
         self._born = self.last_asked
         table = {
             "draw": Method(DrawQuestion, DrawAnswer, self._draw),
@@ -240,7 +240,7 @@ class Answering:
 
     def _rows(self, question: RowsQuestion, peer: Peer) -> RowsAnswer:
         self.last_asked = time.monotonic()
-        # in scratch memory of this thread, which sends it before it takes the next question
+        # in scratch memory of this thread, which sends it before it takes the next request
         return self._of_thread.reader.answer_rows(question.unpacked())
 
 

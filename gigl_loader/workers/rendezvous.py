@@ -34,7 +34,7 @@ _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.002, 0.1
 """Between two looks. Ranks mostly come within milliseconds of each other; at 100 ms, hundreds of
 ranks that wait for one do not load the store."""
 _NAP_PER_RANK_S = 1e-4
-"""Thousands look less often: a store serves some ten thousand questions a second."""
+"""Thousands look less often: a store serves some ten thousand requests a second."""
 _REPORT_EVERY_S = 10.0
 _STORE_ANSWERS_S = 10.0
 """Longest wait for one answer of the store, where no more is allowed: the process that hosts it may
@@ -97,7 +97,7 @@ class Rendezvous(ABC):
         """Return the ``value`` that each rank gave for ``key``, by rank; all ranks have to call it.
 
         Rank 0 gathers, and the others take its result as one value: so each of them asks a few
-        times, however many there are. With a question for each value of each rank, thousands of
+        times, however many there are. With a request for each value of each rank, thousands of
         ranks would keep whoever holds the values busy for minutes.
 
         Args:
