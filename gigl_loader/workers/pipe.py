@@ -125,11 +125,15 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
     return pickle.loads(data), list(fds)
 
 
-def send_object(sock: socket.socket, obj: Any) -> None:
-    """Send an object of any size whose tensors are shared, not copied, and arrive as arrays."""
-    from gigl_loader.memory import tensors  # workers only receive, and do without torch
+def send_object(sock: socket.socket, data: bytes, fds: list[int]) -> None:
+    """Send an object of any size whose tensors are shared, not copied, and arrive as arrays.
 
-    data, fds = tensors.dumps(obj)
+    Args:
+        sock: The sender's end.
+        data: From `memory.tensors.dumps`, which needs torch. Workers, which only receive, do
+            without it.
+        fds: From the same call; they are closed.
+    """
     try:
         # half of what fits: the tuple around a piece is pickled, too. Pieces and descriptors go
         # side by side, each message with the number of those that follow
