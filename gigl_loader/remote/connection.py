@@ -3,7 +3,7 @@
 ::
 
     watch     one per server: tells that this process is here, and hears of the end
-    calls     a few per server: each has one question under way; a free one is taken, or one opened
+    calls     a few per server: each has one request under way; a free one is taken, or one opened
     batches   one per loader and server: see `gigl_loader.remote.receiving_channel`
 """
 
@@ -66,7 +66,7 @@ class ServerConnection:
         name: Name of this process.
         session: Identity of this process, on all connections.
         patience_s: How long an outage of the network may last.
-        join: To be said with the first question; None: by `enter`.
+        join: To be said with the first request; None: by `enter`.
         is_away: Whether the server is known to be gone, or to be elsewhere: it is not waited for.
     """
 
@@ -312,7 +312,7 @@ class ServerConnection:
         try:
             yield caller
         except (PeerTimeoutError, PeerLostError, ProtocolError):
-            # The answer may still come: the next question would wait behind it. Closing also tells
+            # The answer may still come: the next request would wait behind it. Closing also tells
             # the server that nobody waits. Other errors are answers.
             is_good = False
             raise

@@ -77,7 +77,7 @@ class FillingChannel:
         pin_memory: Fill page-locked memory.
         machine_rows: Memory for kept rows, shared with other ranks and loaders; None: this
             object has its own.
-        questions: Asks for the rows of an epoch; None: the storage servers.
+        questions: Sends the requests for rows of an epoch; None: the storage servers.
     """
 
     def __init__(

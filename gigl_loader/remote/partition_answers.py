@@ -207,7 +207,7 @@ class PartitionAnswers:
     def get_rows(self, request: RowsQuestion) -> RowsAnswer:
         """Return rows in the order of the ids, as they are stored.
 
-        They lie in memory of this thread until it answers the next such question.
+        They lie in memory of this thread until it answers the next such request.
 
         Raises:
             ConfigError: There is no such matrix, or an id is not this server's.
@@ -253,7 +253,7 @@ class PartitionAnswers:
 
     def _check_owned(self, ids: Array, name: Any, book: Book[Any] | None) -> None:
         view = self.dataset.view()
-        # numpy's two passes: torch would wake its threads for each question
+        # numpy's two passes: torch would wake its threads for each request
         if book is not None and book.bounds is not None and book.owns(view.partition_idx, ids):
             return
         # the range first: a negative id would be looked up from the end of the book's table, and be

@@ -109,7 +109,7 @@ class Presence:
     def _watch(self, request: Watch, peer: Peer) -> "Future[News]":
         self._free_former(request, peer)
         rival = self._rival(request.join)
-        # without the lock: it takes a question to that one
+        # without the lock: it takes a request to that one
         lives = rival is not None and (self._rejoin_s <= 0 or self._lives(rival.join))
         with self._lock:
             member = self._attendance.find(peer.session, request.seen)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # it imports this module
     from gigl_loader.remote.dataset import RemoteDistDataset
 
 _MOST_IDS = 1 << 16
-"""Ids in one question: an answer then has some hundred MB at most, and others get their turn."""
+"""Ids in one request: an answer then has some hundred MB at most, and others get their turn."""
 R = TypeVar("R")
 
 
@@ -80,7 +80,7 @@ class StoreLookup:
             raise ConfigError(f"name the type of the ids: one of {known}")
         return known[0]
 
-    # -- questions ------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
     def rows(self, kind: Kind, name: NodeType | EdgeType, ids: Tensor) -> Tensor:
         """Return the rows of ``ids``, in their order; quantised features as float32.

@@ -114,7 +114,7 @@ class RendezvousTable:
             one = self._by_name.setdefault(request.name, _Rendezvous())
             # for `fail_all`; each says it, since any of them may come first
             one.servers = request.servers
-            # the same value again where the question was asked again after a lost connection
+            # the same value again where the request was asked again after a lost connection
             one.values.setdefault(request.key, {})[request.rank] = request.value
             self._serve(one, request.key)
         return Nothing()
@@ -221,7 +221,7 @@ class ServerRendezvous(Rendezvous):
         super().__init__(servers.index(server), len(servers), timeout_s)
         self._server, self._servers = server, Runs.of(servers)
         self._name, self._table, self._dial = name, table, dial
-        # a connection for this rendezvous alone: answers come in the order of the questions, and
+        # a connection for this rendezvous alone: answers come in the order of the requests, and
         # that of a `gather` may be long in coming
         self._caller = dial(0) if dial is not None else None
         # guards `_closed`: a server that fails and one that closes may be two threads, and one
@@ -285,7 +285,7 @@ class ServerRendezvous(Rendezvous):
         if self._table is not None:
             self._table.leave(request)
         if self._caller is not None and self._dial is not None:
-            self._caller.close()  # a question that it waits for would be answered first
+            self._caller.close()  # a request that it waits for would be answered first
             # a host that was started again knows nothing of this
             with (
                 contextlib.suppress(GiglLoaderError),

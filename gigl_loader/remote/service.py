@@ -65,7 +65,7 @@ OBSERVER = "observer"
 _OWN_SAMPLERS = "gigl_loader.sampler"
 _OVER = "over"
 _LOOK_S, _AFTER_FAILURE_S = 30.0, 1.0
-"""How long one question for the end of the host's producer waits; and the pause after a failure."""
+"""How long one request for the end of the host's producer waits; and the pause after a failure."""
 _MOST_GONE = 1 << 16
 """Clients that are remembered as gone: more than a job has, and few of those before it."""
 _END_S = 60.0

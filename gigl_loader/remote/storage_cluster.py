@@ -406,7 +406,7 @@ class Cluster:
             raise
         return fresh
 
-    # -- questions that survive -----------------------------------------------------------------
+    # -- requests that survive -----------------------------------------------------------------
 
     def ask_each(
         self, name: str, requests: Mapping[int, dict[str, Any]], timeout_s: float,
@@ -414,7 +414,7 @@ class Cluster:
     ) -> dict[int, Any]:  # fmt: skip
         """Ask several servers at once for a method of `DistServer`; replicas answer for lost ones.
 
-        A question is asked again where its server is lost, so the method must be one that may be.
+        A request is asked again where its server is lost, so the method must be one that may be.
 
         Args:
             name: A key of `CALLS`.
@@ -438,15 +438,15 @@ class Cluster:
         return found
 
     def _await_answerer(self, error: GiglLoaderError, away_until: float) -> None:
-        """Return when a question that was lost with its server can be asked again.
+        """Return when a request that was lost with its server can be asked again.
 
         Raises:
             GiglLoaderError: ``error``, or see `await_servers`.
         """
-        # asked for as long as servers may be away, and no longer: each question has its own timeout
+        # asked for as long as servers may be away, and no longer: each request has its own timeout
         if time.monotonic() >= away_until or self.closed:
             raise error
-        time.sleep(_PAUSE_S)  # a question may be lost before its server is known to be
+        time.sleep(_PAUSE_S)  # a request may be lost before its server is known to be
         self.await_servers(away_until)
 
     def ask_later(

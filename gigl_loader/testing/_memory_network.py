@@ -224,7 +224,7 @@ class MemoryListener:
         if method is None:
             raise ProtocolError(f"{self.name} has no method {method_name[:100]!r}")
         if sum(array.nbytes for array in arrays) > self.max_ask_bytes:
-            raise ProtocolError(f"{self.name} takes questions of {self.max_ask_bytes} bytes")
+            raise ProtocolError(f"{self.name} takes requests of {self.max_ask_bytes} bytes")
         # decoded here too, so that a handler never sees the caller's own objects
         return method.handler(decode(read_header(header)[1], arrays, method.request), peer)
 
