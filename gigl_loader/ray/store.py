@@ -14,7 +14,7 @@ from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageEr
 from gigl_loader.ray.actor import ServerOptions, StorageServer, Watchdog, free_address
 from gigl_loader.remote.info import GraphStoreInfo
 from gigl_loader.remote.membership import PATIENCE_S, check_patience
-from gigl_loader.transport.security import Security
+from gigl_loader.transport import Security
 
 _log = logging.getLogger(__name__)
 

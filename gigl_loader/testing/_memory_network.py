@@ -23,11 +23,11 @@ from gigl_loader.errors import (
     PeerTimeoutError,
     ProtocolError,
 )
+from gigl_loader.transport import End, Method, Peer, Security
 from gigl_loader.transport.codec import Array, decode, encode, read_header
-from gigl_loader.transport.failures import End, Failure, describe, rebuild
-from gigl_loader.transport.listener import Method, Peer, random_incarnation
+from gigl_loader.transport.failures import Failure, describe, rebuild
+from gigl_loader.transport.listener import random_incarnation
 from gigl_loader.transport.reply import Into
-from gigl_loader.transport.security import Security
 
 T = TypeVar("T")
 _AGAIN_S = 0.5  # longest time from a cut to the new connection

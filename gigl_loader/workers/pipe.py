@@ -125,11 +125,15 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
     return pickle.loads(data), list(fds)
 
 
-def send_object(sock: socket.socket, obj: Any) -> None:
-    """Send an object of any size; its tensors are shared, not copied, and arrive as arrays."""
-    from gigl_loader.memory import tensors  # workers only receive, and must not import torch
+def send_object(sock: socket.socket, data: bytes, fds: list[int]) -> None:
+    """Send an object of any size; its tensors are shared, not copied, and arrive as arrays.
 
-    data, fds = tensors.dumps(obj)
+    Args:
+        sock: The sender's end.
+        data: From `memory.tensors.dumps`, which needs torch. Workers, which only receive, do
+            without it.
+        fds: From the same call; they are closed.
+    """
     try:
         # Half of what fits, as the tuple around a piece is pickled too. Each message has a piece,
         # descriptors, and the number of messages that follow.

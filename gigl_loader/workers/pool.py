@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
-from gigl_loader.memory import segments
+from gigl_loader.memory import segments, tensors
 from gigl_loader.system import read_stat
 from gigl_loader.workers import pipe
 from gigl_loader.workers.pipe import WorkerSetup
@@ -232,7 +232,7 @@ class WorkerPool:
         # Locked for all of it: no other message may come between the pieces. Later checks find a
         # worker that has ended or reads nothing; they would not find a lack of descriptors here.
         with contextlib.suppress(ConnectionError, TimeoutError, BlockingIOError), self._sending:
-            pipe.send_object(worker.sock, self._setup)
+            pipe.send_object(worker.sock, *tensors.dumps(self._setup))
             pipe.send(worker.sock, (pipe.PLACE, replaces), fds)
 
     def _await_ready(self, timeout_s: float, restarts: Restarts) -> None:
@@ -296,7 +296,7 @@ class WorkerPool:
             try:
                 pipe.send(worker.sock, message)
                 if obj is not None:
-                    pipe.send_object(worker.sock, obj)
+                    pipe.send_object(worker.sock, *tensors.dumps(obj))
             # Also an OSError, and the only one that nothing else would report. A message that was
             # not taken was not sent in part either, so the next one is understood.
             except TimeoutError as error:

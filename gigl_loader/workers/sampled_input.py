@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader._glt import SamplingConfig
+from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
@@ -114,8 +115,6 @@ def make_plan(
 def view_of(data: Any, time_attr: str | None) -> PartitionView:
     """Return the workers' view of a dataset, with edges sorted by time if ``time_attr`` is set."""
     if not hasattr(data, "view"):  # a plain GLT dataset
-        from gigl_loader.dataset.local import DistDataset
-
         data = DistDataset.wrap(data)
     view: PartitionView = data.view() if time_attr is None else data.view_by_time(time_attr)
     return view

@@ -30,7 +30,7 @@ from gigl_loader.memory import read_ahead
 from gigl_loader.memory.same_host import Offer, read_offers
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.slots import SlotWriter, Written
-from gigl_loader.message import Attempt, BatchTicket
+from gigl_loader.message import Attempt, BatchTicket, Field
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import (
     STREAM,
@@ -42,14 +42,7 @@ from gigl_loader.rowcache.look_ahead import (
 )
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, Pipeline
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.plan import (
-    Field,
-    Peers,
-    Sampler,
-    SampleRequest,
-    SamplingPlan,
-    scale_fields,
-)
+from gigl_loader.sampler.plan import Peers, Sampler, SampleRequest, SamplingPlan, scale_fields
 from gigl_loader.sampler.reader import Scratch
 from gigl_loader.sampler.row_exchange import LaterPeers, rows_apart
 from gigl_loader.threads import new_thread
