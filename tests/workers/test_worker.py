@@ -264,25 +264,33 @@ def test_where_a_worker_takes_anothers_position_it_has_that_ones_door(setup: Wor
             Worker(theirs, 0)
 
 
-def test_a_worker_that_cannot_start_says_why(setup: WorkerSetup, monkeypatch) -> None:
+@contextlib.contextmanager
+def signals_as_before() -> Iterator[None]:
+    """Let a worker of this process handle signals within the block alone."""
+    before = [(one, signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for one, handler in before:
+            signal.signal(one, handler)
+
+
+def test_a_worker_that_cannot_start_says_why(setup: WorkerSetup) -> None:
     ours, theirs = pipe.pair()
-    handled: list[int] = []
-    names = {name: getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIG_IGN", "SIG_DFL")}
-    fake = SimpleNamespace(**names, signal=lambda number, how: handled.append(number))
-    monkeypatch.setattr(module, "signal", fake)
-    with ours, theirs:
+    with ours, theirs, signals_as_before():
         ours.settimeout(60.0)
         pipe.send_object(ours, *tensors.dumps({"no": np.arange(3)}))
         pipe.send(ours, (pipe.PLACE, False))
         with pytest.raises(_Exited, match="1"):
             module.main(theirs, 0)
+        handled = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
         found = pipe.receive(ours)
     assert found is not None
     kind, cause, text = found[0]
     assert kind == pipe.FAILED
     assert cause.startswith("AttributeError")
     assert "in prepare" in text
-    assert handled == [signal.SIGINT, signal.SIGTERM]
+    assert handled == [signal.SIG_IGN, signal.SIG_DFL], "Ctrl-C is the trainer's"
 
 
 def test_freed_memory_is_kept_where_malloc_can_be_told(libc_is) -> None:
