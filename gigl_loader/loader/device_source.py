@@ -33,6 +33,7 @@ from gigl_loader.message import (
     SampleMessage,
 )
 from gigl_loader.on_device.choose import kernels_for
+from gigl_loader.on_device.device_graph import WholeGraph
 from gigl_loader.on_device.sampler import CutBatch, DeviceSampler, Launched, check_plan, checked
 from gigl_loader.options import EpochOptions, SamplerOptions
 from gigl_loader.sampler.plan import SampleRequest
@@ -88,9 +89,11 @@ class DeviceSource(InProcessSource):
         place = self._placement
         self._memory = [OwnMessages()]
         self._device_memory = DeviceMemory(place.device)
+        kernels = kernels_for(place.device, place.kernels)
+        graph = WholeGraph(place.place(view), list(self._plan.fanouts), kernels)
         self._sampler = DeviceSampler(
-            self._roots, self._plan, place.place(view), kernels_for(place.device, place.kernels),
-            self._device_memory, self.epoch_options.timeout_s,
+            self._roots, self._plan, graph, kernels, self._device_memory,
+            self.epoch_options.timeout_s,
             None if place.cache is None else place.cache.size,
         )  # fmt: skip
         # seeds alone: links and labels add roots, which are counted when they are there
@@ -179,9 +182,10 @@ class DeviceSource(InProcessSource):
     def _launch(self, request: SampleRequest) -> "_UnderWay":
         started = time.perf_counter()
         with named_errors(request.ticket):
-            launched = self._sampler.launch(request)
+            placed = self._sampler.place(request)
+            launched = self._sampler.launch(placed)
             # now: the next launch may write to what the fields read
-            message, nbytes = self._memory[0].write(launched.fields)
+            message, nbytes = self._memory[0].write(placed.fields)
         return _UnderWay(launched, message, nbytes, time.perf_counter() - started)
 
     def _tell(self, under_way: "_Drawn") -> None:

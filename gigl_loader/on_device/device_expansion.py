@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
-from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
 from gigl_loader.message import BatchTicket
-from gigl_loader.on_device.device_kernels import DeviceDraw, DeviceLabels, Kernels
+from gigl_loader.on_device.device_graph import DeviceGraph, HopDrawn, HopRequest
+from gigl_loader.on_device.device_kernels import DeviceLabels, Kernels
 from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
 from gigl_loader.sampler.expansion import draw_of
 from gigl_loader.sampler.plan import SamplingPlan
@@ -68,7 +68,7 @@ class SampledEdges:
     edge_index: Tensor
     """``[2, count]`` int64: neighbours, and the nodes they were drawn for, by label."""
     offsets: Tensor
-    """``[count]`` int64, positions in the adjacency."""
+    """``[count]`` int64, as `HopDrawn.edges`."""
     per_hop: list[int]
 
 
@@ -147,7 +147,7 @@ class DeviceExpansion:
     """Expands each node once, in the hop after the one that found it.
 
     Args:
-        view: The whole graph, on the device.
+        graph: Draws the neighbours.
         plan: Fan-outs, and how to draw.
         kernels: Kernels of the device.
         bits: Bits of an id in a key, by type; None: nodes are merged, and a key is an id.
@@ -158,15 +158,14 @@ class DeviceExpansion:
 
     def __init__(
         self,
-        view: PartitionView[Tensor],
+        graph: DeviceGraph,
         plan: SamplingPlan,
         kernels: Kernels,
         bits: Mapping[NodeType, int] | None,
     ) -> None:
-        self._view, self._plan, self._kernels, self._bits = view, plan, kernels, bits
-        self._ends = {name: ends_of(name, view.edge_dir) for name in plan.fanouts}
-        # once, when the loader is built: the only time that the host waits for the device
-        self._degrees = {name: _max_degree(view.adjacency[name].indptr) for name in plan.fanouts}
+        self._graph, self._plan, self._kernels, self._bits = graph, plan, kernels, bits
+        self._view, self._degrees = graph.view, graph.degrees
+        self._ends = {name: ends_of(name, self._view.edge_dir) for name in plan.fanouts}
 
     def ends(self, edge_type: EdgeType) -> tuple[NodeType, NodeType]:
         """Return (type that is expanded, type of its neighbours)."""
@@ -214,13 +213,16 @@ class DeviceExpansion:
         starts = {name: torch.zeros_like(one.count) for name, one in labels.items()}
         stops = {name: [one.count.clone()] for name, one in labels.items()}
         for hop in range(self._plan.num_hops):
-            drawn = []
+            frontiers, requests = [], []
             for name in self._plan.fanouts:
                 expanded = self._ends[name][0]
-                asked = self._frontier(labels[expanded], starts[expanded], new[expanded][hop])
-                drawn.append((name, asked, self._draw(ticket, hop, name, asked, roots)))
-            for name, (at, keys, there), found in drawn:
-                self._collect(name, at, keys, there, found, labels, edges[name], roots)
+                begin, size = starts[expanded], new[expanded][hop]
+                at, keys, there = self._frontier(labels[expanded], begin, size)
+                frontiers.append((name, at, keys))
+                requests.append(self._request(ticket, hop, name, keys, there, roots))
+            found = self._graph.draw(requests)
+            for (name, at, keys), some in zip(frontiers, found, strict=True):
+                self._collect(name, at, keys, some, labels, edges[name], roots)
             for node_type, one in labels.items():
                 starts[node_type] = stops[node_type][-1]
                 stops[node_type].append(one.count.clone())
@@ -241,52 +243,36 @@ class DeviceExpansion:
         keys = labels.keys[at.clamp(max=max(0, labels.keys.numel() - 1))]
         return at, keys, there
 
-    def _draw(
-        self, ticket: BatchTicket, hop: int, name: EdgeType, asked: tuple[Tensor, Tensor, Tensor],
+    def _request(
+        self, ticket: BatchTicket, hop: int, name: EdgeType, keys: Tensor, there: Tensor,
         roots: DeviceRoots,
-    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-        """Return (positions in the adjacency, counts) of the drawn neighbours."""
-        _, keys, there = asked
-        width = self.width(name, hop)
-        if not width or not keys.numel():
-            return None
-        expanded = self._ends[name][0]
-        draw = draw_of(self._plan, ticket, hop, name, self._view)
-        ids, until, since = keys, None, None
-        drawn_by = keys
-        if self._bits is not None:
-            trees = torch.where(there, keys >> self._bits[expanded], 0)
-            ids = keys & ((1 << self._bits[expanded]) - 1)
-            drawn_by = ids + trees * max(
-                1, self._view.num_nodes[row_type(name, self._view.edge_dir)]
-            )
-            if draw.timed and roots.until is not None:
-                until = roots.until[trees]
-                since = None if roots.since is None else roots.since[trees]
-        adjacency = self._view.adjacency[name]
-        times = self._view.times[name] if draw.timed else None
-        rows = torch.where(there, adjacency.locate(ids), -1)
-        found = self._kernels.draw(
-            DeviceDraw(
-                draw, adjacency, rows, drawn_by, width, times, until, since, self._degrees[name]
-            )
-        )
-        return found.offsets, found.counts
+    ) -> HopRequest:  # fmt: skip
+        """Return the request for the neighbours of a frontier over one edge type."""
+        width, draw = self.width(name, hop), draw_of(self._plan, ticket, hop, name, self._view)
+        if self._bits is None or not width or not keys.numel():
+            return HopRequest(draw, width, keys, there, keys)
+        bits = self._bits[self._ends[name][0]]
+        trees = torch.where(there, keys >> bits, 0)
+        ids = keys & ((1 << bits) - 1)
+        num_rows = self._view.num_nodes[row_type(name, self._view.edge_dir)]
+        drawn_by = ids + trees * max(1, num_rows)
+        if not draw.timed or roots.until is None:
+            return HopRequest(draw, width, ids, there, drawn_by)
+        since = None if roots.since is None else roots.since[trees]
+        return HopRequest(draw, width, ids, there, drawn_by, roots.until[trees], since)
 
     def _collect(
-        self, name: EdgeType, at: Tensor, keys: Tensor, there: Tensor,
-        found: tuple[Tensor, Tensor] | None, labels: dict[NodeType, DeviceLabels], edges: _Edges,
-        roots: DeviceRoots,
+        self, name: EdgeType, at: Tensor, keys: Tensor, drawn: HopDrawn | None,
+        labels: dict[NodeType, DeviceLabels], edges: _Edges, roots: DeviceRoots,
     ) -> None:  # fmt: skip
         """Label the neighbours that one edge type found in one hop."""
-        if found is None:
+        if drawn is None:
             edges.counts.append(at.new_zeros(()))
             return
         expanded, neighbor = self._ends[name]
-        offsets, counts = found
-        width = offsets.shape[1]
-        valid = torch.arange(width, device=at.device) < counts[:, None]
-        neighbors = self._view.adjacency[name].indices[offsets].long()
+        width = drawn.edges.shape[1]
+        valid = torch.arange(width, device=at.device) < drawn.counts[:, None]
+        neighbors = self._graph.neighbors(name, drawn)
         if name in roots.dropped:
             valid &= ~self._is_dropped(name, keys, neighbors, roots.dropped[name])
         if self._bits is not None:
@@ -296,7 +282,7 @@ class DeviceExpansion:
         reached = self._kernels.label(labels[neighbor], neighbors.reshape(-1), flat)
         edges.neighbors.append(reached)
         edges.targets.append(at[:, None].expand(-1, width).reshape(-1))
-        edges.offsets.append(offsets.reshape(-1))
+        edges.offsets.append(drawn.edges.reshape(-1))
         edges.valid.append(flat)
         edges.counts.append(flat.sum())
 
@@ -311,8 +297,3 @@ class DeviceExpansion:
         place = torch.searchsorted(dropped, pairs).clamp(max=dropped.numel() - 1)
         found: Tensor = dropped[place] == pairs
         return found
-
-
-def _max_degree(indptr: Tensor) -> int:
-    degrees = indptr[1:] - indptr[:-1]
-    return int(degrees.max()) if degrees.numel() else 0

@@ -4,9 +4,13 @@ Roots are a handful of ids; seed edges, labels and negatives are found with the 
 deployment. The parts that grow with the fan-outs run on the device: draws, labels, edges and rows.
 A batch is launched first, and later cut to its real size::
 
+    place     roots, by the host's readers
     launch    roots, host -> device; all hops; counts, device -> host   waits for nothing
     cut       nodes and edges at their exact sizes                      waits for the counts
     finish    rows                                                      waits for nothing
+
+The graph may lie in partitions on the devices of several ranks (`loader.shared_graph`): then each
+hop, and the rows, wait for the numbers of ids that the ranks request.
 
 Features may lie on the host, and some of them may be kept on the device (`on_device.
 kept_rows`). Then batches are cut many steps ahead, and their ids come to the host (`tell`).
@@ -22,7 +26,6 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType, NodeType, reverse_edge_type
-from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.errors import ConfigError, PeerTimeoutError
 from gigl_loader.memory.segments import Array
@@ -48,6 +51,7 @@ from gigl_loader.on_device.device_expansion import (
     SampledEdges,
     pair_keys,
 )
+from gigl_loader.on_device.device_graph import DeviceGraph
 from gigl_loader.on_device.device_kernels import Kernels
 from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.rowcache.tables import Matrix, Owner
@@ -78,12 +82,22 @@ class DeviceTensors:
 
 
 @dataclass(frozen=True)
+class PlacedRoots:
+    """The roots of a batch, on their way to the device."""
+
+    request: SampleRequest
+    fields: list[Field]
+    """The fields of the roots, on the host; to be written before the next batch is placed."""
+    start: DeviceRoots
+    seeds: Tensor | None
+    """``[num_trees]`` int64, the seed of each tree."""
+
+
+@dataclass(frozen=True)
 class Launched:
     """A batch under way."""
 
     request: SampleRequest
-    fields: list[Field]
-    """The fields of the roots, on the host; to be written before the next launch."""
     grown: Grown
     seeds: Tensor | None
     """``[num_trees]`` int64, the seed of each tree."""
@@ -118,7 +132,7 @@ class DeviceSampler:
     Args:
         sampler: Makes the roots; a plain `NeighborSampler`.
         plan: How to sample.
-        view: The whole graph, with its tensors on the device.
+        graph: Draws and rows.
         kernels: Kernels of the device.
         memory: Memory of the device.
         timeout_s: Seconds that a batch may take there.
@@ -130,18 +144,20 @@ class DeviceSampler:
     """
 
     def __init__(
-        self, sampler: Sampler, plan: SamplingPlan, view: PartitionView[Tensor], kernels: Kernels,
+        self, sampler: Sampler, plan: SamplingPlan, graph: DeviceGraph, kernels: Kernels,
         memory: DeviceMemory, timeout_s: float, cache: int | float | None = None,
     ) -> None:  # fmt: skip
         self._roots = checked(sampler)
-        self._plan, self._view, self._kernels = plan, view, kernels
+        self._plan, self._graph, self._kernels = plan, graph, kernels
+        self._view = view = graph.view
         self._memory, self._timeout_s = memory, timeout_s
         self.kept = self._kept_rows(cache)
         self._rows_of_a_batch = 0
-        self._expansion = DeviceExpansion(view, plan, kernels, self._roots.nodes.bits)
+        self._expansion = DeviceExpansion(graph, plan, kernels, self._roots.nodes.bits)
         self._attributes: dict[Any, list[str]] = {}
         if plan.collect_features:
             self._attributes = attribute_names(view.node_attributes, view.edge_attributes)
+        self._matrices = self._matrices_of_batches()
 
     def _kept_rows(self, cache: int | float | None) -> KeptRows | None:
         plan = self._plan
@@ -157,25 +173,38 @@ class DeviceSampler:
 
     # -- launch ------------------------------------------------------------------------------------
 
-    def launch(self, request: SampleRequest) -> Launched:
-        """Start a batch; waits for nothing on the device."""
+    def place(self, request: SampleRequest) -> PlacedRoots:
+        """Find the roots of a batch on the host, and start to copy them to the device."""
         roots = self._roots
         placed = roots.place(request)
         nodes = roots.nodes
         self._expansion.check({name: nodes.count(name) for name in nodes.types})
+        limits = roots.times.limits(nodes)
+        since = None if limits is None else limits.since
+        dropped = {} if placed.dropped is None else placed.dropped()
         with self._memory.in_use():
-            limits = roots.times.limits(nodes)
-            since = None if limits is None else limits.since
             start = DeviceRoots(
                 {name: self._memory.uploaded_array(nodes.keys(name)) for name in nodes.types},
                 None if limits is None else self._memory.uploaded_array(limits.until),
                 None if since is None else self._memory.uploaded_array(since),
-                {} if placed.dropped is None else self._pairs(placed.dropped()),
+                self._pairs(dropped),
             )
             seeds = self._memory.uploaded_array(nodes.seeds) if nodes.disjoint else None
-            grown = self._expansion.run(request.ticket, start)
+        return PlacedRoots(request, list(placed.fields), start, seeds)
+
+    def no_roots(self, request: SampleRequest) -> PlacedRoots:
+        """Return an empty batch, for a rank that only takes part in the exchanges of others."""
+        with self._memory.in_use():
+            none = self._memory.uploaded_array(_NO_IDS)
+        start = DeviceRoots({name: none for name in self._roots.nodes.types})
+        return PlacedRoots(request, [], start, none)
+
+    def launch(self, placed: PlacedRoots) -> Launched:
+        """Start a batch; waits for nothing on the device if the whole graph is there."""
+        with self._memory.in_use():
+            grown = self._expansion.run(placed.request.ticket, placed.start)
             counts = self._memory.downloaded(grown.counts)
-            return Launched(request, list(placed.fields), grown, seeds, counts, self._memory.mark())
+            return Launched(placed.request, grown, placed.seeds, counts, self._memory.mark())
 
     def _pairs(self, dropped: dict[EdgeType, tuple[Array, Array]]) -> dict[EdgeType, Tensor]:
         found = {}
@@ -222,7 +251,7 @@ class DeviceSampler:
                 found["node", name] = self._memory.downloaded(self._node_ids(name, some))
         for edge_type, sampled in edges.items():
             if ("edge", edge_type) in owners:
-                ids = self._edge_ids(edge_type, sampled)
+                ids = self._graph.edge_ids(edge_type, sampled.offsets)
                 found["edge", edge_type] = self._memory.downloaded(ids)
         return found
 
@@ -252,15 +281,15 @@ class DeviceSampler:
     def finish(self, drawn: CutBatch) -> tuple[dict[str, Tensor], DeviceTensors]:
         """Return the tensors of a batch that stay on the host, and those on the device."""
         with self._memory.in_use():
-            features = self._kept_features(drawn)
+            rows = self._rows(drawn)
             host: dict[str, Tensor] = {}
             found: dict[str, Tensor] = {}
             for node_type in self._roots.nodes.types:
                 name = node_type if self._view.is_heterogeneous else None
                 host[key(NODES_PER_HOP, name)] = torch.tensor(drawn.per_hop[node_type])
-                self._add_nodes(found, node_type, name, drawn, features)
+                self._add_nodes(found, node_type, name, drawn, rows)
             for edge_type, sampled in drawn.edges.items():
-                self._add_edges(host, found, edge_type, sampled, features)
+                self._add_edges(host, found, edge_type, sampled, rows)
             return host, DeviceTensors(found, self._memory, self._memory.mark())
 
     def _wait(self, event: Any, request: SampleRequest) -> None:
@@ -293,28 +322,50 @@ class DeviceSampler:
             raise
         return found
 
+    def _rows(self, drawn: CutBatch) -> "_BatchRows":
+        """Return ids and rows of a batch."""
+        ids: dict[Owner, Tensor] = {
+            ("node", name): self._node_ids(name, drawn.keys[name]) for name in drawn.keys
+        }
+        if self._plan.with_edge:
+            for edge_type, sampled in drawn.edges.items():
+                ids["edge", edge_type] = self._graph.edge_ids(edge_type, sampled.offsets)
+        kept = self._kept_features(drawn)
+        wanted = [one for one in self._matrices if one not in kept]
+        return _BatchRows(ids, {**kept, **self._graph.rows(ids, wanted)})
+
+    def _matrices_of_batches(self) -> list[Matrix]:
+        """Return the matrices whose rows batches have, in an order that all ranks share."""
+        plan, view = self._plan, self._view
+        found: list[Matrix] = [("node_labels", name) for name in view.node_labels]
+        for kind, named in (("node_attributes", view.num_nodes), ("edge_attributes", plan.fanouts)):
+            found += [(kind, (name, a)) for name in named for a in self._attributes.get(name, ())]
+        if plan.collect_features:
+            found += [("node_features", name) for name in view.node_features]
+            found += [
+                ("edge_features", name) for name in plan.fanouts if name in view.edge_features
+            ]
+        found = [one for one in found if plan.with_edge or not one[0].startswith("edge")]
+        return sorted(found, key=str)
+
     def _add_nodes(
         self, found: dict[str, Tensor], node_type: NodeType, name: Any, drawn: CutBatch,
-        features: dict[Matrix, Tensor],
+        rows: "_BatchRows",
     ) -> None:  # fmt: skip
-        keys, view = drawn.keys[node_type], self._view
-        ids = self._node_ids(node_type, keys)
         bits = self._roots.nodes.bits
         if bits is not None:
             assert drawn.seeds is not None, "trees have seeds"
-            found[key(TREE, name)] = drawn.seeds[keys >> bits[node_type]]
-        found[key(NODE, name)] = ids
-        if self._plan.collect_features and node_type in view.node_features:
-            rows = view.node_features[node_type]
-            kept = features.get(("node_features", node_type))
-            found[key(NODE_FEATURES, name)] = self._rows(rows, ids) if kept is None else kept
-            if rows.scales is not None:
-                found[SCALES + key(NODE_FEATURES, name)] = rows.scales
-        if node_type in view.node_labels:
-            found[key(NODE_LABELS, name)] = self._rows(view.node_labels[node_type], ids)
+            found[key(TREE, name)] = drawn.seeds[drawn.keys[node_type] >> bits[node_type]]
+        found[key(NODE, name)] = rows.ids["node", node_type]
+        rows.add(found, key(NODE_FEATURES, name), ("node_features", node_type))
+        if key(NODE_FEATURES, name) in found:
+            scales = self._view.node_features[node_type].scales
+            if scales is not None:
+                found[SCALES + key(NODE_FEATURES, name)] = scales
+        rows.add(found, key(NODE_LABELS, name), ("node_labels", node_type))
         for attribute in self._attributes.get(node_type, ()):
-            rows = view.node_attributes[node_type, attribute]
-            found[key(ATTRIBUTE + attribute, name)] = self._rows(rows, ids)
+            matrix = ("node_attributes", (node_type, attribute))
+            rows.add(found, key(ATTRIBUTE + attribute, name), matrix)
 
     def _node_ids(self, node_type: NodeType, keys: Tensor) -> Tensor:
         bits = self._roots.nodes.bits
@@ -322,7 +373,7 @@ class DeviceSampler:
 
     def _add_edges(
         self, host: dict[str, Tensor], found: dict[str, Tensor], edge_type: EdgeType,
-        sampled: SampledEdges, features: dict[Matrix, Tensor],
+        sampled: SampledEdges, rows: "_BatchRows",
     ) -> None:  # fmt: skip
         view, name = self._view, None
         if view.is_heterogeneous:
@@ -331,21 +382,24 @@ class DeviceSampler:
         host[key(EDGES_PER_HOP, name)] = torch.tensor(sampled.per_hop, dtype=torch.int64)
         if not self._plan.with_edge:
             return
-        ids = self._edge_ids(edge_type, sampled)
-        found[key(EDGE, name)] = ids
-        if self._plan.collect_features and edge_type in view.edge_features:
-            rows, kept = view.edge_features[edge_type], features.get(("edge_features", edge_type))
-            found[key(EDGE_FEATURES, name)] = self._rows(rows, ids) if kept is None else kept
+        found[key(EDGE, name)] = rows.ids["edge", edge_type]
+        rows.add(found, key(EDGE_FEATURES, name), ("edge_features", edge_type))
         for attribute in self._attributes.get(edge_type, ()):
-            rows = view.edge_attributes[edge_type, attribute]
-            found[key(ATTRIBUTE + attribute, name)] = self._rows(rows, ids)
+            matrix = ("edge_attributes", (edge_type, attribute))
+            rows.add(found, key(ATTRIBUTE + attribute, name), matrix)
 
-    def _edge_ids(self, edge_type: EdgeType, sampled: SampledEdges) -> Tensor:
-        ids: Tensor = self._view.adjacency[edge_type].edge_ids_at(sampled.offsets)
-        return ids.long()
 
-    def _rows(self, rows: Rows[Tensor], ids: Tensor) -> Tensor:
-        return self._kernels.gather(rows.values, rows.locate(ids))
+@dataclass(frozen=True)
+class _BatchRows:
+    """Ids and rows of one batch, on the device."""
+
+    ids: dict[Owner, Tensor]
+    rows: dict[Matrix, Tensor]
+
+    def add(self, found: dict[str, Tensor], name: str, matrix: Matrix) -> None:
+        """Add the rows of ``matrix``, if batches have them, to ``found`` as ``name``."""
+        if matrix in self.rows:
+            found[name] = self.rows[matrix]
 
 
 def check_plan(plan: SamplingPlan) -> None:

@@ -26,6 +26,7 @@ from gigl_loader.errors import ConfigError, SamplingError
 from gigl_loader.loader.device_source import DeviceSource
 from gigl_loader.message import BatchTicket
 from gigl_loader.on_device.device_expansion import DeviceExpansion, DeviceRoots
+from gigl_loader.on_device.device_graph import WholeGraph
 from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.on_device.torch_kernels import TorchKernels
 from gigl_loader.options import FeatureStoreOptions
@@ -231,11 +232,13 @@ def test_no_launch_waits_for_the_device(disjoint: bool, replace: bool) -> None:
         input_type=edge_type[0], fanouts={edge_type: (3, 2)}, seed=1, replace=replace
     )
     bits = {name: 8 for name in view.num_nodes} if disjoint else None
-    expansion = DeviceExpansion(view, plan, TorchKernels(torch.device("cpu")), bits)
+    graph = WholeGraph(view, list(plan.fanouts), TorchKernels(torch.device("cpu")))
+    expansion = DeviceExpansion(graph, plan, TorchKernels(torch.device("cpu")), bits)
     device = torch.device("meta")
     with FakeTensorMode():
-        expansion._view = mapped(view, lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
-        expansion._kernels = TorchKernels(device)
+        graph.view = mapped(view, lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
+        expansion._view = graph.view
+        expansion._kernels = graph._kernels = TorchKernels(device)
         roots = {name: torch.empty(4, dtype=torch.int64, device=device) for name in view.num_nodes}
         grown = expansion.run(BatchTicket(0, 0, 0, 0), DeviceRoots(roots))
         assert grown.counts.device == device

@@ -1,0 +1,170 @@
+"""The graph as a batch on a device reads it: draws and rows, from wherever they lie.
+
+`DeviceExpansion` and `DeviceSampler` read a `DeviceGraph`. Here is the one of a graph that is whole
+on the device. `loader.shared_graph.SharedGraph` is the one of a graph whose partitions lie on the
+devices of several ranks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.schema import EdgeType
+from gigl_loader.dataset.view import Adjacency, PartitionView, Rows
+from gigl_loader.on_device.device_kernels import DeviceDraw, Kernels
+from gigl_loader.rowcache.tables import Matrix, Owner, owner_of
+from gigl_loader.sampler.plan import Draw
+
+
+@dataclass(frozen=True)
+class HopRequest:
+    """A request for neighbours over one edge type in one hop, for places that may be unused."""
+
+    draw: Draw
+    width: int
+    """Most neighbours of a node; 0: none are drawn."""
+    ids: Tensor
+    """``[n]`` int64, global ids; of unused places any number."""
+    there: Tensor
+    """``[n]`` bool, whether a place is used."""
+    drawn_by: Tensor
+    """``[n]`` int64, the key of each node's draw; see `DeviceDraw.ids`."""
+    until: Tensor | None = None
+    """``[n]`` int64, the latest time of a neighbour; None: any."""
+    since: Tensor | None = None
+    """``[n]`` int64, the earliest; None: any."""
+
+
+@dataclass(frozen=True)
+class HopDrawn:
+    """The drawn neighbours."""
+
+    edges: Tensor
+    """``[n, width]`` int64, what `DeviceGraph.edge_ids` turns into ids; a row's draws are its first
+    ``counts`` places."""
+    counts: Tensor
+    """``[n]`` int64."""
+    neighbors: Tensor | None = None
+    """``[n, width]`` int64, global ids; None: `DeviceGraph.neighbors` looks them up."""
+
+
+class DeviceGraph(Protocol):
+    """All nodes, edges and rows of a graph. Called by one thread, in the order of its batches."""
+
+    @property
+    def view(self) -> PartitionView[Tensor]:
+        """This rank's partition on its device, which tells the types and sizes of the graph."""
+        ...
+
+    @property
+    def degrees(self) -> Mapping[EdgeType, int]:
+        """Largest degree of the expanded nodes by walked edge type."""
+        ...
+
+    def draw(self, asked: Sequence[HopRequest]) -> list[HopDrawn | None]:
+        """Draw neighbours of one hop, of all edge types; None: nothing is drawn."""
+        ...
+
+    def neighbors(self, edge_type: EdgeType, drawn: HopDrawn) -> Tensor:
+        """Return ``[n, width]`` int64, the drawn neighbours."""
+        ...
+
+    def edge_ids(self, edge_type: EdgeType, edges: Tensor) -> Tensor:
+        """Return the id of each edge, of `HopDrawn.edges`, as int64."""
+        ...
+
+    def rows(self, ids: Mapping[Owner, Tensor], wanted: Sequence[Matrix]) -> dict[Matrix, Tensor]:
+        """Return the rows of a batch on the device.
+
+        Args:
+            ids: By owner of rows ``[n]`` int64, the global ids in the batch.
+            wanted: Matrices whose rows are wanted.
+        """
+        ...
+
+
+class WholeGraph:
+    """A graph in one partition, placed; a `DeviceGraph`. No call waits for the device.
+
+    Args:
+        view: The graph, with its tensors in their places.
+        edge_types: The walked edge types.
+        kernels: Kernels of the device.
+    """
+
+    def __init__(
+        self, view: PartitionView[Tensor], edge_types: Sequence[EdgeType], kernels: Kernels
+    ) -> None:
+        self.view, self._kernels = view, kernels
+        # once, when the loader is built: the only time that the host waits for the device
+        self.degrees = {name: max_degree(view.adjacency[name].indptr) for name in edge_types}
+
+    def draw(self, asked: Sequence[HopRequest]) -> list[HopDrawn | None]:
+        """Draw neighbours of one hop, of all edge types; None: nothing is drawn."""
+        return [self._drawn(one) if one.width and one.ids.numel() else None for one in asked]
+
+    def _drawn(self, asked: HopRequest) -> HopDrawn:
+        edge_type = asked.draw.edge_type
+        rows = torch.where(asked.there, self.view.adjacency[edge_type].locate(asked.ids), -1)
+        return drawn_from(self.view, self._kernels, asked, rows, self.degrees[edge_type])
+
+    def neighbors(self, edge_type: EdgeType, drawn: HopDrawn) -> Tensor:
+        """Return ``[n, width]`` int64, the drawn neighbours."""
+        return self.view.adjacency[edge_type].indices[drawn.edges].long()
+
+    def edge_ids(self, edge_type: EdgeType, edges: Tensor) -> Tensor:
+        """Return the id of each edge, of `HopDrawn.edges`, as int64."""
+        return edge_ids_at(self.view.adjacency[edge_type], edges)
+
+    def rows(self, ids: Mapping[Owner, Tensor], wanted: Sequence[Matrix]) -> dict[Matrix, Tensor]:
+        """Return the rows of a batch on the device."""
+        found = {}
+        for kind, name in wanted:
+            rows = rows_of(self.view, (kind, name))
+            at = rows.locate(ids[owner_of(kind, name)])
+            found[kind, name] = self._kernels.gather(rows.values, at)
+        return found
+
+
+def drawn_from(
+    view: PartitionView[Tensor], kernels: Kernels, asked: HopRequest, rows: Tensor, degree: int
+) -> HopDrawn:
+    """Draw neighbours in a partition.
+
+    Args:
+        view: The partition, placed.
+        kernels: Kernels of its device.
+        asked: The nodes, all of which have their edges in this partition.
+        rows: ``[n]`` int64, the row of each in the adjacency; -1: an unused place.
+        degree: Largest degree of the nodes.
+    """
+    draw, name = asked.draw, asked.draw.edge_type
+    times = view.times[name] if draw.timed else None
+    request = DeviceDraw(
+        draw, view.adjacency[name], rows, asked.drawn_by, asked.width, times, asked.until,
+        asked.since, degree,
+    )  # fmt: skip
+    found = kernels.draw(request)
+    return HopDrawn(found.offsets, found.counts)
+
+
+def edge_ids_at(adjacency: Adjacency[Tensor], positions: Tensor) -> Tensor:
+    """Return the ids of the edges at ``positions`` as int64."""
+    ids: Tensor = adjacency.edge_ids_at(positions)
+    return ids.long()
+
+
+def rows_of(view: PartitionView[Tensor], matrix: Matrix) -> Rows[Tensor]:
+    """Return a matrix by kind and name."""
+    kind, name = matrix
+    found: Rows[Tensor] = getattr(view, kind)[name]
+    return found
+
+
+def max_degree(indptr: Any) -> int:
+    """Return the largest degree; the host waits for it."""
+    degrees = indptr[1:] - indptr[:-1]
+    return int(degrees.max()) if degrees.numel() else 0
