@@ -8,9 +8,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support import glt
 
 import gigl_loader
-from gigl_loader import _glt, errors, graph_store, ray
+from gigl_loader import errors, graph_store, ray
 
 PACKAGES: tuple[ModuleType, ...] = (gigl_loader, graph_store, ray)
 
@@ -61,6 +62,15 @@ def test_name_resolves_to_the_public_path(package: ModuleType, name: str) -> Non
         assert pickle.loads(pickle.dumps(value)) is value
 
 
+@pytest.mark.parametrize("name", ["GraphStoreInfo", "RemoteDistDataset"])
+def test_a_name_of_the_package_can_be_imported_from_a_part_of_it(name: str) -> None:
+    """It is the same object, and keeps the path of the package that lists it."""
+    value = getattr(graph_store, name)
+    assert value is getattr(gigl_loader, name)
+    assert value.__module__ == "gigl_loader"
+    assert name not in PACKAGES[1].__all__
+
+
 def test_every_name_is_in_the_docs() -> None:
     pages = (Path(__file__).parent.parent / "docs" / "api").glob("*.md")
     text = "\n".join(page.read_text() for page in pages) + "\n"
@@ -80,7 +90,9 @@ def test_unknown_name_is_an_attribute_error(package: ModuleType) -> None:
 
 
 def test_importing_the_package_loads_nothing_else() -> None:
-    after = _in_a_fresh_process("import gigl_loader")
+    after = _in_a_fresh_process(
+        "import gigl_loader\nassert set(gigl_loader.__all__) <= set(dir(gigl_loader))"
+    )
     heavy = {"torch", "torch_geometric", "graphlearn_torch", "numpy", "numba"}
     assert not heavy & set(after["roots"])
 
@@ -93,11 +105,10 @@ def test_a_worker_loads_neither_pyg_nor_glt() -> None:
 
 def test_using_glt_leaves_environment_logging_and_cuda_alone() -> None:
     after = _in_a_fresh_process(
-        "from gigl_loader import _glt\n"
-        "for name in _glt.EXPORTS.keys() - set(_glt._GLT_ONLY): getattr(_glt, name)",
+        "import gigl_loader\nfor name in gigl_loader.__all__: getattr(gigl_loader, name)",
         before="import torch_geometric",  # torch sets a variable for its compiler's cache
     )
-    assert ("graphlearn_torch" in after["roots"]) is _glt.available
+    assert ("graphlearn_torch" in after["roots"]) is glt.available
     assert after["same_environment"]
     assert after["same_log_handlers"]
     assert not after["cuda_initialized"]

@@ -18,7 +18,6 @@ import argparse
 import dataclasses
 import re
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.pyg is not None:
             _check_for_graph(parser, args)
-            return _partition_graph(args)
+            # Imports torch, which tables do not need.
+            from gigl_loader.commands.saved_graph import partition_saved_graph
+
+            print(partition_saved_graph(args))
+            return 0
         nodes, edges, options = _tables(args)
         # A flag that was not given is None, and leaves the value of the file.
         options |= {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
@@ -90,22 +93,6 @@ def _check_for_graph(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     ]
     if given:
         raise ConfigError(f"--pyg takes no options of tables: leave out {', '.join(given)}")
-
-
-def _partition_graph(args: argparse.Namespace) -> int:
-    # It imports torch, which tables do not need.
-    from gigl_loader.commands.saved_graph import read_saved_graph
-    from gigl_loader.dataset.partition_graph import partition_graph
-
-    started = time.monotonic()
-    partition_graph(
-        read_saved_graph(Path(args.pyg)), args.num_partitions, args.root, method=args.method,
-        edge_dir=args.edge_dir, seed=args.seed, progress=not args.quiet, format=args.format,
-        overwrite=args.overwrite, time_attr=args.time_attr, feature_dtype=args.feature_dtype,
-        order=args.order or "ids",
-    )  # fmt: skip
-    print(f"{args.root}: {args.num_partitions} partitions, {time.monotonic() - started:.1f} s")
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

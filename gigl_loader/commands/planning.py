@@ -14,10 +14,9 @@ from typing import Any
 
 from gigl_loader.commands.status import add_security, host_and_port, security_of
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
-from gigl_loader.plan.device import DevicePlan, plan_device
 from gigl_loader.plan.expect import DegreeDistribution
 from gigl_loader.plan.measure import Answerer, Other
-from gigl_loader.plan.model import Plan, estimate
+from gigl_loader.plan.model import DevicePlan, Plan, estimate, plan_device
 from gigl_loader.plan.needs import DTYPE_BYTES, SHIPPED, Costs, Job, graph_bytes, share_kept
 from gigl_loader.sizes import NUMBER, parse_size, read_number
 

@@ -40,13 +40,11 @@ from gigl_loader.loader.runtime import (
     resolve_runtime,
 )
 from gigl_loader.loader.seed_input import Positions, digest_of_seeds, read_positions
-from gigl_loader.loader.world import WorldShare, check_same_start, check_shard, even_steps
+from gigl_loader.loader.world import check_same_input, check_same_start, check_shard
 from gigl_loader.message import IS_HETERO, SampleMessage, stays_on_host
 from gigl_loader.options import EpochOptions, SamplerOptions, options_of_batches
-from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler.plan import DRAW_VERSION, WEIGHTED_VERSION
-from gigl_loader.seeds import SeedsTold, check_same_seeds
 from gigl_loader.workers.agreement import StartTurns
 from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.sampled_input import seed_or_drawn
@@ -180,7 +178,10 @@ class BaseDistLoader(DistLoader):
                     local_rank=runtime.local_rank, local_world_size=runtime.local_world_size,
                 )
             )  # fmt: skip
-            self._agree_on_steps()
+            self._epochs.agree_on_steps(
+                int(self._num_expected), runtime.rank, runtime.world_size, self._even_ranks,
+                is_shared=self._shard == "world",
+            )  # fmt: skip
         # KeyboardInterrupt as well: workers would go on without a loader to shut them down. Nobody
         # waits for their responses yet, hence no lingering.
         except BaseException:
@@ -267,28 +268,9 @@ class BaseDistLoader(DistLoader):
         check_shard(self._shard, in_order=options.in_order)
         # A graph store's source itself compares ranks, when they meet for their producers.
         if self._shard == "world" and self._runtime.world_size > 1 and not self._is_remote_worker:
-            # Everything that decides the contents of a batch: two ranks that differ would mix
-            # batches of two sequences, with some seeds twice and others never.
             of_batches = options_of_batches(self.sampling_config, self._sampler_options, options)
-            # This seed, which may have been drawn, decides the batches of all ranks.
-            same = {**of_batches, "seed": str(options.seed)}
-            seeds = SeedsTold(digest=self._seeds_digest.encode())
-            kind = tuple[dict[str, str], SeedsTold]
-            everyone = gather_from_ranks((same, seeds), self._runtime.world_size, kind)
-            check_same_options([one for one, _ in everyone], 'shard="world"')
-            check_same_seeds([one for _, one in everyone])
-
-    def _agree_on_steps(self) -> None:
-        own, world_size, epochs = int(self._num_expected), self._runtime.world_size, self._epochs
-        epochs.num_batches = own
-        if self._shard == "world":
-            epochs.share = WorldShare(
-                rank=self._runtime.rank, world_size=world_size, total=own,
-                even_ranks=self._even_ranks,
-            )  # fmt: skip
-            epochs.num_steps = len(epochs.share.positions())
-        else:
-            epochs.num_steps = even_steps(own, self._even_ranks, world_size)
+            seed, world_size = options.seed, self._runtime.world_size
+            check_same_input(of_batches, seed, self._seeds_digest, world_size)
 
     def _make_engine(self) -> CopyEngine | None:
         if self.to_device.type != "cuda" or not self._non_blocking_transfers:

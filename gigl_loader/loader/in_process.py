@@ -42,9 +42,16 @@ from gigl_loader.loader.collective import (
 from gigl_loader.loader.device_rows import DeviceRows, RowsOnDevice, device_rows
 from gigl_loader.memory import tensors
 from gigl_loader.memory.leases import OwnMessages
-from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, Attempt, BatchTicket, Received
+from gigl_loader.message import (
+    AT_ONCE_EPOCH,
+    AT_ONCE_STREAM,
+    Attempt,
+    BatchTicket,
+    Field,
+    Received,
+)
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
-from gigl_loader.sampler.plan import Field, Sampler, SampleRequest
+from gigl_loader.sampler.plan import Sampler, SampleRequest
 from gigl_loader.sampler.row_exchange import LaterPeers, LaterRows
 from gigl_loader.threads import new_thread
 from gigl_loader.workers.agreement import StartTurns

@@ -16,7 +16,7 @@ from gigl_loader.device.prefetch import NOT_READY, CopyAhead, CopyEngine, NotRea
 from gigl_loader.errors import ConfigError, NoEarlyEnd, PeerError, UsageError
 from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.epoch import EpochProgress, HandedOut
-from gigl_loader.loader.world import WorldShare
+from gigl_loader.loader.world import WorldShare, even_steps
 from gigl_loader.message import Attempt, Received, SampleMessage
 
 logger = logging.getLogger(__name__)
@@ -231,6 +231,30 @@ class Epochs:
     def iterator(self) -> EpochIterator | None:
         """The iterator that `begin` returned last, while somebody holds it."""
         return self._last()
+
+    def agree_on_steps(
+        self, own: int, rank: int, world_size: int, even_ranks: str | None, *, is_shared: bool
+    ) -> None:
+        """Set the steps of an epoch on this rank. All ranks call it.
+
+        Args:
+            own: Batches of the source's input.
+            rank: This rank.
+            world_size: Number of ranks.
+            even_ranks: The loader's keyword.
+            is_shared: All ranks have the same input, and each takes a part of its batches.
+
+        Raises:
+            ConfigError, UsageError: As `even_steps`.
+        """
+        self.num_batches = own
+        if is_shared:
+            self.share = WorldShare(
+                rank=rank, world_size=world_size, total=own, even_ranks=even_ranks
+            )
+            self.num_steps = len(self.share.positions())
+        else:
+            self.num_steps = even_steps(own, even_ranks, world_size)
 
     def set_next(self, epoch: int) -> None:
         """Say which epoch the next `begin` starts."""

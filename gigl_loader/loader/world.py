@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.options import EpochOptions
-from gigl_loader.ranks import decide_with_ranks, gather_from_ranks
-from gigl_loader.seeds import SHARDS
+from gigl_loader.ranks import check_same_options, decide_with_ranks, gather_from_ranks
+from gigl_loader.seeds import SHARDS, SeedsTold, check_same_seeds
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,28 @@ def check_shard(shard: str, *, in_order: bool) -> None:
             'shard="world" with in_order=False: one number says which batches the job has taken, '
             "so they have to be taken in order; leave in_order out"
         )
+
+
+def check_same_input(
+    options: dict[str, str], seed: int, seeds_digest: str, world_size: int
+) -> None:
+    """Check that all ranks were given the same. All ranks call it, before workers start.
+
+    Args:
+        options: Everything that decides the contents of a batch. Two ranks that differ would mix
+            batches of two sequences, with some seeds twice and others never.
+        seed: Decides the batches of all ranks; it may have been drawn.
+        seeds_digest: Digest of the input.
+        world_size: Number of ranks.
+
+    Raises:
+        ConfigError: They were not.
+    """
+    same = {**options, "seed": str(seed)}
+    seeds = SeedsTold(digest=seeds_digest.encode())
+    everyone = gather_from_ranks((same, seeds), world_size, tuple[dict[str, str], SeedsTold])
+    check_same_options([one for one, _ in everyone], 'shard="world"')
+    check_same_seeds([one for _, one in everyone])
 
 
 def agree_on_seed(options: EpochOptions, given: int | None, world_size: int) -> EpochOptions:

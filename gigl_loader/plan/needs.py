@@ -7,7 +7,7 @@ by part, with the terms of the code::
     graph        what partitions lie in          dataset/: shared, once per machine
     slots        finished batches                memory/slots.py: of workers, read by trainers
     threads      batches being made              sampler/: work memory of each sampling thread
-    questions    rows asked for and answered     sampler/reader.py: one matrix for each thread that
+    requests     rows asked for and answered     sampler/reader.py: one matrix for each thread that
                                                  asks, one for each connection that answers
     cache        rows kept, and its tables       rowcache/tables.py: shared, once per machine
     processes    their memory without a graph    measured

@@ -1,14 +1,14 @@
-"""What a Ray actor runs: a storage server in a child process, watched and started again.
+"""Program of a Ray actor: a storage server in a child process, watched and restarted.
 
 The child, ``python -m gigl_loader.ray.actor PID ARGUMENT...`` with the parent's pid, is
 ``gigl-loader serve`` that never outlives its parent.
 
 Ray notices an actor that dies and a node that is lost. It does not notice an actor that is stopped,
-and it waits without a word for a node that has room again: the `Watchdog` of the driver asks
-servers for their health, kills those that do not respond, and gives up after a limit.
+and it waits silently for a node to have room again. So the driver's `Watchdog` requests the health
+of servers, kills those that do not respond, and gives up after a limit.
 
-Neither torch nor Ray is imported here: the actor answers within milliseconds of its start, while a
-server that loads a graph takes as long as it takes.
+Neither torch nor Ray is imported here: the actor responds within milliseconds of its start, however
+long its server takes to load a graph.
 """
 
 import contextlib
@@ -45,24 +45,24 @@ from gigl_loader.transport.sockets import is_free
 _log = logging.getLogger(__name__)
 _PORTS = (20000, 32000)
 """Above the ports of Ray's own workers, below those that the kernel gives to outgoing connections:
-a port has to be free again when a server is started again."""
-# how soon a server is known to serve; and the wait for its end is cut into pieces of that length
+a restarted server needs its port to be free again."""
+# seconds between two health requests, so also how soon a server is known to serve or to have ended
 _ASK_EVERY_S = 1.0
-# For one question. A server that draws for all its cores is slow to answer: only a silence of
-# `health_timeout_s` stops it.
+# Seconds for one request. A server that samples on all its cores is slow to respond; it is stopped
+# only after a silence of `health_timeout_s`.
 _ASK_TIMEOUT_S = 5.0
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
-"""Before a server is started again; the last one from then on. A port may still be taken."""
-# for goodbyes and the end of the workers; then the server is killed
+"""Seconds before each restart of a server; the last one repeats. A port may still be taken."""
+# seconds for goodbyes and the end of the workers; then the server is killed
 _STOP_S = 20.0
-# of its log, kept for `last_log`: room for a traceback
+# lines of its log kept for `last_log`: room for a traceback
 _LINES = 30
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """How one server is run; the same whenever it is started again."""
+    """How one server is run, the same at each restart."""
 
     rank: int
     num_servers: int
@@ -70,13 +70,13 @@ class ServerOptions:
     master: tuple[str, int]
     """Host and port of storage server 0."""
     port: int
-    """Port on which this server listens."""
-    # not in the repr, which Ray writes into logs and errors: the token is in here
+    """Port that this server listens on."""
+    # kept out of the repr, which Ray writes into logs and errors, as it has the token
     environment: Mapping[str, str] = field(repr=False)
     """Environment with the credentials of the cluster."""
     arguments: tuple[str, ...] = ()
-    """Further ones for ``gigl-loader serve``."""
-    # spawned, not forked: an actor has threads, and Ray's connections
+    """Further arguments for ``gigl-loader serve``."""
+    # spawned, not forked: an actor has threads and Ray's connections
     command: tuple[str, ...] = (sys.executable, "-m", "gigl_loader.ray.actor")
     """The child's program; its further arguments are the parent's pid and those of ``serve``."""
     max_restarts: int = -1
@@ -85,16 +85,16 @@ class ServerOptions:
 
 
 def free_address(rank: int, num_servers: int, host: str) -> tuple[str, int]:
-    """Return ``host`` and a port that is free there; servers of one node never get the same.
+    """Return ``host`` and a port that is free there; servers of one node never get the same one.
 
     Raises:
-        ResourceError: None is free.
+        ResourceError: No port is free.
     """
     first, last = _PORTS
-    # Tasks of one node look at the same time, and a port that was found is not held: remainders
-    # keep servers of one cluster apart.
+    # Tasks of one node search at the same time, and a port that was found is not held: remainders
+    # keep the servers of one cluster apart.
     ports = [port for port in range(first, last) if port % num_servers == rank]
-    # drawn, so that two clusters on one node rarely look at the same ones
+    # random, so that two clusters on one node rarely try the same ports
     for port in random.sample(ports, len(ports)):
         if is_free(host, port):
             return host, port
@@ -113,18 +113,18 @@ class StorageServer:
            restarting --no restarts left--> failed          any --stop()--> stopped
 
     Args:
-        options: How to run it.
+        options: How to run the server.
     """
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
-        # "" and not None where one is not given: None would ask the environment of this actor
+        # "" instead of None for a missing value: None would read this actor's environment
         environment = options.environment
         self._security = Security.resolve(
             environment.get(TLS_DIR_VARIABLE, ""), environment.get(TOKEN_VARIABLE, ""),
             bool(environment.get(INSECURE_VARIABLE)),
         )  # fmt: skip
-        # No lock: the thread below writes, calls of the actor read, each value by itself.
+        # No lock: the thread below writes, and the actor's methods read, single values.
         self._stopping = threading.Event()
         self._child: subprocess.Popen[str] | None = None
         self._lines: deque[str] = deque(maxlen=_LINES)
@@ -132,16 +132,16 @@ class StorageServer:
         self._generation = 0
         self._why, self._last_log = "", list[str]()
         self._status: dict[str, Any] = {}
-        # a child that ends with its parent ends with the thread that made it: this one stays
+        # the kernel ends a child with the thread that started it, so this thread must stay
         self._thread = new_thread(target=self._run, name="watch", on_death=self._cannot_watch)
         self._thread.start()
 
     def health(self) -> dict[str, Any]:
-        """Return how the server is, as plain values; at once.
+        """Return the server's state as plain values, without waiting.
 
-        ``state`` is as in the picture above, ``served`` whether it ever was ready, ``generation``
-        the microsecond in which the present process was started, ``why`` and ``last_log`` how the
-        one before it ended, ``status`` the server's own.
+        ``state`` is one of the picture above, ``served`` whether it ever was ready, ``generation``
+        the microsecond in which the current process was started, ``why`` and ``last_log`` how the
+        previous one ended, ``status`` the server's own status.
         """
         child = self._child
         return {
@@ -152,8 +152,8 @@ class StorageServer:
         }  # fmt: skip
 
     def stop(self) -> None:
-        """End the server in good order; returns when it is gone. Idempotent."""
-        # first: the thread must not start another child once this one has ended
+        """End the server in good order; return when it is gone. Idempotent."""
+        # first, as the thread must not start another child once this one has ended
         self._stopping.set()
         child = self._child
         if child is not None:
@@ -170,18 +170,18 @@ class StorageServer:
         while not self._stopping.is_set():
             reader = self._start()
             why = self._watch()
-            reader.join(_ASK_TIMEOUT_S)  # to the last line; its workers may hold the pipe longer
+            reader.join(_ASK_TIMEOUT_S)  # for the last line; its workers may hold the pipe longer
             self._last_log, self._why, self._status = list(self._lines), why, {}
             if self._stopping.is_set() or self._is_used_up():
                 break
             self._state = "restarting"
-            # not `sleep`: `stop` ends the pause
+            # not `sleep`, so that `stop` ends the pause
             self._stopping.wait(_PAUSES_S[min(self._restarts, len(_PAUSES_S) - 1)])
             self._restarts += 1
         self._state = "stopped" if self._stopping.is_set() else "failed"
 
     def _cannot_watch(self, error: BaseException) -> None:
-        """Let the server end with the thread that would look after it; the watchdog is told."""
+        """End the server if its watching thread fails; the watchdog sees the state."""
         self._why, self._state = f"its watch ended by {type(error).__name__}: {error}", "failed"
         if self._child is not None:
             self._child.kill()
@@ -199,32 +199,32 @@ class StorageServer:
             f"--host={self._own_address}", f"--port={options.port}", "--num-jobs=0",
             *options.arguments,
         ]  # fmt: skip
-        # The actor's inherited settings do not count beside given ones: certificates and
-        # `insecure` at once are refused.
+        # The actor's inherited settings are removed if others are given: certificates and
+        # `insecure` together are refused.
         unset = (TLS_DIR_VARIABLE, TOKEN_VARIABLE, INSECURE_VARIABLE)
         inherited = {name: value for name, value in os.environ.items() if name not in unset}
         self._lines.clear()
         self._state = "loading"
-        # larger than that of any start before, on any node; below 2**53, exact as JSON number
+        # larger than at any earlier start on any node; below 2**53, so exact as a JSON number
         self._generation = time.time_ns() // 1000
         self._child = subprocess.Popen(
             [*self._options.command, str(os.getpid()), *argv],
             env={**inherited, **options.environment}, stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True, errors="replace",
         )  # fmt: skip
-        # always read: a server whose pipe is full would stop in the middle of a log line
+        # always read, as a server whose pipe is full would stop in the middle of a log line
         reader = new_thread(
             target=self._read, args=(self._child,), name="log of the server",
             on_death=nothing_hangs_on_it,
         )  # fmt: skip
         reader.start()
-        if self._stopping.is_set():  # `stop` may not have seen the child
+        if self._stopping.is_set():  # `stop` may not have seen this child
             self._child.terminate()
         return reader
 
     @property
     def _own_address(self) -> str:
-        """Server 0's is known to all; the others listen where they reach it from."""
+        """Server 0's address is known to all; the others use the one that they reach it from."""
         host = self._options.master[0]
         return host if self._options.rank == 0 else address_towards(host)
 
@@ -233,13 +233,13 @@ class StorageServer:
         with child.stderr:
             for line in child.stderr:
                 self._lines.append(line.rstrip())
-                # into Ray's log; where that takes nothing more the pipe is read on, or the server
-                # would stop in the middle of a line
+                # goes into Ray's log; if that fails, the pipe is still read, or the server would
+                # stop in the middle of a line
                 with contextlib.suppress(OSError, ValueError):
                     sys.stderr.write(line)
 
     def _watch(self) -> str:
-        """Wait for the end of the child, and bring it about if it does not answer; say why."""
+        """Wait for the child's end, or kill it if it does not respond; return the reason."""
         assert self._child is not None
         where = (self._own_address, self._options.port)
         started = heard = time.monotonic()
@@ -250,16 +250,16 @@ class StorageServer:
             options = self._options
             patience_s = min(_ASK_TIMEOUT_S, options.health_timeout_s)
             with contextlib.suppress(GiglLoaderError):
-                # on a connection of its own each time, as a client that joins comes
+                # on a new connection each time, like a client that joins
                 self._status = status.ask(where, self._security, patience_s)
                 heard, served, self._served = time.monotonic(), True, True
                 if not self._stopping.is_set():
                     self._state = "serving"
-            # one that loads cannot answer, and has as long as loading may take
+            # a loading server cannot respond, and has as long as loading may take
             quiet = time.monotonic() - (heard if served else started)
             if quiet > (options.health_timeout_s if served else options.load_timeout_s):
                 self._child.kill()
-                # to its end: until then its port is not free for the next one
+                # waited for, as its port is not free for the next one until then
                 self._child.wait()
                 return f"it did not answer for {quiet:.0f} s and was killed"
 
@@ -289,9 +289,6 @@ if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
 
 
-# --- watching -------------------------------------------------------------------------------------
-
-
 # --- the watchdog ---------------------------------------------------------------------------------
 
 
@@ -299,45 +296,45 @@ class Watched(Protocol):
     """One server, as the watchdog reaches it."""
 
     def ask(self) -> None:
-        """Ask how it is; `answer` will tell."""
+        """Request its health, which `answer` returns later."""
 
     def answer(self) -> dict[str, Any] | None:
-        """Return its response to the last request; None: none yet.
+        """Return its response to the last request; None: not yet there.
 
         Raises:
-            Exception: It will never answer again.
+            Exception: It will never respond again.
         """
 
     def kill(self) -> None:
-        """End its process, to be started again."""
+        """Kill its process, so that it is restarted."""
 
     def is_placed(self) -> bool:
-        """Whether a node has room for it; where none has, there is nothing to kill."""
+        """Whether a node has room for it; if not, there is nothing to kill."""
 
 
 @dataclass
 class _Server:
     way: Watched
     heard: float
-    # one question at a time: Ray keeps those to an actor that is stopped, and would answer them all
+    # one request at a time: Ray keeps requests to a stopped actor, which would serve them all later
     asked: float | None = None
     killed: bool = False
     lost: bool = False
-    """Given up; it may come back."""
+    """Whether it was given up; it may come back."""
     health: dict[str, Any] = field(default_factory=lambda: {"state": "starting"})
 
 
 class Watchdog:
-    """Watches servers in a thread, which repeats `step`.
+    """Watches servers in a thread that repeats `step`.
 
     Args:
-        servers: By rank.
-        interval_s: Between two questions to a server.
-        timeout_s: After that long without an answer a server's process is killed, once.
-        lost_after_s: After that long it is given up.
-        num_partitions: Server ``i`` serves partition ``i`` modulo that number; the cluster goes on
-            while one server of each is up. None: one server serves each.
-        clock: Monotonic seconds.
+        servers: Servers by rank.
+        interval_s: Seconds between two requests to a server.
+        timeout_s: Seconds without a response after which a server's process is killed, once.
+        lost_after_s: Seconds without a response after which a server is given up.
+        num_partitions: Server ``i`` serves partition ``i`` modulo this number; the cluster works
+            while one server of each is up. None: each partition has one server.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -353,28 +350,28 @@ class Watchdog:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self.error: ServerDiedError | None = None
-        """Why the cluster cannot go on; None: it can."""
+        """Why the cluster cannot continue; None: it can."""
 
     def start(self) -> None:
-        """Watch from now on."""
+        """Begin to watch."""
         self._thread = new_thread(
             target=self._run, name="ray watchdog", on_death=nothing_hangs_on_it
         )
         self._thread.start()
 
     def close(self) -> None:
-        """Watch no more. Idempotent."""
+        """Stop watching. Idempotent."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
 
     def health(self) -> list[dict[str, Any]]:
-        """Return the last status of each server, and ``silent_s``: its age."""
+        """Return the last status of each server, with its age ``silent_s``."""
         now = self._clock()
         return [{**one.health, "silent_s": now - one.heard} for one in self._servers]
 
     def wait_for(self, done: Callable[[list[dict[str, Any]]], bool], timeout_s: float) -> bool:
-        """Wait until ``done`` says so of `health`, or the cluster failed; False: too late."""
+        """Wait until ``done(health)`` is true or the cluster failed; return False if too late."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self.error is not None or done(self.health()), timeout_s
@@ -384,12 +381,12 @@ class Watchdog:
         """Return when all servers serve.
 
         Args:
-            deadline: Until when (`time.monotonic`).
-            timeout_s: The limit to name in the error.
+            deadline: When to give up (`time.monotonic`).
+            timeout_s: The limit that the error names.
 
         Raises:
-            PeerError: One ended before it served: it would end again.
-            PeerTimeoutError: The time is over.
+            PeerError: A server ended before it served, and would end again.
+            PeerTimeoutError: Not all served by the deadline.
         """
 
         def broken(servers: list[dict[str, Any]]) -> list[int]:
@@ -400,7 +397,7 @@ class Watchdog:
 
         in_time = self.wait_for(decided, max(0.0, deadline - time.monotonic()))
         servers = self.health()
-        # ahead of the watchdog's error, which has no lines of the log
+        # before the watchdog's error, which has no log lines
         if failed := broken(servers):
             one = servers[failed[0]]
             log = "\n".join(one.get("last_log", []))
@@ -415,25 +412,25 @@ class Watchdog:
             )
 
     def _run(self) -> None:
-        # Much more often than it asks: answers are only found by looking.
+        # Much more often than it sends requests: only a look finds a response.
         while not self._over.wait(min(0.1, self._interval_s)):
             try:
                 self.step()
-            except Exception:  # it must go on: nobody else looks
+            except Exception:  # it must continue, as nothing else watches
                 _log.exception("cannot look after the storage servers")
             with self._changed:
-                # after each look: `wait_for` judges by the last status of all servers
+                # after each look, as `wait_for` judges by the last status of all servers
                 self._changed.notify_all()
 
     def step(self) -> None:
-        """Look at each server once; never waits."""
+        """Look at each server once, without waiting."""
         for rank, server in enumerate(self._servers):
             self._look(rank, server)
 
     def _look(self, rank: int, server: _Server) -> None:
         now = self._clock()
         if server.asked is None:
-            # without a pause until it has said something: its start is known as soon as possible
+            # without a pause until the first response, to know of its start as soon as possible
             if now - server.heard >= self._interval_s or "pid" not in server.health:
                 server.asked = now
                 server.way.ask()
@@ -452,15 +449,15 @@ class Watchdog:
             self._lose(rank, f"it has not answered for {silent:.0f} s{reason}")
         elif silent > self._timeout_s and not server.killed and server.way.is_placed():
             _log.warning("storage server %d did not answer for %.0f s: killing it", rank, silent)
-            # once, until it is heard: a second kill would end the start that the first one caused
+            # once, until a response comes: a second kill would end the start that the first caused
             server.killed = True
             server.way.kill()
 
     def _heard(self, rank: int, server: _Server, answer: dict[str, Any]) -> None:
         before, server.health = server.health, answer
         server.heard, server.asked, server.killed = self._clock(), None, False
-        # heard of, so back; one without restarts answers still, and stays lost, so that it is said
-        # once
+        # A response: the server is back. One without restarts left still responds, and stays lost,
+        # so that it is reported once
         server.lost = answer["state"] == "failed" and server.lost
         if answer["state"] == "failed":
             log = "\n".join(answer.get("last_log", []))
@@ -477,8 +474,8 @@ class Watchdog:
             server.lost = True
             _log.error("%s", words)
         partition = rank % self._num_partitions
-        # those whose rank is the partition's number modulo the number of partitions
+        # servers whose rank is the partition's number modulo the number of partitions
         replicas = self._servers[partition :: self._num_partitions]
         if self.error is None and all(replica.lost for replica in replicas):
-            # kept, should a server come back later: loaders may have ended by it
+            # kept even if a server comes back later, as loaders may have ended because of it
             self.error = ServerDiedError(words)

@@ -14,11 +14,11 @@ from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageEr
 from gigl_loader.ray.actor import ServerOptions, StorageServer, Watchdog, free_address
 from gigl_loader.remote.info import GraphStoreInfo
 from gigl_loader.remote.membership import PATIENCE_S, check_patience
-from gigl_loader.transport.security import Security
+from gigl_loader.transport import Security
 
 _log = logging.getLogger(__name__)
 
-# between two questions to an actor: a stopped one is known to be silent this much later
+# seconds between two requests to an actor; the silence of a stopped one is known this much later
 _INTERVAL_S = 2.0
 # more than the 20 s after which an actor kills its server (`gigl_loader.ray.actor`)
 _STOP_S = 30.0
@@ -36,12 +36,12 @@ class GraphStore:
     ) -> None:  # fmt: skip
         self._servers, self._group, self._watchdog = servers, group, watchdog
         self.cluster_info = cluster_info
-        """Where the servers are, for ``init_compute_process`` and ``RemoteDistDataset``.
+        """Addresses of the servers, for ``init_compute_process`` and ``RemoteDistDataset``.
 
-        Figures of the compute cluster are those of one process: where a process group is up, as in
-        Ray Train, they are not looked at. Elsewhere set them with ``dataclasses.replace``."""
+        Its figures of the compute cluster are those of one process. With a process group, as in
+        Ray Train, they are not used; otherwise set them with ``dataclasses.replace``."""
         self.environment = dict(environment)
-        """Variables that let a process in: set them where training runs. They hold the token."""
+        """Variables with which a process may join: set them for training. They hold the token."""
         self._lock = threading.Lock()
         self._closed = False
 
@@ -49,9 +49,9 @@ class GraphStore:
         """Return the last reported state of each server, by rank; never waits.
 
         ``state`` (``starting``, ``loading``, ``serving``, ``restarting``, ``failed``, ``stopped``),
-        ``node``, ``pid``, ``generation`` (which of several starts it is), ``restarts`` (of its
-        process within the present actor), ``why`` it was last started again and the ``last_log`` of
-        the process before, ``silent_s`` since it was heard of, and ``status``: what
+        ``node``, ``pid``, ``generation`` (which start of the server it is), ``restarts`` (of its
+        process within the current actor), ``why`` it was last restarted and the ``last_log`` of the
+        previous process, ``silent_s`` (seconds since its last response), and ``status``, which
         ``gigl-loader status`` prints.
         """
         return self._watchdog.health()
@@ -67,19 +67,19 @@ class GraphStore:
             raise self._watchdog.error
 
     def shutdown(self) -> None:
-        """End the servers and give the nodes back. Idempotent."""
+        """End the servers and release the nodes. Idempotent."""
         with self._lock:
             if self._closed:
                 return
-            # under the lock; the rest is outside: a second call returns while the first one
-            # still ends
+            # under the lock; the rest is outside it, so that a second call returns while the first
+            # is still at work
             self._closed = True
-        # first: it would take servers that end for lost, and kill or report them
+        # first, as it would take ending servers for lost ones, and kill or report them
         self._watchdog.close()
         import ray
 
         if ray.is_initialized():
-            # those will not answer `stop` either: they are killed at once
+            # silent servers will not respond to `stop` either: they are killed at once
             silent = [one["silent_s"] > _STOP_S for one in self._watchdog.health()]
             _end(self._servers, self._group, silent)
 
@@ -115,19 +115,19 @@ def start_graph_store(
         with start_graph_store("/data/graph", num_servers=4, cpus_per_server=16) as store:
             ...
 
-    One actor per server starts ``gigl-loader serve`` as a child, watches it and starts it again;
-    Ray starts the actor again where it, or its node, is lost. A server, or an actor, that is
-    stopped is killed after ``health_timeout``. Batches do not go through Ray.
+    One actor per server starts ``gigl-loader serve`` as a child, watches it and restarts it; Ray
+    restarts an actor that is lost, with its node or alone. A server or an actor that is stopped is
+    killed after ``health_timeout``. Batches do not go through Ray.
 
-    Authentication is set as in ``init_storage_process``; where none is, a fresh token is drawn.
-    Processes that train need `GraphStore.environment`.
+    Authentication is set as in ``init_storage_process``; if none is set, a fresh token is drawn.
+    Training processes need `GraphStore.environment`.
 
     Args:
         root: Folder that ``partition_graph`` wrote, under the same path on all nodes.
-        num_servers: As many as the graph has partitions.
-        replicas: Servers of each partition; ``num_servers * replicas`` are started. A lost one's
-            work goes to the others of its partition at once.
-        cpus_per_server: CPUs that Ray sets aside for each. Its sampling workers share them.
+        num_servers: Number of servers, which is the graph's number of partitions.
+        replicas: Servers of each partition; ``num_servers * replicas`` are started. The others of
+            its partition take over a lost server's work at once.
+        cpus_per_server: CPUs that Ray reserves for each server. Its sampling workers share them.
         tls_dir: Folder with ``ca.pem``, ``cert.pem`` and ``key.pem``, on all nodes. None: the
             environment's ``GIGL_LOADER_TLS_DIR``.
         token: The cluster's secret. None: the environment's ``GIGL_LOADER_CLUSTER_TOKEN``.
@@ -137,35 +137,35 @@ def start_graph_store(
         strategy: How the placement group spreads servers over nodes: ``"SPREAD"``,
             ``"STRICT_SPREAD"``, ``"PACK"`` or ``"STRICT_PACK"``. With replicas, take
             ``"STRICT_SPREAD"``, so that no node has two of one partition.
-        max_restarts: How often Ray may start an actor again, and an actor its server; -1: no limit.
-        health_timeout: Seconds without an answer after which a process is taken for stopped.
-        reconnect_timeout: Seconds without an answer after which a server is given up, by the handle
-            and by the other servers, unless another one of its partition is up: Ray would wait for
-            a node with room for ever.
+        max_restarts: How often Ray may restart an actor, and an actor its server; -1: no limit.
+        health_timeout: Seconds without a response after which a process counts as stopped.
+        reconnect_timeout: Seconds without a response after which this handle and the other servers
+            give a server up, unless another one of its partition is up. Ray would wait for ever for
+            a node with room.
         start_timeout: Seconds for placing the servers and loading the graph.
         network_timeout: Seconds that an outage of the network may last; see
             ``init_storage_process``.
 
     Raises:
-        ConfigError: Ray is not installed, or a value cannot work.
+        ConfigError: Ray is not installed, or a value is invalid.
         UsageError: This process is not connected to a Ray cluster.
-        PeerError: A server could not start; with the last lines of its log.
+        PeerError: A server could not start; the message has the last lines of its log.
         PeerTimeoutError: Ray found no room for the servers, or they did not load in time.
     """
     _check(num_servers, replicas, cpus_per_server, max_restarts)
     _check_times(health_timeout, reconnect_timeout, start_timeout)
     check_patience(network_timeout)
-    # all that can be refused, before Ray is asked for anything
+    # checks everything that can be refused before the first call to Ray
     environment = Security.resolve(tls_dir, token, insecure).or_token().environment
     ray = _connected_ray()
-    # one for all steps: time spent on placement is lost for loading
+    # one deadline for all steps: time spent on placement is lost for loading
     deadline = time.monotonic() + start_timeout
     total = num_servers * replicas  # server i serves partition i modulo num_servers
     group = _place(total, cpus_per_server, strategy, start_timeout)
     servers: list[_Actor] = []
     watchdog = None
     try:
-        # addresses before actors: each server is told where server 0 will listen
+        # addresses before actors, as each server must know where server 0 will listen
         addresses = _find_addresses(group, total, deadline)
         for rank in range(total):
             options = ServerOptions(
@@ -179,8 +179,8 @@ def start_graph_store(
                 health_timeout_s=health_timeout, load_timeout_s=start_timeout,
             )  # fmt: skip
             how = _scheduled(group, rank, num_cpus=cpus_per_server)
-            # Retries: a question is put to the actor that Ray starts for a lost one. Several
-            # at once: `health` is answered while `stop` waits for the server to end.
+            # Retries send a request again to the actor that Ray starts for a lost one. Several
+            # calls at once, so that `health` responds while `stop` waits for the server to end.
             actor = (
                 ray.remote(StorageServer)
                 .options(max_restarts=max_restarts, max_task_retries=-1, max_concurrency=4, **how)
@@ -193,7 +193,7 @@ def start_graph_store(
         )  # fmt: skip
         watchdog.start()
         watchdog.wait_until_all_serve(deadline, start_timeout)
-    # Ctrl-C, too: actors and their places outlast this call
+    # on Ctrl-C too, as actors and their places outlast this call
     except BaseException:
         if watchdog is not None:
             watchdog.close()
@@ -233,7 +233,7 @@ def _check_times(health_timeout: float, reconnect_timeout: float, start_timeout:
 
 
 def _connected_ray() -> Any:
-    """Return the module, with this process connected to a cluster."""
+    """Return Ray's module; this process must be connected to a cluster."""
     try:
         import ray
     except ImportError as error:
@@ -264,7 +264,7 @@ class _Actor:
     def answer(self) -> dict[str, Any] | None:
         import ray
 
-        # not `get`: one thread looks at all servers, and one that is silent must not hold it up
+        # not `get`: one thread watches all servers, and a silent one must not block it
         done, _ = ray.wait([self._asked], timeout=0)
         if not done:
             return None
@@ -274,13 +274,13 @@ class _Actor:
     def kill(self) -> None:
         import ray
 
-        # Ray starts it again, with the same arguments, as often as `max_restarts` allows
+        # Ray restarts it, with the same arguments, as often as `max_restarts` allows
         ray.kill(self.actor, no_restart=False)
 
     def is_placed(self) -> bool:
         from ray.util import placement_group_table
 
-        # it is RESCHEDULING while a lost node's servers wait for another one
+        # the state is RESCHEDULING while a lost node's servers wait for another node
         return bool(placement_group_table(self._group)["state"] == "CREATED")
 
 
@@ -294,11 +294,11 @@ def _place(num_servers: int, cpus: float, strategy: str, timeout_s: float) -> An
     import ray
     from ray.util import placement_group, remove_placement_group
 
-    # an empty bundle is refused: one that asks for no CPU asks for a bit of memory instead
+    # Ray refuses an empty bundle: one without CPUs requests a bit of memory instead
     bundle = {"CPU": cpus} if cpus else {"memory": 1}
     try:
-        # One group, and not a request of each actor: the places are had all or none, and are kept
-        # for actors that start again.
+        # One group instead of a request for each actor: Ray reserves all places or none, and keeps
+        # them for actors that restart.
         group = placement_group([bundle] * num_servers, strategy=strategy)
     except ValueError as error:
         raise ConfigError(f"Ray refuses the placement of the storage servers: {error}") from error
@@ -320,10 +320,10 @@ def _scheduled(group: Any, rank: int, **resources: Any) -> dict[str, Any]:
 
 
 def _find_addresses(group: Any, num_servers: int, deadline: float) -> list[tuple[str, int]]:
-    """Return address and port of each server: known before it starts, the same when it restarts."""
+    """Return address and port of each server, known before its start and kept at restarts."""
     import ray
 
-    # Tasks in the places of the actors to come. They ask for no CPU: those of the places are the
+    # Tasks in the places of the future actors. They need no CPU, as the places' CPUs are the
     # actors'.
     refs = [
         ray.remote(_free_address)
@@ -364,13 +364,13 @@ def _info(num_servers: int, master: tuple[str, int]) -> GraphStoreInfo:
 
 
 def _end(servers: Sequence[_Actor], group: Any, silent: Sequence[bool] = ()) -> None:
-    """Stop the servers in good order, but those that are silent; then give the nodes back."""
+    """Stop the servers in good order, kill the silent ones, then release the nodes."""
     import ray
     from ray.util import remove_placement_group
 
     with contextlib.suppress(ray.exceptions.RayError):
         answering = [one for one, lost in zip_longest(servers, silent) if not lost]
-        # all at once, then waited for: one after another their limits would add up
+        # all at once, then waited for, as their limits would add up one after another
         stopped = [one.actor.stop.remote() for one in answering]
         if stopped:
             ray.wait(stopped, num_returns=len(stopped), timeout=_STOP_S)

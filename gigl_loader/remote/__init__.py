@@ -1,1 +1,1 @@
-"""The graph store, whole: the storage servers, and the compute processes that ask them."""
+"""The graph store: storage servers, and the compute processes that use them."""

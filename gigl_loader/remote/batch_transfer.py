@@ -1,4 +1,4 @@
-"""Batches between a storage server and a client: fetched, sent or lent, and given back."""
+"""Batches between a storage server and a client: fetched, sent or lent, and returned."""
 
 import contextlib
 import itertools
@@ -26,7 +26,7 @@ from gigl_loader.workers.schedule import BatchStream
 # --- a client's side ------------------------------------------------------------------------------
 
 _GIVE_BACK_S = 1.0
-"""How long a thread that files batches waits for a server to say that it took leases back."""
+"""Seconds that a filing thread waits for a server to confirm that it took leases back."""
 
 
 class BatchFetcher:
@@ -36,9 +36,9 @@ class BatchFetcher:
 
     Args:
         producer_id: The producer on that server.
-        connection: Not the cluster's later one: the producer belongs to the server process of
-            now.
-        consumer: This process's number among those that share the producer.
+        connection: The current connection, not a later one of the cluster: the producer belongs to
+            the current server process.
+        consumer: Number of this process among those that share the producer.
         stream: Batches to request, and those that have arrived.
         changed: Guards ``stream``; not held during requests and waits.
         file: Takes a response: the attempt of its request, and its tensors by key. Called
@@ -55,14 +55,14 @@ class BatchFetcher:
     ) -> None:  # fmt: skip
         self.producer_id, self.connection, self.stream = producer_id, connection, stream
         self.to_come: dict[int, tuple[int, int]] = {}
-        """By position in this part: place in the whole epoch, and the batch."""
+        """By position in this part: the place in the whole epoch, and the batch."""
         self.ended = True
         """Whether the server has said that the epoch is over."""
         self.same_host: bool | None = None
-        """Whether batches can be read where they lie; None: not asked yet."""
+        """Whether batches can be read in the server's memory; None: not known yet."""
         self._consumer, self._changed, self._file, self._fail = consumer, changed, file, fail
         self._pool, self._mappings = pool, mappings
-        # held while fetches are asked, so that they are filed in that order. Taken before `changed`
+        # held while fetches are sent, so that they are filed in that order. Taken before `changed`
         self._asking = threading.Lock()
         self._caller: Caller | None = None
         self._fetches: queue.SimpleQueue[tuple[Reply[FetchAnswer], Attempt] | None]
@@ -70,7 +70,7 @@ class BatchFetcher:
         self._released: deque[int] = deque()
         """Leases of batches that were dropped; appended to by finalizers, which may not lock."""
         self._giver: Caller | None = None
-        """Connection that leases are given back on: the other's answers may be long in coming."""
+        """Connection for returning leases: responses on the other may take long."""
         self._given_back: Reply[Nothing] | None = None
 
     @property
@@ -91,9 +91,9 @@ class BatchFetcher:
         self.stream.cancel()
 
     def ask(self) -> None:
-        """Ask for as many batches as may be on their way."""
+        """Request as many batches as may be under way."""
         with self._asking:
-            # taken under the lock, and requested outside of it: sending waits while the server
+            # taken under the lock but requested outside it, as sending waits while the server
             # takes no bytes
             with self._changed:
                 tickets = list(iter(self.stream.next_ticket, None))
@@ -103,7 +103,7 @@ class BatchFetcher:
                     position=ticket.position, same_host=bool(self.same_host),
                 )  # fmt: skip
                 try:
-                    # received where it stays: the arrays of the answer are the memory of the
+                    # received in place: the arrays of the response are the memory of the
                     # batch's tensors
                     reply = self._dialled().ask("fetch", request, FetchAnswer, into=self._pool.room)
                 except GiglLoaderError as error:
@@ -136,11 +136,11 @@ class BatchFetcher:
                 self._fail(attempt, self.connection.named(error))
             except Exception as error:  # the loop must not wait for a thread that has ended
                 self._fail(attempt, self._unexpected(error))
-            del reply, fetch  # before the next wait: they keep the batch
+            del reply, fetch  # before the next wait, as they keep the batch alive
             self._give_back()
 
     def _file_answer(self, attempt: Attempt, answer: FetchAnswer) -> None:
-        # of a broken-off epoch, too: a batch that was lent goes back when its tensors are dropped
+        # also for a cancelled epoch: a batch that was lent is returned when its tensors are dropped
         message = {} if answer.batch is None else self._message(answer.batch)
         self._file(self, attempt, answer, message)
 
@@ -154,8 +154,8 @@ class BatchFetcher:
         for _, dtype, shape, offset in batch.layout:
             # raises for a type that does not travel
             dtype_of(dtype)
-            # received values are not trusted: a tensor over memory before the buffer would read
-            # anything
+            # received values are not trusted: a tensor that begins before the buffer would read
+            # other memory
             if min((offset, *shape)) < 0:
                 raise ProtocolError(f"a tensor of shape {shape} at byte {offset} was sent")
         nbytes = payload_bytes(batch.layout)
@@ -170,14 +170,14 @@ class BatchFetcher:
             # `append` of a deque needs no lock, which a finalizer in any thread could not take
             buffer = self._mappings.lease(batch.region, lambda: released.append(lease))
         except OSError as error:
-            # it was not read, and is back anyway
+            # it was not read, and is returned anyway
             released.append(lease)
             raise self._unreadable(error) from error
         return tensors_over(buffer, batch.layout)
 
     def _unreadable(self, error: OSError) -> PeerError:
         """Return the error for a batch in the server's memory that cannot be mapped."""
-        if isinstance(error, FileNotFoundError | ProcessLookupError):  # it ends with its process
+        if isinstance(error, FileNotFoundError | ProcessLookupError):  # its process has ended
             return ServerDiedError(f"{self.name} ended before a batch of it was read")
         return PeerError(
             f"a batch of {self.name} cannot be mapped from its memory: {error}; this machine is "
@@ -185,19 +185,19 @@ class BatchFetcher:
         )
 
     def _give_back(self) -> None:
-        """Tell the server which of its batches nothing here reads any more."""
+        """Tell the server which of its batches are no longer read here."""
         if not self._released:
             return
-        with contextlib.suppress(GiglLoaderError):  # a dead server writes nothing over
-            # Only between two fetches, so leases that end after the last batch go back in the next
-            # epoch, or with the client. The former answer is read first, since nobody else does; a
-            # server that takes longer than `_GIVE_BACK_S` for it is told of all leases next time.
+        with contextlib.suppress(GiglLoaderError):  # a dead server overwrites nothing
+            # Only between two fetches, so leases that end after the last batch are returned in the
+            # next epoch, or with the client. The former response is read first, as nothing else
+            # reads it; if that takes longer than `_GIVE_BACK_S`, the next call returns all leases.
             if self._giver is None:
                 self._giver = self.connection.dial()
             if self._given_back is not None:
                 self._given_back.wait(_GIVE_BACK_S)
             leases = []
-            while self._released:  # not before: items taken off here are sent
+            while self._released:  # only now, as items removed here have to be sent
                 leases.append(self._released.popleft())
             self._given_back = self._giver.ask("give_back", GiveBack(tuple(leases)), Nothing)
 
@@ -213,7 +213,7 @@ class BatchFetcher:
 # --- a server's side ------------------------------------------------------------------------------
 
 _MOST_GONE = 10_000
-"""Sessions of clients that have left which are remembered; see `Leases.lend`."""
+"""Most sessions of departed clients to remember; see `Leases.lend`."""
 
 
 @dataclass(frozen=True)
@@ -223,40 +223,40 @@ class _Lease:
 
 
 class Leases:
-    """Which client on this host reads which batch where it lies. Thread-safe."""
+    """Which client on this host reads which batch in this process's memory. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # never used twice: a lease that is given back late, or twice, ends no other one
+        # numbers are never reused, so returning a lease late or twice ends no other lease
         self._numbers = itertools.count(1)
         self._by_session: dict[str, dict[int, _Lease]] = {}
         self._gone: dict[str, None] = {}  # oldest first
 
     def lend(self, session: str, request: FetchRequest, message: Packed) -> tuple[int, Region]:
-        """Return the number of a new lease, and where the batch lies."""
+        """Return the number of a new lease, and the location of the batch."""
         with self._lock:
             number = next(self._numbers)
-            # A worker's batch may come in the moment in which its client leaves. Nobody would end
-            # that lease: sessions of clients that have left do not come back.
+            # A worker's batch may come at the moment its client leaves. Nobody would end that
+            # lease, as sessions of clients that have left do not come back.
             is_gone = session in self._gone
             if not is_gone:
                 self._by_session.setdefault(session, {})[number] = _Lease(message, request)
         if is_gone:
-            message.lease.poison()  # the answer may still reach it
-        # after it is filed: the lease of a client that goes away in between is poisoned, too
+            message.lease.poison()  # the response may still reach the client
+        # after it is filed, so that the lease of a client that leaves meanwhile is poisoned too
         return number, message.lease.lend()
 
     def give_back(self, session: str, numbers: Iterable[int]) -> None:
-        """End leases: their memory is free to be written again. Unknown ones are ignored."""
+        """End leases, so that their memory may be written again. Unknown ones are ignored."""
         with self._lock:
             leases = self._by_session.get(session, {})
             ended = [leases.pop(number, None) for number in numbers]
-        del ended  # not under the lock: slots are free from here on
+        del ended  # outside the lock; this frees the slots
 
     def lose_from(self, session: str, request: FetchRequest) -> None:
-        """Give up the leases of answers that were lost: those at this position and after it.
+        """Give up the leases of lost responses: those at this position and after it.
 
-        Nobody knows their numbers; and since the client might read them, nobody may write there.
+        Their numbers are unknown; and as the client might read them, nothing may be written there.
         """
         with self._lock:
             leases = self._by_session.get(session, {})
@@ -266,7 +266,7 @@ class Leases:
         self._lose(ended)
 
     def lose(self, session: str) -> None:
-        """Give up all leases of a client that is gone: it may go on reading."""
+        """Give up all leases of a client that is gone, as it may still be reading."""
         with self._lock:
             ended = list(self._by_session.pop(session, {}).values())
             self._gone[session] = None
@@ -277,7 +277,7 @@ class Leases:
     @staticmethod
     def _lose(leases: Iterable[_Lease]) -> None:
         for lease in leases:
-            # and dropped by the caller: the slot is given up, not written, once nothing holds
+            # the caller then drops it: the slot is released, not written again, once nothing holds
             # it
             lease.message.lease.poison()
 
@@ -286,7 +286,7 @@ def _follows(one: FetchRequest, other: FetchRequest) -> bool:
     same = (one.producer_id, one.consumer, one.attempt) == (
         other.producer_id, other.consumer, other.attempt,
     )  # fmt: skip
-    # uncounted fetches are GLT's: they name no position, and are not asked again
+    # fetches without a count are GLT's: they name no position, and are never repeated
     if not same or one.position is None or other.position is None:
         return False
     return one.position >= other.position
@@ -304,7 +304,7 @@ class BatchSender:
 
     def fetch(self, request: FetchRequest, peer: Peer) -> "Future[FetchAnswer]":
         """Return a batch of a consumer in its sent form, as soon as there is one."""
-        # a client that requests a position has no response to it or later ones: those were lost
+        # a client that requests a position has lost all responses from that position on
         self._leases.lose_from(peer.session, request)
         producer = self._server.producer(request.producer_id, request.consumer)
         return producer.fetch(request, peer.number, partial(self._packed, request, peer))
@@ -324,10 +324,10 @@ class BatchSender:
         return FetchAnswer(BatchMessage(*about, columns=columns, parts=parts), finished)
 
     def give_back(self, request: GiveBack, peer: Peer) -> Nothing:
-        """Take batches back that nothing on the client's side reads any more."""
+        """Take back batches that the client no longer reads."""
         self._leases.give_back(peer.session, request.leases)
         return Nothing()
 
     def lose(self, session: str) -> None:
-        """Take back all that a client has: it is gone."""
+        """Take back all batches of a client that is gone."""
         self._leases.lose(session)

@@ -84,17 +84,17 @@ class TensorMessage:
             raise ConfigError(
                 f"a tensor of {tensor.dtype} cannot be sent: it may be {list(_DTYPES)}"
             )
-        # a view where the tensor is contiguous and on the CPU: nobody may change it before it is
-        # answered
+        # a view if the tensor is contiguous and on the CPU: nobody may change it before the
+        # response has come
         return cls(name, as_array(tensor.cpu()))
 
     @property
     def result(self) -> Tensor:
-        """The tensor, over the memory that was received."""
+        """The tensor, in the memory that was received."""
         dtype = dtype_of(self.dtype)
-        # no copy: the array's memory came with the message, and the tensor keeps it from here on
+        # no copy: the array's memory came with the message, and the tensor keeps it alive
         found = torch.from_numpy(self.array)
-        # both are the other side's word, and `view` would make another shape of bytes of another
+        # both come from the other side, and `view` would make another shape from items of another
         # size
         if found.element_size() != dtype.itemsize:
             raise ProtocolError(f"a tensor of {dtype} came as an array of {self.array.dtype}")
@@ -152,7 +152,7 @@ class SamplingConfigMessage:
     @property
     def result(self) -> SamplingConfig:
         """The config."""
-        # by name: GLT's enumeration and ours are two classes, and either end may have either
+        # by name: GLT's enumeration and ours are two classes, and either end may use either
         if self.sampling_type not in SamplingType.__members__:
             raise ProtocolError(f"there is no sampling type {self.sampling_type!r}")
         return SamplingConfig(**{**vars(self), "sampling_type": SamplingType[self.sampling_type]})
@@ -160,7 +160,7 @@ class SamplingConfigMessage:
 
 @dataclass(frozen=True)
 class WorkerOptionsMessage:
-    """GLT's ``RemoteDistSamplingWorkerOptions``, as far as they matter on CPU workers."""
+    """The fields of GLT's ``RemoteDistSamplingWorkerOptions`` that matter for CPU workers."""
 
     server_rank: list[int]
     num_workers: int
@@ -187,12 +187,12 @@ class WorkerOptionsMessage:
     @property
     def result(self) -> RemoteDistSamplingWorkerOptions:
         """The options."""
-        most = self.num_workers * self.worker_concurrency  # GLT's limit, of a buffer of its own
+        most = self.num_workers * self.worker_concurrency  # GLT's limit, for a buffer we do not use
         found = RemoteDistSamplingWorkerOptions(
             **{**vars(self), "prefetch_size": min(self.prefetch_size, most)},
             worker_devices=[torch.device("cpu")] * self.num_workers,
         )
-        # set afterwards: ours may ask ahead further than GLT's constructor allows, see `most`
+        # set afterwards: ours may prefetch more than GLT's constructor allows, see `most`
         found.prefetch_size = self.prefetch_size
         return found
 
@@ -213,8 +213,8 @@ class SamplerMessage:
         if not isinstance(value, CustomSamplerOptions):  # loaders name their sampler's class
             raise ConfigError(f"{type(value).__name__} cannot be sent: give CustomSamplerOptions")
         try:
-            # tried now, on the side that can mend it: the transport would refuse it in the middle
-            # of a call
+            # encoded now, on the side that can correct it: the transport would refuse it in the
+            # middle of a call
             msgspec.msgpack.encode(value.keywords)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ConfigError(
@@ -226,7 +226,7 @@ class SamplerMessage:
     @property
     def result(self) -> CustomSamplerOptions | KHopNeighborSamplerOptions:
         """The options."""
-        # one message for two classes: the fields that are set tell the class
+        # one message for two classes: the set fields tell the class
         if self.class_path is None:
             if self.num_neighbors is None:
                 raise ProtocolError("sampler options name neither a class nor a fanout")
@@ -308,7 +308,7 @@ class BookMessage:
     def of(cls, value: Any) -> "BookMessage":
         """Return a range book, a tensor or None as it travels."""
         bounds = getattr(value, "partition_bounds", None)
-        # told by its bounds and not by its class, since GLT's and ours are two
+        # recognised by its bounds, not by its class, as GLT's and ours are two
         if isinstance(bounds, Tensor):
             return cls(bounds=TensorMessage.of(bounds), partition_idx=int(value.partition_idx))
         return cls() if value is None else cls(table=TensorMessage.of(value.as_subclass(Tensor)))
@@ -318,7 +318,7 @@ class BookMessage:
         """The book."""
         if self.bounds is None:
             return None if self.table is None else self.table.result
-        # GLT keeps the ends of ranges, and is made from ranges that begin where the one before ends
+        # GLT keeps the ends of ranges, and is made from ranges that begin at the previous end
         ends = self.bounds.result.tolist()
         return RangePartitionBook(list(zip([0, *ends], ends, strict=False)), self.partition_idx)
 
@@ -328,7 +328,7 @@ FeatureInfos = Annotated[Any, FeatureInfosMessage]
 PartitionBook = Annotated[Any, BookMessage]
 """A partition book, or None."""
 BY_ANNOTATION = (FeatureInfosMessage, BookMessage)
-"""Messages that a signature names, since the value alone does not tell which it needs."""
+"""Messages for types in signatures whose values alone do not tell the message."""
 
 _MESSAGES: dict[Any, Any] = {
     Tensor: TensorMessage,
@@ -340,12 +340,12 @@ _MESSAGES: dict[Any, Any] = {
     PPRSamplerOptions: SamplerMessage,
     DatasetSchema: SchemaMessage,
 }
-"""By the class of a value, which tells all of these."""
+"""Messages by the class of a value, for all values whose class tells the message."""
 _ALL_MESSAGES: Any = (*_MESSAGES.values(), *BY_ANNOTATION)
 
 
 def wire_type(hint: Any) -> Any:
-    """Return the type that travels for a type of a signature."""
+    """Return the type that travels in place of a type of a signature."""
     if typing.get_origin(hint) is Annotated:
         return hint.__metadata__[0]
     arguments = typing.get_args(hint)
@@ -359,10 +359,10 @@ def wire_type(hint: Any) -> Any:
 
 
 def to_message(value: Any) -> Any:
-    """Return ``value`` as it travels; plain values and dataclasses of them do as they are.
+    """Return ``value`` as it travels; plain values and dataclasses of them are unchanged.
 
     Raises:
-        ConfigError: It cannot be sent.
+        ConfigError: ``value`` cannot be sent.
     """
     if isinstance(value, dict):
         return {key: to_message(one) for key, one in value.items()}
@@ -380,7 +380,7 @@ def from_message(value: Any) -> Any:
         return value.result
     if isinstance(value, dict):
         return {key: from_message(one) for key, one in value.items()}
-    # lists are left alone: those that travel hold plain values
+    # lists are unchanged: those that travel hold plain values
     if isinstance(value, tuple):
         return tuple(from_message(one) for one in value)
     return value
@@ -405,10 +405,10 @@ class Call:
 
     name: str
     request: type[Any]
-    """A field for each parameter. Fields have no defaults: the caller names every argument, or
-    the defaults of the method would stand in two places."""
+    """Dataclass with a field for each parameter. Fields have no defaults: the caller gives every
+    argument, or the method's defaults would be in two places."""
     response: type[Any]
-    """The result, in the field ``value``."""
+    """Dataclass with the result in the field ``value``."""
 
     def ask(self, arguments: dict[str, Any]) -> Any:
         """Return the request for ``arguments``.
@@ -422,7 +422,7 @@ class Call:
         """Return the arguments of a request that arrived.
 
         Raises:
-            ProtocolError: A tensor is of no type that travels.
+            ProtocolError: A tensor has a type that cannot travel.
         """
         # not `dataclasses.asdict`, which copies arrays and turns nested dataclasses into dicts
         return {name: from_message(one) for name, one in vars(request).items()}
@@ -430,7 +430,7 @@ class Call:
     def respond(self, result: Any) -> Any:
         """Return the response for the method's result."""
         kind = typing.get_type_hints(self.response)["value"]
-        # messages of values that do not tell their own kind: a book may be a bare tensor or None
+        # messages for values that do not tell their kind: a book may be a plain tensor or None
         encode = kind.of if kind in BY_ANNOTATION else to_message
         return self.response(encode(result))
 

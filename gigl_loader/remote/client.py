@@ -1,4 +1,4 @@
-"""A compute process's way into the graph store: join, ask, leave."""
+"""Lets a compute process join the graph store, call servers and leave."""
 
 import inspect
 import logging
@@ -27,12 +27,12 @@ from gigl_loader.transport import Security
 _log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 1800.0
-"""Storage servers may take long to load a large graph."""
+"""Long, as storage servers may need that to load a large graph."""
 _GROUP_TIMEOUT = timedelta(minutes=30)
 
 T = TypeVar("T")
 
-# one per process, as GLT's client context and torch's default group are
+# one per process, like GLT's client context and torch's default group
 _cluster: Cluster | None = None
 _owns_group = False
 
@@ -77,7 +77,7 @@ def init_compute_process(
         raise UsageError("this process has joined a graph store: call shutdown_compute_process()")
     check_patience(network_timeout)
     has_group = dist.is_initialized()
-    # its figures count, and not the environment's: Ray Train, for one, starts processes its own way
+    # the group's figures, not the environment's: Ray Train, for one, sets those differently
     if has_group:
         rank, world_size = dist.get_rank(), dist.get_world_size()
     else:
@@ -85,8 +85,8 @@ def init_compute_process(
         world_size = cluster_info.compute_cluster_world_size
     num_servers = cluster_info.num_storage_nodes
     deadline = time.monotonic() + timeout
-    # Ahead of the group: this waits for servers that load for half an hour, and names missing
-    # processes. It returns when all compute processes are here, so that the group is made within
+    # Before the group: this waits for servers that may load for half an hour, and names missing
+    # processes. It returns when all compute processes are here, so that the group forms within
     # seconds.
     cluster = Cluster.join(
         cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port,
@@ -97,11 +97,11 @@ def init_compute_process(
     try:
         _set_client_context(num_servers, world_size, rank, "gigl_loader_clients")
         if not has_group:
-            # a host whose name means its loopback makes gloo tell the others to connect with
+            # if a host's name means its loopback address, gloo makes the others connect to
             # themselves
             with interface_towards(cluster_info.compute_cluster_master_ip):
                 _start_group(rank, world_size, cluster_info, compute_world_backend, deadline)
-    # else server 0 counts this process among those that are here, for as long as it lives
+    # else server 0 would count this process as a member for as long as it lives
     except BaseException:
         cluster.close()
         raise
@@ -112,8 +112,8 @@ def init_compute_process(
 def compute_rank(local_rank: int, cluster_info: GraphStoreInfo) -> int:
     """Return the rank of this process among all compute processes.
 
-    ``RANK`` is the machine's, where one process per machine was started and started the others
-    itself; where torchrun started them all, ``GROUP_RANK`` is.
+    ``RANK`` is the machine's rank if one process per machine was started, which starts the others;
+    if torchrun started them all, it is ``GROUP_RANK``.
 
     Raises:
         ConfigError: ``local_rank`` is out of range.
@@ -122,7 +122,7 @@ def compute_rank(local_rank: int, cluster_info: GraphStoreInfo) -> int:
     if not 0 <= local_rank < per_node:
         raise ConfigError(f"local_rank must be in [0, {per_node}), got {local_rank}")
     # torchrun may also have started one process per machine, which starts the others: then its
-    # LOCAL_WORLD_SIZE is 1, and its RANK the machine's
+    # LOCAL_WORLD_SIZE is 1, and its RANK is the machine's
     by_torchrun = "GROUP_RANK" in os.environ and os.environ.get("LOCAL_WORLD_SIZE") == str(per_node)
     node = int(os.environ["GROUP_RANK"]) if by_torchrun else cluster_info.compute_node_rank
     return int(node) * int(per_node) + local_rank
@@ -132,20 +132,20 @@ def _start_group(
     rank: int, world_size: int, info: Any, backend: str | None, deadline: float
 ) -> None:
     host, port = info.compute_cluster_master_ip, info.compute_cluster_master_port
-    # then torchrun's agent listens on MASTER_PORT, where rank 0 could not, and ranks meet at its
+    # then torchrun's agent listens on MASTER_PORT, so rank 0 cannot, and ranks meet at the agent's
     # store
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if has_agent and os.environ.get("MASTER_PORT") == str(port):
         dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=_GROUP_TIMEOUT)
         return
     # torch's own tcp:// would look for the store of torchrun's agent on this port
-    # all have joined the cluster by now, but the last one may be a moment behind
+    # all have joined the cluster by now, but the last one may be slightly behind
     left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
     try:
         store = dist.TCPStore(host, port, world_size, rank == 0, left)  # type: ignore[attr-defined]
     except RuntimeError as error:
         raise _no_meeting(rank, host, port, left, error) from error
-    # the time left for the meeting is no limit for later calls of the group
+    # the time left for meeting must not limit later calls of the group
     store.set_timeout(_GROUP_TIMEOUT)
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=_GROUP_TIMEOUT
@@ -171,9 +171,9 @@ def _no_meeting(
 
 
 def shutdown_compute_process() -> None:
-    """Leave the storage cluster and end the process group. Shut loaders down before. Idempotent."""
+    """Leave the storage cluster and end the process group; first shut down loaders. Idempotent."""
     global _cluster, _owns_group
-    # leave servers before the group, whose end may wait: they free this process's producers at once
+    # before the group, whose end may wait: the servers free this process's producers at once
     cluster, _cluster = _cluster, None
     if cluster is not None:
         cluster.close()
@@ -187,7 +187,7 @@ def current_cluster() -> Cluster:
     """Return the cluster that this process has joined.
 
     Raises:
-        UsageError: It has not, or has left.
+        UsageError: The process has not joined, or has left.
     """
     if _cluster is None:
         raise UsageError(
@@ -204,14 +204,14 @@ def call_server(
     timeout_s: float = CALL_TIMEOUT_S,
     **kwargs: Any,
 ) -> "Future[T]":
-    """Let a server call a method of `DistServer`; returns at once, with a future.
+    """Let a server call a method of `DistServer`; return a future at once.
 
     Args:
-        server_rank: Which.
+        server_rank: Rank of the server.
         func: The method.
-        args: For it.
-        timeout_s: After that long the future fails.
-        kwargs: For it.
+        args: Positional arguments of the method.
+        timeout_s: Seconds after which the future fails.
+        kwargs: Keyword arguments of the method.
     """
     connection = current_cluster().connection(server_rank)
     name, arguments = _named_call(func, args, kwargs)
@@ -225,11 +225,11 @@ def _named_call(
     """Return the name of a method in `CALLS`, and all its arguments by name.
 
     Raises:
-        ConfigError: It is no such method; or these are not arguments for it.
+        ConfigError: There is no such method, or the arguments do not fit it.
     """
     name = getattr(func, "__name__", str(func))
     method = getattr(DistServer, name, None)
-    # `is`: a function of the same name elsewhere does something else
+    # `is`, as a function of the same name elsewhere does something else
     if name not in CALLS or method is not func:
         raise ConfigError(
             f"storage servers do not call {getattr(func, '__qualname__', name)}: a client may ask "
@@ -239,7 +239,7 @@ def _named_call(
         bound = inspect.signature(func).bind(None, *args, **kwargs)
     except TypeError as error:
         raise ConfigError(f"DistServer.{name}: {error}") from error
-    # a request has a field for each parameter, and no defaults of its own
+    # a request has a field for each parameter, and no defaults
     bound.apply_defaults()
     return name, dict(list(bound.arguments.items())[1:])  # without self
 
@@ -250,19 +250,19 @@ def ask_servers(
 ) -> dict[int, T]:  # fmt: skip
     """Let servers call a method of `DistServer`; return each result.
 
-    A lost server is answered for by one that serves the same partition; see `Cluster.ask_each`.
+    For a lost server, one that serves the same partition responds; see `Cluster.ask_each`.
 
     Args:
-        func: The method; one that may be called again.
+        func: The method; calls may be repeated.
         requests: The arguments by server.
-        timeout_s: How long all of them may take.
-        reconnect_s: How long a lost server without a replica may be away; 0: it is an error.
+        timeout_s: How long all of them may take together, in seconds.
+        reconnect_s: How many seconds a lost server without a replica may be away; 0: an error.
 
     Raises:
-        PeerError: A server is lost, or did not answer in time.
+        PeerError: A server is lost, or did not respond in time.
         ConfigError: Servers do not call ``func``, or there is no such server.
     """
-    # all before the first is asked: a wrong argument leaves nothing under way
+    # all requests are made before the first is sent: a wrong argument leaves nothing under way
     named = {server: _named_call(func, args, {}) for server, args in requests.items()}
     each = {server: arguments for server, (_, arguments) in named.items()}
     name = next(iter(named.values()))[0]
@@ -275,10 +275,10 @@ def async_request_server(
     """Let a storage server call a method of `DistServer`; returns at once.
 
     Args:
-        server_rank: Which.
+        server_rank: Rank of the server.
         func: A method of `DistServer`, out of a fixed table; servers call nothing else.
-        args: For it.
-        kwargs: For it.
+        args: Positional arguments of the method.
+        kwargs: Keyword arguments of the method.
 
     Raises:
         UsageError: This process has not joined.

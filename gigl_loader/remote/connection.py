@@ -2,8 +2,8 @@
 
 ::
 
-    watch     one per server: tells that this process is here, and hears of the end
-    calls     a few per server: each has one question under way; a free one is taken, or one opened
+    watch     one per server: shows that this process is alive, and learns of the server's end
+    calls     a few per server, each with one request at a time; a free one is taken, or one opened
     batches   one per loader and server: see `gigl_loader.remote.receiving_channel`
 """
 
@@ -42,9 +42,9 @@ _log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 600.0
 """Seconds that a call without a deadline of its own may take."""
 _ENTER_S = 30.0
-"""Longest wait for a server that is asked for the first time."""
+"""Longest wait for a server when this process first contacts it, in seconds."""
 _MOST_FREE = 2
-"""Connections for calls that are kept when nothing is under way."""
+"""Most idle connections for calls to keep."""
 _WHY = {
     End.SHUTDOWN: "it was shut down",
     End.JOB_OVER: "it has served as many jobs as it was to (num_jobs) and ended",
@@ -60,14 +60,14 @@ class ServerConnection:
     """The connections to one storage server.
 
     Args:
-        rank: The server's.
-        address: Where it listens.
+        rank: Rank of the server.
+        address: Host and port on which the server listens.
         security: The same as the server's.
         name: Name of this process.
         session: Identity of this process, on all connections.
-        patience_s: How long an outage of the network may last.
-        join: To be said with the first question; None: by `enter`.
-        is_away: Whether the server is known to be gone, or to be elsewhere: it is not waited for.
+        patience_s: How long an outage of the network may last, in seconds.
+        join: Request to join, sent before the first request; None: `enter` gets it.
+        is_away: Returns whether the server is known to be gone or elsewhere; then nothing waits.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class ServerConnection:
         patience_s: float, join: Join | None = None, is_away: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self.rank, self._join, self._is_away = rank, join, is_away
-        # `_entering`: one thread introduces this process, others wait until it is let in. Taken
-        # before `_changed`, which guards all else.
+        # `_entering`: one thread introduces this process while others wait for that. Taken before
+        # `_changed`, which guards everything else.
         self._entering, self._is_watched = threading.Lock(), False
         self.name = f"storage server {rank} at {address[0]}:{address[1]}"
         self.address = address
@@ -87,7 +87,7 @@ class ServerConnection:
         self._refusal: Exception | None = None
         self._free: list[Caller] = []
         self._callers: dict[Caller, None] = {}
-        # no connection yet: a caller connects when it is first asked for something
+        # no connection yet: a caller connects at its first request
         self._watch = self._dial()
         self.news = News()
         """The server's latest status message."""
@@ -101,14 +101,14 @@ class ServerConnection:
 
         Raises:
             ServerDiedError, UsageError: The connection is over.
-            PeerTimeoutError: The server did not come up, or does not answer.
+            PeerTimeoutError: The server did not come up, or does not respond.
         """
         self.meet(_ENTER_S)
-        # the process that admitted this one, and no later one with its port
+        # the process that admitted this one, not a later one at the same port
         return self._dial(self._watch.incarnation)
 
     def meet(self, timeout_s: float) -> None:
-        """Introduce this process, unless that was done; raises as `dial`."""
+        """Introduce this process unless that was done; raises as `dial`."""
         with self._entering:
             if self._join is None or self._error is not None:
                 return
@@ -116,7 +116,7 @@ class ServerConnection:
             progress = WaitReport(self.own_name, deadline)
             self.enter(self._join, deadline, progress)
             self.wait_until_in(lambda news: news.number > 0, deadline, timeout_s, progress)
-            # last: a failed attempt is repeated by the next caller
+            # last, so that the next caller repeats a failed attempt
             self._join = None
 
     def _dial(self, incarnation: int = 0) -> Caller:
@@ -139,17 +139,17 @@ class ServerConnection:
 
     @property
     def is_up(self) -> bool:
-        """Whether the server has let this process in, and has not gone."""
+        """Whether the server has admitted this process and is not gone."""
         return self.news.number > 0 and self._error is None
 
     @property
     def error(self) -> Exception | None:
-        """Why the connection is over; a fresh exception each time. None: it is up."""
+        """Why the connection is over, as a new exception each time; None: it is up."""
         return None if self._error is None else self._copy_of_error()
 
     def _copy_of_error(self) -> Exception:
         assert self._error is not None
-        # raised by several threads, one object would gather the tracebacks of all
+        # a new object, as one that several threads raise would collect all their tracebacks
         return type(self._error)(*self._error.args)
 
     def close(self, reason: str = "this process left the cluster") -> None:
@@ -162,7 +162,7 @@ class ServerConnection:
                 self._error = error
             callers, self._callers, self._free = self._callers, {}, []
             self._changed.notify_all()
-        # outside of the lock: threads that wait on these callers need it to let go of them
+        # outside the lock, which threads that wait on these callers need to release them
         for caller in callers:
             caller.close(End.JOB_OVER)
 
@@ -174,13 +174,13 @@ class ServerConnection:
         )
 
     def give_up(self, why: str) -> None:
-        """End as if the server had gone: another one says that it has."""
+        """End as if the server were gone, because another server reports that it is."""
         self._end(ServerDiedError(f"{self.name} is gone: {why}"))
 
     def again(self, address: tuple[str, int]) -> "ServerConnection":
-        """Return a connection to the same server, started again or out of reach for too long."""
+        """Return a connection to the same server, restarted or out of reach for too long."""
         self.close("it was started again")
-        # another session: under the former one the server has given this process up, or may still
+        # a new session: under the former one the server has given this process up, or may still
         return ServerConnection(
             self.rank, address, self._security, self.own_name, secrets.token_hex(16),
             self._patience_s,
@@ -189,13 +189,13 @@ class ServerConnection:
     # -- presence -------------------------------------------------------------------------------
 
     def enter(self, join: Join, deadline: float, progress: WaitReport) -> None:
-        """Connect, patiently, and introduce this process; then receive the news, in a thread.
+        """Connect with patience and introduce this process; then receive the news in a thread.
 
         Raises:
             PeerTimeoutError: The server did not come up before ``deadline``.
-            ServerDiedError: Another server says that it is away.
-            JoinRefusedError: It does not let this process in, or is another service.
-            ConfigError: There is no such host.
+            ServerDiedError: Another server reports that this one is away.
+            JoinRefusedError: The server refuses this process, or another service listens there.
+            ConfigError: The host does not exist.
         """
         self._watch.connect(deadline, partial(self._wait_on, progress))
         if self._is_watched:  # a first attempt took too long
@@ -220,10 +220,10 @@ class ServerConnection:
         if isinstance(error, PeerLostError) and not isinstance(error, JoinRefusedError):
             self._end(self._gone(error.end))
             return
-        with self._changed:  # it does not take this process in
-            # before `_end`: a waiting thread looks for a refusal first, and learns its class
+        with self._changed:  # the server refuses this process
+            # before `_end`, as a waiting thread looks for a refusal first, and learns its class
             self._refusal = self.named(error)
-        # one that has admitted this process before was started again, and may be the same again
+        # a server that has admitted this process before was restarted, and may admit it again
         is_lost = isinstance(error, JoinRefusedError) and self.news.number > 0
         self._end(ServerDiedError(str(error)) if is_lost else UsageError(str(error)))
 
@@ -240,14 +240,14 @@ class ServerConnection:
         """Wait until the news say that this process may begin; return them.
 
         Raises:
-            PeerTimeoutError: It did not before ``deadline``; names the missing members.
-            ServerDiedError: The server, or another one, is gone.
+            PeerTimeoutError: That did not happen before ``deadline``; names the missing members.
+            ServerDiedError: This server or another one is gone.
             ConfigError: The server has other figures.
         """
         with self._changed:
             while not is_in(self.news):
-                # the most telling one first: a refusal also ends the connection, and the loss of a
-                # server its news
+                # the most specific error first: a refusal also ends the connection, and the loss of
+                # a server its news
                 if self._refusal is not None:
                     raise self._refusal
                 if self._error is not None:
@@ -264,19 +264,19 @@ class ServerConnection:
                     )
                 if progress.next_in_s == 0.0:
                     progress.say(f"{self.name} to let it in ({last})")
-                # just after the next report is due; just before, this would turn without a pause
+                # just after the next report is due; just before it, this would be a busy loop
                 self._changed.wait(min(deadline - now, progress.next_in_s + 0.01))
             return self.news
 
     # -- calls ----------------------------------------------------------------------------------
 
     def call(self, name: str, timeout_s: float = CALL_TIMEOUT_S, /, **arguments: Any) -> Any:
-        """Call a method of `DistServer`; return a future of its result, at once.
+        """Call a method of `DistServer`; return a future of its result at once.
 
         Args:
             name: A key of `CALLS`.
             timeout_s: Seconds after which the future fails.
-            arguments: For the method, all of them.
+            arguments: All arguments of the method.
 
         Raises:
             ConfigError: An argument cannot be sent.
@@ -303,17 +303,17 @@ class ServerConnection:
 
     @contextlib.contextmanager
     def _borrowed(self) -> Any:
-        """Have a connection for one call; after a failure it is closed, which ends the call."""
+        """Yield a connection for one call; a failure closes it, which ends the call."""
         with self._changed:
-            # the latest: its connection is the likeliest to be up
+            # the latest, whose connection is most likely up
             caller = self._free.pop() if self._free else None
-        # outside of the lock: it may wait for the server to let this process in
+        # outside the lock, as it may wait for the server to admit this process
         caller, is_good = caller or self.dial(), True
         try:
             yield caller
         except (PeerTimeoutError, PeerLostError, ProtocolError):
-            # The answer may still come: the next question would wait behind it. Closing also tells
-            # the server that nobody waits. Other errors are answers.
+            # The response may still come, and the next request would wait behind it. Closing also
+            # tells the server that nobody waits. Other errors are responses.
             is_good = False
             raise
         finally:
@@ -325,7 +325,7 @@ class ServerConnection:
                 self.hang_up(caller)
 
     def named(self, error: BaseException) -> Exception:
-        """Return the error to raise on this side: of the same class, and naming the server."""
+        """Return the error to raise on this side: of the same class, but naming the server."""
         if isinstance(error, PeerLostError) and not isinstance(error, JoinRefusedError):
             if error.end == End.GONE:  # a call may learn this before the watch does
                 self._end(self._gone(error.end))
@@ -340,11 +340,11 @@ class ServerConnection:
                 error.worker, error.pid, error.exitcode, error.note, where=self.name
             )
         if isinstance(error, PeerTimeoutError | ProtocolError | JoinRefusedError):
-            return error  # they name it
+            return error  # these name the server
         if isinstance(error, ConfigError | UsageError | PeerError):
             if re.match(rf"storage server {self.rank}\b", str(error)):
-                return error  # it names it, too: once is enough
-            with contextlib.suppress(TypeError):  # its arguments are not one text
+                return error  # it names the server already
+            with contextlib.suppress(TypeError):  # the class takes other arguments than one string
                 return type(error)(f"{self.name}: {error}")
         return error if isinstance(error, Exception) else PeerError(f"{self.name}: {error!r}")
 
@@ -353,19 +353,19 @@ def result_of(future: "Future[T]", timeout_s: float, what: str, limit_s: float |
     """Return the result of ``future``.
 
     Args:
-        future: Of a call.
-        timeout_s: How long to wait for it; below zero: not at all.
-        what: Subject of the error.
-        limit_s: The limit to name there, after waits for other futures; None: ``timeout_s``.
+        future: Future of a call.
+        timeout_s: How many seconds to wait; below zero: not at all.
+        what: Subject of the error's sentence.
+        limit_s: Limit to name in the error, after waits for other futures; None: ``timeout_s``.
 
     Raises:
-        PeerTimeoutError: It took longer than ``timeout_s``.
+        PeerTimeoutError: The call took longer than ``timeout_s``.
         Exception: The server's error, or the reason of its end.
     """
     try:
         return future.result(max(0.0, timeout_s))
     except FutureTimeoutError as error:
-        if future.done():  # just now, or with a timeout of the server's own
+        if future.done():  # it has just ended, or a timeout on the server ended it
             return future.result()
         raise PeerTimeoutError(
             f"{what} took longer than {limit_s or timeout_s:.0f} s: the storage server is stopped "

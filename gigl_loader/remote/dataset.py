@@ -1,4 +1,4 @@
-"""`RemoteDistDataset`: a handle on a graph that storage servers hold."""
+"""`RemoteDistDataset`: handle of a graph on storage servers."""
 
 import contextlib
 import threading
@@ -37,11 +37,11 @@ from gigl_loader.remote.row_requests import StoreLookup
 from gigl_loader.remote.service import DistServer
 from gigl_loader.transport.failures import Failure, describe, rebuild
 
-# At the barrier others wait while local rank 0 asks the servers: by default for 120 s, and 60 s
-# more where one is away.
+# The others wait at the barrier while local rank 0 calls the servers: by default for 120 s, and
+# 60 s more if a server is away.
 _SHARING_TIMEOUT_S = 600.0
 _READ_S = 60.0
-"""How long processes of a machine wait until all have read why a fetch failed."""
+"""Seconds that the processes of a machine wait until all have read why a fetch failed."""
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class ABLPInputNodes:
 
     @property
     def positive_labels(self) -> dict[EdgeType, Tensor]:
-        """The positives, by positive label edge type."""
+        """Positive labels by label edge type."""
         return {
             message_passing_to_positive_label(edge_type): positives
             for edge_type, (positives, _) in self.labels.items()
@@ -67,7 +67,7 @@ class ABLPInputNodes:
 
     @property
     def negative_labels(self) -> dict[EdgeType, Tensor] | None:
-        """The negatives, by negative label edge type; None: there are none."""
+        """Negative labels by label edge type; None: there are none."""
         found = {
             message_passing_to_negative_label(edge_type): negatives
             for edge_type, (_, negatives) in self.labels.items()
@@ -94,8 +94,8 @@ class RemoteDistDataset:
     """The graph of a storage cluster, as compute processes see it.
 
     Args:
-        cluster_info: The clusters; `init_compute_process` was called with the same.
-        local_rank: This process on its machine.
+        cluster_info: The clusters, as given to `init_compute_process`.
+        local_rank: Rank of this process on its machine.
         mp_sharing_dict: A ``Manager().dict()`` that the processes of this machine share. With it,
             local rank 0 fetches ids and labels, and the others map the same memory.
         mp_barrier: A barrier of these processes. All of them have to make the same fetches.
@@ -128,7 +128,7 @@ class RemoteDistDataset:
         self._lookup: StoreLookup | None = None
 
     def __repr__(self) -> str:
-        """Name the cluster, and facts of the graph fetched before; this sends no request."""
+        """Name the cluster and known facts of the graph; this sends no request."""
         info, types = self._cluster_info, ""
         if self._schema is not None:
             count = 1 if self._schema.edge_types is None else len(self._schema.edge_types)
@@ -151,9 +151,9 @@ class RemoteDistDataset:
     # -- properties -----------------------------------------------------------------------------
 
     def fetch_schema(self) -> DatasetSchema:
-        """Return types, feature widths and direction; asked once."""
-        # kept: it never changes, and each loader asks for it; two threads at once ask twice, no
-        # more
+        """Return types, feature widths and direction; requested once."""
+        # cached, as it never changes and each loader needs it; two threads at once may request it
+        # twice
         if self._schema is None:
             self._schema = cast("DatasetSchema", self._ask(0, "get_schema"))
         return self._schema
@@ -216,13 +216,13 @@ class RemoteDistDataset:
     ) -> dict[int, Tensor]:
         """Return ``{server_rank: ids}``: the share of one compute rank.
 
-        It deals out whole servers contiguously, as GiGL does: of 4 servers, rank 0 of 2 has all ids
-        of servers 0 and 1. Of 3 servers, rank 0 of 2 has server 0 and the first half of server 1.
+        Whole servers are assigned contiguously, as in GiGL: of 4 servers, rank 0 of 2 gets all ids
+        of servers 0 and 1. Of 3 servers, rank 0 of 2 gets server 0 and the first half of server 1.
 
         Args:
             rank: Rank of the share (a process, or in GiGL's scripts a machine); None, with
                 ``world_size``: everything.
-            world_size: How many shares.
+            world_size: Number of shares.
             split: ``"train"``, ``"val"`` or ``"test"``; None: all nodes.
             node_type: Required on a heterogeneous graph.
 
@@ -256,7 +256,7 @@ class RemoteDistDataset:
         Args:
             split: Of the anchors; None: all nodes.
             rank: Whose share; None, with ``world_size``: everything.
-            world_size: How many shares.
+            world_size: Number of shares.
             anchor_node_type: None: the source of ``supervision_edge_type``.
             supervision_edge_type: Edges to predict; None: those of a labeled-homogeneous graph.
 
@@ -280,12 +280,12 @@ class RemoteDistDataset:
         """Return a rank's share of each server's values.
 
         Args:
-            name: The method of `DistServer` that is asked.
-            request: For all of a server.
-            rank: Whose share.
-            world_size: How many shares.
+            name: The method of `DistServer` to call.
+            request: Its request for everything of a server.
+            rank: Rank of the share.
+            world_size: Number of shares.
             read: Makes the user's values from a server's response.
-            cut: Returns a share of them.
+            cut: Returns a share of the values.
         """
         servers = range(self._cluster_info.num_storage_nodes)
         shares = shares_of(len(servers), rank, world_size)
@@ -301,12 +301,12 @@ class RemoteDistDataset:
             found = {server: read(answer) for server, answer in ask(shares).items()}
         else:
             everything = shares_of(len(servers), None, None)
-            # The ranks of this machine have different shares: each cuts its own out of the same
+            # The ranks of this machine have different shares: each cuts its own from the same
             # memory.
             wanted = {k: v for k, v in vars(request).items() if k not in ("share", "server")}
             whole = self._once((name, *wanted.values()), lambda: ask(everything))
             found = {server: cut(read(whole[server]), share) for server, share in shares.items()}
-        # every rank has a share of some server: they divide one line, see `shares_of`
+        # every rank has a share of some server, as shares divide one line; see `shares_of`
         nothing = cut(next(iter(found.values())), Share(0, 0))
         return {server: found.get(server, nothing) for server in servers}
 
@@ -327,7 +327,7 @@ class RemoteDistDataset:
         if dist.get_rank() == 0:
             try:
                 ports = self._ask(0, "get_free_ports", num_ports)
-            except Exception as error:  # the others wait to be told
+            except Exception as error:  # sent to the other ranks, which wait for a result
                 ports = describe(error)
         ports = tell_ranks(ports, dist.get_world_size(), list[int] | Failure | None)
         if isinstance(ports, Failure):
@@ -358,7 +358,7 @@ class RemoteDistDataset:
 
     @property
     def lookup(self) -> StoreLookup:
-        """Asks the servers for rows and edges."""
+        """Fetches rows and edges from the servers."""
         if self._lookup is None:
             self._lookup = StoreLookup(self, self._timeout_s, self._reconnect_timeout)
         return self._lookup
@@ -394,9 +394,9 @@ class RemoteDistDataset:
             )
         found = self._sharing_dict[name]
         if isinstance(found, Exception):
-            # An error stays until all have read it, and no longer: the next fetch may have
-            # better luck. All come here, since all found the same.
-            with contextlib.suppress(Exception):  # one died, or the manager: `found` says more
+            # An error is kept only until all have read it, as the next fetch may succeed. All
+            # processes come here, since all found the same.
+            with contextlib.suppress(Exception):  # one or the manager died: `found` says more
                 self._barrier.wait(_READ_S)
                 if self._local_rank == 0:
                     del self._sharing_dict[name]

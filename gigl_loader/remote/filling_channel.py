@@ -1,4 +1,4 @@
-"""Batches of a graph store that come without rows: filled here, from a cache where there is one.
+"""Fills batches of a graph store that come without rows, from a cache if there is one.
 
 ::
 
@@ -40,10 +40,10 @@ from gigl_loader.sampler.row_exchange import LaterRows, Split, read_rows_apart
 from gigl_loader.threads import new_thread
 
 _UNDER_WAY = 3
-"""Batches whose rows are requested at once: the next requests wait at the servers already."""
+"""Batches whose rows are requested at once, so that the next requests wait at the servers."""
 _LATE_S = 5.0
-"""How much longer than the channel, which knows more of its silence, this waits for a batch."""
-# the thread looks at `_stopped` after each batch; one that waits longer than that waits for rows
+"""Seconds that this waits for a batch beyond the channel's limit, whose error says more."""
+# the thread checks `_stopped` after each batch; beyond this time it must be waiting for rows
 _JOIN_S = 2.0
 
 
@@ -54,11 +54,11 @@ class _Unfilled:
     received: Received
     order: list[str]
     drawn: DrawnBatch
-    """Its fields are those with rows."""
+    """Fields of the batch that have rows."""
     number: int = NOT_PLANNED
-    """In the cache."""
+    """Number of the batch in the cache."""
     filling: Filling | None = None
-    """Its rows, once they were asked for."""
+    """Its rows, once they are requested."""
 
     @property
     def rows(self) -> Filling:
@@ -67,17 +67,17 @@ class _Unfilled:
 
 
 class FillingChannel:
-    """Receives batches without rows, and hands them out with theirs.
+    """Receives batches without rows, and hands them out with rows.
 
     Args:
         cluster: The storage servers.
-        options: Which rows to keep; None: none.
-        room: Batches that may be filled, or on their way, and not taken.
+        options: Options of the row cache; None: no cache.
+        room: Most batches that are filled or on their way, and not taken.
         timeout_s: Seconds without any batch before a wait is an error.
         pin_memory: Fill page-locked memory.
         machine_rows: Memory for kept rows, shared with other ranks and loaders; None: this
             object has its own.
-        questions: Asks for the rows of an epoch; None: the storage servers.
+        questions: Sends the requests for rows of an epoch; None: the storage servers.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class FillingChannel:
         self._options, self._room, self._timeout_s = options, room, timeout_s
         self._pin, self._pool = pin_memory, BufferPool(pin_memory)
         self._questions = questions or RowQuestions(cluster, timeout_s)
-        # connections of its own, since responses come in the order of the requests: a batch beside
-        # the epoch would wait for the rows of several batches of it
+        # separate connections, since responses come in the order of the requests: a batch beside
+        # the epoch would wait for the rows of several of its batches
         self._at_once = RowQuestions(cluster, timeout_s)
         """Row requests of batches beside the epoch, which another thread fills."""
         self._cache: RowCache | None = None
         self._pipeline = self._pipeline_of(self._questions)
         self._look_ahead: LookAhead | None = None
         self._channel: RemoteReceivingChannel | None = None
-        # guards `_filled`, `_error` and the flags, which two threads use: the one that fills, and
-        # the one that takes. The cache, draws and requests belong to the first alone
+        # guards `_filled`, `_error` and the flags, which both the filling and the taking thread
+        # use. The cache, draws and requests belong to the filling thread alone
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -110,7 +110,7 @@ class FillingChannel:
     def _pipeline_of(
         self, questions: RowQuestions, cache: RowCache | None = None, user: int = 0
     ) -> Pipeline:
-        # half of the limit at most, so that there is time left to fetch rows that others did not
+        # at most half of the limit, which leaves time to fetch rows that others did not
         ready_s = min(READY_S, self._timeout_s / 2)
         room = PoolRoom(self._pool)
         return Pipeline(questions, room, cache, user, ready_s=ready_s, is_only=True)
@@ -120,11 +120,11 @@ class FillingChannel:
     def begin(self, channel: RemoteReceivingChannel, attempt: Attempt, total: int) -> None:
         """Fill the ``total`` batches of the attempt that ``channel`` has begun."""
         self.stop()
-        # here and not in the thread: a server's error is raised where the epoch begins
+        # here and not in the thread, so that a server's error is raised where the epoch begins
         self._questions.meet()
         self._channel, self._stopped = channel, False
         if self._look_ahead is not None:
-            # before the first batch there is none: `_make_cache` begins that epoch
+            # before the first batch there is no cache: `_make_cache` begins that epoch
             self._look_ahead.begin(attempt.serial, total)
         self._last_progress = time.monotonic()
         self._thread = new_thread(
@@ -136,19 +136,19 @@ class FillingChannel:
         self._thread.start()
 
     def stop(self) -> None:
-        """Break the epoch off; the channel's is broken off, too."""
+        """Cancel the epoch, here and in the channel."""
         thread, self._thread = self._thread, None
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
         if thread is not None and thread.is_alive():
             assert self._channel is not None, "there is a thread since there is a channel"
-            self._channel.cancel()  # it may wait there
+            self._channel.cancel()  # the thread may wait there
             thread.join(_JOIN_S)
             if thread.is_alive():
-                self._questions.hang_up()  # or for rows
+                self._questions.hang_up()  # or wait for rows
                 thread.join(self._timeout_s + _LATE_S)
-        # only now that nobody fills: rows of the epoch before would be handed out as those of the
+        # only now that nothing is filled: else rows of the old epoch would be handed out in the
         # next one
         self._filled.clear()
         self._error = None
@@ -156,21 +156,21 @@ class FillingChannel:
     def close(self) -> None:
         """Stop, and wake all waiting threads. Idempotent."""
         with self._changed:
-            # before `stop`, so that a thread in `next` learns that it is closed, and not that the
-            # epoch is over
+            # before `stop`, so that a thread in `next` learns that the channel is closed, not that
+            # the epoch is over
             self._closed = True
             self._changed.notify_all()
         self.stop()
-        self._cache = self._look_ahead = self._machine_rows = None  # gone with its last user
+        self._cache = self._look_ahead = self._machine_rows = None  # memory goes with its last user
         self._pipeline = self._pipeline_of(self._questions)
         self._questions.close()
         self._at_once.close()
 
     def fill_at_once(self, received: Received) -> Received:
-        """Return a batch that is of no epoch with its rows, all of which are fetched.
+        """Return a batch that belongs to no epoch with its rows, all of them fetched.
 
         Raises:
-            PeerError: A server is gone, or did not answer in time.
+            PeerError: A server is gone, or did not respond in time.
         """
         self._at_once.meet()
         pipeline, batch = self._pipeline_of(self._at_once), _described(received, self._at_once)
@@ -189,13 +189,13 @@ class FillingChannel:
         started = time.monotonic()
         with self._changed:
             while not self._filled:
-                # filled batches first, errors only then: each batch before a failure is still
-                # handed out
+                # filled batches before errors, so that each batch before a failure is still handed
+                # out
                 if self._closed:
                     raise UsageError("the channel is closed: the loader was shut down")
                 if self._error is not None:
                     raise self._error
-                # it has ended without an error and all is taken: the end of the epoch
+                # ended without an error and all is taken: the end of the epoch
                 if self._thread is None or not self._thread.is_alive():
                     return None
                 quiet = time.monotonic() - max(self._last_progress, started)
@@ -210,12 +210,12 @@ class FillingChannel:
             return received
 
     def ready(self) -> bool:
-        """Return whether `next` would not wait."""
+        """Return whether `next` would return at once."""
         return bool(self._filled or self._error) or not (self._thread and self._thread.is_alive())
 
     @property
     def queue_depth(self) -> int:
-        """Batches that wait to be taken."""
+        """Number of batches that wait to be taken."""
         return len(self._filled)
 
     # -- filling: one thread --------------------------------------------------------------------
@@ -225,11 +225,11 @@ class FillingChannel:
             self._fill_each(attempt, total)
         except GiglLoaderError as error:
             self._fail(error)
-        except Exception as error:  # nobody may wait for a thread that has ended
+        except Exception as error:  # else the consumer would wait for a thread that has ended
             self._fail(PeerError(f"rows of a batch: {type(error).__name__}: {error}"))
         finally:
             with self._changed:
-                # a thread that `stop` did not wait for to its end may end in a later epoch
+                # a thread that outlived `stop` may end during a later epoch
                 self._thread = None if self._thread is threading.current_thread() else self._thread
                 self._changed.notify_all()
 
@@ -239,12 +239,12 @@ class FillingChannel:
                 self._error = error
 
     def _fill_each(self, attempt: Attempt, total: int) -> None:
-        """Go through the epoch: draw ahead, ask for rows, fill, each as soon as it can be."""
+        """Go through the epoch: draw ahead, request rows and fill, each as soon as possible."""
         drawn: deque[_Unfilled] = deque()
         asked: deque[_Unfilled] = deque()
         try:
             self._fill_drawn(attempt, total, drawn, asked)
-        finally:  # batches of an epoch that was broken off
+        finally:  # batches of a cancelled epoch
             for batch in drawn:  # else the cache would keep rows for them for ever
                 self._pipeline.forget(batch.number)
             for batch in asked:
@@ -256,13 +256,13 @@ class FillingChannel:
         assert self._channel is not None, "`begin` sets it"
         num_drawn = num_asked = 0
         while (num_asked < total or asked) and not self._stopped:
-            # first draw, then request, last fill: so the next requests
+            # draw first, then request, and fill last, so that the next requests
             # are at the servers before this thread waits for earlier responses
             wants = num_drawn < total and num_drawn <= num_asked + self._ahead(num_asked)
-            # the channel is waited for only where no batch could be filled meanwhile
+            # wait for the channel only if no batch could be filled meanwhile
             if wants and (self._channel.ready() or not asked):
                 received = self._channel.next()
-                if received is None:  # broken off
+                if received is None:  # cancelled
                     return
                 drawn.append(self._drawn(attempt, total, received))
                 num_drawn += 1
@@ -282,7 +282,7 @@ class FillingChannel:
         """Return how many batches to know beyond the next one."""
         if self._look_ahead is None:
             return 0
-        # the limit counts the batch that is next as well
+        # the limit includes the next batch
         return self._look_ahead.limit(taken, 0) - 1
 
     def _has_room(self, under_way: int) -> bool:
@@ -301,9 +301,9 @@ class FillingChannel:
             self._changed.notify_all()
 
     def _drawn(self, attempt: Attempt, total: int, received: Received) -> _Unfilled:
-        """Note the rows that a batch is going to need."""
+        """Note the rows that a batch will need."""
         message = received.message
-        # it may lie in the server's memory, which a window of batches would fill
+        # the batch may be in the server's memory, which a window of batches would fill
         if self._options is not None and not self._pin:
             message = {key: tensor.clone() for key, tensor in message.items()}
         batch = _described(replace(received, message=message), self._questions)
@@ -311,7 +311,7 @@ class FillingChannel:
             self._make_cache(self._options, batch.drawn, attempt, total)
         batch.number = self._pipeline.add(batch.drawn)
         if self._cache is not None and self._look_ahead is not None:
-            # ids and edges that wait for their rows: they bound the look-ahead where rows are
+            # ids and edges that wait for their rows: they limit the look-ahead if rows are
             # narrow
             kept = sum(tensor.nbytes for tensor in batch.received.message.values())
             asked = self._cache.bytes_of(batch.drawn.wanted())
@@ -322,24 +322,24 @@ class FillingChannel:
     def _make_cache(
         self, options: CacheOptions, batch: DrawnBatch, attempt: Attempt, total: int
     ) -> None:
-        """Make the memory for rows: the first batch says which there are."""
+        """Allocate the memory for rows, whose kinds the first batch tells."""
         matrices: dict[Owner, dict[Matrix, tuple[str, tuple[int, ...]]]] = {}
         for one in batch.fields:
             later: Any = one.write
-            # a matrix without columns has nothing to keep, and its rows are made on the spot
+            # a matrix without columns has nothing to keep; its rows are made when needed
             if 0 not in (shape := one.shape[1:]):
                 rows = matrices.setdefault(owner_of(later.kind, later.name), {})
                 rows[later.kind, later.name] = (one.dtype, shape)
-        # all rows count as those of other machines: a compute process owns none
+        # all rows count as other machines', since a compute process owns none
         sizes = {owner: self._questions.num_ids(owner) for owner in matrices}
         matrices = {owner: some for owner, some in matrices.items() if sizes[owner]}
         if not matrices:
             return
         tables = tables_of(matrices, sizes, sizes, options.size)
-        # other loaders may keep other matrices there: then this one keeps its rows for itself
+        # other loaders may keep other matrices there: then this one keeps its rows to itself
         self._cache = memory_for(tables, self._machine_rows).rows
         self._pipeline = self._pipeline_of(self._questions, self._cache, self._cache.join())
-        # memory of this process: no worker reads it, one thread draws and fills
+        # this process's memory: no worker reads it, and one thread draws and fills
         drawn = DrawnAhead(np.zeros(DrawnAhead.NUM_WORDS, np.int64))
         self._look_ahead = LookAhead(self._cache, drawn, options)
         self._look_ahead.begin(attempt.serial, total)
@@ -349,7 +349,7 @@ class FillingChannel:
     def _filled_up(
         self, pipeline: Pipeline, batch: _Unfilled, under_way: Iterable[Filling] = ()
     ) -> Received:
-        """Return a batch with its rows; meanwhile rows of those under way are stored."""
+        """Return a batch with its rows; meanwhile rows of batches under way are stored."""
         if not batch.drawn.fields:
             return batch.received
         started, waited_s = time.perf_counter(), 0.0
@@ -361,7 +361,7 @@ class FillingChannel:
 
         found = pipeline.complete(batch.rows, write, under_way)
         message = {**batch.received.message, **found}
-        # as the sampler had them, and not with the rows at the end
+        # in the sampler's order, not with the rows at the end
         message = {key: message[key] for key in batch.order}
         return replace(
             batch.received, message=message,
@@ -372,7 +372,7 @@ class FillingChannel:
         """Return the worker's and this side's measurements of the batch, in seconds."""
         stats, rows = batch.received.stats, batch.rows
         received = {**stats.get("received", {}), "rows": rows.counts.nbytes}
-        # below zero where rows were fetched a second time after others took their slots
+        # below zero if rows were fetched a second time after others took their slots
         hits = {} if self._options is None else {"cached_rows": max(0, rows.num_cached)}
         return {
             **stats, "received": received, "rows_from": dict(rows.counts.by_owner), **hits,
@@ -380,7 +380,7 @@ class FillingChannel:
         }  # fmt: skip
 
     def _written(self, fields: list[Field]) -> SampleMessage:
-        """Return the tensors of rows, one after the other in memory of their own."""
+        """Return the tensors of rows, one after the other in one new buffer."""
         sizes = [align(nbytes_of(one.dtype, one.shape)) for one in fields]
         buffer, at = self._pool.take_leased(sum(sizes)), 0
         found: SampleMessage = {}
@@ -397,12 +397,12 @@ def _described(received: Received, questions: RowQuestions) -> _Unfilled:
     if ROWS not in message:
         return _Unfilled(received, list(message), keep_structure([]))
     order, specs = read_rows_apart(message.pop(ROWS).numpy())
-    # features and labels of the same ids are asked for by one split
+    # one split serves features and labels of the same ids
     splits: dict[tuple[Owner, str], Split] = {}
     fields = []
     for one in specs:
         ids, place = message[one.ids].numpy(), (owner_of(one.kind, one.name), one.ids)
-        # a server need not know rows that nobody is asked for
+        # a server need not know of rows that are never requested
         if place not in splits and ids.size and 0 not in one.shape:
             splits[place] = questions.by_owner(place[0], ids)
         later = LaterRows(one.kind, one.name, ids, splits.get(place, {}), _not_here)

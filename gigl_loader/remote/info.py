@@ -21,19 +21,19 @@ class GraphStoreInfo:
     """A storage cluster and the compute cluster that trains from it."""
 
     num_storage_nodes: int
-    """Machines that hold the graph; one storage server on each."""
+    """Number of machines with the graph; each has one storage server."""
     num_compute_nodes: int
-    """Machines that train."""
+    """Number of machines that train."""
     num_processes_per_compute: int
-    """Compute processes on each of them."""
+    """Number of compute processes on each compute machine."""
     cluster_master_ip: str
-    """Address of the master of all machines: as a rule the first compute machine."""
+    """Address of the master of all machines, usually the first compute machine."""
     storage_cluster_master_ip: str
     """Address of storage server 0."""
     compute_cluster_master_ip: str
     """Address of the first compute machine."""
     cluster_master_port: int
-    """torchrun's port over all machines; gigl_loader itself does not use it."""
+    """torchrun's port for all machines; gigl_loader itself does not use it."""
     storage_cluster_master_port: int
     """For a process group of the storage servers; not used by gigl_loader itself."""
     compute_cluster_master_port: int
@@ -120,35 +120,35 @@ class GraphStoreInfo:
 
     @property
     def num_cluster_nodes(self) -> int:
-        """Machines of both clusters."""
+        """Number of machines in both clusters."""
         return self.num_storage_nodes + self.num_compute_nodes
 
     @property
     def compute_cluster_world_size(self) -> int:
-        """Compute processes on all machines."""
+        """Number of compute processes on all machines."""
         return self.num_compute_nodes * self.num_processes_per_compute
 
     @property
     def storage_node_rank(self) -> int:
-        """This machine among the storage machines, by ``RANK``: compute machines come first.
+        """Rank of this machine among the storage machines, by ``RANK``: compute machines are first.
 
         Raises:
-            ConfigError: It is a compute machine.
+            ConfigError: This is a compute machine.
         """
         return _node_rank(self.num_compute_nodes, self.num_cluster_nodes, "storage")
 
     @property
     def compute_node_rank(self) -> int:
-        """This machine among the compute machines, by ``RANK``.
+        """Rank of this machine among the compute machines, from ``RANK``.
 
         Raises:
-            ConfigError: It is a storage machine.
+            ConfigError: This is a storage machine.
         """
         return _node_rank(0, self.num_compute_nodes, "compute")
 
 
 def _figure(name: str, given: int | None, *variables: str, least: str = "") -> int:
-    """Return the given value, else that of the first variable that is set, else ``least``."""
+    """Return the given value, else the first variable that is set, else ``least``."""
     where, text = name, "" if given is None else str(given)
     for variable in variables:
         if not text and os.environ.get(variable):

@@ -1,4 +1,4 @@
-"""The members, the served job, and servers' addresses. No sockets, threads or clock of its own."""
+"""Members, the served job, and servers' addresses, without sockets, threads or a clock."""
 
 import contextlib
 import math
@@ -12,13 +12,13 @@ from gigl_loader.remote.membership import Join, News, Role
 from gigl_loader.transport import End
 
 KILLED_GRACE_S = 1.0
-"""After a connection was cut off without a goodbye: a process that lives is back within
-milliseconds, one that was killed is not, and its producers should end at once."""
+"""Seconds after a connection was cut off without a goodbye: a live process is back within
+milliseconds; a killed one is not, and its producers should end at once."""
 SILENT_GRACE_S = 2.0
-"""After the silence limit. Both ends of a cut line count from the last that they heard, up to a
-second apart, and a client must not be given up before it gives up itself."""
-# Sessions that a given-up process may come back with, about 1 MB of them. Beyond that
-# it is told that this server was restarted, which ends it just as well.
+"""Seconds after the silence limit. Both ends of a cut link count from what they last heard, up to
+a second apart, and a client must not be given up before it gives up itself."""
+# Sessions with which a given-up process may come back, about 1 MB of them. Beyond that it is told
+# that this server was restarted, which ends it as well.
 _MOST_DEPARTED = 10_000
 
 
@@ -29,13 +29,13 @@ class Member:
     session: str
     join: Join
     name: str
-    """For the log."""
+    """Description for the log."""
     job: int | None = None
-    """Which job a client belongs to, once that is known."""
+    """Number of a client's job, once known."""
     peer: Any = None
-    """The connection that its watch is on at present."""
+    """The current connection of its watch."""
     gone_at: float | None = None
-    """When it is given up unless it comes back; None: it is here."""
+    """Time at which it is given up unless it comes back; None: it is here."""
     why_gone: str = ""
     news: News = field(default_factory=News)
     _waiting: "Future[News] | None" = None
@@ -46,8 +46,8 @@ class Member:
         return self.job, self.join.rank
 
     def wait(self, seen: int) -> "Future[News]":
-        """Return the news, as soon as they are others than those numbered ``seen``."""
-        # one per member: its watch asks again only once it was answered
+        """Return the news as soon as they differ from those numbered ``seen``."""
+        # one per member: its watch sends the next request only after a response
         future: Future[News] = Future()
         former, self._waiting = self._waiting, future
         if former is not None:
@@ -58,7 +58,7 @@ class Member:
 
     @property
     def has_heard(self) -> bool:
-        """Whether it knows the latest news: it asked for the next ones, or is not here to ask."""
+        """Whether it knows the latest news: it requested the next ones, or is not here."""
         return self._waiting is not None or self.gone_at is not None
 
     def tell(self, **changes: Any) -> None:
@@ -71,7 +71,7 @@ class Member:
             self._flush()
 
     def _flush(self) -> None:
-        # taken out first: a watch is answered once
+        # removed first, as each request gets one response
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             _answer(waiting, self.news)
@@ -100,10 +100,10 @@ class Attendance:
         self._departed: dict[str, None] = {}  # oldest first
 
     def find(self, session: str, seen: int) -> Member | None:
-        """Return the member of a session; None: it is a new one.
+        """Return the member of a session; None: the session is new.
 
         Raises:
-            PeerError: It was here and was given up, or was a member of a server before this one.
+            PeerError: It was here and was given up, or was a member of an earlier server process.
         """
         member = self.members.get(session)
         if member is None and session in self._departed:
@@ -120,26 +120,26 @@ class Attendance:
         return member
 
     def came(self, member: Member) -> None:
-        """Take a new member in."""
+        """Add a new member."""
         self.members[member.session] = member
         join = member.join
         self._by_role_and_rank.setdefault((join.role, join.rank), {})[member.session] = member
         if join.role is Role.SERVER:
-            # a later one takes the place at once; `left` of the former checks the place's holder
+            # a later member takes the place at once; `left` of the former checks the place's holder
             self.servers[join.rank] = member
 
     def at(self, role: Role, rank: int) -> list[Member]:
-        """Return the member of that rank; without a look at all members."""
+        """Return the member of that rank, without a search through all members."""
         return list(self._by_role_and_rank.get((role, rank), {}).values())
 
     def returned(self, member: Member, peer: Any) -> None:
-        """Note the connection that a member's watch is on now."""
+        """Note the current connection of a member's watch."""
         member.peer, member.gone_at = peer, None
 
     def ended(self, peer: Any, end: End, now: float) -> Member | None:
-        """Note the end of a connection; return the member that has left by it, if one has."""
+        """Note the end of a connection; return the member that left with it, if any."""
         member = self.members.get(peer.session)
-        # an end that is told late, of a connection that another one has replaced, ends nobody
+        # a late report of the end of a connection that was replaced ends no member
         if member is None or member.peer is not peer or end is End.REPLACED:
             return None
         if end not in (End.GONE, End.SILENT):
@@ -155,7 +155,7 @@ class Attendance:
         return [m for m in self.members.values() if m.gone_at is not None and now >= m.gone_at]
 
     def left(self, member: Member) -> bool:
-        """Forget a member; False: that was done before."""
+        """Forget a member; return False if that was done before."""
         if self.members.pop(member.session, None) is None:
             return False
         role_and_rank = (member.join.role, member.join.rank)
@@ -175,7 +175,7 @@ class Attendance:
 class JobBook:
     """Which clients are here, job after job; on server 0 only.
 
-    How many compute processes a job has is said by the first one that comes.
+    The first client of a job tells how many compute processes it has.
 
     ::
 
@@ -186,25 +186,25 @@ class JobBook:
     world_size: int | None = None
     running: bool = False
     present: dict[int, Member] = field(default_factory=dict)
-    """By compute rank."""
+    """Clients by compute rank."""
     queued: list[Member] = field(default_factory=list)
-    """Clients of the next job, come while this one runs."""
+    """Clients of the next job, which came while this one runs."""
     unseen: set[int] = field(default_factory=set)
-    """Compute ranks of the running job that were not here yet since this server was started."""
+    """Compute ranks of the running job not seen since this server was started."""
     unseen_until: float = 0.0
-    """When these are taken for gone, should nobody of the job be here then (`time.monotonic`)."""
+    """When these count as gone, if nobody of the job is here then (`time.monotonic`)."""
     latest: int = -1
-    """The latest job that anybody spoke of: a server 0 that was started again has counted none."""
+    """The latest job number that was heard of: a restarted server 0 has counted none."""
     lapsed: bool = False
-    """Whether the last client to leave was given up, without a goodbye: its job may still live."""
+    """Whether the last client to leave was given up without a goodbye: its job may still live."""
     _first: int = 0
-    """The first job that began here; one of before may live, beside those that began since."""
+    """The first job that began here; an earlier one may still live beside later ones."""
 
     def join(self, member: Member) -> None:
-        """Take a client in, or put it in the queue.
+        """Add a client, or put it in the queue.
 
         Raises:
-            ConfigError: It counts other compute processes than the others do, or its rank is taken.
+            ConfigError: It counts other compute processes than the others, or its rank is taken.
         """
         if self.running:
             self.queued.append(member)
@@ -212,8 +212,8 @@ class JobBook:
         rank, world_size = member.join.rank, member.join.world_size
         if not 0 <= rank < world_size:
             raise ConfigError(f"compute rank {rank} is not in [0, {world_size})")
-        # only where the newcomer would be refused: a client that is away for a moment keeps its
-        # place
+        # only if the newcomer would be refused otherwise: a client that is away for a moment keeps
+        # its place
         if rank in self.present or world_size != self.world_size:
             self._make_room(member.join)
         if self.present and world_size != self.world_size:
@@ -229,8 +229,8 @@ class JobBook:
         self.present[rank] = member
 
     def begin(self) -> None:
-        """Let the job begin that is complete, under a number that no other one has or had."""
-        # else two jobs with one number would have each other's producers
+        """Let the complete job begin, under a number that no other job has or had."""
+        # else two jobs with one number would get each other's producers
         if self.latest >= self.job:
             self.job = self._first = self.latest + 1
         self.running = True
@@ -244,7 +244,7 @@ class JobBook:
     def _make_room(self, join: Join) -> None:
         """Forget clients that left without a goodbye and are replaced by others.
 
-        Those of a job that is started again come before the killed ones are given up.
+        Clients of a restarted job come before the killed ones are given up.
         """
         for rank, one in list(self.present.items()):
             differs = one.join.world_size != join.world_size
@@ -252,7 +252,7 @@ class JobBook:
                 del self.present[rank]
 
     def readmit(self, member: Member, others_until: float) -> None:
-        """Take in a client of a job that runs: it has met the server that was here before.
+        """Add a client of a running job that has met the earlier server process.
 
         Args:
             member: The new member.
@@ -263,8 +263,8 @@ class JobBook:
         """
         join = member.join
         assert join.job is not None, "it says which job"
-        # This server may have stood still longer than its clients wait: when it goes on, all
-        # of them have hung up, and come back a moment after it has given them up.
+        # This server may have been suspended for longer than its clients wait: when it continues,
+        # all of them have hung up, and come back just after it has given them up.
         if self.lapsed and join.job == self.job - 1 and not (self.running or self.present):
             self.job = join.job
         if self._first <= join.job < self.job:
@@ -275,7 +275,7 @@ class JobBook:
             )
         if not self.running:
             self.job, self.running, self.world_size = join.job, True, join.world_size
-            # which of them have left meanwhile nobody knows
+            # nobody knows which of them have left meanwhile
             self.unseen = set(range(join.world_size))
         if join.job == self.job:
             self.unseen.discard(join.rank)
@@ -290,7 +290,7 @@ class JobBook:
         return all(one.gone_at is None for one in self.present.values())
 
     def leave(self, member: Member) -> bool:
-        """Let a client go; return whether the job is over."""
+        """Remove a client; return whether the job is over."""
         self.queued = [one for one in self.queued if one is not member]
         if self.present.get(member.join.rank) is member:
             del self.present[member.join.rank]
@@ -298,11 +298,11 @@ class JobBook:
         return self.end_if_over()
 
     def end_if_over(self, now: float = -math.inf) -> bool:
-        """End the job if all its members have left; return whether it ended by that.
+        """End the job if all its members have left; return whether that ended it.
 
-        Ranks that were not seen since this server was started are waited for until `unseen_until`,
-        since they may have left before; or until all of the next job are here and nobody of this
-        one: it was started again, and they are gone.
+        Ranks not seen since this server was started may have left before. They are waited for
+        until `unseen_until`, or until all of the next job are here and nobody of this one: then
+        the job was restarted, and they are gone.
         """
         awaited = self.unseen and now < self.unseen_until and not self._is_followed
         if not self.running or self.present or awaited:
@@ -316,7 +316,7 @@ class JobBook:
     def _is_followed(self) -> bool:
         here = [one.join for one in self.queued if one.gone_at is None]
         # ranks, not clients: one that was killed in the queue and came again is there twice. The
-        # last to come says how many, as it belongs to the latest start of that job.
+        # last to come tells their number, as it belongs to the latest start of that job.
         return bool(here) and len({one.rank for one in here}) >= here[-1].world_size
 
     def take_queued(self) -> list[Member]:
@@ -325,7 +325,7 @@ class JobBook:
         return queued
 
     def describe(self, missing_servers: Iterable[int]) -> str:
-        """Send the missing members' names to the waiting members."""
+        """Return the missing members' names for the waiting members."""
         if self.running:
             return f"job {self.job} is still served; {len(self.present)} of its clients are here"
         text = f"{len(self.present)} of {self.world_size} compute processes are here"
@@ -336,11 +336,11 @@ class JobBook:
 
     @property
     def num_waiting(self) -> int:
-        """How many clients wait to be let in."""
+        """Number of clients that wait to be admitted."""
         return len(self.queued if self.running else self.present)
 
     def is_waiting(self, member: Member) -> bool:
-        """Return whether a member is one of these."""
+        """Return whether a member waits to be admitted."""
         if self.running:
             return member in self.queued
         return self.present.get(member.join.rank) is member
@@ -356,13 +356,13 @@ class _Away:
     """A server that is expected back."""
 
     why: str
-    """It left, for people."""
+    """Why it left, for people."""
     until: float
     """When it is given up, unless it has a replica here (`time.monotonic`)."""
 
 
 class ServerBook:
-    """Where the servers are, and which are away.
+    """Addresses of the servers, and which of them are away.
 
     ::
 
@@ -373,17 +373,17 @@ class ServerBook:
     partition are replicas.
 
     Args:
-        num_servers: How many there are.
-        num_partitions: Of the graph.
-        address: Of server 0.
-        incarnation: Of server 0.
+        num_servers: Number of servers.
+        num_partitions: Number of the graph's partitions.
+        address: Address of server 0.
+        incarnation: Incarnation of server 0.
     """
 
     def __init__(
         self, num_servers: int, num_partitions: int, address: tuple[str, int], incarnation: int
     ) -> None:
         self._num_servers, self._num_partitions = num_servers, num_partitions
-        # kept when a server leaves: it may come back to where it was
+        # kept when a server leaves, as it may come back at the same address
         self._where = {0: (address, incarnation)}
         self._away: dict[int, _Away] = {}
 
@@ -398,24 +398,24 @@ class ServerBook:
         self._away[rank] = _Away(why, until)
 
     def given_up(self, here: Iterable[int], now: float) -> str | None:
-        """Return why the cluster cannot go on, if so; ``here`` are the other servers that are up.
+        """Return why the cluster cannot continue, or None; ``here`` are the other servers up.
 
         A partition may lose its servers one after another; the last one's time counts.
         """
-        # server 0 is where this is asked, and never among those that joined it
+        # this runs on server 0, which is never among those that joined it
         held = self._partitions({0, *here})
         left: dict[int, _Away] = {}
         for rank, one in self._away.items():
             partition = rank % self._num_partitions
-            # the first one of a partition is compared with itself
+            # a partition's first server is compared with itself
             if partition not in held and one.until >= left.get(partition, one).until:
                 left[partition] = one
         return next((one.why for one in left.values() if now >= one.until), None)
 
     def complete(self, here: Iterable[int]) -> bool:
-        """Return whether a job may begin: all servers are here, but for those with a replica.
+        """Return whether a job may begin: all servers are here, except those with a replica.
 
-        A server that was never here is waited for, replica or not: it is still loading.
+        A server that was never here is waited for, replica or not, as it is still loading.
         """
         here = {0, *here}
         held = self._partitions(here)
@@ -428,7 +428,7 @@ class ServerBook:
         self, here: Iterable[int]
     ) -> tuple[tuple[tuple[str, int], ...], tuple[int, ...]] | None:
         """Return addresses and incarnations of all servers; None: a partition has no server yet."""
-        # so nobody begins with addresses of which it could not read the whole graph
+        # so nobody begins with addresses that do not cover the whole graph
         if len(self._partitions({0, *here})) < self._num_partitions:
             return None
         known = [self._where.get(rank, _UNKNOWN) for rank in range(self._num_servers)]
@@ -443,5 +443,5 @@ class ServerBook:
 
     @property
     def away(self) -> dict[int, str]:
-        """Why servers left that are expected back."""
+        """Why each server left that is expected back."""
         return {rank: one.why for rank, one in self._away.items()}

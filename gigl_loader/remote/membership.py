@@ -1,4 +1,4 @@
-"""Members of a cluster: messages, waits, refusals, and how a storage server follows server 0."""
+"""Members of a cluster: messages, waits and refusals, and how a storage server follows server 0."""
 
 import logging
 import math
@@ -25,11 +25,11 @@ from gigl_loader.transport import Caller, End, Security
 _log = logging.getLogger(__name__)
 
 MOST_RANKS = 1 << 16
-"""The most compute processes of a job, and the most storage servers."""
+"""Most compute processes of a job, and most storage servers."""
 
 
 class Role(Enum):
-    """Role of a process towards a storage server."""
+    """What a process is to a storage server."""
 
     CLIENT = "compute process"
     SERVER = "storage server"
@@ -42,29 +42,29 @@ class Join:
     role: Role
     rank: int
     num_servers: int
-    """How many storage servers this side counts."""
+    """Number of storage servers that this side expects."""
     world_size: int = 0
-    """Compute processes of the job; the first one to come says it for all."""
+    """Number of compute processes in the job; the first one to come sets it for all."""
     job: int | None = None
-    """Which job the client belongs to; None: to be told by server 0. Of a storage server: the
-    latest that it knows; -1: none."""
+    """Number of the client's job; None: server 0 will tell it. For a storage server: the latest job
+    that it knows; -1: none."""
     address: tuple[str, int] | None = None
     """Host and port on which a storage server listens."""
     incarnation: int = 0
-    """Tells a storage server from the one that had its rank before: its listener's."""
+    """Its listener's incarnation, which differs from that of an earlier server of its rank."""
     process: str = ""
-    """Random, and sent to storage servers alone: it identifies a process that comes again."""
+    """Random, and sent to storage servers only: identifies a process that comes again."""
     cluster: str = ""
-    """Which storage cluster the process belongs to; empty: to be told by server 0."""
+    """Identity of the process's storage cluster; empty: server 0 will tell it."""
     graph: GraphIdentity | None = None
-    """Contents of a storage server, or data that a client's job reads; None: server 0 tells it."""
+    """Graph of a storage server, or the one that a client's job reads; None: server 0 tells it."""
 
 
 def check_figures(join: Join, server: int, num_servers: int) -> None:
-    """Refuse a process that counts other servers than ``server``, or connects to the wrong one.
+    """Refuse a process that expects other servers than ``server``, or connects to the wrong one.
 
     Raises:
-        ConfigError: Says which.
+        ConfigError: Names what differs.
     """
     # first: where the two sides count differently, a rank does not mean the same server on both
     if join.num_servers != num_servers:
@@ -93,7 +93,7 @@ def check_same(join: Join, server: int, cluster: str, graph: GraphIdentity | Non
     Values unknown on either side are not compared.
 
     Raises:
-        ConfigError: Says which.
+        ConfigError: Names what differs.
     """
     who = f"{join.role.value} {join.rank}"
     if join.graph is not None and graph is not None and join.graph != graph:
@@ -114,26 +114,26 @@ def check_same(join: Join, server: int, cluster: str, graph: GraphIdentity | Non
 
 @dataclass(frozen=True)
 class Watch:
-    """Requests news, and waits for it. In progress as long as the process is a member.
+    """Requests news and waits for them; pending as long as the process is a member.
 
-    It doubles as presence: where it ends, the process has left, was killed, or is out of reach.
+    It also shows presence: when it ends, the process has left, was killed, or is out of reach.
     """
 
     join: Join
     seen: int
-    """`News.number` of the last answer; 0: there was none."""
+    """`News.number` of the last response; 0: there was none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """The state of the cluster, as far as it concerns one process."""
+    """The state of the cluster for one process."""
 
     number: int = 0
-    """Counts the changes."""
+    """Number of changes so far."""
     job: int | None = None
-    """The job that the process belongs to, once all its members are here."""
+    """The process's job, once all its members are here."""
     addresses: Addresses = NOWHERE
-    """Addresses of all storage servers, once the job runs. Unknown ones have port 0."""
+    """Addresses of all storage servers, once the job runs; unknown ones have port 0."""
     server: int = 0
     """Rank of the server that sends this message."""
     incarnation: int = 0
@@ -141,7 +141,7 @@ class News:
     num_partitions: int = 0
     """Partitions of the graph: server ``i`` serves partition ``i`` modulo that number."""
     incarnations: tuple[int, ...] = ()
-    """Which process each storage server is, by rank; 0: not known."""
+    """Incarnation of each storage server by rank; 0: not known."""
     cluster: str = ""
     """Random identity of the storage cluster, sent with the servers' addresses."""
     graph: GraphIdentity | None = None
@@ -149,19 +149,19 @@ class News:
     away: tuple[int, ...] = ()
     """Storage servers that are lost and expected back."""
     missing: Runs = NOBODY
-    """Storage servers that have not come yet: they load, or were not started."""
+    """Storage servers that have not come yet: they are loading, or were not started."""
     status: str = ""
-    """Names of the missing members, for people."""
+    """Description of the missing members, for people."""
     jobs_served: int = 0
     lost: str | None = None
-    """Which storage server was lost, in words; None: all are well."""
+    """Which storage server was lost, as text; None: none was."""
     refused: str | None = None
-    """Why the process does not become part of the next job."""
+    """Why the process is refused for the next job."""
 
     def sharing(self, former: "News") -> "News":
-        """Return equal news without a second copy of values in the former ones."""
-        # each news is decoded afresh: of thousands of servers, the addresses would be held once
-        # more by each connection that hears them, though they are the same
+        """Return equal news that share equal values with the former ones."""
+        # Each news is decoded into new objects: each connection would hold another copy of the
+        # same addresses, of which there may be thousands.
         same = {
             name: value
             for name in ("addresses", "incarnations")
@@ -171,13 +171,13 @@ class News:
 
 
 def hear(caller: Caller, join: Join, on_news: Callable[[News], None]) -> GiglLoaderError:
-    """Stay a member, and hand on news, until that ends; return the reason."""
-    # no news have number 0, so the first request gets a response without a change
+    """Stay a member and hand on news until membership ends; return the reason."""
+    # no news has number 0, so the first request gets a response without a change
     seen = 0
     try:
         while True:
-            # no deadline: nothing new may happen for the whole job. A server that is gone or silent
-            # ends this wait anyway, as the caller gives it up
+            # no deadline, as nothing new may happen for the whole job. If a server is gone or
+            # silent, the caller gives it up, which ends this wait
             news = caller.ask("watch", Watch(join, seen), News).wait()
             seen = news.number
             on_news(news)
@@ -188,15 +188,15 @@ def hear(caller: Caller, join: Join, on_news: Callable[[News], None]) -> GiglLoa
 # --- waiting for others ---------------------------------------------------------------------------
 
 PATIENCE_S = 10.0
-"""Default of how long an outage of the network may last."""
-# most waits are over by then, and a line for each of them would hide those that are not
+"""Default length of an outage of the network that is survived, in seconds."""
+# most waits are over by then, and a line for each of them would hide the long ones
 _FIRST_REPORT_S = 5.0
 _REPORT_EVERY_S = 10.0
 
 
 def check_patience(patience_s: float) -> None:
-    """Raise `ConfigError` unless a ``network_timeout`` can be waited for."""
-    # as one chain, so that nan, which compares as false, is refused
+    """Raise `ConfigError` unless a ``network_timeout`` is finite and above 0."""
+    # one chain, so that nan, which compares as false, is refused
     if not (isinstance(patience_s, (int, float)) and 0 < patience_s < math.inf):
         raise ConfigError(
             f"network_timeout must be a finite number of seconds > 0, got {patience_s!r}"
@@ -204,10 +204,10 @@ def check_patience(patience_s: float) -> None:
 
 
 class WaitReport:
-    """Logs now and then the members that this process waits for.
+    """Logs now and then which members this process waits for.
 
-    As warnings: these show where no logging was set up, and a process that waits for minutes
-    without a word looks like one that hangs.
+    It logs warnings: these show even if logging is not set up, and a process that waits silently
+    for minutes looks as if it hangs.
 
     Args:
         name: Name of the waiting process.
@@ -217,18 +217,18 @@ class WaitReport:
     def __init__(self, name: str, deadline: float) -> None:
         self._name = name
         self._started = time.monotonic()
-        # of the whole wait, as the user set it; the remaining time would be another number in each
+        # the limit of the whole wait, as the user set it; the remaining time would differ in each
         # line
         self._until_s = deadline - self._started
         self._next = self._started + _FIRST_REPORT_S
 
     @property
     def next_in_s(self) -> float:
-        """Seconds until there is something to say again."""
+        """Seconds until the next report is due."""
         return max(0.0, self._next - time.monotonic())
 
     def say(self, what: str) -> None:
-        """Log the missing members, unless that was done a moment ago."""
+        """Log the missing members unless that was done a moment ago."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _REPORT_EVERY_S
@@ -243,28 +243,28 @@ class WaitReport:
 _MAY_CHANGE = (
     End.REFUSED_CERTIFICATE, End.REFUSED_SERVICE, End.REFUSED_BUSY, End.REFUSED_SLOW,
 )  # fmt: skip
-"""Refusals after which a server may be the same again: certificates are renewed on one machine
-after the other, and a proxy or another program may listen while it is restarted."""
+"""Refusals that may end: certificates are renewed on one machine after the other, and a proxy or
+another program may listen while a server restarts."""
 _SAY_EVERY_S = 60.0
 _MOST_SAID = 1000
-"""Processes and reasons that are remembered; beyond that they are counted and not said."""
+"""Most processes and reasons to remember; beyond that refusals are counted and not logged."""
 
 
 class RefusedJoins:
-    """Processes that were not taken in; safe in threads.
+    """Processes that were refused; thread-safe.
 
-    One that asks again and again is in the log once a minute for each reason, since a job that
-    waits for its servers asks for as long as its ``reconnect_timeout``.
+    A process that tries again and again is logged once a minute for each reason, since a job that
+    waits for its servers tries for as long as its ``reconnect_timeout``.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self._lock = threading.Lock()
         self._said: dict[tuple[str, str], tuple[float, int]] = {}
-        """When it was said last, and how often it was not since; said longest ago first."""
+        """Time of the last log line and refusals since, by process and reason; oldest first."""
 
     def add(self, who: str, why: Exception) -> None:
-        """Count one; say so unless that was done a moment ago."""
+        """Count a refusal; log it unless that was done a moment ago."""
         key, now = (who, str(why)), time.monotonic()
         with self._lock:
             self.count += 1
@@ -290,18 +290,18 @@ class Refusal:
 
     error: GiglLoaderError
     since: float
-    """When it was said first; since then nothing else was (`time.monotonic`)."""
+    """When this reason was first given; no other one was given since (`time.monotonic`)."""
     said: float
-    """When it was said last."""
+    """When this reason was last given."""
 
     @property
     def is_one(self) -> bool:
-        """Whether the server has said so itself."""
+        """Whether the listening server itself gave the reason."""
         return isinstance(self.error, ConfigError | JoinRefusedError)
 
     @property
     def cannot_change(self) -> bool:
-        """Whether it would say the same again: of another cluster, graph or job, or secret."""
+        """Whether the reason is permanent: another cluster, graph, job or secret."""
         of_now = isinstance(self.error, JoinRefusedError) and self.error.end in _MAY_CHANGE
         return self.is_one and not of_now
 
@@ -312,40 +312,40 @@ class Refusal:
 
 # --- a storage server and server 0 ----------------------------------------------------------------
 
-# short: between two attempts it is seen whether this server was told to end
+# short, as between two attempts this server checks whether it was told to end
 _RENEW_S = 2.0
-"""Longest attempt to connect again with server 0."""
+"""Longest attempt to reconnect to server 0, in seconds."""
 
 
 class Followed(Protocol):
-    """A storage server other than 0, as `Leader` has to know it."""
+    """A storage server other than 0, as `Leader` uses it."""
 
     over: threading.Event
     """Set when there is nothing left to serve."""
 
     def join(self) -> Join:
-        """Return this server's description of itself, as far as known."""
+        """Return this server's request to join, with what it knows."""
 
     def hear(self, news: News) -> None:
-        """Take the news of server 0."""
+        """Handle the news of server 0."""
 
     def lose(self, why: str) -> None:
-        """Take note that server 0 is given up."""
+        """Handle the loss of server 0."""
 
     @property
     def is_over(self) -> bool:
-        """Whether this server ends anyway."""
+        """Whether this server is ending anyway."""
 
     @property
     def can_do_without_0(self) -> bool:
-        """Whether a job goes on without server 0, which is then waited for meanwhile."""
+        """Whether a job continues without server 0 while this server waits for it."""
 
 
 _NAME = "storage server 0"
 
 
 class Leader:
-    """Storage server 0, as the other servers see it. They join it again where it is started again.
+    """Storage server 0, as the other servers see it. They join it again after it restarts.
 
     ::
 
@@ -358,7 +358,7 @@ class Leader:
         port: Port of server 0.
         security: The same as that of server 0.
         name: Name of this server.
-        patience_s: How long an outage of the network may last.
+        patience_s: How long an outage of the network may last, in seconds.
     """
 
     def __init__(
@@ -367,16 +367,16 @@ class Leader:
         self._target, self._security, self._name = (host, port), security, name
         self._patience_s = patience_s
         self.news = News()
-        """Its last status."""
+        """Server 0's last status."""
         self.addresses = Addresses()
-        """Addresses of all servers, as it last announced them."""
+        """Addresses of all servers, as server 0 last announced them."""
         self.why_away: str | None = "it has not let this server in yet"
-        """Why it is waited for; None: it is here."""
+        """Why this server waits for server 0; None: it is here."""
         self.caller = self.dial()
-        """Its connection tells server 0 that this server is here."""
+        """Caller whose connection shows server 0 that this server is here."""
 
     def dial(self, address: tuple[str, int] | None = None, incarnation: int = 0) -> Caller:
-        """Return a fresh caller of server 0, or of the server at ``address``; see `Caller`."""
+        """Return a new caller of server 0, or of the server at ``address``; see `Caller`."""
         host, port = address or self._target
         what = _NAME if address is None else f"the storage server at {host}:{port}"
         return Caller(
@@ -385,18 +385,18 @@ class Leader:
         )  # fmt: skip
 
     def renew(self, deadline: float) -> None:
-        """Connect again with server 0, which may have been started again.
+        """Reconnect to server 0, which may have been restarted.
 
         Raises:
-            PeerTimeoutError: It did not come up by the deadline (`time.monotonic`).
-            JoinRefusedError: It does not let this server in.
+            PeerTimeoutError: Server 0 did not come up by the deadline (`time.monotonic`).
+            JoinRefusedError: Server 0 refuses this server.
         """
-        # Fresh for the sake of its session: under the former one a server 0 that never ended would
-        # refuse this server, which it has given up.
+        # A new session: under the former one, a server 0 that never ended would refuse this server,
+        # as it has given it up.
         self.caller.close(End.JOB_OVER)
         fresh = self.caller = self.dial()
-        # given, though it does nothing: without it a refused connection counts as the end of server
-        # 0
+        # a function that does nothing is needed: without one a refused connection counts as the end
+        # of server 0
         fresh.connect(deadline, on_wait=lambda why: None)
 
     def close(self) -> None:
@@ -419,12 +419,12 @@ class Leader:
 
         Args:
             server: This server.
-            rejoin_s: How long server 0 may be away; 0: its end is this server's.
+            rejoin_s: How many seconds server 0 may be away; 0: this server ends with it.
         """
 
         def on_news(news: News) -> None:
             self.news, self.why_away = news, None
-            # a server 0 that was started again says nothing of them until it knows all
+            # a restarted server 0 sends no addresses until it knows all
             self.addresses = news.addresses or self.addresses
             server.hear(news)
 
@@ -434,16 +434,16 @@ class Leader:
                 return
 
     def _is_back(self, server: Followed, rejoin_s: float, after: Exception) -> bool:
-        """Server 0 has ended: with its jobs, told to, or by itself; tell whether it came back."""
+        """Handle the end of server 0; return whether it came back."""
         end = after.end if isinstance(after, PeerLostError) else None
-        # told to end, perhaps to be started again: expected back, but if it does not come this
-        # server ends in good order
+        # it was told to end, perhaps to be restarted: it is expected back, but if it does not come
+        # this server ends in good order
         told = end == End.SHUTDOWN
         if end == End.JOB_OVER or (told and rejoin_s <= 0) or server.is_over:
             server.over.set()
             return False
         error: Exception | None = after
-        # after LOST_PEER it does not come back by itself: the cluster has to be started again
+        # after LOST_PEER it does not come back by itself: the cluster has to be restarted
         if rejoin_s > 0 and end != End.LOST_PEER and not _is_final(after):
             error = self._rejoin(server, rejoin_s, after)
             if error is not None and told:
@@ -454,14 +454,14 @@ class Leader:
         return error is None
 
     def _rejoin(self, server: Followed, rejoin_s: float, error: Exception) -> Exception | None:
-        """Wait for server 0 to be started again; return why that is given up."""
+        """Wait for server 0 to restart; return the reason to give up, or None."""
         _log.warning("%s. It is expected back", _loss(error))
         self.why_away = str(error)
         deadline = time.monotonic() + rejoin_s
         while not server.is_over and (time.monotonic() < deadline or server.can_do_without_0):
             try:
                 self.renew(time.monotonic() + _RENEW_S)
-            # ahead of the next clause, of whose class it is, too
+            # before the next clause, whose class includes this one
             except PeerTimeoutError:
                 continue
             except GiglLoaderError as why:
@@ -471,11 +471,11 @@ class Leader:
 
 
 def _loss(error: Exception) -> str:
-    """Return why server 0 is lost, in words that name it once."""
+    """Return why server 0 is lost, as text that names it once."""
     text = str(error)  # a caller's errors begin with its peer's name, a server's own do not
     return text if text.startswith(_NAME) else f"{_NAME} is gone: {text}"
 
 
 def _is_final(error: Exception) -> bool:
-    """Return whether server 0 does not want this server, however often it asks."""
+    """Return whether server 0 refuses this server for good."""
     return isinstance(error, JoinRefusedError) or not isinstance(error, PeerError)

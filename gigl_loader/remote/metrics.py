@@ -1,6 +1,6 @@
 """A storage server's figures for Prometheus: ``gigl-loader serve --metrics-port``.
 
-They are the sums that ``loader.stats()`` is made of, under the same names: ``batches`` is
+They are the sums behind ``loader.stats()``, under the same names: ``batches`` is
 ``gigl_loader_batches_total``, ``sample_s`` is ``gigl_loader_sample_seconds_total``.
 """
 
@@ -18,9 +18,9 @@ from gigl_loader.transport.pages import Pages
 _log = logging.getLogger(__name__)
 
 _PREFIX = "gigl_loader_"
-# Prometheus' own default for a scrape: a client gives up after it
+# Prometheus' default limit for a scrape, after which a client gives up
 _REQUEST_S = 10.0
-"""How long one scrape may take, TLS and all, however its bytes come."""
+"""Seconds that one scrape may take, TLS included, however slowly its bytes come."""
 _PAST = "past"
 
 COUNTERS = {
@@ -44,7 +44,7 @@ GAUGES = {
 
 
 def metric_name(name: str) -> str:
-    """Return the name that Prometheus has for a figure of ``stats()`` or of a server's totals."""
+    """Return Prometheus' name for a figure of ``stats()`` or of a server's totals."""
     unit = f"{name[:-2]}_seconds" if name.endswith("_s") else name
     return f"{_PREFIX}{unit}_total" if name in COUNTERS else f"{_PREFIX}{unit}"
 
@@ -59,17 +59,17 @@ class ServerCounts:
     def add(self, stats: dict[str, Any], producer: int) -> None:
         """Count one batch of a producer."""
         with self._lock:
-            # workers of all producers are numbered from 0, so that the number alone would mix their
-            # times
+            # each producer numbers its workers from 0, so the number alone would mix the times of
+            # several
             self._counts.count(stats, (producer, stats.get("worker", 0)), producer)
 
     def forget(self, producer: int) -> None:
         """Keep the sums of a producer that ended, and nothing else of it."""
         counts = self._counts
         with self._lock:
-            # a list, since the loop takes keys out. The sums move, since a counter that falls means
-            # a restart of the server to Prometheus; the keys go, or a server of many jobs would
-            # grow with each of them
+            # A list, since the loop removes keys. The sums are kept, as a falling counter means a
+            # restart to Prometheus; the keys are removed, or a server of many jobs would grow with
+            # each of them.
             for key in [one for one in counts.busy_s if one[0] == producer]:
                 past = (_PAST, key[1])
                 counts.busy_s[past] = counts.busy_s.get(past, 0.0) + counts.busy_s.pop(key)
@@ -110,8 +110,8 @@ class Collector:
         # here and below: the package is optional, and only needed with --metrics-port
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        # one look for all figures: they belong to the same moment, and the server's locks are taken
-        # once
+        # one status for all figures, so that they belong to one moment and the server's locks are
+        # taken once
         status = self._status()
         values = figures(status)
         rank = str(status["server_rank"])
@@ -127,7 +127,7 @@ class Collector:
 
 
 def figures(status: dict[str, Any]) -> dict[str, Any]:
-    """Return all that is exported, by name, of `DistServer.status`."""
+    """Return all exported figures of `DistServer.status` by name."""
     producers = status["producers"].values()
     return {
         **status["totals"],
@@ -142,11 +142,11 @@ def figures(status: dict[str, Any]) -> dict[str, Any]:
 
 
 class MetricsListener:
-    """Answers ``GET /metrics`` by a `Listener` of its own, within its limits; `close` ends it.
+    """Serves ``GET /metrics`` with a `Listener` of its own, within its limits; `close` ends it.
 
-    On the loopback address anybody of this machine may read. Beyond it, clients need a certificate
-    of the cluster's authority; or everything is open, with ``--insecure``. A token cannot be proved
-    over plain HTTP. Each reader asks once on a connection.
+    On the loopback address any user of this machine may read. Beyond it, clients need a certificate
+    from the cluster's authority, unless ``--insecure`` opens everything. A token cannot be proved
+    over plain HTTP. Each connection serves one request.
 
     Args:
         status: Returns `DistServer.status`.
@@ -156,7 +156,7 @@ class MetricsListener:
 
     Raises:
         ConfigError: ``prometheus-client`` is not installed, the address is taken, or strangers
-            could come in.
+            could read the page.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class MetricsListener:
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-        # not the global registry: there, metrics of other libraries would be exported as the
-        # server's, and a second server in one process would be a duplicate
+        # not the global registry, which would export metrics of other libraries as the server's,
+        # and where a second server in one process would be a duplicate
         registry = CollectorRegistry(auto_describe=False)
         registry.register(Collector(status))
         readers = _readers(host, security)
@@ -194,7 +194,7 @@ def _check_installed() -> None:
 
 def _readers(host: str, security: Security) -> Security:
     """Return the authentication of readers at ``host``."""
-    # first: it refuses an address beyond loopback without authentication
+    # first, as it refuses an address beyond loopback without authentication
     security.check_listener(host)
     if is_loopback(host):
         return Security(Mode.INSECURE)

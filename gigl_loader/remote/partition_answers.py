@@ -1,4 +1,4 @@
-"""Answers of a storage server about its partition."""
+"""A storage server's responses about its partition."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,12 +33,12 @@ from gigl_loader.sampler.reader import ReaderOfThread, matrix_asked, row_type
 
 
 class PartitionAnswers:
-    """The calls of `DistServer` that only read the partition.
+    """The methods of `DistServer` that only read the partition.
 
     Args:
         dataset: The partition.
-        server_rank: This server among the storage servers.
-        num_servers: How many there are.
+        server_rank: Rank of this server among the storage servers.
+        num_servers: Number of storage servers.
     """
 
     def __init__(self, dataset: Any, server_rank: int = 0, num_servers: int = 1) -> None:
@@ -61,8 +61,8 @@ class PartitionAnswers:
                 group = kind.partition("_")[0]
                 of_type = name[0] if kind.endswith("_attributes") else name
                 books: Any = view.node_books if group == "node" else view.edge_books
-                # one book for all matrices of a type: features and labels of a node are owned
-                # together
+                # one book for all matrices of a type, as features and labels of a node have one
+                # owner
                 found[group, of_type] = _book(group, of_type, books.get(of_type), rows)
         return list(found.values())
 
@@ -115,7 +115,7 @@ class PartitionAnswers:
     @served
     def get_edge_partition_book(self, edge_type: EdgeType | None = None) -> PartitionBook:
         """Return the owner of each edge of a type; None where no edge is looked up."""
-        # one partition alone has no books, but a wrong type is still to be refused by name
+        # a single partition has no books, but a wrong type must still be refused by name
         books = self.dataset.edge_partition_book
         if books is None:
             books = dict.fromkeys(self.dataset.schema.edge_types or ()) or None
@@ -125,8 +125,8 @@ class PartitionAnswers:
     def get_node_ids(self, request: NodeIdsRequest | None = None) -> Tensor:
         """Return ``[n]`` int64: the ids of nodes that a server owns, ascending.
 
-        Servers of one partition own a part of its nodes each, so that none is given twice; and each
-        of them answers for all.
+        Each server of a partition owns a part of its nodes, so that none is given twice; each of
+        them can respond for the others.
 
         Raises:
             ConfigError: No such split or node type; the server that is asked for has another
@@ -143,14 +143,14 @@ class PartitionAnswers:
                 )
             ids = found
         found = self._of_type(ids, request.node_type, "node")
-        # first the server's part, then the requested share of it: the ids of a server are
-        # the same for any number of shares, and at each of the replicas
+        # the server's part first, then the requested share of it: so a server's ids are
+        # the same for any number of shares, and at each of its replicas
         return request.share.cut(self._part_of(request.server).cut(found))
 
     def _part_of(self, server: int | None) -> Share:
-        """Return which part of the partition's ids a server of this partition owns."""
-        # replicas stand `num_partitions` apart. A server by itself may have a rank beyond
-        # `num_servers`, as one that is asked in its own process has: it still has a part, its own
+        """Return the part of the partition's ids that a server of this partition owns."""
+        # Ranks of replicas differ by multiples of `num_partitions`. A server that is called in its
+        # own process may have a rank beyond `num_servers`; it still owns a part.
         own, partitions = self.server_rank, self.num_partitions
         server = own if server is None else server
         replicas = range(own % partitions, max(self.num_servers, own + 1), partitions)
@@ -176,8 +176,8 @@ class PartitionAnswers:
         """
         edge_type = request.supervision_edge_type or self._only_supervision_type()
         anchor_type = request.anchor_node_type or edge_type[0]
-        # labels are read from the rows of their source type: with other anchors, these would be
-        # taken for row numbers of nodes that they are not
+        # labels are read from the rows of their source type: ids of another type would be taken for
+        # row numbers there
         if anchor_type != edge_type[0]:
             raise ConfigError(
                 f"anchors of type {anchor_type!r} have no labels of {edge_type}: its anchors are "
@@ -207,7 +207,7 @@ class PartitionAnswers:
     def get_rows(self, request: RowsQuestion) -> RowsAnswer:
         """Return rows in the order of the ids, as they are stored.
 
-        They lie in memory of this thread until it answers the next such question.
+        They are in memory of this thread until its next such request.
 
         Raises:
             ConfigError: There is no such matrix, or an id is not this server's.
@@ -217,7 +217,7 @@ class PartitionAnswers:
         if rows is None:
             raise ConfigError(f"the graph has no {asked.kind.replace('_', ' ')} of {asked.name!r}")
         books: Any = view.edge_books if asked.kind.startswith("edge") else view.node_books
-        # a matrix that is whole here is read by any server, not only by the owner of the ids
+        # any server can read a matrix that is whole here, not only the owner of the ids
         if not rows.whole:
             self._check_owned(asked.ids, asked.name, books.get(asked.name))
         answer = self._of_thread.reader.answer_rows(asked)
@@ -253,11 +253,11 @@ class PartitionAnswers:
 
     def _check_owned(self, ids: Array, name: Any, book: Book[Any] | None) -> None:
         view = self.dataset.view()
-        # numpy's two passes: torch would wake its threads for each question
+        # two passes of numpy, as torch would wake its threads for each request
         if book is not None and book.bounds is not None and book.owns(view.partition_idx, ids):
             return
-        # the range first: a negative id would be looked up from the end of the book's table, and be
-        # found
+        # the range first: the book's table would accept a negative id, counting from its
+        # end
         asked = torch.from_numpy(ids)
         check_ids(asked, name, view.num_nodes.get(name) if book is None else book.num_ids)
         if book is not None and not book.owns(view.partition_idx, asked):
@@ -292,7 +292,7 @@ def padded_rows(adjacency: Any, nodes: Tensor, limit: int | None = None) -> Tens
     """
     indptr, rows = adjacency.indptr, adjacency.locate(nodes)
     known = rows < indptr.numel() - 1  # ids past the end have no edge
-    # row 0 replaces these, so that reads stay in bounds; they count as without edges
+    # row 0 replaces these, so that reads stay in bounds; they count as nodes without edges
     rows = torch.where(known, rows, 0)
     starts = indptr[rows]
     counts = torch.where(known, indptr[rows + 1] - starts, 0) if indptr.numel() > 1 else nodes * 0
@@ -301,7 +301,7 @@ def padded_rows(adjacency: Any, nodes: Tensor, limit: int | None = None) -> Tens
     table = nodes.new_full((nodes.numel(), most), -1)
     positions = torch.arange(most)
     filled = positions < counts[:, None]
-    # a mask is read row by row on both sides of the assignment, so each neighbour lands in its own
+    # both sides of the assignment read a mask row by row, so each neighbour lands in its own
     # row
     table[filled] = adjacency.indices[(starts[:, None] + positions)[filled]].long()
     return table
@@ -316,7 +316,7 @@ def _book(group: str, name: Any, book: Book[Any] | None, rows: Rows[Any]) -> Row
 
 
 def _of_arrays(view: PartitionView[Any]) -> PartitionView[Array]:
-    """Return the view with arrays of rows, as kernels take; they lie where the tensors do."""
+    """Return the view with arrays of rows for kernels, over the memory of the tensors."""
     changed: dict[str, Any] = {}
     for kind in ROW_KINDS:
         changed[kind] = {

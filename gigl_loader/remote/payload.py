@@ -1,6 +1,6 @@
 """A batch between machines: ids and local labels packed, rows as they are stored.
 
-The memory that it is received into is kept: fresh memory, and pinning it, are slow.
+Received batches reuse memory, because new memory, and pinning it, are slow.
 
 ::
 
@@ -36,27 +36,27 @@ from gigl_loader.sampler.packing import PackedRuns, pack_ints, pack_runs, unpack
 from gigl_loader.transport import IncomingArray
 
 _LEAST = 256
-"""Integers in a tensor that is packed, at least: below that the way of packing takes more."""
+"""Fewest integers in a packed tensor: below that, packing takes more bytes."""
 
 _GRAIN = 1 << 16
 """Sizes of buffers are multiples of this number, in bytes: 16 pages."""
 _MOST_SPARE = 8
-"""Buffers kept for the next batch beyond those in use."""
+"""Most unused buffers that are kept for the next batch."""
 
 Columns = dict[str, list[PackedRuns]]
-"""By key: of ``[n]`` one, of ``[2, n]`` one of each row."""
+"""Packed columns by key: one for ``[n]``, one for each row of ``[2, n]``."""
 
 
 def pack_batch(layout: Layout, payload: memoryview) -> tuple[Columns, list[np.ndarray]]:
-    """Return the packed columns, and the bytes of all else, which are views of ``payload``."""
+    """Return the packed columns, and all other bytes as views of ``payload``."""
     data = np.frombuffer(payload, np.uint8)
-    # ids and labels of edges in 10 to 30 of their 64 bits: they are most of the bytes beside rows
+    # ids and labels of edges take 10 to 30 of their 64 bits; they are most of the bytes beside rows
     columns = {
         key: _pack(array_in(data, dtype, shape, offset))
         for key, dtype, shape, offset in layout
         if _is_packed(dtype, shape)
     }
-    # no copies: the views keep the slot, which its worker writes again once they were sent
+    # no copies: the views keep the slot, which its worker writes again once they are sent
     return columns, [data[start:stop] for start, stop, _ in _stretches(layout)]
 
 
@@ -66,20 +66,20 @@ def unpack_batch(
     """Undo `pack_batch`.
 
     Args:
-        layout: Of the tensors, as on the server.
+        layout: Layout of the tensors on the server.
         columns: The packed columns.
-        parts: The rest; the tensors made of them keep them.
-        take: Returns memory of so many bytes. It is called for at most 64 times the received bytes.
+        parts: All other bytes; the tensors made of them keep them alive.
+        take: Returns memory of that many bytes; in total at most 64 times the received bytes.
 
     Raises:
-        ProtocolError: `pack_batch` does not make such bytes for this layout.
+        ProtocolError: `pack_batch` would not make such bytes for this layout.
     """
-    # bytes of another process are checked in full before memory is taken for them
+    # another process's bytes are checked in full before memory is taken for them
     message = _in_place(layout, parts)
     wanted = {key: shape for key, dtype, shape, _ in layout if _is_packed(dtype, shape)}
     for key, shape in wanted.items():
         _check(key, shape, columns.get(key, []))
-    # one buffer for all: it goes back to the pool as a whole, when its last tensor is gone
+    # one buffer for all, which returns to the pool as a whole once its last tensor is gone
     buffer = take(sum(segments.align(8 * math.prod(shape)) for shape in wanted.values()))
     at = 0
     for key, shape in wanted.items():
@@ -88,19 +88,19 @@ def unpack_batch(
             unpack_runs(column, row)
         message[key] = tensor_in(buffer, "int64", shape, at)
         at += segments.align(out.nbytes)
-    # in the order of the sampler's fields, as a batch has it that did not travel
+    # in the order of the sampler's fields, like a batch that did not travel
     return {key: message[key] for key, *_ in layout}
 
 
 def _is_packed(dtype: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a tensor is one of ids or labels; both ends come to the same answer."""
+    """Return whether a tensor has ids or labels; both ends decide alike."""
     in_rows = len(shape) == 1 or (len(shape) == 2 and shape[0] == 2)
     return dtype == "int64" and in_rows and math.prod(shape) >= _LEAST
 
 
 def _pack(values: Array) -> list[PackedRuns]:
-    # in `[2, n]`, the neighbours differ from one to the next, and targets come in runs. Without
-    # runs, the number of words bounds the number of values, which `_check` relies on
+    # In `[2, n]`, each neighbour differs from the next, while targets come in runs. Without
+    # runs, the number of words limits the number of values, which `_check` relies on.
     first, *rest = values.reshape(-1, values.shape[-1])
     return [PackedRuns(pack_ints(first), None), *map(pack_runs, rest)]
 
@@ -108,8 +108,8 @@ def _pack(values: Array) -> list[PackedRuns]:
 def _stretches(layout: Layout) -> list[tuple[int, int, Layout]]:
     """Return (first byte, end, tensors) of each stretch of tensors that are not packed."""
     found: list[tuple[int, int, Layout]] = []
-    # neighbours in the slot travel as one array, with the gaps for alignment between them: each
-    # array costs an entry in the header and a read of its own
+    # Tensors that are adjacent in the slot travel as one array, alignment gaps included: each array
+    # costs an entry in the header and a separate read.
     is_open = False
     for entry in layout:
         _, dtype, shape, offset = entry
@@ -145,7 +145,7 @@ def _in_place(layout: Layout, parts: list[np.ndarray]) -> SampleMessage:
 
 
 def _lies_within(offset: int, nbytes: int, start: int, stop: int) -> bool:
-    """Return True.
+    """Return True if a tensor lies within its part.
 
     Raises:
         ProtocolError: A tensor does not lie within its part.
@@ -156,24 +156,24 @@ def _lies_within(offset: int, nbytes: int, start: int, stop: int) -> bool:
 
 
 def _check(key: str, shape: tuple[int, ...], columns: list[PackedRuns]) -> None:
-    """Make sure that the unpacked values have that shape; the first row, without runs, bounds it.
+    """Check that the unpacked values have that shape; the first row, without runs, limits it.
 
     Raises:
-        ProtocolError: It is not.
+        ProtocolError: They have another shape.
     """
     rows = shape[0] if len(shape) == 2 else 1
     fits = len(columns) == rows and columns[0].counts is None
     if not fits or columns[0].values.size != shape[-1]:
         raise ProtocolError(f"{key!r} of shape {shape} came as {len(columns)} rows of other sizes")
-    # further rows may have runs, and become as long as they say; `unpack_runs` stops them at the
-    # length of this one
+    # further rows may have runs of any length; `unpack_runs` stops them at the length of the first
+    # row
     columns[0].values.check()
 
 
 def wire_bytes(columns: Columns, parts: list[np.ndarray], layout: Layout) -> dict[str, int]:
     """Return the bytes of a batch by kind: ``"rows"`` of nodes and edges, and ``"structure"``."""
     packed = sum(column.nbytes for some in columns.values() for column in some)
-    # by the layout, since a part has rows and other tensors side by side; the rest is structure
+    # by the layout, since a part may have rows beside other tensors; the rest is structure
     rows = sum(
         segments.nbytes_of(dtype, shape)
         for key, dtype, shape, _ in layout
@@ -187,37 +187,37 @@ def _is_of_rows(name: str) -> bool:
 
 
 class BufferPool:
-    """Memory for batches: lent to the tensors of one, taken back when the last of them is gone.
+    """Memory for batches: lent to a batch's tensors, returned once the last of them is gone.
 
-    Fresh memory costs a page fault per page, and pinning it costs more; so it is kept.
+    New memory costs a page fault per page, and pinning it costs more; so it is kept.
     """
 
     def __init__(self, pin_memory: bool) -> None:
         self._pin = pin_memory
         self._free: list[Tensor] = []
-        self._lock = threading.RLock()  # a batch may be dropped in the middle of `take`
+        self._lock = threading.RLock()  # re-entrant: a batch may be dropped during `take`
 
     def take(self, nbytes: int) -> Tensor:
-        """Return at least ``nbytes`` bytes."""
+        """Return a buffer of at least ``nbytes`` bytes."""
         with self._lock:
             fitting = [one for one in self._free if one.numel() >= nbytes]
             if fitting:
-                # the smallest that fits: a large one stays for the batch that needs it
+                # the smallest that fits, so that a large one is left for a batch that needs it
                 best = min(fitting, key=Tensor.numel)
-                # not `remove`, which compares tensors element by element. A buffer that comes back
-                # in the middle of this line may be lost to the pool, and is never lent twice.
+                # Not `remove`, which compares tensors element by element. A buffer that is returned
+                # during this line may be lost to the pool, but is never lent twice.
                 self._free = [one for one in self._free if one is not best]
                 return best
-        # Rounded up (the floor of the negative). A quarter more than was asked for: batches of one
-        # loader differ in size, and the next one should fit in here.
+        # Rounded up (the floor of the negative), with a quarter more than requested: batches of one
+        # loader differ in size, and the next one should fit too.
         size = -(-nbytes * 5 // 4 // _GRAIN) * _GRAIN
         return torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
 
     def lease(self, buffer: Tensor) -> Any:
-        """Return an object with the buffer protocol; ``buffer`` comes back when it is gone."""
+        """Return an object with the buffer protocol; ``buffer`` is returned when it is gone."""
         lease = segments.buffer_at(buffer.data_ptr(), buffer.numel())
-        # The finalizer holds `buffer`: the lease is an address and a length, and owns nothing. Not
-        # at exit: the pool may be gone by then, and the memory goes with the process.
+        # The finalizer holds `buffer`; the lease is an address and a length, and owns nothing. Not
+        # at exit, when the pool may be gone and the memory goes with the process.
         weakref.finalize(lease, self._give_back, buffer).atexit = False
         return lease
 
@@ -225,23 +225,23 @@ class BufferPool:
         with self._lock:
             self._free.append(buffer)
             if len(self._free) > _MOST_SPARE:
-                # The smallest goes: were it the one that came last, a pool full of small buffers
-                # would make a fresh one for each batch that is larger.
+                # Drops the smallest: if it dropped the latest, a pool full of small buffers would
+                # make a new one for each larger batch.
                 del self._free[min(range(len(self._free)), key=lambda at: self._free[at].numel())]
 
     def take_leased(self, nbytes: int) -> Any:
-        """Return memory of at least ``nbytes`` bytes, which comes back when nothing uses it."""
-        # a batch without tensors, too: an empty tensor has no address
+        """Return memory of at least ``nbytes`` bytes, which is returned when nothing uses it."""
+        # at least one byte, for a batch without tensors: an empty tensor has no address
         return self.lease(self.take(max(nbytes, 1)))
 
     def room(self, specs: list[IncomingArray]) -> list[Any]:
-        """Return arrays to receive an answer into: ``into`` of `gigl_loader.transport.Caller`.
+        """Return arrays to receive a response into: ``into`` of `gigl_loader.transport.Caller`.
 
-        All arrays of an answer, which are those of a batch, come to lie in one buffer of the pool.
+        All arrays of a response, which are a batch's, share one buffer of the pool.
         """
         ends = list(itertools.accumulate(segments.align(spec.nbytes) for spec in specs))
-        # One buffer, since the tensors of a batch are dropped together, as a rule; one tensor that
-        # is kept keeps all of it.
+        # One buffer, since the tensors of a batch are usually dropped together; a single tensor
+        # that is kept keeps all of it.
         lease = self.take_leased(ends[-1] if ends else 0)
         return [
             np.ndarray(spec.shape, spec.dtype, lease, start)
@@ -256,6 +256,6 @@ class PoolRoom:
         self._pool = pool
 
     def matrix(self, name: str, dtype: str, shape: tuple[int, ...]) -> segments.Array:
-        """Return a contiguous array, which comes back to the pool when nothing uses it."""
+        """Return a contiguous array, whose memory returns to the pool when nothing uses it."""
         nbytes = segments.nbytes_of(dtype, shape)
         return segments.array_in(self._pool.take_leased(nbytes), dtype, shape, 0)

@@ -1,4 +1,4 @@
-"""The members, the served job, and the news of each process. Opens no listener itself."""
+"""Members, the served job, and the news for each process. Opens no listener itself."""
 
 import logging
 import secrets
@@ -29,27 +29,27 @@ from gigl_loader.transport import Caller, End, Peer, Security
 _log = logging.getLogger(__name__)
 
 _ANSWERS_S = 5.0
-"""How long a storage server may take to answer a handshake before it counts as gone, where
-another process says that it has its rank."""
+"""Seconds that a storage server may take for a handshake before it counts as gone, if another
+process claims its rank."""
 _GRACE_S = 30.0
-"""How long clients may take to leave after a server was lost."""
+"""Seconds that clients may take to leave after a server was lost."""
 _HEAR_S = 1.0
-"""Longest wait for servers to hear that the jobs are over; one that is stopped never does."""
+"""Longest wait for servers to learn that the jobs are over; a stopped one never does."""
 _STATUS_S_PER_MEMBER = 0.005
-"""Seconds between two messages about missing members, for each that waits: with 200 of them every
-second."""
+"""Seconds between two messages about missing members, for each waiting one; with 200 of them there
+is one every second."""
 
 
 class Presence:
-    """The processes around one storage server: on server 0, all of the cluster and its jobs.
+    """The processes around one storage server: on server 0, the whole cluster and its jobs.
 
     Args:
         server: The served object.
         security: Authentication and encryption.
-        num_jobs: Jobs to serve; None: until told to stop. Server 0's is what counts.
-        leader: On the other servers: how to reach server 0.
-        patience_s: How long an outage of the network may last before a process is given up.
-        rejoin_s: How long another server may be away before this one ends; 0: it ends at once.
+        num_jobs: Number of jobs to serve; None: until told to stop. Only server 0's value counts.
+        leader: Server 0, as the other servers reach it.
+        patience_s: Seconds that an outage of the network may last before a process is given up.
+        rejoin_s: Seconds that another server may be away before this one ends; 0: ends at once.
     """
 
     def __init__(
@@ -57,20 +57,20 @@ class Presence:
         patience_s: float, rejoin_s: float,
     ) -> None:  # fmt: skip
         self.server, self._rejoin_s = server, rejoin_s
-        # a client that is here connects again as soon as it knows of the end of the server before
-        # this one, which a network that is silent tells it after its patience
+        # a client reconnects as soon as it knows that the former server process has ended; if the
+        # network is silent, it knows that after its patience
         self._unseen_s = max(rejoin_s, 2 * patience_s)
         self._num_jobs, self._security = num_jobs, security
         self.cluster = ""
-        """Which storage cluster this server belongs to; empty: it is not known yet.
+        """Identity of this server's storage cluster; empty: not known yet.
 
-        Server 0 takes it from the first that comes and names one, since it may have been started
-        again; with the first job it draws one, if nobody did. The others hear it from server 0.
+        As server 0 may have been restarted, it takes the identity from the first process that names
+        one; if none does, it draws one with the first job. The others get it from server 0.
         """
         self.graph = server.dataset.view().identity
         self._process = secrets.token_hex(16)
-        # Guards the members, the running job and the reason of this server's end; some methods
-        # call others. Not held while a producer ends, which takes as long as its workers do.
+        # Guards the members, the running job and the reason of this server's end; re-entrant, as
+        # methods call others. Not held while a producer ends, which takes as long as its workers.
         self._lock = threading.RLock()
         self._asked_again = threading.Condition(self._lock)
         self._attendance = Attendance()
@@ -87,10 +87,10 @@ class Presence:
         self.over = threading.Event()
         """Set when there is nothing left to serve."""
         self.address, self.incarnation = ("", 0), 0
-        """Where this server listens, and which process it is; set by `_listens`."""
+        """Address and incarnation of this server's listener; set by `_listens`."""
 
     def _listens(self, address: tuple[str, int], incarnation: int) -> None:
-        """Take note of this server's own address, before anybody comes."""
+        """Note this server's own address, before any process comes."""
         self.address, self.incarnation = address, incarnation
         self._servers_known = ServerBook(
             self.server.num_servers, self.server.num_partitions, address, incarnation
@@ -109,7 +109,7 @@ class Presence:
     def _watch(self, request: Watch, peer: Peer) -> "Future[News]":
         self._free_former(request, peer)
         rival = self._rival(request.join)
-        # without the lock: it takes a question to that one
+        # without the lock, as it sends a request to that server
         lives = rival is not None and (self._rejoin_s <= 0 or self._lives(rival.join))
         with self._lock:
             member = self._attendance.find(peer.session, request.seen)
@@ -121,7 +121,7 @@ class Presence:
             # before `returned`, which forgets it
             was_gone = member.gone_at is not None
             self._attendance.returned(member, peer)
-            if was_gone and not self._book.running:  # it may be all that was missing
+            if was_gone and not self._book.running:  # only this member may have been missing
                 self._begin_if_complete()
                 self._tell_where()
             news = member.wait(request.seen)
@@ -129,22 +129,22 @@ class Presence:
             return news
 
     def _let_servers_hear(self) -> None:
-        """Wait until the other servers know the last news; a goodbye may overtake them."""
+        """Wait until the other servers know the last news, as a goodbye may overtake them."""
         with self._asked_again:
             self._asked_again.wait_for(
                 lambda: all(one.has_heard for one in self._servers.values()), _HEAR_S
             )
 
     def _rival(self, join: Join) -> Member | None:
-        """Return another process that is here as the storage server that ``join`` names."""
+        """Return another member that is here under the storage rank that ``join`` claims."""
         one = self._servers.get(join.rank) if join.role is Role.SERVER else None
         return one if one is not None and one.join.process != join.process else None
 
     def _lives(self, server: Join) -> bool:
-        """Return whether a storage server answers where it said that it listens.
+        """Return whether a storage server responds at the address that it gave.
 
-        A vanished machine is known by its silence only after a while, and the server that
-        takes its place must not wait for that.
+        Silence shows only after a while that a machine has vanished, and the server that takes its
+        place must not wait that long.
         """
         if server.address is None:
             return False
@@ -170,13 +170,13 @@ class Presence:
         except Exception as error:
             self._refused.add(name, error)
             raise
-        # not before: one that was refused above is not here
+        # only now, as a process that was refused above is not here
         self._attendance.came(member)
         self._book.heard_of(join.job)
         if self.server.server_rank == 0:
             self.cluster = self.cluster or join.cluster
-        # a job of which some ranks were never seen ends when all of the next one are here, as now
-        # perhaps
+        # a job with ranks that were never seen ends once all of the next one are here, perhaps
+        # now
         if self._book.end_if_over():
             self._begin_next_job()
         was_away, was_running = False, self._book.running
@@ -185,8 +185,8 @@ class Presence:
             self._servers_known.came(join)
             _log.info("storage server %d joined from %s", join.rank, join.address)
         self._begin_if_complete()
-        # where all servers are the others know already: telling all on each arrival grows with the
-        # square
+        # the others already know all servers' addresses: messages to all at each arrival would grow
+        # with the square
         is_one_more = join.role is Role.CLIENT and was_running == self._book.running
         self._tell_where([member] if is_one_more else None)
         if was_away:
@@ -199,8 +199,8 @@ class Presence:
     def _free_former(self, request: Watch, peer: Peer) -> None:
         """Free the producers that a client of a running job had in a former session.
 
-        Awaited, so that its next producers are not released as well; without the lock, as its
-        workers may take a minute to end.
+        Waits for that, so that its next producers are not released as well; without the lock, as
+        its workers may take a minute to end.
         """
         join = request.join
         if join.role is not Role.CLIENT or join.job is None:
@@ -210,7 +210,7 @@ class Presence:
                 return
             try:
                 self._check(join)
-            except GiglLoaderError:  # `_enter` says so, and the former one stays
+            except GiglLoaderError:  # `_enter` reports it, and the former client stays
                 return
             here = self._attendance.at(join.role, join.rank)
             former = [one for one in here if one.job == join.job]
@@ -221,7 +221,7 @@ class Presence:
             self.server.client_gone(one.client)
 
     def _replace_former(self, member: Member) -> None:
-        """Let a server go that a later one replaces; a client's former self is free by now."""
+        """Remove a server that a later one replaces; a client's former session is free by now."""
         join = member.join
         for one in self._attendance.at(join.role, join.rank):
             if join.role is Role.SERVER:
@@ -246,18 +246,18 @@ class Presence:
 
     @property
     def _servers(self) -> dict[int, Member]:
-        """The other storage servers that are here, on server 0."""
+        """The other storage servers that are here; on server 0."""
         return self._attendance.servers
 
     @property
     def _missing(self) -> Runs:
-        """The servers that were never here, on server 0."""
+        """The servers that were never here; on server 0."""
         here = {0, *self._servers, *self._servers_known.away}
         return Runs.of([rank for rank in range(self.server.num_servers) if rank not in here])
 
     def _begin_if_complete(self) -> None:
         book, servers = self._book, self._servers
-        # on other servers than 0 the book is empty, and never complete
+        # on servers other than 0 the book is empty, and never complete
         if book.running or not book.complete or not self._servers_known.complete(servers):
             return
         book.begin()
@@ -267,12 +267,12 @@ class Presence:
     # -- news -------------------------------------------------------------------------------------
 
     def _tell_where(self, members: Sequence[Member] | None = None) -> None:
-        """Tell clients of the job and servers (None: all of them) where all servers are."""
+        """Tell clients of the job and servers (None: all of them) the addresses of all servers."""
         if self.server.server_rank != 0:
             return
         servers, book = self._servers, self._book
         where = self._servers_known.where(servers)
-        # a partition has no server yet: half of the addresses are of no use to anybody
+        # a partition has no server yet, so the addresses are of no use
         if where is None:
             return
         about = {
@@ -293,7 +293,7 @@ class Presence:
     def _tell_status(self, now: float) -> None:
         """Send waiting members the names of missing ones, now and then.
 
-        Each that comes or leaves changes that text for all others: told at once, the messages
+        Each arrival and departure changes that text for all others: sent at once, the messages
         would grow with the square of their number.
         """
         waiting_s = (self._book.num_waiting + len(self._servers)) * _STATUS_S_PER_MEMBER
@@ -324,8 +324,8 @@ class Presence:
     def _left(self, member: Member) -> None:
         """Free the producers of a member that has left or is given up."""
         with self._lock:
-            # a goodbye and the end of its grace may both bring a member here: only the first one
-            # frees
+            # a goodbye and the end of its grace may both bring a member here: only the first
+            # counts
             if not self._attendance.left(member) or self._stopping:
                 return
             if member.join.role is Role.SERVER:
@@ -339,20 +339,20 @@ class Presence:
                 _log.info("%s of job %s %s", member.name, member.job, member.why_gone)
                 if member.job is not None:
                     self.server.client_gone(member.client)
-        finally:  # also after an error above: its job, and the later ones, wait for this
+        finally:  # even after an error above, as its job and the later ones wait for this
             is_of_a_job = member.join.job is None or self.server.server_rank == 0
             if member.join.role is Role.CLIENT and is_of_a_job:
                 self._leave_job(member)
 
     def _lose_missing(self) -> None:
-        """Tell a job that is done from one that a lost server ended, before that is given up."""
+        """Tell a job that is done from one that ends by a lost server not yet given up."""
         for member in self._attendance.members.values():
             is_gone = member.join.role is Role.SERVER and member.gone_at is not None
             if is_gone and self._rejoin_s <= 0:
                 self.lose(f"storage server {member.join.rank} {member.why_gone}")
 
     def _miss(self, rank: int, why: str) -> None:
-        """Another server is away: expect it back, as long as it may take."""
+        """Expect another server that is away to come back, as long as that may take."""
         if self._rejoin_s <= 0:
             self.lose(why)
             return
@@ -372,9 +372,9 @@ class Presence:
                 self._status_is_old = True
 
     def _begin_next_job(self) -> None:
-        """Count the job that is over, and let those of the next one in. Locked."""
-        # a server 0 that was started again has counted none, but its clients said which job theirs
-        # is
+        """Count the job that is over, and admit the clients of the next one. Locked."""
+        # a restarted server 0 has counted no jobs, but its clients told the number of
+        # theirs
         self.jobs_served = max(self.jobs_served + 1, self._book.job)
         if self._book.lapsed:
             words = "job %d is given up: its compute processes ended without a goodbye"
@@ -400,7 +400,7 @@ class Presence:
     # -- losses -----------------------------------------------------------------------------------
 
     def lose(self, why: str) -> None:
-        """Another server is gone: nobody may join any more, and this one ends soon."""
+        """Handle the loss of another server: no process may join, and this server ends soon."""
         with self._lock:
             if self._error is not None or self._stopping:
                 return
@@ -424,13 +424,13 @@ class Presence:
             ]
             given_up = self._servers_known.given_up(self._servers, now)
             lost = self._error is not None
-            # clients read why on their watch, and then leave; one that is stopped is not waited for
-            # long
+            # clients read the reason on their watch and leave; the wait for a stopped one is
+            # short
             if lost and (not clients or now - self._error_time > _GRACE_S):
                 self.over.set()
         if given_up is not None:
             self.lose(given_up)
-        for member in overdue:  # in threads: their workers may take long to end
+        for member in overdue:  # in threads, as their workers may take long to end
             new_thread(
                 target=self._left, args=(member,), name=f"end of {member.name}",
                 on_death=nothing_hangs_on_it,
@@ -444,7 +444,7 @@ class Presence:
     # -- towards server 0 -------------------------------------------------------------------------
 
     def hear(self, news: News) -> None:
-        """Take what server 0 says."""
+        """Handle the news of server 0."""
         self.jobs_served = news.jobs_served
         if news.cluster and not self.cluster:
             self._belong(news.cluster)
@@ -452,7 +452,7 @@ class Presence:
             self.lose(news.lost or news.refused or "")
 
     def _away(self) -> dict[int, str]:
-        """Return why each of the servers that are not here is not, as far as this one knows."""
+        """Return the reason for each server that is not here, as far as this one knows."""
         if self._leader is None:
             missing, away = self._missing, self._servers_known.away
         else:
@@ -463,7 +463,7 @@ class Presence:
         return {**dict.fromkeys(missing, "it has not come yet"), **away}
 
     def _belong(self, cluster: str) -> None:
-        """Take the cluster that server 0 names; clients of another one, come before, leave."""
+        """Join the cluster that server 0 names; earlier clients of another one leave."""
         with self._lock:
             self.cluster, strangers = cluster, []
             for member in self._attendance.members.values():
@@ -476,12 +476,12 @@ class Presence:
 
     @property
     def is_over(self) -> bool:
-        """Whether this server ends, or has ended."""
+        """Whether this server is ending or has ended."""
         return self._stopping or self.over.is_set()
 
     @property
     def can_do_without_0(self) -> bool:
-        """Whether server 0 has replicas, and a job goes on with them."""
+        """Whether server 0 has replicas with which a job continues."""
         has_replicas = self.server.num_servers > self.server.num_partitions
         with self._lock:
             members = self._attendance.members.values()

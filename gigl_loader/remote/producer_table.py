@@ -1,6 +1,6 @@
-"""The producers of a storage server: requests that are refused, and those that are up.
+"""The producers of a storage server, and checks that refuse requests for them.
 
-These are found by number, by the worker key that ranks share, and by request.
+Producers are found by number, by the worker key that ranks share, and by request.
 """
 
 import hashlib
@@ -21,34 +21,34 @@ from gigl_loader.remote.requests import NOBODY, ProducerRequest, Runs
 from gigl_loader.remote.shared import SharedProducer
 
 _MOST_REQUESTS = 4096
-"""Create requests that are remembered, in case they are asked again."""
+"""Most create requests to remember in case they are repeated."""
 
 
 @dataclass
 class ProducerEntry:
-    """A worker key: the first request creates, the others wait for the same outcome."""
+    """A worker key: the first request creates its producer, others wait for the outcome."""
 
     id: int
     name: str = ""
-    """Name of the request, on all servers; empty: only its sender knows it."""
+    """Name of the request, the same on all servers; empty: only its sender knows it."""
     servers: Runs = NOBODY
-    """Those that take part; the first one decides when the producer is over."""
-    # a lambda: `threading` is looked up when a slot is made, as the simulation puts its own there
+    """Servers that take part; the first one decides when the producer ends."""
+    # a lambda, so that `threading` is looked up when a slot is made: the simulation replaces it
     ready: threading.Event = field(default_factory=lambda: threading.Event())
     shared: SharedProducer | None = None
     error: BaseException | None = None
 
 
 class ProducerTable:
-    """All producers of a server. Thread-safe; nobody waits in here.
+    """All producers of a server. Thread-safe; no method waits.
 
     Args:
-        server_rank: For errors.
+        server_rank: Rank of the server, for errors.
     """
 
     def __init__(self, server_rank: int) -> None:
         self._server_rank = server_rank
-        # guards all below. Producers are started, asked and ended without it, since that may take
+        # guards all below. Producers are started, called and ended outside it, since that may take
         # long
         self._lock = threading.Lock()
         self._entries: dict[int, ProducerEntry] = {}
@@ -56,23 +56,23 @@ class ProducerTable:
         self._by_request: OrderedDict[tuple[Hashable, str], ProducerEntry] = OrderedDict()
         self._over: set[int] = set()
         self.asked = 0
-        """How often a producer was asked for; the same request again does not count."""
+        """How often producers were requested; repeated requests do not count."""
         self.closed = False
 
     def take(
         self, job: Hashable, key: str | None, request_id: str, servers: Runs
     ) -> tuple[ProducerEntry, bool]:
-        """Return the slot of a request, and whether it is for the caller to fill it.
+        """Return the slot of a request, and whether the caller has to fill it.
 
         Raises:
             UsageError: The server is shutting down.
         """
         with self._lock:
-            # with the lock, as it is set: a producer is either refused here or found by `close`
+            # read under the lock under which it is set: `close` finds a producer, or it is refused
             if self.closed:
                 raise UsageError(f"storage server {self._server_rank} is shutting down")
             request = (job, request_id)
-            if request in self._by_request:  # asked again after a lost connection
+            if request in self._by_request:  # repeated after a lost connection
                 return self._by_request[request], False
             self.asked += 1
             known = self._by_key.get((job, key)) if key is not None else None
@@ -90,10 +90,10 @@ class ProducerTable:
             return entry, True
 
     def _fresh_id(self, request_id: str) -> int:
-        """Return a number that no other producer has, here or on a server before this one.
+        """Return a number that no other producer has, here or on an earlier server process.
 
-        It is made of the request: all servers have one number then, which takes less room with
-        clients than one of each.
+        It is derived from the request, so that all servers use one number, which takes clients
+        less room than one for each.
         """
         name = request_id or secrets.token_hex(16)
         while (number := _number_of(name)) in self._over or number in self._entries:
@@ -106,17 +106,17 @@ class ProducerTable:
             self._by_request.popitem(last=False)
 
     def forget(self, number: int) -> ProducerEntry | None:
-        """Let a slot go; None where somebody else has done so."""
+        """Remove a slot; return None if that was done already."""
         with self._lock:
-            # also where it never started: its error then says that it was destroyed, and not
+            # even if it never started: then the error says that it was destroyed, not
             # that it never existed
             self._over.add(number)
-            # others that come with the key get a producer of their own, and not one that is ending
+            # later requests with the key get a new producer, not one that is ending
             self._by_key = {k: v for k, v in self._by_key.items() if v != number}
             return self._entries.pop(number, None)
 
     def has(self, entry: ProducerEntry) -> bool:
-        """Return whether ``slot`` is there, and the server goes on."""
+        """Return whether the slot ``entry`` is present and the server is not closing."""
         return entry.id in self._entries and not self.closed
 
     def is_over(self, number: int) -> bool:
@@ -127,11 +127,11 @@ class ProducerTable:
         """Return a producer that is up.
 
         Raises:
-            UsageError: There is none.
+            UsageError: There is no such producer.
         """
         with self._lock:
             entry = self._entries.get(number)
-        # with no `shared` it is starting: nobody has been told its number
+        # without `shared` it is starting, and its number is not known to anybody yet
         if entry is None or entry.shared is None:
             what = "was destroyed" if number in self._over else "never existed"
             raise UsageError(
@@ -146,12 +146,12 @@ class ProducerTable:
             return {s.id: s.shared for s in self._entries.values() if s.shared is not None}
 
     def starting(self) -> list[int]:
-        """Return the numbers of those that are not up yet."""
+        """Return the numbers of producers that are not up yet."""
         with self._lock:
             return [entry.id for entry in self._entries.values() if entry.shared is None]
 
     def close(self) -> list[int]:
-        """Take no more; return the numbers of those that are up."""
+        """Accept no more producers; return the numbers of those that are up."""
         with self._lock:
             self.closed = True
             return [entry.id for entry in self._entries.values() if entry.shared is not None]
@@ -162,25 +162,25 @@ def _number_of(name: str) -> int:
 
 
 _MOST = 1 << 10, 1 << 10, 1 << 16
-"""Workers of a producer, threads of each, and batches that one client asks for ahead."""
+"""Most workers of a producer, threads of a worker, and batches that one client prefetches."""
 
 
 def check_leave(options: Any, allowed: Sequence[str], server: int) -> None:
-    """Refuse to import a class that the server was not started with leave for.
+    """Refuse to import a class for which the server was not started with permission.
 
     Args:
-        options: Of a sampler or a feature store; others name no class.
+        options: Options of a sampler or a feature store; others name no class.
         allowed: Packages, modules or classes that clients may name.
-        server: Its rank, for the error.
+        server: Rank of the server, for the error.
 
     Raises:
-        ConfigError: It has no leave.
+        ConfigError: The server has no permission.
     """
     if not isinstance(options, CustomSamplerOptions | FeatureStoreOptions):
         return
     path = options.class_path
     what = "sampler" if isinstance(options, CustomSamplerOptions) else "feature store"
-    # with the dot: leave for `mine.samplers` is none for `mine.samplers_of_others`
+    # with the dot: permission for `mine.samplers` does not include `mine.samplers_of_others`
     if not any(path == one or path.startswith(f"{one}.") for one in allowed):
         raise ConfigError(
             f"storage server {server} has no permission to import the {what} {path!r}: start it "
@@ -200,7 +200,7 @@ def check_request(request: ProducerRequest, num_servers: int, client: Hashable) 
     shard = 0 if request.shard is None else request.shard
     if not 0 <= shard < request.num_shards <= num_servers:
         raise ProtocolError(f"shard {shard} of {request.num_shards} on {num_servers} servers")
-    # ranks that share one hear this from the first of them, who creates it for all
+    # ranks that share a producer learn this from the first of them, which creates it for all
     own = client[1] if isinstance(client, tuple) else None
     if own is not None and request.client_ranks and own not in request.client_ranks:
         raise ProtocolError(f"compute rank {own} asked for a producer of {request.client_ranks}")
@@ -232,7 +232,7 @@ def check_columns(config: SamplingConfig, view: PartitionView) -> None:
         for name, adjacency in view.adjacency.items()
         if not is_label_edge_type(name)
     }
-    # one type with weights suffices, others are drawn uniformly; edge ids are a column of the batch
+    # one type with weights suffices, as others are drawn uniformly; edge ids are a batch's column
     # for each type
     if config.with_weight and all(one.weights is None for one in walked.values()):
         raise ConfigError(f"edge types {list(walked)} have no weights, which were requested")

@@ -1,4 +1,4 @@
-"""Batches from storage servers: asked for ahead, put in order, watched."""
+"""Receives batches from storage servers: prefetches, orders and watches them."""
 
 import contextlib
 import threading
@@ -31,7 +31,7 @@ from gigl_loader.remote.storage_cluster import Cluster, raise_if_broken
 from gigl_loader.workers.schedule import BatchStream
 
 _DESCRIBE_S = 2.0
-"""How long stalled servers may take to describe their workers."""
+"""Seconds that stalled servers may take to describe their workers."""
 
 
 class RemoteReceivingChannel(ChannelBase):
@@ -47,15 +47,15 @@ class RemoteReceivingChannel(ChannelBase):
 
     Args:
         server_ranks: Servers that sample, in the order of their shards.
-        producer_ids: By server.
-        prefetch_size: Batches per server that are asked for and not handed out.
-        consumer: This process's number among those that share the producers.
-        in_order: Hand batches out in the epoch's order; else as they come.
+        producer_ids: Ids of the producers by server.
+        prefetch_size: Most batches per server that are requested and not handed out.
+        consumer: Number of this process among those that share the producers.
+        in_order: Whether to hand batches out in the epoch's order; else as they come.
         timeout: Seconds without any batch before a wait is an error.
         pin_memory: Receive into page-locked memory.
         cluster: The cluster; None: the one that this process has joined.
-        watched: Servers whose end is an error, whether or not they sample, where this process is
-            connected with them; None: all.
+        watched: Servers whose end is an error if this process is connected with them, whether or
+            not they sample; None: all.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class RemoteReceivingChannel(ChannelBase):
         self._cluster = cluster or current_cluster()
         self._server_ranks, self._producer_ids = server_ranks, producer_ids
         self._fetchers: dict[int, BatchFetcher] = {}
-        """By position among the servers; those that had batches for this process so far."""
-        # as they are now: the producers were made before this, and a server that is renewed from
-        # here on has lost its one
+        """Fetchers by position of the server; only servers that had batches for this process."""
+        # the current counts: the producers were created before, and a server that restarts from
+        # here on has lost its producer
         self._renewals = dict(self._cluster.renewals)
         self._watched = watched if watched is None else Runs.of(sorted(watched))
         self._prefetch, self._consumer, self._in_order = prefetch_size, consumer, in_order
@@ -84,15 +84,15 @@ class RemoteReceivingChannel(ChannelBase):
         self._pin = pin_memory
         self._pool = BufferPool(pin_memory)
         self._mappings = Mappings()
-        # Guards the epoch's state, here and in the fetchers. Not held while a server is asked or
-        # awaited: filing threads need it for the answers.
+        # Guards the epoch's state, here and in the fetchers. Not held during requests and waits, as
+        # filing threads need it for the responses.
         self._changed = threading.Condition()
         self._attempt: Attempt | None = None
-        """The one under way; answers to fetches of another one are dropped."""
+        """The current attempt; responses to fetches of another one are dropped."""
         self._order: list[BatchFetcher] = []
-        """By place in the epoch: the server of the batch."""
+        """Server of each batch, by place in the epoch."""
         self._as_they_came: deque[BatchFetcher] = deque()
-        """Out of order: servers whose batches wait to be taken."""
+        """Servers whose batches wait to be taken, if batches come out of order."""
         self._taken = self._num_waiting = 0
         self._error: Exception | None = None
         self._last_arrival = 0.0
@@ -103,19 +103,19 @@ class RemoteReceivingChannel(ChannelBase):
     # -- epochs ---------------------------------------------------------------------------------
 
     def start_epoch(self, attempt: Attempt, batches: Sequence[tuple[int, int]]) -> None:
-        """Begin an epoch on all servers; returns when each has said that it did.
+        """Begin an epoch on all servers; return when each has confirmed it.
 
         Args:
-            attempt: Which.
+            attempt: The attempt at an epoch.
             batches: ``(position among the servers, batch)``, in the order of the epoch.
 
         Raises:
-            PeerError: A server or worker failed, or a server did not answer in time. The others
+            PeerError: A server or worker failed, or a server did not respond in time. The others
                 have been told to stop.
         """
         self._check_open()
         with self._changed:
-            # a server that samples for the epoch before is told of this one too
+            # a server that samples for the previous epoch must learn of this one too
             wanted: dict[BatchFetcher, list[tuple[int, int]]] = {
                 one: [] for one in self._fetchers.values() if not one.ended
             }
@@ -128,7 +128,7 @@ class RemoteReceivingChannel(ChannelBase):
             for fetcher, own in wanted.items():
                 fetcher.start(attempt, own)
         deadline = time.monotonic() + self._timeout_s  # of all servers together
-        # before the first fetch: each fetch tells whether its batch has to be sent
+        # before the first fetch, as each fetch tells whether its batch has to be sent
         self._look_for_same_host(wanted, deadline)
         answers = [
             self._call(
@@ -147,20 +147,20 @@ class RemoteReceivingChannel(ChannelBase):
                 apart.append(result_of(answer, deadline - time.monotonic(), what, self._timeout_s))
             self.rows_apart = any(apart)
         except BaseException:
-            # the others have begun: they would sample for nobody
+            # the others have begun, and would sample in vain
             self.cancel()
             raise
         with self._changed:
-            # silence counts from here: how long servers may take to begin was limited above
+            # silence counts from here, as the time for servers to begin was limited above
             self._last_arrival = time.monotonic()
         for fetcher in wanted:
             fetcher.ask()
 
     def _fetcher(self, number: int) -> BatchFetcher:
-        """Return that of a server; one that had no batches for this process before is met now.
+        """Return the fetcher of a server; one without batches so far is contacted now.
 
         Raises:
-            ServerDiedError: It was started again: the producer is not there any more.
+            ServerDiedError: The server was restarted and has lost the producer.
         """
         if number not in self._fetchers:
             rank = self._server_ranks[number]
@@ -189,8 +189,8 @@ class RemoteReceivingChannel(ChannelBase):
             )
 
     def _reset(self) -> None:
-        # Answers to fetches of the former epoch still come, ahead of those of the next. `_file`
-        # knows them by their attempt, so that all counts can begin at zero here. Fetchers stay:
+        # Responses to fetches of the former epoch still come, before those of the next. `_file`
+        # knows them by their attempt, so all counts can begin at zero here. Fetchers stay, as
         # their connections and threads serve the next epoch.
         self._attempt, self._order = None, []
         self._as_they_came.clear()
@@ -200,15 +200,15 @@ class RemoteReceivingChannel(ChannelBase):
             fetcher.cancel()
 
     def cancel(self) -> None:
-        """Break the epoch off; the servers stop sampling for it."""
+        """Cancel the epoch; the servers stop sampling for it."""
         with self._changed:
             request = EpochRequest(consumer=self._consumer, attempt=self._attempt)
             running = [one for one in self._fetchers.values() if not one.ended]
             self._reset()
             self._changed.notify_all()
         for fetcher in running:
-            # Not awaited: a server that is stopped must not hold up the end of a loop. It may
-            # arrive late: the attempt keeps it from breaking off a later epoch.
+            # No wait, as a stopped server must not delay the end of a loop. The request may arrive
+            # late: its attempt keeps it from cancelling a later epoch.
             with contextlib.suppress(GiglLoaderError):  # a dead server samples nothing
                 self._call(fetcher, "cancel_epoch_sampling", request=request)
 
@@ -223,10 +223,10 @@ class RemoteReceivingChannel(ChannelBase):
     def _file(
         self, fetcher: BatchFetcher, attempt: Attempt, answer: FetchAnswer, message: SampleMessage
     ) -> None:
-        """File an answer; one of a broken-off epoch is dropped.
+        """File a response; drop one of a cancelled epoch.
 
         Raises:
-            ProtocolError: It is not the requested batch.
+            ProtocolError: The response is not the requested batch.
         """
         batch = answer.batch
         with self._changed:
@@ -237,7 +237,7 @@ class RemoteReceivingChannel(ChannelBase):
             if batch is not None:
                 ticket = batch.ticket
                 place, wanted = fetcher.to_come.pop(ticket.position, (-1, -1))
-                # servers count their workers from 0 each
+                # each server counts its workers from 0
                 batch.stats["worker"] = (fetcher.connection.rank, batch.stats.get("worker", 0))
                 received = Received(replace(ticket, position=place), message, batch.stats)
                 if ticket.batch != wanted or not fetcher.stream.arrived(ticket, received):
@@ -250,7 +250,7 @@ class RemoteReceivingChannel(ChannelBase):
                     self._as_they_came.append(fetcher)
             left = len(fetcher.to_come)
             # neither a batch nor the end: the response to a fetch of an epoch that is over,
-            # which the server does not know any more
+            # which the server no longer knows
             if (fetcher.ended and left) or (batch is None and not fetcher.ended):
                 self._error = ProtocolError(
                     f"{fetcher.name} ended epoch {attempt.epoch} with {left} batches to come"
@@ -258,7 +258,7 @@ class RemoteReceivingChannel(ChannelBase):
             self._changed.notify_all()
 
     def _failed(self, attempt: Attempt | None, error: Exception) -> None:
-        """Let the next wait raise ``error``."""
+        """Make the next wait raise ``error``."""
         with self._changed:
             if attempt == self._attempt and self._error is None:
                 self._error = error
@@ -279,7 +279,7 @@ class RemoteReceivingChannel(ChannelBase):
         with self._changed:
             while True:
                 self._check_open()
-                # ahead of an error: batches that have arrived are right
+                # before an error, as batches that have arrived are correct
                 if (fetcher := self._next_fetcher()) is not None:
                     self._taken += 1
                     self._num_waiting -= 1
@@ -292,16 +292,16 @@ class RemoteReceivingChannel(ChannelBase):
                 self._raise_if_lost()
                 if self._is_over():
                     return None
-                # the time that the loop trained, before it came back here, is not silence
+                # the time in which the loop trained before this call is not silence
                 quiet = time.monotonic() - max(self._last_arrival, started)
                 if quiet >= limit:
                     break
-                # a second at most: neither a connection that breaks nor news of a server elsewhere
-                # wakes anybody here
+                # a second at most, as neither a broken connection nor news of a server elsewhere
+                # wakes this thread
                 self._changed.wait(min(1.0, limit - quiet))
         if fetcher is None:
             raise self._stalled(limit)  # without the lock: it asks the servers
-        # one was taken, so one more of the same server may be on its way
+        # one was taken, so one more may be requested of the same server
         fetcher.ask()
         return received
 
@@ -317,16 +317,16 @@ class RemoteReceivingChannel(ChannelBase):
         return self._taken == len(self._order) and all(s.ended for s in self._fetchers.values())
 
     def _raise_if_lost(self) -> None:
-        """Raise `ServerDiedError` where a server is gone that this process is connected with."""
+        """Raise `ServerDiedError` if a server is gone with which this process is connected."""
         raise_if_broken(fetcher.connection for fetcher in self._fetchers.values())
         watched, cluster = self._watched, self._cluster
         connections = list(cluster.connections.items())
-        # Further than the fetchers': their connections are those of when they were met, and other
-        # servers are asked for rows by the workers of these. Copied, as other threads add links.
+        # More than the fetchers' servers: their connections may be old, and their workers request
+        # rows of other servers. A copy, as other threads add connections.
         raise_if_broken(
             connection for rank, connection in connections if watched is None or rank in watched
         )
-        # the case of every call but the last: a comparison of two small dicts
+        # true for every call but the last, and only compares two small dicts
         if cluster.renewals == self._renewals:
             return
         for rank, number in list(cluster.renewals.items()):
@@ -345,7 +345,7 @@ class RemoteReceivingChannel(ChannelBase):
         for fetcher, answer in asked:
             try:
                 state = answer.result(max(0.0, deadline - time.monotonic()))
-            except Exception as error:  # the stall is what counts
+            except Exception as error:  # the error to report is the stall
                 why = type(error).__name__
                 state = f"does not answer ({why}): its process is stopped or overloaded"
             texts.append(f"{fetcher.name}: {state}")
@@ -356,14 +356,14 @@ class RemoteReceivingChannel(ChannelBase):
         )
 
     def ready(self) -> bool:
-        """Return whether `next` would not wait."""
+        """Return whether `next` would return at once."""
         with self._changed:
             is_ready = self._next_fetcher() is not None
             return is_ready or self._error is not None or self._is_over()
 
     @property
     def queue_depth(self) -> int:
-        """Batches that have arrived and wait to be taken."""
+        """Number of batches that have arrived and wait to be taken."""
         return self._num_waiting
 
     def recv(self, timeout_s: float | None = None, **_: Any) -> SampleMessage:
@@ -379,7 +379,7 @@ class RemoteReceivingChannel(ChannelBase):
         return received.message
 
     def send(self, msg: SampleMessage, **_: Any) -> None:
-        """Refuse: this is the receiving end."""
+        """Refuse to send: this is the receiving end."""
         raise UsageError("a RemoteReceivingChannel only receives")
 
     def empty(self) -> bool:

@@ -3,9 +3,9 @@
 How a method of `DistServer` is called is in `gigl_loader.remote.calls`; these are the values that
 it takes and returns, and the messages that batches travel in.
 
-Sequences over all ranks of a job, or all its storage servers, travel in little room: each rank and
-each server keeps some of these and looks at a few of their values, or at none. As tuples of
-Python's numbers and strings they would be most of a rank's memory where there are thousands.
+Sequences over all ranks of a job or all storage servers are compact: each rank and each server
+keeps some of them and reads few of their values, or none. With thousands of ranks, tuples of
+Python's numbers and strings would be most of a rank's memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,15 +37,15 @@ class Runs(Sequence[int]):
     """
 
     ranges: tuple[tuple[int, int, int], ...] = ()
-    """First, end and step of each, as of Python's `range`."""
+    """First, end and step of each range, as in Python's `range`."""
 
     @classmethod
     def of(cls, numbers: Iterable[int]) -> "Runs":
-        """Return ``numbers``, which ascend, none twice."""
+        """Return ``numbers``, which must ascend without repeats."""
         if isinstance(numbers, cls):
             return numbers
-        # Greedy, in one pass. Ranks of a job, and those of one place on their machines, have equal
-        # steps and make one range; the worst are numbers without any pattern: a range for each two.
+        # Greedy, in one pass. All ranks of a job, or those with one position on their machines,
+        # have equal steps and make one range; numbers without a pattern make a range for each two.
         found: list[tuple[int, int, int]] = []
         for number in numbers:
             first, end, step = found[-1] if found else (number, number, 0)
@@ -59,7 +59,7 @@ class Runs(Sequence[int]):
 
     @property
     def _all(self) -> list[range]:
-        # not kept: ranges of Python do not travel, and most of these are never looked at
+        # not kept: Python's ranges do not travel, and most of these are never read
         return [range(*one) for one in self.ranges]
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class Runs(Sequence[int]):
         return chain.from_iterable(self._all)
 
     def __contains__(self, number: object) -> bool:
-        # a division for each range, where `number` is an int; ranges compare other types one by one
+        # for an int this is a division per range; for other types ranges compare one by one
         return any(number in one for one in self._all)
 
     def __getitem__(self, position: Any) -> Any:
@@ -83,22 +83,22 @@ class Runs(Sequence[int]):
         raise IndexError(position)
 
     def index(self, number: int, *_: Any) -> int:
-        """Return where ``number`` stands; raises ValueError."""
-        # not by `Sequence.index`, which looks at each number
+        """Return the position of ``number``; raises ValueError."""
+        # not `Sequence.index`, which looks at each number
         if number not in self:
             raise ValueError(f"{number} is not among {self}")
         return self.before(number)
 
     def before(self, number: int) -> int:
-        """Return how many are smaller than ``number``."""
-        # each range up to `number`: its length is counted, not walked
+        """Return how many of the numbers are smaller than ``number``."""
+        # the length of each range up to `number` is computed, not counted
         return sum(len(range(first, min(end, number), step)) for first, end, step in self.ranges)
 
     def check(self, end: int, what: str) -> None:
-        """Refuse received values that are not ascending, from 0 on and below ``end``.
+        """Refuse received values that do not ascend from 0 or more to below ``end``.
 
         Raises:
-            ProtocolError: They are not; names ``what``.
+            ProtocolError: The values are wrong; names ``what``.
         """
         last = -1
         for first, stop, step in self.ranges:
@@ -118,18 +118,18 @@ class Addresses(Sequence[tuple[str, int]]):
     """Hosts and ports."""
 
     text: str = ""
-    """``host:port`` of each, with a space between."""
+    """``host:port`` of each address, separated by spaces."""
 
     @classmethod
     def of(cls, addresses: Iterable[tuple[str, int]]) -> "Addresses":
-        """Return ``addresses``, of which no host has a space in it."""
+        """Return ``addresses``; no host may contain a space."""
         return cls(" ".join(f"{host}:{port}" for host, port in addresses))
 
     def __len__(self) -> int:
         return self.text.count(" ") + 1 if self.text else 0
 
     def __getitem__(self, position: Any) -> Any:
-        # linear, each time: an address is looked at once per connection
+        # linear each time, but an address is read once per connection
         texts = self.text.split(" ") if self.text else []
         if isinstance(position, slice):
             return [_address(one) for one in texts[position]]
@@ -137,7 +137,7 @@ class Addresses(Sequence[tuple[str, int]]):
 
 
 def _address(text: str) -> tuple[str, int]:
-    # the last colon: IPv6 addresses have more
+    # the last colon, as IPv6 addresses have more
     host, _, port = text.rpartition(":")
     return host, int(port)
 
@@ -147,10 +147,10 @@ NOWHERE = Addresses()
 
 @dataclass(frozen=True)
 class ByServer(Mapping[int, int]):
-    """A number of each server, where most have the same one."""
+    """A number for each server; most servers have the same one."""
 
     parts: tuple[tuple[int, Runs], ...] = ()
-    """Each number, and its owner."""
+    """Each number with the servers that have it."""
 
     @classmethod
     def of(cls, numbers: Mapping[int, int]) -> "ByServer":
@@ -158,7 +158,7 @@ class ByServer(Mapping[int, int]):
         if isinstance(numbers, cls):
             return numbers
         servers: dict[int, list[int]] = {}
-        # `Runs` want them ascending
+        # `Runs` needs ascending numbers
         for server in sorted(numbers):
             servers.setdefault(numbers[server], []).append(server)
         return cls(tuple((number, Runs.of(some)) for number, some in servers.items()))
@@ -177,13 +177,13 @@ class ByServer(Mapping[int, int]):
 
 
 def compacted(servers: Sequence[int]) -> Sequence[int]:
-    """Return the same in little room, where they ascend, as those of all loaders do."""
+    """Return ``servers`` in a compact form if they ascend, as those of all loaders do."""
     ascending = all(one < other for one, other in pairwise(servers))
     return Runs.of(servers) if ascending else servers
 
 
 def those_of(servers: Sequence[int], wanted: set[int]) -> Sequence[int]:
-    """Return those that are wanted, in their order; all of them are no second list."""
+    """Return the wanted servers in their order; if that is all, the sequence itself."""
     if wanted.issuperset(servers):
         return servers
     return compacted([server for server in servers if server in wanted])
@@ -194,7 +194,7 @@ def those_of(servers: Sequence[int], wanted: set[int]) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class Nothing:
-    """A response without content: it was done."""
+    """A response without content: the request was carried out."""
 
     value: None = None
 
@@ -217,18 +217,18 @@ class ProducerRequest:
     shard: int | None = 0
     """Number of this server among those with input of their own; None: it samples no batch."""
     num_shards: int = 1
-    """How many servers have input of their own."""
+    """Number of servers with input of their own."""
     client_ranks: Runs = NOBODY
     """Compute ranks that share the producer, by consumer number; empty: only the caller."""
     request_id: str = ""
-    """Name of the request, each time that it is asked, on all servers; empty: it has none."""
+    """Name of the request, the same at each repeat and on all servers; empty: it has none."""
     servers: Runs = NOBODY
-    """Servers that take part, ascending; empty: all of them. The others are lost, and have replicas
-    that serve the same partition."""
+    """Servers that take part, ascending; empty: all. The others are lost, and have replicas that
+    serve the same partition."""
 
     @property
     def num_consumers(self) -> int:
-        """How many streams of batches there are."""
+        """Number of streams of batches."""
         return max(1, len(self.client_ranks))
 
 
@@ -238,23 +238,23 @@ class EpochRequest:
 
     consumer: int = 0
     attempt: Attempt | None = None
-    """Which attempt of the consumer's loader; its fetches carry it. None: it counts none."""
+    """Attempt of the consumer's loader, which its fetches carry; None: it does not count them."""
     batches: np.ndarray | None = None
-    """``[n]`` int64, indices over the whole input, in the order wanted; None: the whole share."""
+    """``[n]`` int64, indices over the whole input, in the wanted order; None: the whole share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FetchRequest:
-    """Asks for one batch. The same one when it is asked again after a lost connection."""
+    """Requests one batch; the same request when it is repeated after a lost connection."""
 
     producer_id: int
     consumer: int = 0
     attempt: Attempt | None = None
-    """The one that the batch is wanted for; None where the position is."""
+    """The attempt that the batch belongs to; None only if the position is."""
     position: int | None = None
-    """How many batches of this epoch the consumer has had from this server; None: not counted."""
+    """Number of batches of this epoch that the consumer got from this server; None: not counted."""
     same_host: bool = False
-    """The client can map the server's memory: it only wants to know where the batch lies."""
+    """Whether the client can map the server's memory, and only needs the location of the batch."""
 
 
 @dataclass(frozen=True)
@@ -268,15 +268,15 @@ class BatchMessage:
     columns: dict[str, list[PackedRuns]] = field(default_factory=dict)
     """Ids and labels of edges, by key; see `gigl_loader.remote.payload`."""
     parts: list[np.ndarray] = field(default_factory=list)
-    """uint8 each, the memory of all other tensors."""
+    """uint8 arrays with the memory of all other tensors."""
     region: same_host.Region | None = None
     lease: int = -1
-    """Names the batch in ``region`` when it is given back."""
+    """Number by which the batch in ``region`` is returned."""
 
 
 @dataclass(frozen=True)
 class FetchAnswer:
-    """A batch, or none: the epoch was broken off."""
+    """A batch; or none, if the epoch was cancelled."""
 
     batch: BatchMessage | None
     finished: bool
@@ -285,7 +285,7 @@ class FetchAnswer:
 
 @dataclass(frozen=True)
 class GiveBack:
-    """Leases of batches that nothing on the client reads any more."""
+    """Returns leases of batches that the client no longer reads."""
 
     leases: tuple[int, ...]
 
@@ -301,7 +301,7 @@ class NodeIdsRequest:
     """``"train"``, ``"val"``, ``"test"``; None: all nodes."""
     node_type: NodeType | None = None
     share: Share = WHOLE
-    """Which part of them."""
+    """Share of the ids to return."""
     server: int | None = None
     """Server of the rows; None: the called one. A replica may serve the request in its place."""
 
@@ -315,12 +315,12 @@ class ABLPRequest:
     supervision_edge_type: EdgeType | None = None
     share: Share = WHOLE
     server: int | None = None
-    """As for `NodeIdsRequest`."""
+    """As in `NodeIdsRequest`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EdgesRequest:
-    """All edges that a server expands nodes by, of one type."""
+    """Requests all edges of one type by which a server expands some nodes."""
 
     edge_type: EdgeType
     ids: np.ndarray
@@ -340,4 +340,4 @@ class RowBook:
     bounds: np.ndarray | None = None
     """``[num_partitions]`` int64, where each partition's range of ids ends."""
     table: np.ndarray | None = None
-    """``[num_ids]``, the owner of each id; neither: one partition has all."""
+    """``[num_ids]``, the owner of each id. Neither field is set: one partition has all."""

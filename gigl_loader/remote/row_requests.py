@@ -1,4 +1,4 @@
-"""Rows and edges of a storage cluster by global id: asked from the servers that own them."""
+"""Rows and edges of a storage cluster by global id, requested from the servers that own them."""
 
 import contextlib
 import threading
@@ -41,12 +41,12 @@ if TYPE_CHECKING:  # it imports this module
     from gigl_loader.remote.dataset import RemoteDistDataset
 
 _MOST_IDS = 1 << 16
-"""Ids in one question: an answer then has some hundred MB at most, and others get their turn."""
+"""Most ids in one request: a response then has some hundred MB, and other callers get a turn."""
 R = TypeVar("R")
 
 
 class StoreLookup:
-    """Asks storage servers for rows and edges; each process for itself, at any time.
+    """Requests rows and edges from storage servers; any process may do so at any time.
 
     Args:
         dataset: The graph.
@@ -60,12 +60,12 @@ class StoreLookup:
     ) -> None:
         self._dataset, self._timeout_s, self._reconnect_s = dataset, timeout_s, reconnect_s
         self._books: dict[Any, tuple[Book[Array] | None, int | None]] = {}
-        # Held while a book is fetched: others that want it wait, and do not fetch it as well. A
-        # book may be as long as all ids.
+        # Held while a book is fetched, so that others wait and do not fetch it as well: it may be
+        # as long as all ids.
         self._lock = threading.Lock()
 
     def type_of(self, kind: Kind, given: Any) -> Any:
-        """Return the type that is meant: ``given``, or the only one that has such rows."""
+        """Return the meant type: ``given``, or the only one with such rows."""
         if given is not None:
             return given
         infos: Any = None
@@ -80,19 +80,19 @@ class StoreLookup:
             raise ConfigError(f"name the type of the ids: one of {known}")
         return known[0]
 
-    # -- questions ------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
     def rows(self, kind: Kind, name: NodeType | EdgeType, ids: Tensor) -> Tensor:
         """Return the rows of ``ids``, in their order; quantised features as float32.
 
         Args:
-            kind: Which matrices.
+            kind: Kind of the rows.
             name: The type.
             ids: ``[n]`` int64, global; repeats allowed.
 
         Raises:
             ConfigError: There is no such matrix, or an id is out of range.
-            PeerTimeoutError: A server did not answer in time.
+            PeerTimeoutError: A server did not respond in time.
             ServerDiedError: A server is gone.
         """
         found: Future[Tensor] = Future()
@@ -102,7 +102,7 @@ class StoreLookup:
     def rows_later(
         self, kind: Kind, name: NodeType | EdgeType, ids: Tensor
     ) -> "torch.futures.Future[Tensor]":
-        """Ask as `rows` does, and return at once."""
+        """Request rows as `rows` does, but return a future at once."""
         found: torch.futures.Future[Tensor] = torch.futures.Future()
         self._ask_rows(kind, name, ids, found)
         return found
@@ -113,7 +113,7 @@ class StoreLookup:
         """Return all edges of ``ids``; errors as of `rows`.
 
         Args:
-            edge_type: As the dataset names it; nodes have the edges that they are expanded by.
+            edge_type: The dataset's edge type; nodes have the edges by which they are expanded.
             ids: ``[n]`` int64, global.
             weights: Whether to return the edges' weights.
             edge_ids: Whether to return their ids.
@@ -139,7 +139,7 @@ class StoreLookup:
         ]
 
         def build(answers: list[RowsAnswer]) -> Tensor:
-            # width and type are those of the answer: the schema does not name them of labels
+            # width and type are the response's, as the schema does not have them for labels
             rows = answers[0].values
             if len(answers) > 1:
                 rows = np.empty((ids.numel(), *rows.shape[1:]), rows.dtype)
@@ -163,7 +163,7 @@ class StoreLookup:
             )
             for (server, _), request in zip(pieces, requests, strict=True)
         ]
-        # never 0 at first: there is one piece at least. Callbacks run in the threads of the calls.
+        # not 0 at first, as there is at least one piece. Callbacks run in the threads of the calls.
         left = [len(answers)]
 
         def one_came(_: Any) -> None:
@@ -172,7 +172,7 @@ class StoreLookup:
                 if left[0]:
                     return
             try:
-                # by the last that came, outside of the lock: nobody else gets here
+                # by the last callback, outside the lock: no other thread gets here
                 found.set_result(build([answer.result() for answer in answers]))
             except Exception as error:
                 found.set_exception(error)
@@ -181,14 +181,14 @@ class StoreLookup:
             answer.add_done_callback(one_came)
 
     def _result(self, answer: "Future[R]", what: str) -> R:
-        # once as it was asked first, and once again
+        # twice the timeout: for the first request, and for its repeat
         limit_s = 2 * self._timeout_s + self._reconnect_s
         return result_of(answer, limit_s, what)
 
     # -- owners ---------------------------------------------------------------------------------
 
     def _pieces(self, what: str, name: Any, ids: Tensor) -> list[tuple[int, Array]]:
-        """Return (server, positions among ``ids``); one at least, so that an answer has a shape."""
+        """Return (server, positions in ``ids``); at least one, so that a response has a shape."""
         book, count = self._book(what, name)
         check_ids(ids, name, count)
         servers = current_cluster().holders(self._timeout_s, self._reconnect_s)
@@ -233,7 +233,7 @@ def merged_edges(count: int, positions: list[Tensor], parts: list[dict[str, Tens
     total = int(ends[-1]) if count else 0
     columns = {}
     for name in ("indices", "weights", "edge_ids"):
-        # not asked for, or not there on one server: a column with holes is of no use
+        # not requested, or missing on one server: a column with holes is useless
         if any(name not in part for part in parts):
             continue
         columns[name] = parts[0][name].new_empty(total)
@@ -246,7 +246,7 @@ def _positions(ends: Tensor, counts: Tensor) -> Tensor:
     """Return the positions ``ends - counts ... ends`` of each, one after the other."""
     before = counts.cumsum(0) - counts
     # Edge j of a node lies at its start + j in the result, and at `before` + j among the edges that
-    # this server answered: their difference, repeated, plus a count of all.
+    # this server returned: their difference, repeated, plus a count of all.
     starts = torch.repeat_interleave(ends - counts - before, counts)
     return starts + torch.arange(starts.numel())
 
@@ -255,12 +255,12 @@ def _positions(ends: Tensor, counts: Tensor) -> Tensor:
 
 
 class ComingRows:
-    """Rows that one server was asked for.
+    """Rows requested from one server.
 
     Args:
-        rows: ``[n, ...]``, where they come to lie.
-        future: Ends when they are there.
-        timeout_s: How long `wait` waits.
+        rows: ``[n, ...]`` array that receives them.
+        future: Done when they have come.
+        timeout_s: Longest wait in `wait`, in seconds.
     """
 
     def __init__(self, rows: Array, future: "Future[None]", timeout_s: float) -> None:
@@ -275,7 +275,7 @@ class ComingRows:
         """Return the rows.
 
         Raises:
-            PeerTimeoutError: They did not come in time.
+            PeerTimeoutError: The rows did not come in time.
             ServerDiedError: A storage server is gone.
         """
         try:
@@ -289,7 +289,7 @@ class ComingRows:
 
 
 class RowQuestions:
-    """Asks the servers for rows, each over a connection of its own.
+    """Requests rows from the servers, over a separate connection to each.
 
     The caller does not wait: a thread for each server receives its responses.
 
@@ -301,20 +301,20 @@ class RowQuestions:
     def __init__(self, cluster: Cluster, timeout_s: float) -> None:
         self._cluster, self._timeout_s = cluster, timeout_s
         self._callers: dict[int, tuple[ServerConnection, Caller]] = {}
-        # one for each server, started when it is first asked; more would read the same connection
+        # one thread for each server, started at its first request; more would read one connection
         # in turn
         self._threads = ThreadPoolExecutor(max(1, cluster.num_servers), "rows")
         self._server_of: list[int] = []
-        """By partition."""
+        """Callers by partition."""
         self._books: dict[Owner, RowBook] = {}
 
     def meet(self) -> None:
-        """Request, once, the existing rows and their owners.
+        """Request, once, which rows exist and their owners.
 
         Raises:
-            PeerError: A server is gone, or did not answer in time.
+            PeerError: A server is gone, or did not respond in time.
         """
-        # the owners stay the same when a server is restarted: it has the same
+        # owners stay the same when a server restarts, as it has the same
         # partition
         if self._books:
             return
@@ -323,7 +323,7 @@ class RowQuestions:
         self._books = {(book.group, book.name): book for book in books}
 
     def num_ids(self, owner: Owner) -> int:
-        """Return how many rows there are over all servers."""
+        """Return the number of rows on all servers."""
         return self._book(owner).num_ids
 
     def _book(self, owner: Owner) -> RowBook:
@@ -332,22 +332,22 @@ class RowQuestions:
         return self._books[owner]
 
     def by_owner(self, owner: Owner, ids: Array) -> Split:
-        """Return by server the positions in ``ids`` that it has, ascending."""
+        """Return the positions in ``ids`` that each server has, ascending."""
         book = self._book(owner)
-        # nobody owns rows that are whole everywhere: one server has as good ones as any
+        # rows that are whole everywhere have no owner: any server can send them
         if book.table is None and book.bounds is None:
             return {self._server_of[0]: np.arange(ids.size)} if ids.size else {}
         split = split_by_owner(Book(book.table, book.bounds), ids, len(self._server_of))
         return {self._server_of[partition]: positions for partition, positions in split.items()}
 
     def rows(self, server: int, request: RowsRequest, out: Array) -> ComingRows:
-        """Ask a server for rows, which come to lie in ``out``."""
-        # by its replica, if it is lost: a row is the same on both
+        """Request rows from a server, to be received into ``out``."""
+        # a replica, if it is lost, has the same rows
         connection = self._cluster.connection(self._cluster.stand_in(server))
         try:
             call = CALLS["get_rows"]
-            # asked in this thread and in order, so that all servers work while the answers are
-            # waited for
+            # sent in this thread and in order, so that all servers work while it waits for the
+            # responses
             reply = self._caller(connection).ask(
                 call.name, call.ask({"request": RowsQuestion.of(request)}), call.response,
                 into=into_array(out), timeout_s=self._timeout_s,
@@ -372,7 +372,7 @@ class RowQuestions:
         self._callers[connection.rank] = (
             connection,
             connection.dial(),
-        )  # the first one, or the server is a new one
+        )  # the first one, or one for a restarted server
         return self._callers[connection.rank][1]
 
     def hang_up(self) -> None:
@@ -386,5 +386,5 @@ class RowQuestions:
     def close(self) -> None:
         """End the threads. Idempotent."""
         self.hang_up()
-        # not waited for: each ends as its connection does
+        # no wait, as each thread ends with its connection
         self._threads.shutdown(wait=False, cancel_futures=True)

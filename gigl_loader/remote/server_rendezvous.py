@@ -1,7 +1,7 @@
-"""Where storage servers agree while they start a producer: at the first of them, by typed calls.
+"""Rendezvous of the storage servers that start a producer, hosted by the first of them.
 
-See `gigl_loader.workers.rendezvous.Rendezvous`. Each producer has one of its own, named by the
-request that creates it. Every call may be asked again.
+See `gigl_loader.workers.rendezvous.Rendezvous`. Each producer has its own, named after the
+request that creates it. Every call may be repeated.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ from gigl_loader.workers.rendezvous import Rendezvous
 T = TypeVar("T")
 
 _LEAVE_S = 5.0
-"""Longest wait for the host when leaving. One that has ended is known at once; one that is
-overloaded should still hear of a failure, for which the other servers wait."""
+"""Longest wait for the host when leaving. An ended host is known at once; an overloaded one
+should still learn of a failure, for which the other servers wait."""
 _ANSWER_S = 10.0
-"""Longest wait for the host to take a value, which it does at once."""
+"""Longest wait for the host to store a value, which it does at once."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Publish:
 
 @dataclass(frozen=True)
 class Gather:
-    """Asks for the values of a key; answered once all are there."""
+    """Requests the values of a key; the response comes once all are there."""
 
     name: str
     key: str
@@ -64,7 +64,7 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Leave:
-    """One server leaves a rendezvous: all is agreed on or, with ``failure``, it cannot go on."""
+    """A server leaves a rendezvous: all is agreed on or, with ``failure``, it cannot continue."""
 
     name: str
     rank: int
@@ -86,16 +86,16 @@ class _Rendezvous:
 
 
 class RendezvousTable:
-    """All rendezvous that this server hosts. Thread-safe; nobody waits in here.
+    """All rendezvous that this server hosts. Thread-safe; no method waits.
 
     Args:
-        num_servers: Of the cluster.
+        num_servers: Number of servers in the cluster.
     """
 
     def __init__(self, num_servers: int) -> None:
         self._num_servers = num_servers
-        # guards all below. Futures get results while it is held: their waiters are threads
-        # of a connection or of a producer, which are only woken by that
+        # guards all below. Futures get results while it is held, which only wakes their waiters:
+        # threads of a connection or of a producer
         self._lock = threading.Lock()
         self._by_name: dict[str, _Rendezvous] = {}
 
@@ -108,19 +108,19 @@ class RendezvousTable:
         }
 
     def publish(self, request: Publish) -> Nothing:
-        """Take a server's value of a key."""
+        """Store a server's value of a key."""
         self._check(request.servers, request.rank)
         with self._lock:
             one = self._by_name.setdefault(request.name, _Rendezvous())
-            # for `fail_all`; each says it, since any of them may come first
+            # for `fail_all`; each request has it, since any of them may come first
             one.servers = request.servers
-            # the same value again where the question was asked again after a lost connection
+            # the value is the same if the request is repeated after a lost connection
             one.values.setdefault(request.key, {})[request.rank] = request.value
             self._serve(one, request.key)
         return Nothing()
 
     def gather(self, request: Gather) -> "Future[Gathered]":
-        """Return the values of a key, once all ranks that are named have published theirs."""
+        """Return the values of a key once all named ranks have published theirs."""
         self._check(request.servers)
         request.ranks.check(len(request.servers), "those who are waited for")
         future: Future[Gathered] = Future()
@@ -140,7 +140,7 @@ class RendezvousTable:
         return [request.servers[rank] for rank in missing]
 
     def leave(self, request: Leave) -> Nothing:
-        """Let a server go; its failure, if there is one, ends the waits of all."""
+        """Remove a server; its failure, if any, ends the waits of all."""
         self._check(request.servers, request.rank)
         with self._lock:
             one = self._by_name.setdefault(request.name, _Rendezvous())
@@ -150,8 +150,8 @@ class RendezvousTable:
                 server = request.servers[request.rank]
                 one.failure = f"storage server {server} failed: {request.failure}"
             self._serve_all(one)
-            # no more requests come; a server of many jobs would keep the values of each
-            # producer
+            # no more requests come, and a server of many jobs must not keep each producer's
+            # values
             if len(one.left) >= len(request.servers):
                 del self._by_name[request.name]
         return Nothing()
@@ -162,10 +162,10 @@ class RendezvousTable:
             raise ProtocolError(f"{rank} of {len(servers)} storage servers came to a rendezvous")
 
     def fail_all(self, why: str, server: int | None = None) -> None:
-        """End all waits for a server that is lost; None: all waits."""
+        """End all waits for a lost server; None: all waits."""
         with self._lock:
             for one in self._by_name.values():
-                # others may be starting a producer that does without the lost server
+                # others may be starting a producer without the lost server
                 if server is None or server in one.servers:
                     one.failure = one.failure or why
                     self._serve_all(one)
@@ -176,11 +176,11 @@ class RendezvousTable:
 
     @staticmethod
     def _serve(one: _Rendezvous, key: str) -> None:
-        # complete values are handed out even after the failure of a server: it may have failed
-        # at a later step, which this one hears of when it gets there
+        # complete values are handed out even after a server failed: it may have failed
+        # at a later step, of which this one learns when it gets there
         still, values = [], one.values.get(key, {})
         for request, future in one.waiting.pop(key, []):
-            # all wait for all: an arrival must not look at each value that each of the others wants
+            # all wait for all, so an arrival must not check each value that each of them wants
             if len(values) >= len(request.ranks) and all(rank in values for rank in request.ranks):
                 _answer(future, Gathered(tuple(values[rank] for rank in request.ranks)))
             elif one.failure is not None:
@@ -200,12 +200,12 @@ class ServerRendezvous(Rendezvous):
     """One storage server at one rendezvous: a `gigl_loader.workers.rendezvous.Rendezvous`.
 
     Args:
-        name: Of the rendezvous, the same on all servers.
-        server: This server.
-        servers: All participants; the first one hosts it. A rank is a position among them.
-        timeout_s: Longest wait of each `gather` and `wait_for`.
-        table: On the host.
-        dial: On the others: returns a fresh caller of the host; see ``incarnation`` of `Caller`.
+        name: Name of the rendezvous, the same on all servers.
+        server: Number of this server.
+        servers: All participants; the first one is the host. A rank is a position among them.
+        timeout_s: Longest wait of each `gather` and `wait_for`, in seconds.
+        table: The table, on the host only.
+        dial: On the others, returns a new caller of the host; see ``incarnation`` of `Caller`.
     """
 
     def __init__(
@@ -221,11 +221,11 @@ class ServerRendezvous(Rendezvous):
         super().__init__(servers.index(server), len(servers), timeout_s)
         self._server, self._servers = server, Runs.of(servers)
         self._name, self._table, self._dial = name, table, dial
-        # a connection for this rendezvous alone: answers come in the order of the questions, and
-        # that of a `gather` may be long in coming
+        # a separate connection: responses come in the order of the requests, and a `gather` may
+        # wait long for its response
         self._caller = dial(0) if dial is not None else None
-        # guards `_closed`: a server that fails and one that closes may be two threads, and one
-        # `leave` is sent
+        # guards `_closed`: one thread may fail while another closes, and only one `leave` is
+        # sent
         self._lock = threading.Lock()
         self._closed = False
 
@@ -259,16 +259,16 @@ class ServerRendezvous(Rendezvous):
         if self._caller is not None:
             return self._caller.ask(method, request, answer).wait(limit_s)
         found: Any = getattr(self._table, method)(request)
-        if answer is Nothing:  # done at once; else it is a future
+        if answer is Nothing:  # done at once; otherwise the table returns a future
             return cast("T", found)
         try:
             return cast("T", found.result(limit_s))
         finally:
-            # after a timeout: the table need not serve a request without a waiter
+            # after a timeout the table need not serve the request
             found.cancel()
 
     def fail(self, words: str) -> None:
-        """Tell all servers that this one cannot go on; then leave. Never raises."""
+        """Tell all servers that this one cannot continue; then leave. Never raises."""
         self._leave(words)
 
     def close(self) -> None:
@@ -279,16 +279,16 @@ class ServerRendezvous(Rendezvous):
         with self._lock:
             if self._closed:
                 return
-            # before the host is told, which may take seconds: nobody asks here any more meanwhile
+            # before telling the host, which may take seconds: no request is sent meanwhile
             self._closed = True
         request = Leave(self._name, self.rank, self._servers, failure)
         if self._table is not None:
             self._table.leave(request)
         if self._caller is not None and self._dial is not None:
-            self._caller.close()  # a question that it waits for would be answered first
-            # a host that was started again knows nothing of this
+            self._caller.close()  # else `leave` would wait for the response to a pending request
+            # a restarted host knows nothing of this rendezvous
             with (
                 contextlib.suppress(GiglLoaderError),
                 self._dial(self._caller.incarnation) as caller,
             ):
-                caller.ask("leave", request, Nothing).wait(_LEAVE_S)  # or it is gone
+                caller.ask("leave", request, Nothing).wait(_LEAVE_S)  # unless the host is gone

@@ -1,4 +1,4 @@
-"""`DistServer`: data and methods of a storage server. Its connections are the endpoint's."""
+"""`DistServer`: data and methods of a storage server; its endpoint has the connections."""
 
 import contextlib
 import logging
@@ -55,34 +55,34 @@ from gigl_loader.workers.sampled_input import seed_or_drawn
 
 _log = logging.getLogger(__name__)
 
-# not an argument: the methods are those that `CALLS` names, with a field of the request for each
-# parameter, and a client must not name itself
+# Not an argument: the methods of `CALLS` have a field of the request for each parameter, and a
+# client must not choose its own identity.
 caller: ContextVar[Hashable] = ContextVar("caller", default=THIS_PROCESS)
-"""The client that the request being served came from: ``(job, rank)``, or `OBSERVER`."""
+"""The client whose request is being served: ``(job, rank)``, or `OBSERVER`."""
 OBSERVER = "observer"
-"""Stands for a client that has not joined a job."""
+"""A client that has not joined a job."""
 
 _OWN_SAMPLERS = "gigl_loader.sampler"
 _OVER = "over"
 _LOOK_S, _AFTER_FAILURE_S = 30.0, 1.0
-"""How long one question for the end of the host's producer waits; and the pause after a failure."""
+"""Seconds that one request for the end of the host's producer waits; and a pause after failures."""
 _MOST_GONE = 1 << 16
-"""Clients that are remembered as gone: more than a job has, and few of those before it."""
+"""Most clients to remember as gone: more than a job has."""
 _END_S = 60.0
-"""The most that a closing server waits for a producer's workers to end."""
+"""Longest wait of a closing server for a producer's workers to end, in seconds."""
 
 
 class DistServer(PartitionAnswers):
     """One storage server: a partition, and the producers that sample it for compute processes.
 
-    Methods are thread-safe, and are called by clients through `request_server`: those in
-    ``CALLS``.
+    Methods are thread-safe. Clients call those in ``CALLS`` through
+    `request_server`.
 
     Args:
         dataset: The partition.
-        server_rank: This server among the storage servers.
-        num_servers: How many there are.
-        host: The address of this machine, on which ports are looked for.
+        server_rank: Rank of this server among the storage servers.
+        num_servers: Number of storage servers.
+        host: Address of this machine, on which free ports are searched.
         security: Authentication of processes that call the sampling workers.
         allow_samplers: Packages, modules or classes that clients may name as samplers.
         meet: Returns a rendezvous with other servers, given a name for it, a timeout in seconds
@@ -110,11 +110,11 @@ class DistServer(PartitionAnswers):
         self._gone: OrderedDict[Hashable, None] = OrderedDict()
         """Clients that left, oldest first."""
         self._ends: dict[int, Rendezvous] = {}
-        """By producer id: the rendezvous that learns of the producer's end."""
+        """Rendezvous that learn of a producer's end, by producer id."""
         self._mark = HostMark()
         self._counts = ServerCounts()
         self.connections: Callable[[], dict[str, Any]] = dict
-        """Returns the connected processes; set by the endpoint."""
+        """Returns the connected processes; the endpoint sets it."""
 
     # -- producers ------------------------------------------------------------------------------
 
@@ -128,37 +128,37 @@ class DistServer(PartitionAnswers):
         *,
         request: ProducerRequest | None = None,
     ) -> int:
-        """Start a producer, or return the one that the worker key has; one however many ask.
+        """Start a producer, or return the one of the worker key, which all its ranks share.
 
         Args:
             sampler_input: The input of all servers that take part.
-            sampling_config: How to sample it.
-            worker_options: GLT's ``RemoteDistSamplingWorkerOptions``; ``worker_key`` may be None:
-                nobody shares it.
-            sampler_options: Another sampler.
-            request: Seed, order, and which batches are this server's. None: all are, for one
+            sampling_config: Sampling configuration.
+            worker_options: GLT's ``RemoteDistSamplingWorkerOptions``; a ``worker_key`` of None
+                means that the producer is not shared.
+            sampler_options: Options of another sampler.
+            request: Seed, order and this server's batches. None: all batches, for one
                 consumer.
 
         Raises:
             PeerError: A worker or another server failed; nothing is left.
-            ConfigError: A value cannot work.
+            ConfigError: A value is invalid.
         """
         if request is None:
             drawn = EpochOptions(seed=seed_or_drawn(sampling_config.seed))
             request = ProducerRequest(epoch_options=drawn)
         client = caller.get()
         check_request(request, self.num_servers, client)
-        # before a slot is taken: a refused request leaves nothing that others could wait for
+        # before a slot is taken, so that a refused request leaves nothing to wait for
         for options in (sampler_options, request.epoch_options.feature_store):
             check_leave(options, self._allowed, self.server_rank)
-        # a worker key is of its job: two jobs at a time may name theirs alike
+        # worker keys belong to a job: two jobs at a time may use the same one
         job = client[0] if isinstance(client, tuple) else None
         entry, is_first = self._entries.take(
             job, worker_options.worker_key, request.request_id, self._taking_part(request)
         )
         if not is_first:
-            # to join the others, to start the workers and to connect them: each waits `timeout_s`,
-            # as a rule
+            # to join the others, to start the workers and to connect them: each usually takes at
+            # most `timeout_s`
             entry.ready.wait(3 * request.epoch_options.timeout_s)
             if entry.error is not None:
                 raise entry.error
@@ -174,12 +174,12 @@ class DistServer(PartitionAnswers):
             )
             self._adopt(entry, shared, client)
         except BaseException as error:
-            # before the slot is forgotten and `ready` is set: waiting threads read it then
+            # before the slot is forgotten and `ready` is set, as waiting threads then read it
             entry.error = error
             self._forget(entry.id)
             raise
         finally:
-            entry.ready.set()  # last: waiting threads look at the slot next
+            entry.ready.set()  # last, as waiting threads then read the slot
         return entry.id
 
     def _start(
@@ -190,19 +190,19 @@ class DistServer(PartitionAnswers):
         try:
             check_columns(config, self.dataset.view())
             check_workers(options)
-            # enough for all that a client asks for ahead, and for every thread of every worker to
-            # have a task
+            # enough for all that a client prefetches, and for a task for every thread of every
+            # worker
             capacity = max(options.prefetch_size, options.num_workers * options.worker_concurrency)
             memory = ServerMemory(capacity)
             producer = DistSamplingProducer(
                 self.dataset.weighted_by(request.epoch_options.weight_attr), sampler_input, config,
                 options, memory, sampler_options, epoch_options=request.epoch_options,
             )  # fmt: skip
-        except BaseException as error:  # the other servers wait for this one
+        except BaseException as error:  # told, as the other servers wait for this one
             if rendezvous is not None:
                 rendezvous.fail(f"{type(error).__name__}: {error}")
             raise
-        # not within the block above: it tells the others itself where it fails
+        # outside the block above, as it reports its own failures to the others
         producer.init(rendezvous, self._security)
         client = caller.get()
         job = client[0] if isinstance(client, tuple) else None
@@ -216,41 +216,41 @@ class DistServer(PartitionAnswers):
         )  # fmt: skip
 
     def _rendezvous(self, request: ProducerRequest) -> Rendezvous | None:
-        """Return where this server's workers find those of the other servers."""
+        """Return the rendezvous of this server's workers with those of other servers."""
         if self.meet is None:
             return None
-        name = request.request_id or secrets.token_hex(16)  # without one, nobody comes
+        name = request.request_id or secrets.token_hex(16)  # without an id no other server comes
         return self.meet(name, request.epoch_options.timeout_s, self._taking_part(request))
 
     def _taking_part(self, request: ProducerRequest) -> Runs:
         return request.servers or Runs.of(range(self.num_servers))
 
     def _adopt(self, entry: ProducerEntry, shared: SharedProducer, client: Hashable) -> None:
-        # before the look at `_gone`, and `client_gone` notes there before it looks at the slots:
-        # the second one of the two sees the change of the first
+        # Before reading `_gone`, while `client_gone` writes there before it reads the slots: so
+        # whichever is second sees the change of the first.
         entry.shared = shared
         _log.info(
             "server %d: producer %d (%r) started for %s, workers %s",
             *(self.server_rank, entry.id, shared.key, client, shared.producer.pids),
         )
-        for one in shared.clients:  # not all that ever left: a server serves job after job
+        for one in shared.clients:  # not all that ever left, as a server serves job after job
             if one in self._gone:
                 self.client_gone(one)
-        # a producer without a name is known to nobody else; on the first server, consumers end it
+        # no other server knows a producer without a name; on the first server, consumers end it
         if entry.name and self.meet is not None and self.server_rank != entry.servers[0]:
             new_thread(
                 target=self._end_with_host, args=(entry,), name=f"end of {entry.id}",
                 on_death=lambda _: self._end(entry.id),
             ).start()  # fmt: skip
-        # `close` ends the producers that are up, and this one came up after it had looked
+        # `close` ends the producers that are up, but this one came up after that
         if self._entries.closed:
             shared.close(0.0)
 
     def _end_with_host(self, entry: ProducerEntry) -> None:
-        """End a producer when that of the first server that takes part has ended, or is gone.
+        """End a producer when the host's producer has ended, or the host is gone.
 
-        That is server 0 unless it is lost. A consumer releases its producer there and on the
-        servers that it took batches from: the others never heard of it.
+        The host is the first server that takes part: server 0 unless it is lost. A consumer
+        releases its producer there and on the servers that sent it batches, but on no others.
         """
         try:
             self._await_end(entry)
@@ -261,11 +261,11 @@ class DistServer(PartitionAnswers):
     def _await_end(self, entry: ProducerEntry) -> None:
         assert self.meet is not None
         rendezvous = self.meet(f"{entry.name}: end", _LOOK_S, entry.servers)
-        # for `close`, which ends the wait here by closing it
+        # for `close`, which ends this wait by closing it
         self._ends[entry.id] = rendezvous
         try:
-            # asked in pieces of `_LOOK_S`: when the producer has ended here, this thread ends
-            # within one of them
+            # waits in steps of `_LOOK_S`, so that this thread ends within one of them after the
+            # producer has ended here
             while self._entries.has(entry):
                 try:
                     rendezvous.wait_for(_OVER)
@@ -275,19 +275,19 @@ class DistServer(PartitionAnswers):
                 except PeerLostError:
                     return
                 except PeerError:
-                    time.sleep(_AFTER_FAILURE_S)  # the failure of another server: the host decides
+                    time.sleep(_AFTER_FAILURE_S)  # another server failed: the host decides
         finally:
             self._ends.pop(entry.id, None)
             rendezvous.close()
 
     def _tell_of_end(self, entry: ProducerEntry) -> None:
-        """Let the other servers end theirs; one whose producer failed only leaves."""
+        """Make the other servers end their producers; after a failure, only leave."""
         if not entry.name or self.meet is None:
             return
         is_host = self.server_rank == entry.servers[0]
         if not is_host and entry.shared is not None:
             return  # `_end_with_host` waits there, and leaves
-        with contextlib.suppress(GiglLoaderError):  # the host is gone, and all it knew
+        with contextlib.suppress(GiglLoaderError):  # the host is gone, with all that it knew
             rendezvous = self.meet(f"{entry.name}: end", _LOOK_S, entry.servers)
             if is_host:
                 rendezvous.publish(_OVER, b"")
@@ -297,7 +297,7 @@ class DistServer(PartitionAnswers):
         entry = self._entries.forget(producer_id)
         if entry is None:
             return None
-        # here, since a producer that failed to start is forgotten, too, and others may wait for its
+        # here, since a producer that failed to start is forgotten too, and others may wait for its
         # end
         self._tell_of_end(entry)
         return entry.shared
@@ -306,7 +306,7 @@ class DistServer(PartitionAnswers):
         """Return a producer that is up, for one of its consumers; None: for any of them.
 
         Raises:
-            UsageError: There is none, or the client that asks is not that one.
+            UsageError: There is no such producer, or the client is not that consumer.
         """
         shared = self._entries.producer(producer_id)
         shared.check_client(caller.get(), consumer)
@@ -314,11 +314,11 @@ class DistServer(PartitionAnswers):
 
     @served
     def destroy_sampling_producer(self, producer_id: int, *, linger_s: float = LINGER_S) -> None:
-        """End a producer, in spite of its other consumers.
+        """End a producer even if it has other consumers.
 
         Args:
             producer_id: From `create_sampling_producer`.
-            linger_s: How long the workers may go on answering those of other servers.
+            linger_s: Seconds that the workers may go on serving those of other servers.
 
         Raises:
             UsageError: There is no such producer.
@@ -330,17 +330,17 @@ class DistServer(PartitionAnswers):
     def release_sampling_producer(
         self, producer_id: int, consumer: int = 0, *, linger_s: float = LINGER_S
     ) -> None:
-        """Let a consumer go; the producer ends with the last one. Idempotent.
+        """Remove a consumer; the producer ends with the last one. Idempotent.
 
         Args:
             producer_id: From `create_sampling_producer`.
             consumer: Number of the consumer.
-            linger_s: How long the workers may go on answering those of other servers.
+            linger_s: Seconds that the workers may go on serving those of other servers.
 
         Raises:
             UsageError: There never was such a producer, or consumer.
         """
-        # asked again after a lost connection, or once a client is gone: there is nothing left to do
+        # repeated after a lost connection, or the client is gone: there is nothing left to do
         if self._entries.is_over(producer_id):
             return
         if self.producer(producer_id, consumer).release(consumer):
@@ -349,7 +349,7 @@ class DistServer(PartitionAnswers):
     def _end(self, producer_id: int, linger_s: float = LINGER_S) -> None:
         shared = self._forget(producer_id)
         if shared is not None:
-            # first: until then batches are counted, and would enter the producer's sums again
+            # first, as batches are counted until then, and would enter the producer's sums again
             shared.close(linger_s)
             self._counts.forget(producer_id)
             _log.info(
@@ -365,7 +365,7 @@ class DistServer(PartitionAnswers):
         Args:
             producer_id: From `create_sampling_producer`.
             epoch: With the seed it decides the shuffle and every draw.
-            request: Consumer, attempt and batches. None: of consumer 0, all of this server's.
+            request: Consumer, attempt and batches. None: consumer 0, all batches of this server.
 
         Returns:
             Whether batches come without rows; see ``EpochOptions.asks_for_rows``.
@@ -379,7 +379,7 @@ class DistServer(PartitionAnswers):
 
     @served
     def cancel_epoch_sampling(self, producer_id: int, request: EpochRequest) -> None:
-        """Break the epoch of one consumer off; that of a producer that is over is broken off.
+        """Cancel the epoch of one consumer; nothing to do if the producer has ended.
 
         Raises:
             UsageError: There never was such a producer.
@@ -425,7 +425,7 @@ class DistServer(PartitionAnswers):
             PeerError: A worker died, stalled or raised.
         """
         shared = self.producer(producer_id)
-        # it came over the network, and a negative index would be read from the end of the input
+        # it came over the network, and a negative index would count from the end of the input
         if index.dtype != torch.int64 or index.dim() != 1 or not shared.has_seeds(index):
             raise ProtocolError(
                 f"producer {producer_id} was asked for seeds at {index.dtype} "
@@ -437,7 +437,7 @@ class DistServer(PartitionAnswers):
 
     @served
     def memory_mark(self) -> Mark:
-        """Return the data by which a client finds out whether it can map this process's memory."""
+        """Return the data with which a client can test whether it can map this process's memory."""
         return self._mark.mark
 
     @served
@@ -446,11 +446,11 @@ class DistServer(PartitionAnswers):
         return self.producer(producer_id).describe_workers()
 
     def client_gone(self, client: Hashable) -> None:
-        """Release all that a client has: it ended, or can no longer be reached."""
-        # before the look: `_adopt` asks again for those that are starting
+        """Release everything of a client that ended or cannot be reached any more."""
+        # before reading the slots, as `_adopt` checks again for producers that are starting
         self._gone[client] = None
         while len(self._gone) > _MOST_GONE:
-            self._gone.popitem(last=False)  # one step: clients leave in threads of their own
+            self._gone.popitem(last=False)  # one step, as clients leave in separate threads
         _at_once(
             self._release_of_gone,
             [
@@ -461,19 +461,19 @@ class DistServer(PartitionAnswers):
         )
 
     def client_back(self, client: Hashable) -> None:
-        """Let a client have producers again that was given up and came back."""
+        """Allow producers again for a client that was given up and came back."""
         self._gone.pop(client, None)
 
     def _release_of_gone(self, producer_id: int, consumer: int, client: Hashable) -> None:
         _log.info("server %d: client %s left producer %d", self.server_rank, client, producer_id)
-        try:  # no lingering: all callers of the workers belong to the same client
+        try:  # no lingering, as all callers of the workers belong to this client
             self.release_sampling_producer(producer_id, consumer, linger_s=0.0)
         except GiglLoaderError as error:  # released or destroyed meanwhile
             _log.debug("%s", error)
 
     def close(self) -> None:
         """End all producers. Idempotent."""
-        # first: a producer that comes up from here on ends itself
+        # first, so that a producer that comes up from here on ends itself
         ids = self._entries.close()
         # wakes the threads of `_end_with_host`, which would wait for hosts that may be gone
         for rendezvous in list(self._ends.values()):
@@ -488,7 +488,7 @@ class DistServer(PartitionAnswers):
         """Return this server's state as plain values."""
         view = self.dataset.view()
         shared, starting = self._entries.started(), self._entries.starting()
-        # its lock is given back before those of the producers are taken
+        # its lock is released before the producers' locks are taken
         connections = self.connections()
         producers = {number: producer.status() for number, producer in shared.items()}
         failed = sorted(number for number, one in producers.items() if one["failed"] is not None)
@@ -520,12 +520,12 @@ class DistServer(PartitionAnswers):
 
     @served
     def ping(self) -> int:
-        """Return this process's id: it lives, and answers."""
+        """Return this process's id, which shows that it is alive."""
         return os.getpid()
 
 
 def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
-    """Make all ``calls``, each in a thread: the end of a producer may wait for other servers'."""
+    """Make all ``calls``, each in a thread, as a producer's end may wait for other servers."""
     threads = [
         new_thread(
             target=function, args=args, name=f"{function.__name__} {args}",
@@ -536,13 +536,13 @@ def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) ->
     for thread in threads:
         thread.start()
     for thread in threads:
-        # daemons: a process that has to end does so, though the workers of some producer do not
+        # daemons, so that the process can end even if some producer's workers do not
         thread.join(_END_S)
 
 
 CALLS = calls_of(DistServer)
 """Every method of `DistServer` that clients may call over the network.
 
-Fetches of loaders are not among them: a batch is lent or packed by `BatchSender`, and received into
+Loaders' fetches are not among them: `BatchSender` lends or packs a batch, which is received into
 memory of a pool.
 """

@@ -27,31 +27,31 @@ from gigl_loader.workers.producer import DistSamplingProducer
 
 _log = logging.getLogger(__name__)
 
-# a batch wakes the thread at once; this is how late it notices that it is to end, or that workers
-# stand still
+# Seconds: a batch wakes the thread at once; this is how late it notices that it has to end, or that
+# workers stall.
 _POLL_S = 0.25
 _STALL_SHARE = 0.8
-"""Part of consumers' deadline after which workers without progress are replaced: so that another
+"""Share of consumers' deadline after which workers without progress are replaced, so that another
 worker's batch comes in time."""
 _MOST_WAITING = 256
-"""Fetches of one consumer that may wait at once; more are a broken client."""
+"""Most fetches of one consumer that may wait at once; more mean a broken client."""
 THIS_PROCESS = "this process"
-"""Free to fetch any batch: the server itself."""
+"""Client that may fetch any batch: the server itself."""
 Fetched = tuple[Received | None, bool]
 """(a batch or None, whether the consumer's epoch is over)."""
 Pack = Callable[[Received | None, bool], Any]
-"""Makes the answer to a fetch of those two."""
+"""Makes the response to a fetch from these two."""
 _STALE: Fetched = (None, False)
 
 
 def as_it_is(received: Received | None, is_over: bool) -> Fetched:
-    """Return both, where they do not travel."""
+    """Return both unchanged, for a fetch within this process."""
     return received, is_over
 
 
 @dataclass(frozen=True, eq=False)
 class _Fetch:
-    """A fetch that is to be answered."""
+    """A fetch that waits for its response."""
 
     answer: "Future[Any]"
     pack: Pack = as_it_is
@@ -66,10 +66,10 @@ class _Consumer:
 
     waiting: deque[_Fetch] = field(default_factory=deque)
     connection: int = 0
-    """Number of the connection that the last fetch came on; older ones do not count any more."""
+    """Number of the connection of the last fetch; older connections are ignored."""
 
     def take_waiting(self) -> list[_Fetch]:
-        """Return the fetches that wait, for the caller to answer."""
+        """Remove and return the waiting fetches."""
         waiting = list(self.waiting)
         self.waiting.clear()
         return waiting
@@ -79,7 +79,7 @@ class _Consumer:
 class Clients(Sequence[Hashable]):
     """The compute processes of one job that share a producer, by consumer number.
 
-    Each is ``(job, rank)``. A server has one for each producer, and thousands may share that.
+    Each is ``(job, rank)``. A server has one such sequence per producer, perhaps with thousands.
     """
 
     job: Hashable
@@ -98,19 +98,19 @@ class Clients(Sequence[Hashable]):
         return job == self.job and rank in self.ranks
 
     def index(self, client: Any, *_: Any) -> int:
-        """Return the number of a client that is one of these."""
+        """Return the number of a client, which must be one of these."""
         return self.ranks.index(client[1])
 
 
 class SharedProducer:
-    """Feeds each consumer from its own stream. Nobody waits in here but the pumping thread.
+    """Feeds each consumer from its own stream. Only the pumping thread waits in here.
 
     ::
 
         fetch() --taken at once, or--> waiting --> pump thread: worker's batch arrived --> Future
 
-    A consumer has at most ``limit`` batches started and not fetched, and fewer where those would
-    take more than ``limit_bytes``; so a slow one holds up nobody but itself. ``count`` gets
+    A consumer has at most ``limit`` batches started and not fetched, fewer if those would
+    take more than ``limit_bytes``; so a slow one delays only itself. ``count`` gets
     the measurements of each batch that is handed out.
     """
 
@@ -127,19 +127,19 @@ class SharedProducer:
         self.key, self.producer = key, producer
         self._memory, self._request, self._limit_bytes = memory, request, limit_bytes
         self._limit, self._count = memory.capacity, count
-        # guards all of the consumers, and is taken before the producer's lock, which never asks for
-        # this one. Taken twice by one thread where a failure is found while batches are served, see
-        # `_serve_all`
+        # Guards all of the consumers. Taken before the producer's lock, whose holder never takes
+        # this one. Re-entrant, as a failure may be found while batches are served; see
+        # `_serve_all`.
         self._lock = threading.RLock()
         self._clients = clients
         self._consumers: dict[int, _Consumer] = {}
-        """Those that came: of thousands that may come, a server is asked by a few."""
+        """Consumers that came: of thousands that might, few send requests to a server."""
         self._released: set[int] = set()
         self._hungry: dict[int, None] = {}
         """Consumers whose fetches wait."""
         self._limited = self._limit
-        # held for a whole batch, before `_lock`: the producer has one such batch at a time, and
-        # pumps on
+        # held for a whole batch, before `_lock`: the producer has one such batch at a time, while
+        # pumping continues
         self._one_at_once = threading.Lock()
         self._fatal: GiglLoaderError | None = None
         self._closing = False
@@ -157,9 +157,9 @@ class SharedProducer:
     # -- consumers ------------------------------------------------------------------------------
 
     def start_epoch(self, epoch: int, request: EpochRequest) -> bool:
-        """Begin a consumer's epoch; the rest of the one before is dropped.
+        """Begin a consumer's epoch; the rest of the previous one is dropped.
 
-        Once for each attempt, however often it is asked.
+        Repeated requests begin it only once for each attempt.
 
         Returns:
             Whether its batches come without rows.
@@ -173,28 +173,28 @@ class SharedProducer:
             self._check()
             attempt = request.attempt
             if attempt is not None and attempt == self.producer.stream(request.consumer).attempt:
-                return self.producer.rows_apart  # asked again after a lost connection
+                return self.producer.rows_apart  # repeated after a lost connection
             batches: Sequence[int]
             if request.batches is None:
                 total = self.producer.num_batches
                 batches = share_of_batches(total, self._request, request.consumer)
             else:
                 batches = request.batches.tolist()
-            # taken out before the next epoch begins, or its first batches would answer fetches of
+            # removed before the next epoch begins, or its first batches would go to fetches of
             # the last one
             stale = consumer.take_waiting()
             try:
                 self.producer.start_epoch(attempt or epoch, batches, stream=request.consumer)
             finally:
-                # nothing is packed for these, so it may be done with the lock held
+                # nothing is packed for these, so the lock may be held
                 _answer([(one, _STALE) for one in stale])
             return self.producer.rows_apart
 
     def cancel_epoch(self, request: EpochRequest) -> None:
-        """Break a consumer's epoch off, if it is still the one of ``request.attempt``."""
+        """Cancel a consumer's epoch if its attempt is still ``request.attempt``."""
         with self._lock:
             consumer = self._get(request.consumer)
-            # a late one, of an epoch that the next one has replaced already
+            # a late request, for an epoch that the next one has replaced already
             if request.attempt not in (None, self.producer.stream(request.consumer).attempt):
                 return
             self.producer.cancel_epoch(stream=request.consumer)
@@ -203,17 +203,17 @@ class SharedProducer:
     def fetch(
         self, request: FetchRequest, connection: int = 0, pack: Pack = as_it_is
     ) -> "Future[Any]":
-        """Return a batch of a consumer, as soon as there is one; never waits.
+        """Return a future of a consumer's next batch; never waits.
 
-        A fetch of an earlier position than the next means that answers were lost: the consumer's
+        A fetch of an earlier position than the next means that responses were lost: the consumer's
         stream starts again there. Batches are functions of seed, epoch and index, so that sampling
         them again gives the same bits.
 
         Args:
-            request: Which batch. One of another attempt than the one under way gets nothing.
-            connection: Number of the connection that it came on. An older one than the last is not
-                listened to any more.
-            pack: Makes the answer, with no lock held.
+            request: The batch to fetch. One of another attempt than the current one gets none.
+            connection: Number of the request's connection. One older than the last is
+                ignored.
+            pack: Makes the response; called without a lock.
         """
         fetch = _Fetch(Future(), pack)
         with self._lock:
@@ -223,7 +223,7 @@ class SharedProducer:
             if stream.attempt is None:
                 raise UsageError(f"producer {self.key!r}: fetch before start_new_epoch_sampling")
             current = request.position is None or request.attempt == stream.attempt
-            # no error: the client sent this before it broke the epoch off, and drops the response
+            # no error: the client sent this before it cancelled the epoch, and drops the response
             if stream.is_broken_off or not current or connection < consumer.connection:
                 _answer([(fetch, _STALE)])
                 return fetch.answer
@@ -232,23 +232,23 @@ class SharedProducer:
             if connection > consumer.connection:  # nobody reads responses on the former one
                 consumer.connection = connection
                 _answer([(one, _STALE) for one in consumer.take_waiting()])
-            # first how far it is: the thread that pumps may file a failure now, which begins with
-            # the error. An epoch that failed is not sampled again: these fetches get its error
+            # Read the position first: the pumping thread may file a failure now, beginning with
+            # the error. A failed epoch is not sampled again, so these fetches get its error.
             taken = stream.taken
             if request.position is not None and stream.error is None:
                 self._go_to(request.consumer, consumer, request.position, taken)
             consumer.waiting.append(fetch)
             self._hungry[request.consumer] = None
-            # arrived batches are taken at once, without waking the other thread
+            # takes arrived batches at once, without waking the other thread
             done = self._serve(request.consumer, consumer)
-        # without the lock: whole batches are packed
+        # without the lock, as whole batches are packed
         _answer(done)
         return fetch.answer
 
     def sample(self, index: Tensor) -> Received:
         """Return the batch of the seeds at ``index`` (``[n]`` int64), beside all epochs.
 
-        Several that are asked for at once come one after another.
+        Several concurrent requests are served one after another.
 
         Raises:
             PeerError: A worker died, stalled or raised.
@@ -260,7 +260,7 @@ class SharedProducer:
             with self._lock:
                 self._check()
                 self.producer.start_at_once(index)
-                # in place of one that was given up
+                # in place of a batch that was given up
                 self._consumers[AT_ONCE_STREAM] = _Consumer(deque([fetch]))
                 self._hungry[AT_ONCE_STREAM] = None
             try:
@@ -278,14 +278,14 @@ class SharedProducer:
         return bool(((index >= 0) & (index < self.producer.input_len)).all())
 
     def _go_to(self, number: int, consumer: _Consumer, position: int, taken: int) -> None:
-        """Let the stream stand at ``position``: it does, unless responses were lost."""
-        # fetches are sent ahead, so that positions run in front of batches handed out
+        """Move the stream to ``position``, where it is already unless responses were lost."""
+        # fetches are sent ahead, so their positions precede the batches handed out
         if position > taken + len(consumer.waiting):
             raise ProtocolError(
                 f"producer {self.key!r}: consumer {number} asks for position {position}, but it "
                 f"had {taken} batches of this epoch"
             )
-        # handed out is not received: batches on a lost connection come again
+        # handed out does not mean received: batches on a lost connection come again
         if position < taken:
             _log.info(
                 "producer %r: answers to consumer %d were lost; its batches from position %d on "
@@ -295,7 +295,7 @@ class SharedProducer:
             self.producer.put_back(number, position)
 
     def check_client(self, client: Hashable, number: int | None = None) -> None:
-        """Refuse a client that is not consumer ``number``, or none of them where that is None.
+        """Refuse a client that is not consumer ``number``; None: that is no consumer at all.
 
         Raises:
             UsageError: It is not; or there never was such a consumer.
@@ -308,7 +308,7 @@ class SharedProducer:
             raise UsageError(f"client {client} asked for what is {who}producer {self.key!r}'s")
 
     def release(self, number: int) -> bool:
-        """Let a consumer go, its epoch broken off; return whether it was the last. Idempotent.
+        """Remove a consumer and cancel its epoch; return whether it was the last. Idempotent.
 
         Raises:
             UsageError: There never was such a consumer.
@@ -316,7 +316,7 @@ class SharedProducer:
         with self._lock:
             if not 0 <= number < len(self._clients):
                 raise UsageError(f"producer {self.key!r} has no consumer {number}")
-            if number in self._released:  # asked again after a lost connection
+            if number in self._released:  # repeated after a lost connection
                 return False
             self._released.add(number)
             consumer = self._consumers.get(number)
@@ -324,7 +324,7 @@ class SharedProducer:
                 return self._all_released
             with contextlib.suppress(GiglLoaderError):  # workers that are gone sample nothing
                 self.producer.cancel_epoch(stream=number)
-            # drops its batches in progress, so that workers have room for the other consumers
+            # drops its batches in progress, which makes room at workers for other consumers
             self.producer.remove_stream(number)
             _answer([(one, _STALE) for one in consumer.take_waiting()])
             return self._all_released
@@ -335,7 +335,7 @@ class SharedProducer:
 
     @property
     def clients(self) -> Sequence[Hashable]:
-        """Processes that take its batches, by consumer number; those that have released it, too."""
+        """Processes that take batches, by consumer number, including those that released it."""
         return self._clients
 
     def consumers_of(self, client: Hashable) -> list[int]:
@@ -348,7 +348,7 @@ class SharedProducer:
     def _get(self, number: int) -> _Consumer:
         if not 0 <= number < len(self._clients) or number in self._released:
             raise UsageError(f"producer {self.key!r} has no consumer {number}, or released it")
-        # a stream for each that comes, and none for thousands that take no batch from this server
+        # a stream for each consumer that comes, not for thousands that take no batch here
         if number not in self._consumers:
             self._consumers[number] = _Consumer()
             if number > 0:  # a producer has one stream from the start
@@ -364,7 +364,7 @@ class SharedProducer:
     # -- batches --------------------------------------------------------------------------------
 
     def _serve(self, number: int, consumer: _Consumer) -> _Answers:
-        """Take arrived batches for the fetches that wait."""
+        """Take arrived batches for the waiting fetches."""
         done: _Answers = []
         while consumer.waiting:
             if consumer.waiting[0].answer.cancelled():  # its connection is over
@@ -375,7 +375,7 @@ class SharedProducer:
             except SamplingError as error:
                 _log.error("producer %r: %s", self.key, error)
                 return done + [(one, error) for one in consumer.take_waiting()]
-            # the end goes on below: it answers the fetch that the client ends its epoch with
+            # the end continues below: it is the response to the client's last fetch of the epoch
             if received is None and not is_over:
                 break
             if received is not None and self._count is not None and number != AT_ONCE_STREAM:
@@ -386,11 +386,11 @@ class SharedProducer:
     def _pump_all(self) -> None:
         while not self._closing:
             try:
-                # without the lock, so that fetches are answered and epochs begin while workers are
-                # waited for
+                # without the lock, so that fetches get responses and epochs begin during this
+                # wait
                 self.producer.pump(_POLL_S)
             except GiglLoaderError as error:
-                # workers that are told to end do so while they are pumped: then that is no failure
+                # if workers end because they were told to while being pumped, that is no failure
                 if not self._closing:
                     self._fail(error)
                 return
@@ -400,12 +400,12 @@ class SharedProducer:
     def _serve_all(self) -> None:
         done: _Answers = []
         with self._lock:
-            # slots grow with the batches; one at least, or a consumer with large batches would get
+            # slots grow with the batches; at least one, or a consumer with large batches would get
             # none
             largest = max(self._memory.largest, 1)
             self._limit_all(max(1, min(self._limit, self._limit_bytes // largest)))
-            # a list, since served ones leave. Not all consumers: thousands may share a
-            # producer, and few of them wait
+            # A list, since served consumers leave. Not all consumers, as thousands may share a
+            # producer, and few of them wait.
             for number in list(self._hungry):
                 consumer = self._consumers[number]
                 try:
@@ -423,10 +423,10 @@ class SharedProducer:
                 self.producer.limit_stream(number, limit)
 
     def _fail(self, error: GiglLoaderError) -> None:
-        """Give up: hand an error to all consumers, now and from now on."""
+        """Give up: all consumers get an error, now and later."""
         failed: list[_Fetch] = []
         with self._lock:
-            # first, and with the lock: a fetch that comes later finds it, one that came before is
+            # first, under the lock: later fetches find it, and earlier ones are
             # in `waiting`
             self._fatal = error
             for consumer in self._consumers.values():
@@ -458,8 +458,8 @@ class SharedProducer:
         """End the workers. Fetches that wait fail. Idempotent."""
         # before the workers end, or the thread would take their end for a failure
         self._closing = True
-        # a turn of it, and the start of a worker in another's place. No longer: `shutdown` ends
-        # what it does
+        # long enough for one turn, and for the start of a replacement worker. No longer, as
+        # `shutdown` ends both
         self._thread.join(2 * _POLL_S + 5.0)
         self.producer.shutdown(linger_s)
         with self._lock:
@@ -470,14 +470,14 @@ class SharedProducer:
 
 def _answer(answers: _Answers) -> None:
     for fetch, found in answers:
-        # else it was cancelled: its connection is over, and the position is asked for on the next
+        # else it was cancelled: its connection is over, and the next one requests the position
         if fetch.answer.set_running_or_notify_cancel():
             try:
                 if isinstance(found, GiglLoaderError):
                     fetch.answer.set_exception(found)
                 else:
                     fetch.answer.set_result(fetch.pack(*found))
-            except Exception as error:  # raised here, nobody would be answered
+            except Exception as error:  # sent, as raising it here would leave fetches waiting
                 fetch.answer.set_exception(error)
 
 
@@ -485,7 +485,7 @@ def share_of_batches(total: int, request: ProducerRequest, consumer: int) -> ran
     """Return the batches that this server samples for one consumer, of ``total`` in an epoch."""
     if request.shard is None:
         return range(0)
-    # a slice of a range is a range: it takes no memory for the batches of an epoch
+    # a slice of a range is a range, which takes no memory for an epoch's batches
     return range(request.shard, total, request.num_shards)[consumer :: request.num_consumers]
 
 
@@ -497,13 +497,13 @@ class OwnBatches(Sequence[tuple[int, int]]):
     """
 
     total: int
-    """Batches of an epoch."""
+    """Number of batches in an epoch."""
     num_shards: int
     num_consumers: int = 1
     consumer: int = 0
 
     def __len__(self) -> int:
-        # in a round each consumer has one batch of each shard; of the rest, the first `num_shards`
+        # in each round a consumer gets one batch of each shard; of the rest, the first `num_shards`
         # batches are consumer 0's, the next ones consumer 1's
         rounds, rest = divmod(self.total, self.num_shards * self.num_consumers)
         last = min(max(rest - self.consumer * self.num_shards, 0), self.num_shards)

@@ -59,7 +59,7 @@ from gigl_loader.workers.schedule import num_batches
 _log = logging.getLogger(__name__)
 
 _AGAIN_S = 0.2
-"""Between two attempts to go on after a server was lost."""
+"""Seconds between two attempts to continue after a server was lost."""
 
 
 class RemoteSource:
@@ -68,14 +68,14 @@ class RemoteSource:
     A `gigl_loader.loader.batch_source.BatchSource`.
 
     Args:
-        create: The servers' method that makes a producer.
+        create: The servers' method that creates a producer.
         dataset: A ``RemoteDistDataset``.
         inputs: One ``NodeSamplerInput`` per server, empty where a server has none. The loader's
             seeds are their concatenation, in server order.
-        config: The sampling to do.
+        config: Sampling configuration.
         options: GLT's ``RemoteDistSamplingWorkerOptions``.
-        sampler_options: Another sampler.
-        epoch_options: Seed, order, deadline.
+        sampler_options: Options of another sampler.
+        epoch_options: Seed, order and deadline.
         pin_memory: Receive into page-locked memory.
         shard: ``"world"``: the input is the same on all ranks, and this one may ask for any batch.
     """
@@ -101,20 +101,20 @@ class RemoteSource:
                 f"{len(inputs)} for servers {self._servers}"
             )
         self._cluster = current_cluster()
-        # any server may have to sample for a lost one, so none may be left out
+        # any server may have to sample for a lost one, so all must be named
         if sorted(self._servers) != list(range(self._cluster.num_servers)):
             raise ConfigError(
                 f"worker_options.server_rank must name all {self._cluster.num_servers} "
                 f"storage servers, got {self._servers}"
             )
         self._config, self._sampler_options = config, sampler_options
-        # the caller's object may be used for another loader, with other servers
+        # a copy, as the caller may use its object for another loader with other servers
         self._options = copy.copy(options)
         self._options.server_rank = self._servers
         self.epoch_options = replace(epoch_options, asks_for_rows=True)
         self._pin_memory, self._shard = pin_memory, shard
-        # whole, and sent to each server: so each can sample any batch, in the place of a lost one
-        # too
+        # each server gets the whole input, so that it can sample any batch, also for a lost
+        # server
         self._input = concatenated(inputs)
         self._active = those_of(
             self._servers,
@@ -133,17 +133,17 @@ class RemoteSource:
         self._live: Sequence[int] = self._servers
         """Servers that take part: all but those that are lost and have replicas."""
         self._sampling = self._active
-        """Those of them that have batches."""
+        """Servers among them that have batches."""
         self._ranks = NOBODY
         self._create = create
         self._attempt: Attempt | None = None
         self._to_come: dict[int, int] = {}
-        """By position in the epoch: the batches that were not handed out, as `start_epoch` got
-        them."""
+        """Batches that were not handed out, by position in the epoch, as given to
+        `start_epoch`."""
         self._places: list[int] = []
-        """Positions in the epoch of the batches that the channel was asked for."""
+        """Positions in the epoch of the batches requested from the channel."""
         self._rows: FillingChannel | None = None
-        """Fills batches that come without rows; None: they came with them so far."""
+        """Fills batches that come without rows; None: so far they came with rows."""
         self._machine_rows: MachineRows | None = None
 
     # -- start ----------------------------------------------------------------------------------
@@ -151,19 +151,19 @@ class RemoteSource:
     def open(self, turns: StartTurns) -> None:
         """Create the producers, one per worker key and server, and open the channel.
 
-        All compute processes have to call it. The lowest rank of each key asks all servers at once.
+        All compute processes must call it. The lowest rank of each key calls all servers at once.
 
         Args:
-            turns: When the leaders ask.
+            turns: When the leaders call the servers.
 
         Raises:
-            PeerError: A producer could not be started, for whichever rank.
-            ConfigError: Ranks share a key and differ in their input.
+            PeerError: A producer could not be started for some rank.
+            ConfigError: Ranks share a key but differ in their input.
         """
         rank, world_size = self._cluster.rank, self._cluster.world_size
         key = self._options.worker_key or f"rank {rank}"
         how = (self._config, self.epoch_options.expansion)
-        # a digest and not the input: rank 0 compares those of all ranks
+        # a digest instead of the input, as rank 0 compares those of all ranks
         digest = digest_of(self._input, how, self._active)
         batches = options_of_batches(self._config, self._sampler_options, self.epoch_options)
         shared = {"shard": self._shard, **batches}
@@ -172,16 +172,16 @@ class RemoteSource:
         of_rows = rows.offer if rows is not None else None
         proposal = Proposal(key, digest, self.epoch_options, shared, self._seeds_told(), of_rows)
         terms = decide_with_ranks(proposal, world_size, Proposal, settle, Terms)
-        # on all ranks at once, as all were told the same: no rank is left waiting for producers
+        # raised on all ranks alike, so that no rank is left waiting for producers
         if terms.error is not None:
             raise ConfigError(terms.error)
         self._machine_rows = rows.agreed(terms.rows) if rows is not None else None
         group = terms.of(rank, key, self.epoch_options)
         ranks, leader = group.ranks, group.ranks[0]
-        # in one epoch for all ranks, one seed and order count; else those of the ranks that share
+        # if all ranks share an epoch, one seed and order apply; else those of the ranks that share
         # producers
         options = terms.first if self._shard == "world" else group.options
-        # None: another rank creates the producers, and tells of them
+        # None: another rank creates the producers and sends their ids
         outcome: Any = None
         if group.differ:
             outcome = ConfigError(
@@ -192,8 +192,8 @@ class RemoteSource:
         elif rank == leader:
             turns.wait_as_leader(terms.place(rank))
             outcome = self._create_all(ranks, options)
-        # told and not raised: the other ranks wait in the next exchange, and are to fail with these
-        # words
+        # sent and not raised, as the other ranks wait in the next exchange, and have to fail with
+        # this error
         failure = describe(outcome) if isinstance(outcome, Exception) else None
         made = ByServer.of(outcome) if isinstance(outcome, Mapping) else None
         told = Outcome(made, failure)
@@ -215,9 +215,9 @@ class RemoteSource:
     def _create_all(
         self, ranks: Runs, epoch_options: EpochOptions
     ) -> Mapping[int, int] | Exception:
-        """Return the ids of fresh producers by server, or why there are none.
+        """Return the ids of new producers by server, or the reason for a failure.
 
-        Servers that are lost meanwhile are done without, or waited for.
+        If servers are lost meanwhile, replicas take their place, or it waits for them.
         """
         limit = self.epoch_options.reconnect_timeout_s
         deadline, options = time.monotonic() + limit, self._options
@@ -225,7 +225,7 @@ class RemoteSource:
             request_id = secrets.token_hex(16)
             try:
                 self._choose_servers(deadline)
-            except Exception as error:  # for good: it was waited for as long as that helps
+            except Exception as error:  # final: waiting any longer would not help
                 return error
             try:
                 self._producers.create(
@@ -237,21 +237,21 @@ class RemoteSource:
                     return error
                 _log.warning("%s; the producers are created again", error)
                 options = copy.copy(self._options)
-                options.worker_key = request_id  # its own name has the former attempts
+                options.worker_key = request_id  # a new name, as the old one has former attempts
                 time.sleep(_AGAIN_S)
-            # any error: the other ranks would wait for this one
+            # any error, as the other ranks would wait for this one
             except Exception as error:
                 return error
 
     def _adopt(
         self, own: Any, failure: Exception | None, ranks: Runs, epoch_options: EpochOptions
     ) -> None:
-        # before a failure is raised: the producers are known then, and this rank's share of them is
+        # before a failure is raised, so that this rank's share of the known producers is
         # released
         if isinstance(own, Mapping) and self._cluster.rank != ranks[0]:
             self._adopt_from_leader(own)
         self._consumer, self._num_consumers = ranks.index(self._cluster.rank), len(ranks)
-        # where one rank failed, all release their producers: a loader on some of the ranks is
+        # if one rank failed, all release their producers: a loader on only some ranks is
         # useless
         if failure is not None:
             self._broken = True
@@ -262,15 +262,15 @@ class RemoteSource:
         self._open_channel()
 
     def _adopt_from_leader(self, ids: Mapping[int, int]) -> None:
-        """Use the producers of the leader, which may have seen a server come back before this."""
+        """Use the producers of the leader, which may have noticed a server's return earlier."""
         self._live = Runs.of(sorted(ids))
         deadline = time.monotonic() + self.epoch_options.reconnect_timeout_s
-        with contextlib.suppress(GiglLoaderError):  # an epoch finds it out, too
+        with contextlib.suppress(GiglLoaderError):  # the epoch will find it out
             self._cluster.await_servers(deadline, self._live)
         self._producers.adopt(ids)
 
     def _open_channel(self) -> None:
-        # where all servers with input are lost, others sample for them
+        # if all servers with input are lost, others sample for them
         self._sampling = those_of(self._active, set(self._live)) or self._live
         self.channel = RemoteReceivingChannel(
             self._sampling,
@@ -287,7 +287,7 @@ class RemoteSource:
     def _filling_channel(self) -> FillingChannel:
         if self._rows is None:
             options = self.epoch_options
-            # as many as the channel may have on its way, of all servers; two at least, so that one
+            # as many as the channel may have on its way from all servers; at least two, so that one
             # can be filled while one is taken
             room = max(2, self._options.prefetch_size * max(1, len(self._active)))
             self._rows = FillingChannel(
@@ -299,13 +299,13 @@ class RemoteSource:
     def _own_share(self) -> OwnBatches:
         total = num_batches(self.input_len, self._config.batch_size, self._config.drop_last)
         num_shards = max(1, len(self._active))
-        if self._shard == "world":  # the loader says which of all are this process's
+        if self._shard == "world":  # the loader decides which batches are this process's
             return OwnBatches(total, num_shards)
         return OwnBatches(total, num_shards, self._num_consumers, self._consumer)
 
     @property
     def num_batches(self) -> int:
-        """Batches of an epoch that are this process's."""
+        """Number of this process's batches in an epoch."""
         return len(self._share)
 
     # -- epochs ---------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ class RemoteSource:
         self._attempt, self._to_come = attempt, dict(enumerate(batches))
         with self._noting_failures():
             try:
-                # between two epochs: a server that is back would cost the epoch under way its
+                # between two epochs, as taking a server in again costs the current epoch its
                 # producers
                 self._take_in()
                 self._begin()
@@ -323,16 +323,16 @@ class RemoteSource:
                 self._recover(error)
 
     def _begin(self) -> None:
-        if self._attempt is None:  # of a batch at once, before the first epoch
+        if self._attempt is None:  # for a batch at once, before the first epoch
             return
         if self._rows is not None:
             self._rows.stop()
         positions = {server: position for position, server in enumerate(self._sampling)}
         batches = [self._place(index, positions) for index in self._to_come.values()]
         self._places = list(self._to_come)
-        # the same attempt after a recovery: its servers have producers that know no other one
+        # the same attempt even after a recovery: the new producers know no other one
         self._channel.start_epoch(self._attempt, batches)
-        # only the servers' answer to the start of an epoch says whether rows come with the batches
+        # only the servers' responses to the start of an epoch tell whether batches have rows
         if self._rows is not None or self._channel.rows_apart:
             self._filling_channel().begin(self._channel, self._attempt, len(batches))
 
@@ -340,15 +340,15 @@ class RemoteSource:
         """Return the server of a batch, by position among those that sample, and the batch."""
         position, batch = self._share[index]
         server = self._active[position]
-        # a replica that samples has the same rows in its memory. Where there is none, the batch is
-        # dealt out by its number, which is the same on each attempt
+        # A sampling replica has the same rows in its memory. Without one, the batch's
+        # number, which is the same at each attempt, chooses the server.
         if server not in positions:
             replica = self._cluster.replica_of(server, self._sampling)
             server = self._sampling[batch % len(self._sampling)] if replica is None else replica
         return positions[server], batch
 
     def cancel_epoch(self) -> None:
-        """Stop sampling for the epoch under way."""
+        """Stop sampling for the current epoch."""
         if self._rows is not None:
             self._rows.stop()
         if self.channel is not None:
@@ -372,30 +372,30 @@ class RemoteSource:
     # -- servers that are lost and come back ----------------------------------------------------
 
     def _take_in(self) -> None:
-        """Let servers take part again that came back since the producers were made.
+        """Let servers take part again that came back since the producers were created.
 
         Raises:
-            ServerDiedError: A server was started again, and has lost its producer.
+            ServerDiedError: A server was restarted and has lost its producer.
         """
         if replaced := self._producers.replaced:
             raise ServerDiedError(f"storage servers {replaced} were started again")
         back = set(self._servers) - set(self._live) - set(self._cluster.lost)
-        # at 0 nothing is recreated: the loader ends with the servers that it began with
+        # at 0 nothing is recreated: the loader keeps the servers that it began with
         if back and self.epoch_options.reconnect_timeout_s > 0:
             _log.warning("storage servers %s are back, and sample again", sorted(back))
             self._choose_servers(time.monotonic())
             self._make_anew()
 
     def _recover(self, error: GiglLoaderError) -> None:
-        """Recreate the producers where a server was lost, and go on with the epoch.
+        """Recreate the producers if a server was lost, and continue the epoch.
 
-        This process's knowledge suffices: input, config, and the batches handed out. Batches
+        This process knows all that is needed: input, config, and the batches handed out. Batches
         are functions of seed, epoch and index, so the same ones come.
 
         Raises:
-            PeerError: ``error``, where no server was lost, or one that has no replica did not
+            PeerError: ``error``, if no server was lost, or one without a replica did not
                 come back in time.
-            ConfigError, JoinRefusedError: It came back and does not take this process in.
+            ConfigError, JoinRefusedError: It came back but refuses this process.
         """
         limit = self.epoch_options.reconnect_timeout_s
         if limit <= 0 or not self._producers.are_lost(error):
@@ -405,11 +405,11 @@ class RemoteSource:
             error,
             limit,
         )
-        # for all attempts together, among which further servers may be lost
+        # one limit for all attempts, during which further servers may be lost
         deadline = time.monotonic() + limit
         while True:
-            # the first error tells the cause, the last one why nothing helped; of these, a process
-            # in place of the server says more than its loss
+            # The first error tells the cause, the last one why nothing helped. A refusal by the
+            # process in place of the server says more than the server's loss.
             try:
                 self._choose_servers(deadline)
             except GiglLoaderError as again:
@@ -425,25 +425,25 @@ class RemoteSource:
                 time.sleep(_AGAIN_S)
 
     def _choose_servers(self, deadline: float) -> None:
-        """Do without the lost servers that have replicas; wait for the others.
+        """Continue without the lost servers that have replicas; wait for the others.
 
         Raises:
             ServerDiedError: They did not come back by the deadline.
-            ConfigError, JoinRefusedError: One did, and does not take this process in.
+            ConfigError, JoinRefusedError: One came back but refuses this process.
         """
         self._live = Runs.of(self._cluster.await_servers(deadline))
         if missing := sorted(set(self._servers) - set(self._live)):
             _log.warning("storage servers %s are lost; their replicas sample for them", missing)
 
     def _make_anew(self) -> None:
-        """Recreate the producers, on the servers chosen; the former ones are released."""
-        # first: its thread reads the channel, and would take the end of it for a failure
+        """Recreate the producers on the chosen servers, and release the former ones."""
+        # first, as its thread reads the channel and would take its end for a failure
         if self._rows is not None:
             self._rows.stop()
         if self.channel is not None:
             self.channel.cancel()
             self.channel.close()
-        # not waited for: the epoch pauses until the new ones are there
+        # without waiting, as the epoch pauses until the new ones are up
         self._producers.release(self._consumer, is_broken=True, waits=False)
         options = copy.copy(self._options)
         name = options.worker_key = self._producers.fresh_name(options.worker_key, self._live)
@@ -463,14 +463,14 @@ class RemoteSource:
             raise
 
     def ready(self) -> bool:
-        """Return whether `next` would not wait."""
+        """Return whether `next` would return at once."""
         return self._receiver.ready()
 
     def sample(self, index: Tensor) -> Received:
         """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch under way.
 
-        One request to one server, with a copy of the whole batch: it is slower than a batch of an
-        epoch, which is requested ahead and read in place.
+        This is one request to one server and copies the whole batch, so it is slower than a batch
+        of an epoch, which is requested ahead and read in place.
 
         Raises:
             PeerError: A server is gone, or a worker failed.
@@ -491,7 +491,7 @@ class RemoteSource:
         if self._producers.replaced:
             raise ServerDiedError("a storage server was started again")
         server = self._sampling[self._consumer % len(self._sampling)]  # each has the whole input
-        limit = self.epoch_options.timeout_s + CALL_TIMEOUT_S  # the server's own, and the way
+        limit = self.epoch_options.timeout_s + CALL_TIMEOUT_S  # and the transfer
         answer = self._cluster.connection(server).call(
             "sample_seeds", limit, producer_id=self._producers.ids[server], index=index
         )
@@ -511,7 +511,7 @@ class RemoteSource:
 
     @property
     def remote_bytes(self) -> int:
-        """Bytes of rows that other machines have: here all of them, which is not summed up."""
+        """Bytes of other machines' rows: here that would be all rows, so it is not computed."""
         return 0
 
     def count_waiting(self) -> int:
@@ -524,15 +524,15 @@ class RemoteSource:
         """Release the producers on all servers, all at once. Idempotent, never raises.
 
         Args:
-            linger_s: How long workers may go on answering those of other servers. None: the
-                servers' default; 0 is taken after a failure in any case.
+            linger_s: Seconds that workers may go on serving those of other servers. None: the
+                servers' default; after a failure always 0.
         """
-        # a caller that cannot wait is like a failure: workers end at once, in spite of requests
+        # a caller that cannot wait counts as a failure: workers end at once, despite requests
         self._broken = self._broken or linger_s == 0.0
-        # rows before the channel that they read, and both before the producers that they ask
+        # rows before the channel that they read, and both before the producers that they use
         if self._rows is not None:
             self._rows.close()
-        self._machine_rows = None  # gone with its last user
+        self._machine_rows = None  # the memory goes with its last user
         if self.channel is not None:
             self.channel.cancel()
             self.channel.close()

@@ -2,15 +2,15 @@
 
 ::
 
-    up --its process ended, or it was out of reach for too long--> lost, looked for in a thread
-    up <--connected again----------------------------------------- lost
+    up --its process ended, or it was out of reach for too long--> lost, sought in a thread
+    up <--reconnected--------------------------------------------- lost
 
-All but server 0 are met when they are first asked for something: a rank that takes its batches from
-a few of hundreds of servers has no connection with the others, and hears of those from server 0.
-While that one is lost, and the job goes on with its replica, a rank connects with all.
+A rank connects to a server other than 0 at its first request: a rank that takes its batches from a
+few of hundreds of servers has no connection to the others, and learns of those from server 0.
+While server 0 is lost and the job continues with its replica, a rank connects to all servers.
 
-Where more servers than partitions are up, server ``i`` serves partition ``i`` modulo the number of
-partitions. Servers of one partition are replicas: one serves the requests to another that is lost.
+If there are more servers than partitions, server ``i`` serves partition ``i`` modulo the number of
+partitions. Servers of one partition are replicas: one serves the requests of another that is lost.
 """
 
 import logging
@@ -36,16 +36,16 @@ from gigl_loader.transport import Security
 _log = logging.getLogger(__name__)
 
 _ATTEMPT_S, _REACH_S, _PAUSE_S = 5.0, 1.0, 0.2
-"""Longest attempt to connect again with a lost server; of that, to reach it, which may have
-another address by then; and the pause between two attempts."""
+"""Seconds: the longest attempt to reconnect to a lost server; its part for reaching the server,
+which may have another address by then; and the pause between two attempts."""
 _REFUSED_PAUSE_S = 5.0
-"""The same pause where the present listener does not admit this process."""
+"""The same pause if the current listener refuses this process."""
 _LOOK_S = 0.5
-"""How often a wait for lost servers looks whether the news name other ones."""
+"""Seconds between two checks of the news during a wait for lost servers."""
 
 
 def raise_if_broken(connections: Iterable[ServerConnection]) -> None:
-    """Raise `ServerDiedError` where a server is gone, whether or not it has work to do."""
+    """Raise `ServerDiedError` if a server is gone, whether or not it has work to do."""
     for connection in connections:
         error = connection.error
         if error is not None:
@@ -53,10 +53,10 @@ def raise_if_broken(connections: Iterable[ServerConnection]) -> None:
 
 
 def _is_lost(connection: ServerConnection, error: BaseException) -> bool:
-    """Return whether there is no answer because the server is gone, or its connection replaced."""
+    """Return whether a response is missing because the server is gone, or was reconnected."""
     is_over = (
         isinstance(error, UsageError) and connection.error is not None
-    )  # not the server's words
+    )  # not an error that the server sent
     return is_over or isinstance(error, ServerDiedError)
 
 
@@ -64,10 +64,10 @@ class Cluster:
     """A compute process's connections to all storage servers.
 
     Args:
-        first: To server 0, which has admitted this process.
+        first: Connection to server 0, which has admitted this process.
         join: The request to join the others.
-        security: As theirs.
-        patience_s: How long an outage of the network may last.
+        security: The same as the servers'.
+        patience_s: How long an outage of the network may last, in seconds.
     """
 
     def __init__(
@@ -79,46 +79,46 @@ class Cluster:
         self.incarnations = first.news.incarnations
         """Incarnations of the servers that this process has accepted; 0: not known."""
         self._former: set[int] = set()
-        """Incarnations that this process has gone along from: news may be late."""
+        """Former incarnations that this process has replaced, as news may be late."""
         self.renewals: dict[int, int] = {}
-        """How often a server was found started again, or connected with again; none is 0 times."""
+        """How often each server was found restarted, or reconnected; no entry means 0 times."""
         self.num_servers = join.num_servers
         self.connections = {0: first}
-        """By server, those that were asked for something so far, or were to be."""
-        # a server never has two connections, of which each would join
+        """Connections by server, only for servers that were used so far, or will be."""
+        # so that a server never gets two connections, each of which would join
         self._making = threading.Lock()
         self.closed = False
         self._join, self._security, self._patience_s = join, security, patience_s
         self._session, self._addresses = first.session, first.news.addresses
         self._moved: dict[int, tuple[str, int]] = {}
-        """Where servers are by now that were elsewhere when this process came."""
+        """Current addresses of servers that have moved since this process came."""
         self._changed = threading.Condition()
         self._holders: list[int] = []
-        """See `holders`; empty until somebody asks."""
+        """Result of `holders`; empty before its first call."""
         self._refusals: dict[int, Refusal] = {}
         self._sought: set[int] = set()
-        """Lost servers that a thread tries to connect with again, or meets."""
+        """Servers to which a thread is connecting or reconnecting."""
 
     @classmethod
     def join(
         cls, host: str, port: int, *, rank: int, world_size: int, num_servers: int,
         security: Security, timeout_s: float, patience_s: float = PATIENCE_S,
     ) -> "Cluster":  # fmt: skip
-        """Meet server 0 and the other compute processes; returns when all, servers too, are there.
+        """Join at server 0; return when all compute processes and servers are there.
 
         Args:
             host: Address of storage server 0.
             port: Port of storage server 0.
-            rank: This compute process.
-            world_size: How many of them the job has.
-            num_servers: How many storage servers there are.
+            rank: Rank of this compute process.
+            world_size: Number of compute processes in the job.
+            num_servers: Number of storage servers.
             security: The same as the cluster's.
-            timeout_s: How long that may take, loading of the graph included.
-            patience_s: How long an outage of the network may last.
+            timeout_s: How long that may take, loading of the graph included, in seconds.
+            patience_s: How long an outage of the network may last, in seconds.
 
         Raises:
-            JoinRefusedError: A server does not admit this process, or is another service.
-            PeerTimeoutError: A process did not come; names it.
+            JoinRefusedError: A server refuses this process, or another service listens there.
+            PeerTimeoutError: A process, which it names, did not come.
             ConfigError: The servers have other figures.
         """
         deadline = time.monotonic() + timeout_s
@@ -137,12 +137,12 @@ class Cluster:
         except BaseException:
             first.close()
             raise
-        # kept: a later process at a server's port, with another graph, is refused by name
+        # kept, so that a later process at a server's port with another graph is refused by name
         join = replace(join, job=news.job, cluster=news.cluster, graph=news.graph)
         return cls(first, join, security, patience_s)
 
     def connection(self, server_rank: int) -> ServerConnection:
-        """Return the connection to a server, which is made when it is first looked at.
+        """Return the connection to a server, which is created at the first call.
 
         Raises:
             ConfigError: There is no such server.
@@ -155,13 +155,13 @@ class Cluster:
             return self.connections[server_rank]
 
     def _fresh(self, rank: int) -> ServerConnection:
-        """Return a connection that is not up yet."""
+        """Return a new connection that is not up yet."""
         first = self.connections[0]
         connection = ServerConnection(
             rank, self._address_of(rank), self._security, first.own_name, self._session,
             self._patience_s, self._join, lambda: self._is_elsewhere(rank),
         )  # fmt: skip
-        # `close` may have walked over the connections already: this one would stay
+        # `close` may have closed the others already, and would miss this one
         if self.closed:
             connection.close()
         elif rank in first.news.away:
@@ -169,7 +169,7 @@ class Cluster:
         return connection
 
     def _address_of(self, rank: int) -> tuple[str, int]:
-        """Return where a server was last; server 0, started again, has forgotten the others."""
+        """Return a server's last address; a restarted server 0 has forgotten the others'."""
         news, first = self.connections[0].news, self._addresses[rank]
         if rank < len(news.incarnations) and news.incarnations[rank] > 0:
             self._moved[rank] = news.addresses[rank]
@@ -182,18 +182,18 @@ class Cluster:
 
     @property
     def lost(self) -> list[int]:
-        """Servers that are gone, or were started again and are not connected with yet."""
+        """Servers that are gone, or were restarted and not reconnected yet."""
         made = list(self.connections.items())
-        # Three sources: this process's connections; news of server 0, unless this process is
-        # connected with that server and knows better; and incarnations, where both missed the
-        # moment.
+        # Three sources: this process's connections; news of server 0, unless this process has a
+        # connection to that server, which is more reliable; and incarnations, in case both missed
+        # the moment.
         broken = {rank for rank, connection in made if connection.error is not None}
         up = {rank for rank, connection in made if connection.is_up}
         away = set(self.connections[0].news.away) - up
         return sorted(broken | away | self._stale())
 
     def _stale(self) -> set[int]:
-        """Return the servers of which a later one is known than this process goes along with."""
+        """Return the servers that have a later incarnation than this process has accepted."""
         known, made = self.incarnations, list(self.connections.items())
         over = {0, *self._former}
         found = {
@@ -202,14 +202,14 @@ class Cluster:
             if connection.news.incarnation not in (known[rank], *over)
         }
         news = self.connections[0].news
-        # whole first, which is quick: this runs on each look, and servers may be thousands
+        # compare as a whole first, which is quick: this runs often, and servers may be thousands
         if news.incarnations != known:
             pairs = enumerate(zip(known, news.incarnations, strict=False))
             found |= {rank for rank, (mine, now) in pairs if mine != now and now not in over}
         return found
 
     def _is_elsewhere(self, rank: int) -> bool:
-        """Return whether server 0 says that a server is gone, or is a later one by now."""
+        """Return whether server 0 reports a server as gone or as a later incarnation."""
         news = self.connections[0].news
         return rank in news.away or self._address_of(rank) != self.connections[rank].address
 
@@ -222,7 +222,7 @@ class Cluster:
         return same[server // partitions % len(same)] if same else None
 
     def stand_in(self, server: int) -> int:
-        """Return the server that serves its requests: itself, or a replica where it is lost."""
+        """Return the server for its requests: itself, or a replica if it is lost."""
         return self._stand_in(server, self.lost)
 
     def _stand_in(self, server: int, lost: Sequence[int]) -> int:
@@ -235,22 +235,22 @@ class Cluster:
         without = set(lost)
         return [rank for rank in range(self.num_servers) if rank not in without]
 
-    # -- going on without them, or until they are back ------------------------------------------
+    # -- continuing without them, or until they are back ----------------------------------------
 
     def await_servers(self, deadline: float, wanted: Sequence[int] = ()) -> list[int]:
-        """Return the servers to go on with: at least one of each partition, ascending.
+        """Return the servers to continue with: at least one of each partition, ascending.
 
-        A lost server is looked for in the background. It is waited for where it has no replica,
-        unless it is back and does not take this process in, for a reason that stays.
+        A thread looks for a lost server. If it has no replica, this waits for it,
+        unless it is back and refuses this process for a permanent reason.
 
         Args:
-            deadline: Until when servers are waited for (`time.monotonic`).
-            wanted: Servers that are waited for in any case.
+            deadline: Until when to wait for servers (`time.monotonic`).
+            wanted: Servers to wait for in any case.
 
         Raises:
             ServerDiedError: A server did not come back in time.
             ConfigError: It came back as another cluster's, or with another graph.
-            JoinRefusedError: It came back and does not let this process in.
+            JoinRefusedError: It came back but refuses this process.
         """
         began = time.monotonic()
         with self._changed:
@@ -266,7 +266,7 @@ class Cluster:
                     return live
                 for one in missing:
                     self._raise_if_refused(one, began)
-                # those to meet need no deadline: `_meet` takes `_ATTEMPT_S`, and then they are lost
+                # no deadline for servers to meet: after `_ATTEMPT_S`, `_meet` counts them as lost
                 if missing and time.monotonic() > deadline:
                     raise self._why_lost(missing[0])
                 # news of server 0 come on its connection, which does not notify this condition
@@ -277,8 +277,8 @@ class Cluster:
         refusal, first = self._refusals.get(rank), self.connections[0]
         if refusal is None or not refusal.cannot_change or refusal.said < began:
             return
-        # Server 0 has one address. Of another one's port, given to somebody else, it may be about
-        # to say that the server is elsewhere by now.
+        # Server 0 has a fixed address. If another process has a server's port, server 0 may be
+        # about to tell that server's new address.
         is_settled = (
             first.error is None
             and rank not in first.news.away
@@ -289,26 +289,26 @@ class Cluster:
 
     def _why_lost(self, rank: int) -> Exception:
         connection, refusal = self.connection(rank), self._refusals.get(rank)
-        if refusal is not None and refusal.is_one:  # another process is there
+        if refusal is not None and refusal.is_one:  # another process listens there
             return refusal.copy()
         return connection.error or ServerDiedError(
             f"{connection.name} was started again, and cannot be reached"
         )
 
     def _unmet(self, lost: Sequence[int]) -> list[int]:
-        """Return the servers to meet now: nobody but server 0 would tell that they are lost."""
-        if 0 not in lost or self.num_servers == self.num_partitions:  # 0 is waited for
+        """Return the servers to meet now, as only server 0 would report that they are lost."""
+        if 0 not in lost or self.num_servers == self.num_partitions:  # then this waits for server 0
             return []
         made = self.connections
         return [rank for rank in self._all_but(lost) if rank not in made or not made[rank].is_up]
 
     def _seek(self, ranks: Iterable[int]) -> None:
-        """Connect again with lost servers, and with unmet ones, each in a thread. Locked."""
+        """Connect to lost and unmet servers, each in a thread. Locked."""
         for rank in ranks:
             if rank not in self._sought:
                 self._sought.add(rank)
                 name = f"looks for storage server {rank}"
-                # the next look seeks it again
+                # the next check looks for it again
                 new_thread(
                     target=self._look_for, args=(rank,), name=name, on_death=nothing_hangs_on_it
                 ).start()
@@ -317,14 +317,14 @@ class Cluster:
         try:
             if rank not in self.lost:
                 self._meet(rank)
-            # Without a limit: after `await_servers` has given up, a loader may still find the
-            # server back in a later epoch.
+            # Without a limit: a loader may still find the server back in a later epoch after
+            # `await_servers` has given up.
             while rank in self.lost and not self.closed:
                 try:
                     self._go_along(rank)
                 except GiglLoaderError as error:
                     _log.debug("storage server %d is not back: %s", rank, error)
-                    # a log of others is not ours to fill
+                    # not logged at a higher level at each attempt, as it would fill users' logs
                     is_refused = self._note_refusal(rank, error).is_one
                     time.sleep(_REFUSED_PAUSE_S if is_refused else _PAUSE_S)
         finally:
@@ -346,16 +346,16 @@ class Cluster:
         try:
             connection.meet(_ATTEMPT_S)
         except GiglLoaderError as error:
-            # then it is lost, like one whose end was seen, and the next look searches for it
+            # then it is lost like one whose end was seen, and the next check looks for it
             connection.give_up(str(error))
         with self._changed:
             self._changed.notify_all()
 
     def _go_along(self, rank: int) -> None:
-        """Accept the process in place of a lost server; connect only where this process was.
+        """Accept the process in place of a lost server; connect only if this process was connected.
 
         Raises:
-            GiglLoaderError: It is not back.
+            GiglLoaderError: The server is not back.
         """
         connection, news = self.connections.get(rank), self.connections[0].news
         if connection is None and self.connections[0].error is not None:  # its news are old
@@ -367,7 +367,7 @@ class Cluster:
         elif connection.is_up and connection.news.incarnation == max(
             news.incarnations[rank:][:1], default=0
         ):
-            incarnation = connection.news.incarnation  # first met when it had been started again
+            incarnation = connection.news.incarnation  # first met after a restart
         else:
             connection = self._connected_again(connection)
             incarnation = connection.news.incarnation
@@ -376,8 +376,8 @@ class Cluster:
                 connection.close()
             if connection is not None:
                 self.connections[rank] = connection
-            # All three in one step for `await_servers`: a server that is back, counted as before,
-            # would be taken for one that never ended.
+            # All three in one step for `await_servers`: a server that is back but not counted would
+            # be taken for one that never ended.
             known = list(self.incarnations)
             self._former = (self._former | {known[rank]}) - {incarnation}
             known[rank] = incarnation
@@ -394,39 +394,39 @@ class Cluster:
         try:
             fresh.enter(self._join, now + _REACH_S, progress)
             said = fresh.wait_until_in(
-                # server 0, started again, has to hear of the others first: addresses are told once
-                # it has
+                # a restarted server 0 must learn of the others first: it sends addresses
+                # afterwards
                 lambda news: bool(news.addresses) if rank == 0 else news.number > 0,
                 now + _ATTEMPT_S, _ATTEMPT_S, progress,
             )  # fmt: skip
-            if said.server != rank:  # its port was given to another one
+            if said.server != rank:  # another server has its port now
                 raise ServerDiedError(f"{former.name} is now storage server {said.server}")
         except BaseException:
             fresh.close()
             raise
         return fresh
 
-    # -- questions that survive -----------------------------------------------------------------
+    # -- requests that survive -----------------------------------------------------------------
 
     def ask_each(
         self, name: str, requests: Mapping[int, dict[str, Any]], timeout_s: float,
         reconnect_s: float,
     ) -> dict[int, Any]:  # fmt: skip
-        """Ask several servers at once for a method of `DistServer`; replicas answer for lost ones.
+        """Call a method of several servers at once; replicas respond for lost ones.
 
-        A question is asked again where its server is lost, so the method must be one that may be.
+        A request is repeated if its server is lost, so the method must allow that.
 
         Args:
             name: A key of `CALLS`.
             requests: The arguments by server.
-            timeout_s: How long all of them may take to answer.
-            reconnect_s: How long servers without a replica may be away; 0: a lost one is an
+            timeout_s: How long all of them may take, in seconds.
+            reconnect_s: How many seconds servers without a replica may be away; 0: a lost one is an
                 error.
 
         Raises:
             ServerDiedError: A server did not come back in time.
             ConfigError, JoinRefusedError: See `await_servers`.
-            PeerTimeoutError: One did not answer.
+            PeerTimeoutError: A server did not respond.
         """
         found: dict[int, Any] = {}
         away_until = time.monotonic() + reconnect_s
@@ -438,15 +438,15 @@ class Cluster:
         return found
 
     def _await_answerer(self, error: GiglLoaderError, away_until: float) -> None:
-        """Return when a question that was lost with its server can be asked again.
+        """Return when a request that was lost with its server can be repeated.
 
         Raises:
             GiglLoaderError: ``error``, or see `await_servers`.
         """
-        # asked for as long as servers may be away, and no longer: each question has its own timeout
+        # repeated only for as long as servers may be away, as each request has its own timeout
         if time.monotonic() >= away_until or self.closed:
             raise error
-        time.sleep(_PAUSE_S)  # a question may be lost before its server is known to be
+        time.sleep(_PAUSE_S)  # a request may be lost before its server is known to be
         self.await_servers(away_until)
 
     def ask_later(
@@ -463,7 +463,7 @@ class Cluster:
                 self._await_answerer(error, away_until)
                 left_s = away_until - time.monotonic()
                 found = self.ask_each(name, {server: arguments}, timeout_s, left_s)
-            except BaseException as last:  # somebody waits for it
+            except BaseException as last:  # any error, as a caller waits for it
                 answer.set_exception(last)
             else:
                 answer.set_result(found[server])
@@ -473,7 +473,7 @@ class Cluster:
             if error is None:
                 answer.set_result(first.result())
             elif isinstance(error, GiglLoaderError) and _is_lost(connection, error):
-                # a thread only for lost requests: this one may be the caller's
+                # in a thread, only for lost requests: this one may be the caller's
                 what = f"{name} of storage server {server}"
                 new_thread(
                     target=again, args=(error,), name=what, on_death=answer.set_exception
@@ -485,9 +485,9 @@ class Cluster:
         return answer
 
     def holders(self, timeout_s: float, reconnect_s: float = 0.0) -> list[int]:
-        """Return for each partition a server that has it: another one for each compute process.
+        """Return for each partition a server that has it, spread over the compute processes.
 
-        The servers are asked once; see `ask_each`.
+        The servers are called once; see `ask_each`.
 
         Raises:
             ServerDiedError, PeerTimeoutError: See `ask_each`.
@@ -498,7 +498,7 @@ class Cluster:
             by_part: dict[int, list[int]] = {}
             for server in servers:
                 by_part.setdefault(told[server], []).append(server)
-            # every partition is there: a lost server's replica answered for it
+            # every partition is there, as a lost server's replica has responded
             parts = [by_part[part] for part in range(len(by_part))]
             self._holders = [same[self.rank % len(same)] for same in parts]
         return self._holders
@@ -507,14 +507,14 @@ class Cluster:
         self, name: str, requests: Mapping[int, dict[str, Any]], timeout_s: float,
         found: dict[int, Any],
     ) -> GiglLoaderError | None:  # fmt: skip
-        """Put answers into ``found``; return why some are missing, if their servers are lost."""
+        """Put responses into ``found``; return an error if some servers are lost."""
         asked: dict[int, tuple[ServerConnection, Future[Any]]] = {}
         lost = self.lost
         for server, arguments in requests.items():
-            # all are asked before the first is awaited
+            # all are called before waiting for the first
             connection = self.connection(self._stand_in(server, lost))
             asked[server] = connection, connection.call(name, timeout_s, **arguments)
-        deadline = time.monotonic() + timeout_s  # of all servers together
+        deadline = time.monotonic() + timeout_s  # one deadline for all servers
         missing: GiglLoaderError | None = None
         for server, (connection, answer) in asked.items():
             what = f"{name} on storage server {connection.rank}"

@@ -52,15 +52,15 @@ from gigl_loader.transport import (
 
 _log = logging.getLogger(__name__)
 
-# servers load their partitions at their own pace, and server 0 may be the last to be started
+# servers load their partitions at their own pace, and server 0 may be started last
 JOIN_TIMEOUT_S = 600.0
 _LOOK_S = 0.25
-"""How often a server that waits looks whether it was told to end."""
-# a quarter of the shortest grace that it looks after (`KILLED_GRACE_S`)
+"""Seconds between two checks whether a waiting server was told to end."""
+# a quarter of the shortest grace that depends on it (`KILLED_GRACE_S`)
 _TICK_S = 0.25
 _HEALTH_EVERY_S = 60.0
 _MOST_INPUT_BYTES = 16 << 30
-"""The largest input of one producer: 2 billion seeds. Memory is taken as its bytes arrive."""
+"""Largest input of one producer: 2 billion seeds. Memory is taken as its bytes arrive."""
 
 
 # --- the network ----------------------------------------------------------------------------------
@@ -72,9 +72,9 @@ class Endpoint(Presence):
     Args:
         server: The served object.
         host: Address of this machine to listen on.
-        port: 0: any that is free.
+        port: Port to listen on; 0: any free one.
         security: Authentication and encryption.
-        num_jobs, leader, patience_s, rejoin_s: As of `Presence`.
+        num_jobs, leader, patience_s, rejoin_s: As for `Presence`.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class Endpoint(Presence):
         self._listens(self._listener.address, self._listener.incarnation)
 
     def start(self) -> None:
-        """Serve from now on."""
+        """Begin to serve."""
         self._listener.start()
         new_thread(target=self._tick_all, name="health", on_death=self._cannot_tick).start()
-        # after the listener: clients come as soon as server 0 has told them of this address
+        # after the listener, as clients come once server 0 has told them this address
         if self._leader is not None:
             self._leader.start(self, self._rejoin_s)
 
@@ -120,12 +120,12 @@ class Endpoint(Presence):
         }
 
     def _meet(self, name: str, timeout_s: float, servers: Sequence[int]) -> ServerRendezvous:
-        """Return where this server agrees with others about one producer: at the first of them.
+        """Return the rendezvous of this server with others for one producer.
 
-        That is server 0 unless it is lost, and the others go on without it.
+        The first of them is the host: server 0 unless it is lost.
 
         Raises:
-            PeerError: Server 0 did not say where that one is.
+            PeerError: Server 0 did not give the host's address.
         """
         # all participants name the same servers, so they find the same host without a request
         own, host = self.server.server_rank, servers[0]
@@ -155,7 +155,7 @@ class Endpoint(Presence):
 
     def _call(self, call: Call, request: Any, peer: Peer) -> Any:
         member = self._client_of(peer)
-        # without having joined, as `gigl-loader status` asks: its end releases nothing
+        # the peer has not joined, like `gigl-loader status`: its end releases nothing
         token = caller.set(OBSERVER if member is None else member.client)
         who = {} if member is None else {"job": member.job, "rank": member.join.rank}
         try:
@@ -170,7 +170,7 @@ class Endpoint(Presence):
         except PeerLostError as error:  # the loss of another server
             raise PeerError(str(error)) from error
         except Exception as error:
-            if not self._stopping:  # else they fail for that reason
+            if not self._stopping:  # else stopping is the reason
                 _log.warning(
                     "%s: %s failed: %s: %s", peer.name, call.name, type(error).__name__, error
                 )
@@ -185,15 +185,15 @@ class Endpoint(Presence):
             try:
                 self._tick(now)
                 if now >= report:
-                    # not from `now`: reports stay a minute apart, however late this thread gets the
-                    # processor
+                    # not from `now`, so that reports stay a minute apart even if this thread runs
+                    # late
                     report += _HEALTH_EVERY_S
                     self._log_health()
-            except Exception:  # this thread also frees lost clients' producers
+            except Exception:  # this thread must continue, as it frees lost clients' producers
                 _log.exception("cannot tell the state of this server")
 
     def _cannot_tick(self, error: BaseException) -> None:
-        """End this server: lost clients' producers would never be freed."""
+        """End this server, as lost clients' producers would never be freed."""
         rank = self.server.server_rank
         self.lose(f"storage server {rank} cannot look after its clients: {error!r}")
         self.over.set()
@@ -229,20 +229,20 @@ class Endpoint(Presence):
     # -- end --------------------------------------------------------------------------------------
 
     def close(self, end: End = End.SHUTDOWN, words: str = "it was shut down") -> None:
-        """End: say so to all, then end the producers. Idempotent.
+        """Say goodbye to all, then end the producers. Idempotent.
 
-        Goodbyes come first, so that clients hear why, and not that their producer is gone.
+        Goodbyes come first, so that clients learn the reason, not that their producer is gone.
 
         Args:
-            end: Decides on the other side: it ends in good order after ``SHUTDOWN``.
-            words: For people.
+            end: Reason for the other side, which ends in good order after ``SHUTDOWN``.
+            words: Reason for people.
         """
         with self._lock:
             if self._stopping:
                 return
             self._stopping = True
-            # before the listener ends: members that leave from here on are not freed one by one
-            # (`_left`)
+            # before the listener ends, so that members that leave from here on are not freed one by
+            # one (`_left`)
             sessions = list(self._attendance.members)
         self.over.set()
         if end is End.JOB_OVER:
@@ -252,7 +252,7 @@ class Endpoint(Presence):
         for session in sessions:
             self._sender.lose(session)
         if self._leader is not None:
-            # last: server 0 tells others of this end, and until now its workers may have answered
+            # last, as server 0 reports this end to others, and workers may have served until now
             self._leader.close()
 
 
@@ -267,7 +267,7 @@ class StorageProcess:
     ) -> None:
         self.server, self._endpoint = server, endpoint
         self._metrics = metrics
-        # plain values: a signal handler may not take a lock, which its thread may be holding
+        # plain values, as a signal handler must not take a lock that its thread may hold
         self._told, self._signal = False, 0
 
     @property
@@ -293,9 +293,9 @@ class StorageProcess:
             ServerDiedError: Another storage server ended before the jobs were done.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        # until the end of `close`, so that a second signal does not cut it short
+        # kept until the end of `close`, so that a second signal does not cut it short
         with self._listening_to_signals():
-            # a wait without a limit would not look at `_told`, which no lock and no event announces
+            # a wait without a limit would never check `_told`, which no lock or event announces
             while not self._endpoint.over.wait(_LOOK_S):
                 if self._told:
                     break
@@ -304,26 +304,26 @@ class StorageProcess:
             if self._signal:
                 _log.info("%s: ending", signal.Signals(self._signal).name)
             error = self._endpoint.error
-            # told to end, it ends in good order, even where another one was lost before
+            # a server that was told to end does so in good order, even if another one was lost
             failed = error is not None and not self._told
             if failed:
                 self.close("it lost another storage server", End.LOST_PEER)
-            else:  # those that end because the jobs are done take the others along
+            else:  # a server that ends because the jobs are done ends the others too
                 self.close(end=End.SHUTDOWN if self._told else End.JOB_OVER)
         if failed and error is not None:
             raise error
         return self._endpoint.jobs_served
 
     def stop(self) -> None:
-        """Let `wait` return; safe in a signal handler."""
+        """Make `wait` return; safe in a signal handler."""
         self._told = True
 
     def close(self, reason: str = "it was shut down", end: End = End.SHUTDOWN) -> None:
         """End now. Idempotent.
 
         Args:
-            reason: For people.
-            end: The reason for the other servers: after ``SHUTDOWN`` they end in good order.
+            reason: Reason for people.
+            end: Reason for the other servers, which end in good order after ``SHUTDOWN``.
         """
         self._endpoint.close(end, reason)
         if self._metrics is not None:
@@ -344,10 +344,10 @@ class StorageProcess:
             return
 
         def on_signal(number: int, _: FrameType | None) -> None:
-            self._signal = number  # said later: nor may a handler write to the log
+            self._signal = number  # logged later, as a handler must not write to the log
             self.stop()
 
-        # put back afterwards: a process may go on to serve again, or have handlers of its own
+        # restored afterwards, as a process may serve again or have its own handlers
         before = {one: signal.signal(one, on_signal) for one in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
@@ -417,7 +417,7 @@ def init_storage_process(
         JoinRefusedError: Server 0 does not let this one in, or is another service.
         PeerTimeoutError: Server 0 did not come up.
     """
-    # all that can be refused is refused before anything listens or is started
+    # refuse whatever can be refused before anything listens or starts
     num_servers = cluster_info.num_storage_nodes
     if not 0 <= storage_rank < num_servers:
         raise ConfigError(f"storage_rank must be in [0, {num_servers}), got {storage_rank}")
@@ -431,7 +431,7 @@ def init_storage_process(
     check_position(held.num_partitions, held.partition_idx, storage_rank, num_servers)
     master, master_port = cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port
     own = host or (_master_address(master) if storage_rank == 0 else address_towards(master))
-    # `for_workers`: each of them would make a certificate of its own otherwise
+    # `for_workers`, as each of them would make its own certificate otherwise
     server = DistServer(
         held, storage_rank, num_servers, own, security=security.for_workers(),
         allow_samplers=allow_samplers,
@@ -440,8 +440,8 @@ def init_storage_process(
     leader = None
     if storage_rank > 0:
         leader = Leader(master, master_port, security, name, network_timeout)
-    # it takes its port now and lets nobody in before `start`: an address that is taken is known at
-    # once, and a client that is early waits where it will be served
+    # It takes its port now but admits nobody before `start`: a taken address is known at
+    # once, and an early client waits where it will be served.
     endpoint = Endpoint(
         server, own, master_port if storage_rank == 0 else port or 0, security, num_jobs, leader,
         network_timeout, reconnect_timeout,
@@ -451,21 +451,21 @@ def init_storage_process(
     try:
         if metrics_port is not None:
             metrics = MetricsListener(server.status, metrics_host, metrics_port, security)
-        # before anybody is let in: where Numba's cache is empty it takes seconds to compile, which
-        # a client's wait for its first batch would count
+        # before any client is admitted: with an empty cache Numba compiles for seconds, which
+        # would count as part of a client's wait for its first batch
         load_kernels()
-        # for GLT's classes, which ask for it. One client stands for all: jobs differ in how many
-        # they have
+        # for GLT's classes, which need it. One client stands for all, as jobs differ in their
+        # number
         _set_server_context(num_servers, storage_rank, "gigl_loader_servers", 1)
         if leader is not None:
-            # server 0 may still be loading. It is waited for here, with words: to the thread that
-            # joins, that nobody listens there means that server 0 is lost
+            # Server 0 may still be loading. This wait logs progress; the thread that
+            # joins would take a closed port for the loss of server 0.
             progress = WaitReport(name, deadline := time.monotonic() + timeout)
             leader.caller.connect(
                 deadline, lambda why: progress.say(f"storage server 0 at {master}:{master_port}")
             )
     except BaseException:
-        # a caller that catches the error may retry in this process: the port must be free then
+        # a caller that catches the error may retry in this process, so the port must be free
         StorageProcess(server, endpoint, metrics).close()
         raise
     endpoint.start()
@@ -516,13 +516,13 @@ def run_storage_server(
 
 
 def _master_address(host: str) -> str:
-    """Return where server 0 listens: at the address that the others know it by.
+    """Return the address on which server 0 listens: the one by which others know it.
 
     Raises:
         ConfigError: It is a name that means only this machine here, and more to others; or none.
     """
     try:
-        # an address means what it says; a name may mean something else on another machine
+        # an address is the same everywhere; a name may mean something else on another machine
         ipaddress.ip_address(host)
     except ValueError:
         if host != "localhost":

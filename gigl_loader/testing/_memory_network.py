@@ -23,11 +23,11 @@ from gigl_loader.errors import (
     PeerTimeoutError,
     ProtocolError,
 )
+from gigl_loader.transport import End, Method, Peer, Security
 from gigl_loader.transport.codec import Array, decode, encode, read_header
-from gigl_loader.transport.failures import End, Failure, describe, rebuild
-from gigl_loader.transport.listener import Method, Peer, random_incarnation
+from gigl_loader.transport.failures import Failure, describe, rebuild
+from gigl_loader.transport.listener import random_incarnation
 from gigl_loader.transport.reply import Into
-from gigl_loader.transport.security import Security
 
 T = TypeVar("T")
 _AGAIN_S = 0.5  # longest time from a cut to the new connection
@@ -224,7 +224,7 @@ class MemoryListener:
         if method is None:
             raise ProtocolError(f"{self.name} has no method {method_name[:100]!r}")
         if sum(array.nbytes for array in arrays) > self.max_ask_bytes:
-            raise ProtocolError(f"{self.name} takes questions of {self.max_ask_bytes} bytes")
+            raise ProtocolError(f"{self.name} takes requests of {self.max_ask_bytes} bytes")
         # decoded here too, so that a handler never sees the caller's own objects
         return method.handler(decode(read_header(header)[1], arrays, method.request), peer)
 

@@ -8,15 +8,15 @@ requests are sent again in order, so every method must tolerate a repeated reque
 the peer                             the caller
 ===================================  ===========================================================
 closes, or resets the connection     connects again at once
-refuses the connection               gives up: its process is gone
+refuses the connection               gives up: its process has ended
 is another process than before       gives up: no request is repeated to a stranger
 says goodbye                         gives up: it will not answer
 is silent for two seconds            counts the connection as lost, and connects again
 is silent for ``patience_s``         gives up
 ===================================  ===========================================================
 
-Only the silence of a peer that owes a response counts, since it reports each second that it lives;
-and only while this side listens: a job that is suspended and resumed loses no healthy peer.
+Silence counts only while the peer owes a response, since it then reports each second that it is
+alive, and only while this side reads: a job that is suspended and resumed loses no healthy peer.
 """
 
 import contextlib
@@ -61,49 +61,49 @@ from gigl_loader.transport.stream import (
 T = TypeVar("T")
 
 MAX_ANSWER_BYTES = 64 << 30
-"""Limit of the arrays of one response. Pages are taken as bytes arrive, not before."""
-_SUSPECT_S = 2.0  # of silence, then a connection counts as lost; a debtor speaks each second
-_DIAL_S = 0.5  # one attempt while the peer is silent: a lost first packet is sent again after 1 s
-_HANDSHAKE_S = 3.0  # for a listener that has begun to answer
-_GRACE_S = 0.75  # of patience, for the last attempt: a peer was last heard up to 1 s before a cut
+"""Most bytes of arrays in one response. The kernel provides pages as bytes arrive, not before."""
+_SUSPECT_S = 2.0  # of silence: the connection counts as lost; a peer that owes speaks each second
+_DIAL_S = 0.5  # for one attempt at a silent peer: TCP would repeat a lost first packet after 1 s
+_HANDSHAKE_S = 3.0  # for a listener that has begun the handshake
+_GRACE_S = 0.75  # added for the last attempt: the peer was last heard up to 1 s before the cut
 _SLICE_S = 0.25  # longest sleep between two looks at the state
-_STOOD_STILL_S = 1.0  # between two looks: this process was suspended, or no thread waited
-_COUNTED_S = 0.5  # of that time: it was there for a moment, in which it heard nothing
+_STOOD_STILL_S = 1.0  # a longer gap between two looks: this process was suspended, or none waited
+_COUNTED_S = 0.5  # what of such a gap counts as silence: this side ran briefly and heard nothing
 
 
 class _Connection:
-    """A connection that was admitted."""
+    """A connection that the listener has admitted."""
 
     def __init__(self, stream: Stream, max_ask_bytes: int) -> None:
         self.stream, self.max_ask_bytes = stream, max_ask_bytes
         self.steps: Steps | None = None
-        """The reader of the next frame, paused in its middle; None: not begun."""
+        """Generator that reads the next frame, paused in its middle; None: it has not begun."""
         self.broken, self.since = False, time.monotonic()
 
     def lose(self) -> None:
-        """Give it up, and wake all threads that wait on it."""
+        """Give the connection up, and wake all threads that wait on it."""
         self.broken = True
         self.stream.shutdown()
 
 
 class Caller:
-    """Asks the listener at one address; safe in any thread.
+    """Sends requests to the listener at one address; safe in any thread.
 
-    Nothing is sent before the first question or `connect`. Arrays in a question must not be changed
-    before it is answered: it may have to be asked again.
+    Nothing is sent before the first request or `connect`. Do not change the arrays of a request
+    before its response has come: it may have to be sent again.
 
     Args:
         address: Address or name of the listener.
         port: Port of the listener.
-        security: Has to match the listener's.
-        name: Name of this side.
+        security: Authentication and encryption; has to match the listener's.
+        name: Name of this side, for the listener's log.
         patience_s: How long an outage of the network may last, in seconds, and with it the silence
-            of a peer that owes an answer.
+            of a peer that owes a response.
         what: Description of the other end, for errors.
         session: Identity of this side for the listener's owner, on all connections; callers of one
             process may share one. None: random.
-        incarnation: The process to call, as in `incarnation` of another caller; 0: the first one
-            that admits this caller. No other process ever gets a request.
+        incarnation: Identity of the process to call, from ``incarnation`` of another caller; 0: the
+            process that admits this caller first. No other process ever gets a request.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Caller:
         incarnation: int = 0,
     ) -> None:  # fmt: skip
         self.incarnation = incarnation
-        """The listener's; 0: it is not known yet."""
+        """Identity of the listener's process; 0: not known yet."""
         self._target, self._security, self._name = (address, port), security, name
         self._patience_s = patience_s
         self._addresses: list[tuple[int, sockets.Address]] = []
@@ -121,7 +121,7 @@ class Caller:
         self._reset()
 
     def _reset(self) -> None:
-        """Start with no connection: at first, and in a fork, where all of it is the parent's."""
+        """Start without a connection: in the constructor, and in a fork, as the parent owns it."""
         self._pid, self._lane = os.getpid(), secrets.token_hex(8)
         self._connection: _Connection | None = None
         self._unanswered: deque[Reply[Any]] = deque()
@@ -131,29 +131,29 @@ class Caller:
         # Order of locks: the role, then _sending, then _state. A sender takes _sending
         # first, and therefore takes the role only if no thread has it.
         self._state = threading.Condition()
-        # for a whole question, and while a connection is replaced
+        # held for a whole request, and while a connection is replaced
         self._sending = threading.RLock()
-        self._reader: int | None = None  # the thread that has the role: it reads and connects
+        self._reader: int | None = None  # the thread with the role: it alone reads and connects
 
-    # --- asking -------------------------------------------------------------------------------
+    # --- sending ------------------------------------------------------------------------------
 
     def ask(
         self, method: str, request: object, answer_type: type[T], *, into: Into | None = None,
         timeout_s: float = math.inf,
     ) -> Reply[T]:  # fmt: skip
-        """Send a question; does not wait for the answer.
+        """Send a request; does not wait for the response.
 
-        Waits while the peer takes no bytes. A lost connection shows in `Reply.wait`.
+        Waits while the peer takes no bytes. `Reply.wait` deals with a connection that is lost.
 
         Args:
             method: Name in the listener's table.
             request: The handler's argument.
-            answer_type: Type of its result.
+            answer_type: Type of the handler's result.
             into: Given types and shapes of the response's arrays, returns the memory to receive
                 them into: arrays, contiguous, each with exactly that type and shape. Called by
                 the thread that reads, and again if the connection is lost meanwhile.
-            timeout_s: How long a peer may take no bytes, though it lives; then the connection is
-                lost, and `Reply.wait` asks again on a fresh one, for as long as it may.
+            timeout_s: How long a live peer may take no bytes, in seconds; then the connection
+                counts as lost, and `Reply.wait` sends the request again on a fresh one.
 
         Raises:
             ProtocolError: The request cannot travel, or is larger than the listener takes.
@@ -161,10 +161,10 @@ class Caller:
         """
         if os.getpid() != self._pid:
             self._reset()
-        # outside of all locks: it may take long, or raise
+        # outside of all locks: encoding may take long, or raise
         views = pack(FrameKind.ASK, request, method)
         reply: Reply[T] = Reply(self._wait_for, method, views, answer_type, into)
-        # for appending and sending together: answers are matched to questions by their order
+        # one lock for appending and sending: responses are matched to requests by their order
         with self._sending:
             connection = self._connection
             if connection is not None:
@@ -173,13 +173,13 @@ class Caller:
                 if self._closed is not None:
                     raise _again(self._closed)
                 if not self._unanswered:
-                    self._heard = time.monotonic()  # before, the peer had nothing to say
+                    self._heard = time.monotonic()  # until now the peer owed nothing
                 self._unanswered.append(reply)
             if connection is not None and not connection.broken:
                 self._send(connection, reply, time.monotonic() + timeout_s)
             else:
                 with self._role() as mine:
-                    if mine:  # else the thread that has it does this; sends all pending requests
+                    if mine:  # else the thread with the role connects and sends all that is pending
                         now = time.monotonic()
                         self._replace(now + _DIAL_S, now + timeout_s)
         self._release_if_closed()
@@ -187,19 +187,19 @@ class Caller:
 
     def _check_size(self, reply: Reply[Any], most: int) -> None:
         size = sum(view.nbytes for view in reply.views)
-        # `most` is of the arrays; headers have a limit of their own
+        # `most` limits the arrays; headers have a limit of their own
         if size > most + 2 * MAX_HEADER_BYTES:
             raise ProtocolError(
-                f"a question to {self.what} ({reply.method}) has {size} bytes; it takes {most}: "
+                f"a request to {self.what} ({reply.method}) has {size} bytes; it takes {most}: "
                 "split the input, or raise the listener's max_ask_bytes"
             )
 
     def _send(self, connection: _Connection, reply: Reply[Any], until: float) -> None:
-        """Send one question; reads meanwhile, since the peer may be blocked by an answer to us.
+        """Send one request; reads meanwhile, since the peer may be blocked sending us a response.
 
-        One that is not sent by ``until`` costs the connection.
+        The connection is given up if the request is not sent by ``until``.
         """
-        views = list(reply.views)  # `push` takes them out; the reply keeps them to be asked again
+        views = list(reply.views)  # `push` empties this list; the reply keeps its own for a repeat
         try:
             with connection.stream.send_lock:
                 while not connection.stream.push(views):
@@ -225,7 +225,7 @@ class Caller:
         """Return once ``reply`` is done.
 
         Raises:
-            PeerTimeoutError: It was not, in time.
+            PeerTimeoutError: It was not done within ``timeout_s``.
         """
         deadline = time.monotonic() + (timeout_s if timeout_s is not None else 1e9)
         while not reply.done:
@@ -235,7 +235,7 @@ class Caller:
                 while mine and not reply.done:
                     self._turn(deadline)
                     if time.monotonic() >= deadline:
-                        break  # it lets go of the role, and another one that waits reads on
+                        break  # leaving the role lets another waiting thread read on
             self._release_if_closed()
             if not reply.done and time.monotonic() >= deadline:
                 raise PeerTimeoutError(
@@ -245,11 +245,11 @@ class Caller:
 
     @contextlib.contextmanager
     def _role(self, until: float = 0.0) -> Iterator[bool]:
-        """Try to become the reader; waits for that, or any response, no longer than ``until``."""
+        """Try to become the reader; waits until ``until`` for the role or for any response."""
         me = threading.get_ident()
         with self._state:
             if self._reader not in (None, me) and until:
-                # woken by each answer and each end of a role
+                # woken by each response and each time the role becomes free
                 self._state.wait(max(0.0, min(until - time.monotonic(), 60.0)))
             former = self._reader
             if former is None:
@@ -257,13 +257,13 @@ class Caller:
         try:
             yield self._reader == me
         finally:
-            if former is None:  # else it was this thread's before, and stays so
+            if former is None:  # else this thread had the role before, and keeps it
                 with self._state:
                     self._reader = None
                     self._state.notify_all()
 
     def _turn(self, deadline: float) -> None:
-        """Do the next step towards a response. Has the role."""
+        """Do the next step towards a response. The caller has the role."""
         connection = self._connection
         if self._closed is not None:
             self._fail_all(self._closed)
@@ -273,13 +273,13 @@ class Caller:
             self._wait_to_read(connection, deadline)
 
     def _read(self, connection: _Connection) -> bool:
-        """Read arrived bytes; True if they complete a frame. Has the role."""
+        """Read arrived bytes; True if they complete a frame. The caller has the role."""
         connection.steps = connection.steps or read_frame(
             connection.stream, MAX_ANSWER_BYTES, self._room
         )
         try:
             try:
-                next(connection.steps)  # a later call goes on where this one leaves
+                next(connection.steps)  # a later call continues where this one stops
             except StopIteration as whole:
                 connection.steps = None
                 self._take(connection, whole.value)
@@ -291,7 +291,7 @@ class Caller:
         return False
 
     def _room(self, specs: list[IncomingArray]) -> list[Array]:
-        """Return the memory for the arrays of the next answer."""
+        """Return the memory for the arrays of the next response."""
         with self._state:
             reply = self._unanswered[0] if self._unanswered else None
         return empty_arrays(specs) if reply is None else reply.room(specs)
@@ -320,7 +320,7 @@ class Caller:
             self._fail_all(PeerLostError(text, goodbye.end))
 
     def _break_off(self, connection: _Connection, error: ProtocolError) -> None:
-        # the other side's log says why, too
+        # so that the other side's log says why, too
         connection.stream.end(farewell(End.PROTOCOL, str(error)))
         connection.lose()
         self._fail_all(ProtocolError(f"{self.what}: {error}"))
@@ -328,18 +328,18 @@ class Caller:
     def _wait_to_read(self, connection: _Connection, deadline: float) -> None:
         if connection.stream.wait(select.POLLIN, min(_SLICE_S, deadline - time.monotonic())):
             return
-        # not before an "alive" was missed; with a short patience still in time for two attempts
+        # not before one sign of life is missing, and with short patience in time for two attempts
         limit = max(1.5 * TICK_S, min(_SUSPECT_S, self._patience_s / 2))
         if self._silent_s(connection) > min(limit, self._patience_s):
-            # After a cut it would wake up late, as its retransmission timer has doubled. It is
-            # closed when the next one is there: the listener sees a replacement, and no end.
+            # After a cut this connection would recover late, as its retransmission timer has
+            # doubled. It is closed once the next one is up, so the listener sees a replacement.
             connection.broken = True
 
     def _silent_s(self, connection: _Connection | None) -> float:
-        """Return for how long nothing was heard; a fresh connection has time to be heard on.
+        """Return how long nothing was heard; a fresh connection gets time for its first response.
 
-        Once that is broken, bytes of its handshake do not count: a listener may let this
-        side in and drop it, again and again.
+        Once a connection has been lost without a word, bytes of the next handshake no longer count:
+        a listener may admit this side and drop it, again and again.
         """
         if connection is not None and connection.stream.heard > connection.since:
             self._heard = max(self._heard, connection.stream.heard)
@@ -348,10 +348,10 @@ class Caller:
         return time.monotonic() - max(self._heard, since)
 
     def _look(self) -> None:
-        """Count little of the time since the last look as silence, where this side stood still.
+        """Count little of the time since the last look as silence if this side stood still.
 
-        Some of it: one that is starved stands still again and again, and is to give a dead peer up,
-        too, if later.
+        Not none of it: a starved process stands still again and again, and must give up a dead peer
+        as well, though later.
         """
         now = time.monotonic()
         gap = now - self._looked
@@ -365,20 +365,20 @@ class Caller:
         """Connect now, so that the listener knows this caller.
 
         Args:
-            deadline: Until when a silent network is tried again (`time.monotonic`).
-            on_wait: Also wait for a listener that has not been started yet; called before each
-                pause with what went wrong last.
+            deadline: When to stop trying a silent network (`time.monotonic`).
+            on_wait: If given, waits for a listener that has not been started yet too, and is called
+                before each pause with the last error.
 
         Raises:
-            PeerLostError: Nothing listens there, and ``on_wait`` was not given; or another process
-                does than the one that is meant.
-            PeerTimeoutError: It did not come up by the deadline.
-            JoinRefusedError: One side does not want the other; ``end`` tells why.
-            ConfigError: The address is not one.
+            PeerLostError: Nothing listens there and ``on_wait`` was not given, or another process
+                than the intended one listens there.
+            PeerTimeoutError: The listener did not come up by the deadline.
+            JoinRefusedError: One side refused the other; ``end`` tells why.
+            ConfigError: The address is invalid.
         """
         if os.getpid() != self._pid:
             self._reset()
-        # from 50 ms, for a listener that is about to come up, to 1 s, where hundreds call one
+        # pauses grow from 50 ms (a listener may be about to come up) to 1 s (hundreds may call)
         nap, started = 0.05, time.monotonic()
         while self._connection is None or self._connection.broken:
             try:
@@ -405,10 +405,10 @@ class Caller:
         """Return a fresh connection to the first address that admits this caller.
 
         Raises:
-            OSError, EOFError: None does, now.
+            OSError, EOFError: No address admits it now.
             GiglLoaderError: The listener refused, or this side was closed.
         """
-        # once: in an outage the name server is out of reach too
+        # resolved once: in an outage the name server is out of reach too
         self._addresses = self._addresses or sockets.resolve(*self._target)
         failure: Exception = OSError("it has no address")
         for family, address in self._addresses:
@@ -428,7 +428,7 @@ class Caller:
 
         def patience() -> float:
             self._look()
-            # one that has begun to greet is alive, so the machine is busy: it gets the whole time
+            # a listener that has begun its greeting is alive but busy: it gets the whole time
             left = (latest if stream.first_bytes else deadline) - time.monotonic()
             if self._closed is not None:
                 raise _again(self._closed)
@@ -443,8 +443,8 @@ class Caller:
         except JoinRefusedError as error:
             text = f"{self.what} and {self._name} do not let each other in: {error}"
             raise JoinRefusedError(text, error.end) from error
-        # a free port may go to another process: requests to the former one are not meant for it,
-        # and the owner of this caller decides whether to begin again
+        # A freed port may go to another process, for which the pending requests are not meant. The
+        # owner of this caller decides whether to begin again.
         if self.incarnation not in (0, admitted.incarnation):
             text = f"{self.what} is lost ({End.GONE.value}): another process listens there now"
             raise PeerLostError(text, End.GONE)
@@ -452,7 +452,7 @@ class Caller:
         return _Connection(stream, admitted.max_ask_bytes)
 
     def _adopt(self, connection: _Connection, until: float) -> None:
-        """Use ``connection`` from here on and repeat pending requests. Has ``_sending``."""
+        """Use ``connection`` from here on and repeat pending requests, under ``_sending``."""
         former, self._connection = self._connection, connection
         if former is not None:
             was_heard = former.stream.heard > former.since
@@ -466,15 +466,15 @@ class Caller:
                 self._send(connection, reply, until)
 
     def _replace(self, deadline: float, until: float) -> None:
-        """Connect, at first or after a connection was lost. Has the role.
+        """Connect, at first or after a connection was lost. The caller has the role.
 
         Args:
-            deadline: For a connection.
-            until: For repeating pending requests.
+            deadline: When to stop trying to connect.
+            until: When to stop sending pending requests again.
         """
         silent_s = self._silent_s(connection := self._connection)
         if silent_s <= self._patience_s + _GRACE_S:
-            # one that drops connections is not dialled as fast as it can
+            # a pause, so that a listener that drops connections is not dialled in a busy loop
             if connection is not None:
                 time.sleep(max(0.0, connection.since + 0.1 - time.monotonic()))
             self._try(deadline, until)
@@ -489,18 +489,18 @@ class Caller:
         given_up = self._heard + self._patience_s + _GRACE_S
         until = max(started + 0.05, min(deadline, started + _DIAL_S, given_up))
         try:
-            # without `_sending`: a thread that is stuck in a send to the silent peer holds it
+            # without `_sending`: a thread that is stuck in a send to a silent peer may hold it
             fresh = self._dial(until)
         except ConnectionRefusedError:  # the machine lives and says that nothing listens there
             self._give_up(End.GONE, "its process is gone: nothing listens there")
         except (OSError, EOFError):
-            # an error that comes at once (no route) must not become a busy loop
+            # an error that comes at once (no route) must not turn this into a busy loop
             time.sleep(max(0.0, min(until, started + 0.1) - time.monotonic()))
         except GiglLoaderError as error:
             self._fail_all(error)
         else:
             if self._connection is not None:
-                self._connection.lose()  # a thread that sends into it stops
+                self._connection.lose()  # stops a thread that sends into it
             with self._sending:
                 self._adopt(fresh, until)
 
@@ -511,7 +511,7 @@ class Caller:
         with self._state:
             failed, self._unanswered = list(self._unanswered), deque()
             if self._connection is not None:
-                self._connection.lose()  # its answers would be taken for those to later questions
+                self._connection.lose()  # its responses would be taken for those to later requests
             for reply in failed:
                 reply.end(_again(error))
             self._state.notify_all()
@@ -519,7 +519,7 @@ class Caller:
     # --- the end ------------------------------------------------------------------------------
 
     def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
-        """Say goodbye and wake all who wait. Idempotent, from any thread."""
+        """Say goodbye and wake all waiting threads. Idempotent, from any thread."""
         if os.getpid() != self._pid:
             self._reset()
         with self._state:
@@ -533,7 +533,7 @@ class Caller:
         self._release_if_closed()
 
     def _release_if_closed(self) -> None:
-        """Release the descriptor, once nobody is in a call on it: the last one to leave does."""
+        """Release the descriptor once no thread is in a call on it; the last one to leave does."""
         if self._closed is None:
             return
         with self._role() as mine:

@@ -1,7 +1,7 @@
-"""Certificates made here: a folder for trying, and the self-signed one of the token mode.
+"""Makes certificates: a folder for trials, and the self-signed certificate of the token mode.
 
-OpenSSL's command makes them, so that no package is needed: Python's ``ssl`` reads certificates and
-makes none.
+The command ``openssl`` makes them, so that no package is needed: Python's ``ssl`` can read
+certificates but not make them.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from pathlib import Path
 from gigl_loader.errors import ConfigError
 
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----\n"
-_CURVE = ("-pkeyopt", "ec_paramgen_curve:P-256")  # made and proved in a fraction of RSA's time
+_CURVE = ("-pkeyopt", "ec_paramgen_curve:P-256")  # keys and signatures are far cheaper than RSA's
 _TIMEOUT = 60.0
 """Seconds for one call of ``openssl``, which takes some milliseconds."""
 _HOST = re.compile(r"[\w.*-]+", re.ASCII)
@@ -61,13 +61,13 @@ def token() -> str:
 def make_folder(folder: str | Path, hosts: Sequence[str], days: float = 365) -> Path:
     """Write ``ca.pem``, ``cert.pem`` and ``key.pem``, and the authority's key as ``ca-key.pem``.
 
-    For trying: one certificate for all hosts. Keep ``ca-key.pem`` off the machines, or delete it. A
-    folder that has an authority already gets a new certificate under it.
+    For trials: all hosts share one certificate. Keep ``ca-key.pem`` off the machines, or delete it.
+    In a folder that has an authority already, that authority signs the new certificate.
 
     Args:
-        folder: Where to; made if it does not exist.
+        folder: Where to write; created if it does not exist.
         hosts: Names and addresses that the certificate is for.
-        days: How long it is valid.
+        days: How many days it is valid.
 
     Raises:
         ConfigError: The folder cannot be written, a host is no name or address, or the command
@@ -77,7 +77,7 @@ def make_folder(folder: str | Path, hosts: Sequence[str], days: float = 365) -> 
     names = [_alternative_name(host) for host in hosts]
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # beside the result: keys pass through this folder, which only this user may read
+        # on the same disk as the result; keys pass through it, and only this user may read it
         with tempfile.TemporaryDirectory(prefix=".openssl-", dir=path) as scratch:
             work = Path(scratch)
             if not (path / "ca-key.pem").exists():
@@ -85,8 +85,8 @@ def make_folder(folder: str | Path, hosts: Sequence[str], days: float = 365) -> 
                 _write(path / "ca-key.pem", key, 0o600)
                 _write(path / "ca.pem", authority, 0o644)
             certificate, key = _issue(work, "gigl-loader node", days, path, names)
-            # a process that reads between these two finds a pair that does not match, keeps the
-            # former one, and reads again at the next connection (`Security.context`)
+            # A process that reads between these two writes finds a pair that does not match. It
+            # keeps the former pair and reads again at the next connection (`Security.context`).
             _write(path / "cert.pem", certificate, 0o644)
             _write(path / "key.pem", key, 0o600)
     except OSError as error:
@@ -96,14 +96,14 @@ def make_folder(folder: str | Path, hosts: Sequence[str], days: float = 365) -> 
 
 @functools.cache
 def throwaway() -> bytes:
-    """Return this process's certificate and key for the token mode, in one PEM text.
+    """Return a self-signed certificate and its key for the token mode, as one PEM string.
 
     Raises:
         ConfigError: The command ``openssl`` is missing or fails.
     """
     settings = _settings("gigl-loader ephemeral", "digitalSignature", signs=False)
-    # ten years: no date is checked, the token's proof is bound to it, and it ends with the process;
-    # without -keyout the key comes out of the pipe as well, and touches no disk
+    # Ten years, as no date is checked: the token's proof is bound to the certificate, which ends
+    # with the process. Without -keyout the key comes through the pipe too and touches no disk.
     return _openssl(
         "req", "-x509", "-newkey", "ec", *_CURVE, "-nodes", "-sha256", "-days", "3650",
         "-extensions", "extensions", "-config", "/dev/stdin", given=settings.encode(),
@@ -111,14 +111,14 @@ def throwaway() -> bytes:
 
 
 def first_certificate(pem: bytes) -> str:
-    """Return the text of the first certificate in ``pem``."""
+    """Return the first certificate in ``pem``, still in PEM."""
     begin = pem.index(_BEGIN)
     return (pem[begin : pem.index(_END, begin)] + _END).decode()
 
 
 @contextlib.contextmanager
 def in_memory(pem: bytes) -> Iterator[str]:
-    """Give a path to ``pem`` without a file on disk: ``ssl`` reads keys from paths only."""
+    """Yield a path to ``pem`` without a file on disk: ``ssl`` reads keys from paths only."""
     descriptor = os.memfd_create("gigl_loader certificate")
     try:
         os.write(descriptor, pem)
@@ -135,8 +135,8 @@ def _issue(
     Args:
         work: Folder for the files that ``openssl`` reads and writes.
         name: The certificate's common name.
-        days: How long it is valid.
-        issuer: Folder of the signing authority; None: it is an authority and signs itself.
+        days: How many days it is valid.
+        issuer: Folder of the signing authority; None: the certificate is an authority's own.
         hosts: Result of `_alternative_name`.
     """
     signs = issuer is None
@@ -171,7 +171,7 @@ def _openssl(*arguments: str, given: bytes = b"", folder: Path | None = None) ->
     """Run OpenSSL's command in ``folder`` with ``given`` as its input; return its output.
 
     Raises:
-        ConfigError: It is missing, fails, or takes a minute.
+        ConfigError: The command is missing, fails, or takes a minute.
     """
     try:
         done = subprocess.run(

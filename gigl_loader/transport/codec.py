@@ -31,9 +31,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 MAX_HEADER_BYTES = 1 << 20
 MAX_ARRAYS = 4096
 MAX_DIMS = 8
-"""Above these a message is a bug or hostile; it is refused before memory is taken for it."""
+"""A message above these limits is a bug or an attack; it is refused before memory is allocated."""
 
-_DTYPES = tuple(  # the position in this list is the code on the wire: append only
+_DTYPES = tuple(  # the position here is the code on the wire: only append
     np.dtype(name)
     for name in (
         *("uint8", "int8", "int16", "int32", "int64", "bool", "float16", "float32", "float64"),
@@ -71,7 +71,7 @@ def encode(value: object, method: str = "") -> tuple[bytes, list[Array]]:
 
     Args:
         value: A dataclass, or anything that may be a field of one.
-        method: Name of the method that is asked, for a question.
+        method: Name of the method to call, for a request.
 
     Raises:
         ProtocolError: ``value`` holds something that cannot travel, or too much of it.
@@ -87,9 +87,9 @@ def encode(value: object, method: str = "") -> tuple[bytes, list[Array]]:
         return msgspec.msgpack.Ext(ARRAY_EXTENSION, (len(arrays) - 1).to_bytes(4, "little"))
 
     try:
-        # first the body: it finds the arrays, whose types and shapes the header has to name. As
-        # `Raw` it is put into the header as it is, and the other side decodes it on its own, once
-        # the method has said into what.
+        # The body comes first: encoding it finds the arrays, and the header names their types and
+        # shapes. `Raw` puts it into the header unchanged; the other side decodes it separately,
+        # once the method has told the type.
         body = msgspec.msgpack.encode(value, enc_hook=beside)
         specs = tuple((_CODES[array.dtype], array.shape) for array in arrays)
         header = msgspec.msgpack.encode(_Header(method, specs, msgspec.Raw(body)))
@@ -107,7 +107,7 @@ def encode(value: object, method: str = "") -> tuple[bytes, list[Array]]:
 def _sendable(array: Array) -> Array:
     if array.dtype not in _CODES or array.ndim > MAX_DIMS:
         raise TypeError(f"an array of {array.dtype} with {array.ndim} dimensions cannot travel")
-    # numpy makes an array without dimensions one of one; the shape has to arrive as it was
+    # numpy turns an array without dimensions into one with one; the shape must arrive unchanged
     contiguous: Array = np.ascontiguousarray(array).reshape(array.shape)
     return contiguous
 
@@ -134,13 +134,13 @@ def _spec(code: int, shape: tuple[int, ...]) -> IncomingArray:
 
 
 def decode(body: msgspec.Raw, arrays: Sequence[Array], expected: type[T]) -> T:
-    """Return the ``expected`` that `encode` was given.
+    """Return the value that `encode` was given, as the type ``expected``.
 
     Raises:
-        ProtocolError: It is not one, or its arrays are not the ones that it names, each once.
+        ProtocolError: It has another type, or it does not name each of ``arrays`` exactly once.
     """
-    # each array exactly once: two fields that share memory would change together on this side, and
-    # one that nothing names was received for nothing
+    # Each array exactly once: two fields that share memory would change together on this side, and
+    # an array that no field names was received for nothing.
     missing = set(range(len(arrays)))
 
     def named(code: int, data: memoryview) -> Array:
@@ -153,11 +153,11 @@ def decode(body: msgspec.Raw, arrays: Sequence[Array], expected: type[T]) -> T:
     try:
         wanted: Any = expected
         found = msgspec.msgpack.decode(body, type=_prepared(wanted), ext_hook=named)
-        # from the strict structs to the dataclasses that the caller knows
+        # converts the strict structs to the caller's dataclasses
         value = msgspec.convert(found, expected, from_attributes=True)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         name = getattr(expected, "__name__", str(expected))
-        # msgspec shows the value in place of a name that it knows
+        # msgspec's text has the value where the type's name is wanted
         raise ProtocolError(
             f"the received value is not a {name}: {one_line(str(error))}"
         ) from error
@@ -171,10 +171,10 @@ _preparing = threading.Lock()
 
 
 def _prepared(expected: Any) -> Any:
-    """Return `_strict` of a type, once msgspec has looked at both, in one thread at a time.
+    """Return `_strict` of a type after msgspec has analysed both, in one thread at a time.
 
-    msgspec 0.22 stores its analysis of a class on the class, and crashes (a segmentation
-    fault) where two threads do so at once.
+    msgspec 0.22 stores its analysis of a class on the class, and crashes with a segmentation fault
+    if two threads do so at once.
     """
     strict = _ready.get(expected)  # without the lock: a dict's look-up is atomic
     if strict is None:
@@ -215,7 +215,7 @@ def empty_arrays(specs: Sequence[IncomingArray]) -> list[Array]:
     """Return fresh memory for ``specs``, which the kernel provides page by page as bytes arrive.
 
     Raises:
-        ProtocolError: There is not as much.
+        ProtocolError: There is not enough memory.
     """
     try:
         return [np.empty(spec.shape, spec.dtype) for spec in specs]

@@ -1,8 +1,8 @@
-"""How a connection ended, how a handler's exception travels, and how both are put into words.
+"""Why a connection ended, how a handler's exception travels, and the text of both.
 
-Text of another process is cleaned before it reaches a log or an error of this one: a line break in
-it would forge a line of the log, an escape sequence would move the cursor of a terminal, hide
-text or turn its direction.
+Text from another process is cleaned before it reaches a log or an error here: a line break could
+forge a log line, and an escape sequence could move a terminal's cursor, hide text or turn its
+direction.
 """
 
 import inspect
@@ -15,17 +15,17 @@ from gigl_loader import errors
 from gigl_loader.errors import GiglLoaderError, RemoteError
 
 _MOST = 500
-"""Characters of a line; the longest refusal of ours has some 300."""
+"""Most characters of one line; our longest refusal has about 300."""
 
 
 def one_line(text: str, most: int = _MOST) -> str:
-    """Return ``text`` in one line of printable characters, cut after ``most``."""
-    # cut first: escaped text is up to ten times as long
+    """Return ``text`` as one line of printable characters, cut after ``most``."""
+    # cut before escaping: escaped text is up to ten times as long
     return _escaped(text[:most], "") + ("..." if len(text) > most else "")
 
 
 def readable(text: str) -> str:
-    """Return ``text`` with its lines and tabs, as a traceback has them, and no other control."""
+    """Return ``text`` without control characters, except a traceback's line breaks and tabs."""
     return _escaped(text, "\n\t")
 
 
@@ -39,24 +39,24 @@ def _escaped(text: str, kept: str) -> str:
 
 
 class End(StrEnum):
-    """Why a connection is over. Travels in the goodbye and in a refusal."""
+    """Why a connection is over. It travels in goodbyes and refusals."""
 
     CLOSED = "closed"
     """This side closed it."""
     SHUTDOWN = "shutdown"
     """The other side ends in good order."""
     JOB_OVER = "job over"
-    """The other side has nothing more to ask, because its job is done."""
+    """The other side's job is done, so it sends no more requests."""
     LOST_PEER = "lost peer"
-    """The other side gives up because it lost somebody else."""
+    """The other side gives up because it lost another peer."""
     REPLACED = "replaced"
     """The caller came back on a fresh connection."""
     GONE = "gone"
-    """It was cut off without a goodbye: the process was killed, or the network dropped it."""
+    """The connection ended without a goodbye: the process was killed, or the network dropped it."""
     SILENT = "silent"
-    """Nothing was heard for the limit: the machine is stopped, or the network is cut."""
+    """Nothing was heard for longer than the limit: the machine stopped, or the network is cut."""
     PROTOCOL = "protocol"
-    """It sent data that no healthy peer of this version sends."""
+    """The other side sent data that no healthy peer of this version sends."""
     REFUSED_TOKEN = "refused: token"
     REFUSED_CERTIFICATE = "refused: certificate"
     REFUSED_USER = "refused: user"
@@ -65,11 +65,11 @@ class End(StrEnum):
     REFUSED_MODE = "refused: encryption"
     """One side is encrypted and the other is not."""
     REFUSED_SERVICE = "refused: other service"
-    """Not gigl_loader at all."""
+    """The other side is not gigl_loader."""
     REFUSED_BUSY = "refused: busy"
-    """No thread or descriptor is left for it."""
+    """No thread or descriptor is left for the caller."""
     REFUSED_SLOW = "refused: slow"
-    """It did not finish the handshake in time, or newer ones pushed it out."""
+    """The caller did not finish the handshake in time, or newer callers pushed it out."""
 
 
 _OURS = {
@@ -77,7 +77,7 @@ _OURS = {
     for name, cls in vars(errors).items()
     if inspect.isclass(cls) and issubclass(cls, GiglLoaderError)
 }
-"""Errors that the other side may rebuild: a fixed table, so that no frame can name code."""
+"""Error classes that the other side may rebuild: a fixed table, so that no frame can name code."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ def describe(error: BaseException) -> Failure:
     """Return the part of ``error`` that is sent."""
     name = type(error).__name__
     plain = all(isinstance(arg, None | bool | int | float | str) for arg in error.args)
-    # the `args` of our classes are their fields; of all other errors only the words travel
+    # the `args` of our classes are their fields; of all other errors only the text travels
     args = error.args if name in _OURS and plain else (str(error),)
     trace = "".join(traceback.format_exception(error))
-    # the end of a long traceback says where it was raised; with more, the failure would not fit
-    # into a header
+    # The end of a long traceback says where the error was raised; a whole one might not fit into a
+    # header.
     return Failure(name, tuple(_plain(arg) for arg in args), str(error)[:10_000], trace[-50_000:])
 
 
@@ -107,12 +107,12 @@ def _plain(arg: Any) -> Any:
 
 
 def rebuild(failure: Failure, where: str) -> GiglLoaderError:
-    """Return the error again: of the same class where it is one of gigl_loader's."""
+    """Return the error again, of the same class if it is one of gigl_loader's."""
     cls = _OURS.get(failure.kind)
     try:
         if cls is not None:
             return cls(*(readable(arg) if isinstance(arg, str) else arg for arg in failure.args))
     except (TypeError, ValueError):
-        pass  # a class whose fields are others on this side
+        pass  # the class has other fields on this side
     text = readable(f"{failure.kind}: {failure.text}")
     return RemoteError(where, text, readable(failure.traceback))

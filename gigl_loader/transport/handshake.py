@@ -8,11 +8,11 @@
     HELLO(name, nonce, proof)         -->
                                       <--    ADMITTED(proof, incarnation)  or  BYE(end, words)
 
-The listener greets before it is told anything: in TLS 1.3 a client learns at its first read that
-its certificate was refused, and where both must belong to one user, neither side names itself to
-another user's process. A plain caller knocks, so that a TLS listener can send it the reason
-in plain words; any other program on the port responds to a knock with bytes that an error can
-show.
+The listener greets before the caller says who it is. In TLS 1.3 a client learns only at its first
+read that its certificate was refused; and where both sides must belong to one user, neither names
+itself to another user's process. A plain caller knocks, so that a TLS listener can send it the
+reason in plain bytes; any other program on the port responds to a knock with bytes that the error
+can show.
 """
 
 import contextlib
@@ -41,8 +41,9 @@ from gigl_loader.transport.stream import (
 
 NONCE_BYTES = 32
 MOST_OF_NAME = 255
-"""Characters of a caller's name."""
-# of a frame before the other side is known: a HELLO has some 300 bytes, a goodbye at most 2,100
+"""Most characters of a caller's name."""
+# Limit of a frame before the other side is known: a HELLO has about 300 bytes, a goodbye at most
+# 2,100.
 _MAX_BYTES = 4096
 _TLS_RECORDS = (b"\x14", b"\x15", b"\x16", b"\x17")  # first bytes of TLS
 _SAME_TOKEN = f"set {TOKEN_VARIABLE} to one value on all machines"
@@ -57,7 +58,7 @@ class Greeting:
 
 @dataclass(frozen=True)
 class Hello:
-    """First message of a caller: its name and purpose."""
+    """First message of a caller: who it is, and its proof of the token."""
 
     name: str
     session: str
@@ -68,24 +69,24 @@ class Hello:
 
 @dataclass(frozen=True)
 class Admitted:
-    """The caller is in."""
+    """The listener admits the caller."""
 
     proof: bytes
     max_ask_bytes: int
     incarnation: int
-    """Which process this is: the listener's own number, random."""
+    """Identity of the listener's process: a random number."""
 
 
 @dataclass(frozen=True)
 class Goodbye:
-    """Why a connection ends, or does not come about."""
+    """Why a connection ends, or was refused."""
 
     end: End
     words: str
 
 
 def farewell(end: End, words: str) -> bytes:
-    """Return a whole BYE frame."""
+    """Return a complete BYE frame."""
     return bytes(pack(FrameKind.BYE, Goodbye(end, words[:2000]))[0])
 
 
@@ -93,12 +94,12 @@ def join(stream: Stream, security: Security, name: str, session: str, lane: str)
     """Do the caller's side; the generator returns the listener's `Admitted`.
 
     Raises:
-        JoinRefusedError: One side does not want the other; ``end`` tells why.
+        JoinRefusedError: One side refused the other; ``end`` tells why.
         EOFError, OSError: The connection broke.
     """
     try:
         return (yield from _join(stream, security, name, session, lane))
-    except JoinRefusedError as error:  # in the listener's words, which knows nothing of this side
+    except JoinRefusedError as error:  # the listener's words; only this side knows what it lacks
         if error.end not in (End.REFUSED_MODE, End.REFUSED_TOKEN):
             raise
         raise JoinRefusedError(f"{error}{what_is_not_set(security)}", error.end) from error
@@ -116,16 +117,16 @@ def _join(stream: Stream, security: Security, name: str, session: str, lane: str
     else:
         stream.push([memoryview(KNOCK_FRAME)])
     greeting = decode((yield from _expect(stream, FrameKind.GREETING)).body, [], Greeting)
-    # not before: the greeting shows that a process has accepted the connection. And before this
-    # side names itself
+    # After the greeting, which shows that a process has accepted the connection, and before this
+    # side names itself.
     _check_user(stream, security, "the listener")
     nonce, certificate = os.urandom(NONCE_BYTES), stream.peer_certificate()
-    # both sides' in one order, so that neither can make the other repeat an old proof
+    # both nonces in one order, so that neither side can make the other repeat an old proof
     nonces = nonce + greeting.nonce
     proof = security.proof(b"caller", nonces, certificate)
     stream.push(pack(FrameKind.HELLO, Hello(name[:MOST_OF_NAME], session, lane, nonce, proof)))
     admitted = decode((yield from _expect(stream, FrameKind.ADMITTED)).body, [], Admitted)
-    # in constant time, as everywhere: how long a comparison takes would tell how much was right
+    # in constant time: the length of a comparison would tell how much of the guess was right
     if not hmac.compare_digest(admitted.proof, security.proof(b"listener", nonces, certificate)):
         words = f"it does not know the cluster token of this side: {_SAME_TOKEN}"
         stream.end(farewell(End.REFUSED_TOKEN, words))
@@ -137,7 +138,7 @@ def admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: i
     """Do the listener's side; the generator returns the caller's `Hello`.
 
     Raises:
-        JoinRefusedError: One side does not want the other; the caller has not been told yet.
+        JoinRefusedError: One side refused the other; the caller has not been told yet.
         EOFError, OSError: The connection broke.
     """
     try:
@@ -153,12 +154,13 @@ def _admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: 
         yield from stream.start_tls(security.context(server=True), server=True)
     else:
         yield from _expect(stream, FrameKind.KNOCK)
-        # before a greeting, at which the caller checks this side: one of both gives the reason
+        # before the greeting, after which the caller checks this side: one of the two gives the
+        # reason
         _check_user(stream, security, "the caller")
     stream.push(pack(FrameKind.GREETING, Greeting(mine)))
     hello = decode((yield from _expect(stream, FrameKind.HELLO)).body, [], Hello)
     certificate, nonces = security.certificate(), hello.nonce + mine
-    # the role is part of a proof: else a caller's could be sent back to it as the listener's
+    # a proof includes the role: else a caller's proof could be sent back to it as the listener's
     wanted = security.proof(b"caller", nonces, certificate)
     # a nonce of another length would move the border between the two nonces
     if not hmac.compare_digest(hello.proof, wanted) or len(hello.nonce) != NONCE_BYTES:
@@ -170,11 +172,11 @@ def _admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: 
 
 
 def _check_user(stream: Stream, security: Security, who: str) -> None:
-    """Refuse the other side where nothing is set and its process is not one of this user's."""
+    """Refuse another user's process if no authentication is set."""
     own = os.geteuid()
     if security.mode is not Mode.USER or (user := user_of_peer(stream.sock)) == own:
         return
-    if user is None and is_over(stream.sock):  # nobody's: an outage, and no reason to refuse
+    if user is None and is_over(stream.sock):  # an outage, not a reason to refuse
         raise ConnectionResetError(errno.ECONNRESET, f"{who} ended the connection as it began")
     whose = "on another machine, or gone" if user is None else f"a process of user {user}"
     raise JoinRefusedError(
@@ -197,7 +199,7 @@ def _expect(stream: Stream, kind: FrameKind) -> Steps:
 def refusal(
     stream: Stream, error: Exception, who: str, *, encrypted: bool, hint: str = ""
 ) -> JoinRefusedError:
-    """Explain a failed handshake by the first bytes received and the error they caused."""
+    """Explain a failed handshake by the first bytes received and the error that they caused."""
     if isinstance(error, OtherVersionError):
         return JoinRefusedError(str(error), End.REFUSED_VERSION)
     # the exception alone misleads: OpenSSL calls any plain byte a "wrong version number"

@@ -1,12 +1,12 @@
-"""Answers the questions of callers: a thread that accepts, and a thread for each connection.
+"""Serves the requests of callers: one thread accepts, and one thread serves each connection.
 
-The accepting thread waits for no caller. It also says each second, on every connection that owes an
-answer, that this side lives, and learns at once when a caller hangs up while a handler works.
+The accepting thread waits for no caller. Each second it reports on every connection that owes a
+response that this side is alive; it learns at once when a caller hangs up while a handler works.
 
-A connection's thread does the handshake, within three seconds, and then answers. At most 128
-handshakes are under way, half of them from one address; the one that has said nothing for longest
-makes room for a new one: half-open connections neither keep real callers out nor take memory
-without bound. Nor do they take more than a quarter of the descriptors that are free.
+A connection's thread does the handshake within three seconds and then serves requests. At most 128
+handshakes are under way, at most half of them from one address; the one that has been silent for
+longest makes room for a new one. So half-open connections neither keep real callers out nor take
+memory without bound, nor more than a quarter of the free descriptors.
 """
 
 import contextlib
@@ -45,20 +45,20 @@ from gigl_loader.transport.stream import (
 
 _log = logging.getLogger(__name__)
 
-# a handshake has two round trips and some 5 ms of arithmetic, which take a second or two on a slow
-# link or a machine with a load of 15; a caller that needs longer counts as slow and may retry
+# A handshake is two round trips and about 5 ms of CPU time, which take a second or two on a slow
+# link or at a load of 15. A caller that needs longer is refused as slow, and may retry.
 _HANDSHAKE_S = 3.0
-# each takes a thread and a descriptor, and limits of 1,024 on these are common; half of them for
-# one address, so that one faulty machine does not keep out the others
+# Each handshake takes a thread and a descriptor, and limits of 1,024 on these are common. One
+# address gets half of them, so that one faulty machine does not keep out the others.
 _MAX_PENDING = 128
 _CLOSE_S = 2.0  # how long closing a listener waits for calls in progress
-_DRAIN_S = 0.5  # for a refused caller to read the reason
+_DRAIN_S = 0.5  # time for a refused caller to read the reason
 _REPORT_EVERY_S = 60.0
 
 
 @dataclass(eq=False)
 class Peer:
-    """A caller that was admitted, on one connection.
+    """An admitted caller on one connection.
 
     A caller that comes back on a fresh connection is a new `Peer` of the same ``session``.
     """
@@ -69,16 +69,16 @@ class Peer:
     session: str
     """Random; one for each `Caller`, or for several that share one."""
     number: int = field(default_factory=itertools.count(1).__next__)
-    """Larger than that of each peer before."""
+    """Larger than that of every earlier peer."""
     gone: threading.Event = field(default_factory=threading.Event)
-    """Set once it closed the connection or was killed, also while a handler runs."""
+    """Set once the caller closed the connection or was killed, also while a handler runs."""
 
 
 Handler = Callable[[Any, Peer], Any]
 
 
 def random_incarnation() -> int:
-    """Return a number that no other process has; 63 bits, above 0."""
+    """Return a random number of 63 bits, above 0, that no other process has."""
     return int(secrets.token_hex(8), 16) % (2**63 - 1) + 1
 
 
@@ -87,8 +87,8 @@ class Method:
     """One row of a listener's table.
 
     ``handler(request, peer)`` returns the response, or a `concurrent.futures.Future` of it,
-    cancelled when the caller goes away. It may be called again for the same request after a
-    connection was lost, and also while the first call is still under way.
+    which is cancelled when the caller goes away. The handler may be called again for the same
+    request after a connection was lost, even while the first call is still under way.
     """
 
     request: Any
@@ -97,30 +97,30 @@ class Method:
 
 
 class Listener:
-    """Listens on one address and answers by a fixed table of methods.
+    """Listens on one address and serves a fixed table of methods.
 
     Args:
         address: Address or name of this machine to listen on.
-        port: 0 means one that is free.
+        port: Port to listen on; 0: any free one.
         security: Authentication and encryption.
         table: Methods by name.
         name: Description of this side, for the log.
         on_peer: Called with each admitted `Peer`, before its first request.
-        on_end: Called once for each of them, with its `End`.
-        max_ask_bytes: The most that the arrays of one question may hold.
-        silence_s: A caller that leaves a question unfinished, or sent bytes unacknowledged, for
-            this long is cut off.
-        admit: Replaces this protocol's handshake, or handles the whole connection:
-            given the connection and the length of the next sleep, as for `drive`, it returns the
-            caller's description of itself; None: it is over.
-        handshake_s: How long that may take, all in all.
+        on_end: Called once for each admitted `Peer`, with its `End`.
+        max_ask_bytes: Most bytes of arrays in one request.
+        silence_s: A caller that leaves a request unfinished, or bytes unacknowledged, for this many
+            seconds is cut off.
+        admit: Replaces this protocol's handshake, or handles the whole connection. It gets the
+            connection and the patience of `drive`, and returns the caller's description of itself,
+            or None if the connection is over.
+        handshake_s: How long the whole handshake may take, in seconds.
         inherits: Descriptor of a socket that listens already, in place of ``address`` and ``port``;
-            owned by this object from here on.
-        incarnation: Identity of this process for its callers, who repeat no request to another one;
-            above 0. None: random. A process that continues the work of a former one gives the same.
+            this object owns it from here on.
+        incarnation: Identity of this process, above 0: callers repeat no request to another
+            process. None: random. A process that continues another one's work gives the same.
 
     Raises:
-        ConfigError: It would be open to strangers, or cannot listen there.
+        ConfigError: The listener would be open to strangers, or cannot listen there.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Listener:
         self.name, self.security, self.table = name, security, dict(table)
         self.max_ask_bytes, self.silence_s = max_ask_bytes, silence_s
         self.admit = admit or self._admit
-        self.says_goodbye = admit is None  # another protocol has other words
+        self.says_goodbye = admit is None  # another protocol has no goodbye
         self.handshake_s = _HANDSHAKE_S if handshake_s is None else handshake_s
         self.incarnation = incarnation or random_incarnation()
         self.on_peer = on_peer or (lambda peer: None)
@@ -152,27 +152,27 @@ class Listener:
         self._lock = threading.Lock()  # guards the connections and the counters
         self._connections: dict[int, _PeerConnection] = {}  # by descriptor
         self._refused: Counter[str] = Counter()
-        self._reported, self._unreported = -_REPORT_EVERY_S, 0  # so that the first one is reported
+        self._reported, self._unreported = -_REPORT_EVERY_S, 0  # the first refusal is reported
         self._spare = Spare()
         self.closed = False  # that, or about to be
         self._sock = (
             sockets.listen(address, port) if inherits is None else socket.socket(fileno=inherits)
         )
         self._sock.setblocking(False)
-        close_in_children(self._sock)  # an inherited one, too
+        close_in_children(self._sock)  # an inherited socket too
         self.address: tuple[str, int] = self._sock.getsockname()[:2]
-        # epoll, since a server has thousands of connections, of which nearly none changes at a time
+        # epoll: a server may have thousands of connections, and few of them change at a time
         self._epoll = select.epoll()
         self._epoll.register(self._sock, select.EPOLLIN)
-        # no caller would be admitted any more, and no admitted one would hear of the end
+        # without this thread nobody is admitted, and admitted callers would not hear of the end
         self._thread = new_thread(
             target=self._run, name=f"{name} door", on_death=lambda _: self.close()
         )
 
     def start(self) -> "Listener":
-        """Begin to admit callers; returns itself."""
+        """Begin to admit callers; returns the listener."""
         raise_limit()
-        self._thread.start()  # not by the constructor: nobody may come in before its owner is ready
+        self._thread.start()  # not in the constructor: its owner must be ready for callers first
         return self
 
     def fileno(self) -> int:
@@ -180,25 +180,25 @@ class Listener:
         return self._sock.fileno()
 
     def stats(self) -> dict[str, Any]:
-        """Return how many callers are ``open`` and ``pending``, and ``refused`` by `End`."""
+        """Return the number of ``open``, of ``pending`` and, by `End`, of ``refused`` callers."""
         pending = len(self._pending())
         opened = len(self._connections) - pending
         return {"open": opened, "pending": pending, "refused": dict(self._refused)}
 
     def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
-        """Tell all callers goodbye and stop. Idempotent, from any thread."""
-        # first of all: handlers that fail from here on do so because of that (see `_answer`)
+        """Say goodbye to all callers and stop. Idempotent, from any thread."""
+        # set first: handlers that fail from here on fail because of it (see `_answer`)
         self.closed, deadline = True, time.monotonic() + _CLOSE_S
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread
         if self._thread.ident is None:
             self._release()
-        elif self._thread is not threading.current_thread():  # it may be its death
+        elif self._thread is not threading.current_thread():  # its own death may have called this
             self._thread.join(_CLOSE_S)
-        with self._lock:  # there will be no more
+        with self._lock:  # no connection is added any more
             connections = list(self._connections.values())
         goodbye = farewell(end, words or f"{self.name} shut down")
-        # all are told before one is waited for: a handler may wait for another caller's question
+        # all are told before any is waited for: a handler may wait for another caller's request
         for connection in connections:
             connection.dismiss(End.CLOSED, goodbye, deadline - time.monotonic())
         for connection in connections:
@@ -216,7 +216,7 @@ class Listener:
                 if time.monotonic() >= due:
                     due = time.monotonic() + TICK_S
                     self._say_alive()
-            except Exception:  # nothing that one caller does may end this thread
+            except Exception:  # no caller's fault may end this thread
                 if not self.closed:
                     _log.exception(
                         "%s: could not accept a connection; the listener continues", self.name
@@ -234,23 +234,23 @@ class Listener:
                 self._accept()
                 continue
             connection = self._connections.get(number)
-            # looked at again, because the number may belong to a newer connection by now
+            # looked up again, because the number may belong to a newer connection by now
             with contextlib.suppress(OSError):
                 if connection is not None and connection.stream.wait(select.POLLRDHUP, 0):
                     connection.hang_up()
 
     def _say_alive(self) -> None:
-        # from here and not from the connections' threads: those are inside of handlers
+        # from this thread, as the connections' threads are busy in handlers
         with self._lock:
             debtors = [one for one in self._connections.values() if one.owes]
         for connection in debtors:
-            with contextlib.suppress(OSError):  # the connection's own thread sees it too
+            with contextlib.suppress(OSError):  # the connection's own thread sees the error too
                 connection.stream.say(ALIVE_FRAME)
 
     def _accept(self) -> None:
         try:
             sock, source = accepted(self._sock)
-        except BlockingIOError:  # it hung up between the event and here
+        except BlockingIOError:  # the caller hung up since the event
             return
         except OSError as error:  # no descriptor is left (EMFILE, ENFILE), mostly
             if not self.closed:
@@ -258,10 +258,10 @@ class Listener:
             return
         try:
             connection = _PeerConnection(self, Stream(sock), str(source[0]))
-        except OSError:  # it is gone already
+        except OSError:  # the caller is gone already
             sock.close()
             return
-        # before it is among them itself: the newest must not be the one that goes
+        # before this one is among them: the newest must not be the one that is ended
         if not self._make_room(connection.address):
             self.refused(End.REFUSED_BUSY, connection.address, "too many others are let in")
             connection.stream.close()
@@ -269,7 +269,7 @@ class Listener:
         with self._lock:
             self._connections[sock.fileno()] = connection
         try:
-            # edge-triggered: one event for each connection, no call of the kernel per question
+            # edge-triggered: one event for each connection, no system call for each request
             self._epoll.register(sock, select.EPOLLRDHUP | select.EPOLLET)
             self._start(connection.thread, connection.address)
         except (OSError, RuntimeError):
@@ -280,19 +280,19 @@ class Listener:
             thread.start()
         except RuntimeError as error:  # the limit on threads
             self._busy(address, error)
-            thread.start()  # once more; a second failure drops the caller, which may retry
+            thread.start()  # try once more; after a second failure the caller is dropped, may retry
 
     def _busy(self, who: str, error: Exception) -> None:
-        """Count a caller for which no descriptor or thread is left, and free one of each."""
+        """Count a caller that got no descriptor or thread, and free one of each."""
         self.refused(End.REFUSED_BUSY, who, str(error))
         pending = self._pending()
         if pending:
             _shed(pending, 1)
         else:
-            time.sleep(0.05)  # another holder of descriptors
+            time.sleep(0.05)  # other code holds the descriptors: avoid a busy loop
 
     def _make_room(self, address: str) -> bool:
-        """End handshakes, so that there are not too many with one more; False: they do not end."""
+        """End handshakes to leave room for one more; return False if they do not end."""
         pending = self._pending()
         most = min(_MAX_PENDING, self._spare.for_strangers(len(pending) + 1))
         same = [one for one in pending if one.address == address]
@@ -302,13 +302,13 @@ class Listener:
             _shed(pending, len(pending) - most + 1)
         else:
             return True
-        # they end at once, but for those whose thread waits for this process and not for its caller
+        # they end at once, except where a thread waits for this process and not for its caller
         return len(self._pending()) < 2 * most
 
     def _pending(self) -> "list[_PeerConnection]":
         with self._lock:
             every = list(self._connections.values())
-        # one without a thread is the newest, which `_accept` still works on
+        # a connection without a thread is the newest one, which `_accept` still works on
         return [one for one in every if one.peer is None and one.thread.ident is not None]
 
     def _admit(self, stream: Stream, patience: Callable[[], float]) -> Hello:
@@ -319,7 +319,7 @@ class Listener:
     # --- for the connections ------------------------------------------------------------------
 
     def refused(self, end: End, who: str, why: str) -> None:
-        """Count a refusal; say so in the log at most once a minute."""
+        """Count a refusal; log it at most once a minute."""
         with self._lock:
             self._refused[end.value] += 1
             self._unreported += 1
@@ -338,32 +338,32 @@ class Listener:
                 for one in self._connections.values()
                 if one.peer is not None and one.lane == connection.lane
             ]
-            # under the same lock: of two that come at once on a lane, one sees the other
+            # under one lock: of two that come on a lane at the same time, one sees the other
             connection.peer = peer
-        for old in former:  # outside of the lock, since a goodbye may have to wait
+        for old in former:  # outside the lock, since a goodbye may have to wait
             old.dismiss(End.REPLACED, farewell(End.REPLACED, "a fresh one is there"))
 
     def forget(self, connection: "_PeerConnection") -> None:
         """Release a connection that is over."""
         connection.stream.shutdown()
-        # out of the table before the descriptor is free: `_accept` may get the same number at once
+        # out of the table before the descriptor is freed: `_accept` may get the same number at once
         with self._lock:
             self._connections.pop(connection.stream.sock.fileno(), None)
         connection.stream.close()
 
 
 class _PeerConnection:
-    """One caller, from the first byte to the last, in a thread of its own."""
+    """One caller's connection from its first byte to its last, in a thread of its own."""
 
     def __init__(self, listener: Listener, stream: Stream, address: str) -> None:
         self.stream, self.address, self.lane = stream, address, ""
         self.peer: Peer | None = None
         """None: it has not been admitted."""
         self.owes = False
-        """Whether the caller waits for something."""
+        """Whether the caller waits for a response."""
         self.thread = new_thread(
             target=self._run, name=f"{listener.name} for {address}",
-            on_death=nothing_hangs_on_it,  # its end closes the connection: the caller sees it
+            on_death=nothing_hangs_on_it,  # its end closes the connection, which the caller sees
         )  # fmt: skip
         self._listener = listener
         self._wake = threading.Event()
@@ -379,8 +379,8 @@ class _PeerConnection:
 
     def dismiss(self, end: End, goodbye: bytes = b"", patience_s: float = 0.0) -> None:
         """End the connection."""
-        self._dismissed = self._dismissed or end  # the first one is the reason
-        # a caller that was not admitted gets no reason: before TLS it would travel as plain bytes
+        self._dismissed = self._dismissed or end  # the first end given is the reason
+        # a caller that is not admitted yet gets no goodbye: before TLS it would travel unencrypted
         self.stream.end(goodbye if self.peer else b"", patience_s)
         self.hang_up()
 
@@ -406,7 +406,7 @@ class _PeerConnection:
             return self._listener.admit(self.stream, lambda: _left(deadline))
         except JoinRefusedError as error:
             self._refuse(End(error.end), str(error))
-        except ConfigError as error:  # certificates that were renewed and cannot be read
+        except ConfigError as error:  # renewed certificates cannot be read
             self._refuse(End.REFUSED_CERTIFICATE, str(error))
         except (EOFError, OSError) as error:
             if isinstance(error, _SilentError) or self._dismissed is End.GONE:
@@ -415,11 +415,11 @@ class _PeerConnection:
         return None
 
     def _refuse(self, end: End, words: str) -> None:
-        """Send the reason, and read to the end: else a reset would overtake the reason."""
+        """Send the reason, then read to the end: else a reset would overtake the reason."""
         self._listener.refused(end, self.address, words)
         deadline = time.monotonic() + _DRAIN_S
         with contextlib.suppress(OSError):
-            # where it is a certificate, TLS has sent its own alert
+            # if a certificate is the reason, TLS has sent its own alert
             if self._listener.says_goodbye and end is not End.REFUSED_CERTIFICATE:
                 self.stream.say(farewell(end, words))
             self.stream.sock.shutdown(socket.SHUT_WR)
@@ -427,7 +427,7 @@ class _PeerConnection:
                 if not self.stream.sock.recv(1 << 16):
                     break
 
-    # --- questions ----------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------
 
     def _serve(self, peer: Peer) -> None:
         end = End.GONE
@@ -447,25 +447,25 @@ class _PeerConnection:
 
     def _answer_all(self, peer: Peer) -> End:
         while True:
-            # between two questions a caller may be silent for as long as it likes
+            # between two requests a caller may be silent for any time
             self.owes = False
             steps = read_frame(self.stream, self._listener.max_ask_bytes, on_head=self._begin)
             frame: Frame = drive(steps, self.stream, self._patience)
             if frame.kind is FrameKind.BYE:
                 return decode(frame.body, [], Goodbye).end
             if frame.kind is not FrameKind.ASK:
-                raise ProtocolError(f"{frame.kind.name} came where a question was due")
-            if self._dismissed is None:  # else read on: unread bytes would reset our goodbye
+                raise ProtocolError(f"{frame.kind.name} came where a request was due")
+            if self._dismissed is None:  # else only read: unread bytes would reset our goodbye
                 self._answer(frame, peer)
 
     def _begin(self) -> None:
         self.owes = True
 
     def _patience(self) -> float:
-        """Return how long to sleep; a question that was begun must go on."""
+        """Return how long to sleep; a request that has begun must make progress."""
         if self.owes and time.monotonic() - self.stream.heard > self._listener.silence_s:
             raise _SilentError
-        # without a pending response only events that wake the poll count; 60 s bounds a missed one
+        # without a pending response only events matter; 60 s bounds the cost of a missed one
         return 1.0 if self.owes else 60.0
 
     def _answer(self, frame: Frame, peer: Peer) -> None:
@@ -474,12 +474,12 @@ class _PeerConnection:
         except EOFError:
             raise
         except Exception as error:
-            if self._listener.closed:  # perhaps for that reason: the goodbye says so
+            if self._listener.closed:  # perhaps the reason, which the goodbye tells
                 return
             views = pack(FrameKind.ERROR, describe(error))
         with self.stream.send_lock:
             while not self.stream.push(views):
-                # a caller may take any time to read, as long as its machine acknowledges
+                # a caller may take any time to read while its machine acknowledges
                 ready = self.stream.wait(select.POLLOUT, 1.0)
                 if not ready and self.stream.vanished(self._listener.silence_s):
                     raise _SilentError
@@ -493,20 +493,20 @@ class _PeerConnection:
         return self._await(answer, peer) if isinstance(answer, Future) else answer
 
     def _await(self, future: "Future[Any]", peer: Peer) -> Any:
-        # one event for both: the answer, and a caller that hangs up, seen by the accepting thread
+        # one event for two causes: the response is there, or the accepting thread saw a hang-up
         future.add_done_callback(lambda _: self._wake.set())
         while not future.done():
             self._wake.wait(60.0)
-            self._wake.clear()  # before the look at the two: an event from now on sets it again
+            self._wake.clear()  # before looking at both: a cause that comes later sets it again
             if peer.gone.is_set() and not future.done():
                 future.cancel()
                 raise EOFError("the caller is gone")
         return future.result()
 
     def _last_words(self) -> End:
-        """Return the end that the caller named before it hung up, if it did."""
+        """Return the end that the caller named before it hung up, if any."""
         with contextlib.suppress(EOFError, OSError, ProtocolError):
-            for _ in range(1000):  # questions that nobody waits for any more
+            for _ in range(1000):  # skips requests that nobody waits for any more
                 steps = read_frame(self.stream, self._listener.max_ask_bytes)
                 frame: Frame = drive(steps, self.stream, lambda: _left(0.0))
                 if frame.kind is FrameKind.BYE:
@@ -519,13 +519,13 @@ def _shed(pending: list[_PeerConnection], count: int) -> None:
     slowest = sorted(pending, key=lambda one: one.stream.heard)[:count]
     deadline = time.monotonic() + 0.1
     for one in slowest:
-        one.dismiss(End.GONE)  # no refusal: it may have been admitted just now, and comes back
-    for one in slowest:  # their descriptors and threads are free again, mostly at once
+        one.dismiss(End.GONE)  # not a refusal: if it was admitted just now, it comes back
+    for one in slowest:  # mostly their descriptors and threads are free at once
         one.thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class _SilentError(TimeoutError):
-    """Nothing was heard from a caller for the limit."""
+    """Nothing was heard from a caller for longer than the limit."""
 
 
 def _left(deadline: float) -> float:

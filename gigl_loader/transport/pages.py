@@ -1,7 +1,7 @@
-"""A page over HTTP, for readers that speak nothing else, behind a `Listener` and its limits.
+"""A page over HTTP for readers that speak nothing else, with the limits of a `Listener`.
 
-A reader is a stranger to the end: it asks once, within the time and the numbers that a listener
-gives to handshakes, and is never admitted.
+A reader is never admitted: it sends one request, within a handshake's time and the number of
+handshakes that a listener allows.
 """
 
 import select
@@ -22,12 +22,12 @@ Patience = Callable[[], float]
 
 
 class Pages:
-    """Answers one request on a connection.
+    """Responds to one request on a connection.
 
     Args:
-        path: The one that is answered.
-        kind: Content type of the answer.
-        render: Returns it; called by one thread at a time.
+        path: Path of the page; all others are not found.
+        kind: Content type of the page.
+        render: Returns the page; called by one thread at a time.
         security: Authentication of readers.
     """
 
@@ -35,15 +35,15 @@ class Pages:
         self, path: str, kind: str, render: Callable[[], bytes], security: Security
     ) -> None:
         self._path, self._kind, self._render, self._security = path, kind, render, security
-        self._rendering = threading.Lock()  # many readers at once cost no more than one
+        self._rendering = threading.Lock()  # so that many readers at once cost no more than one
 
     def __call__(self, stream: Stream, patience: Patience) -> None:
-        """Read a request from ``stream`` and answer it; ``patience`` as for `drive`.
+        """Read a request from ``stream`` and respond; ``patience`` as for `drive`.
 
         Raises:
-            JoinRefusedError: The reader has no certificate that is accepted.
+            JoinRefusedError: The reader's certificate is missing or not accepted.
             ConfigError: This side's certificates cannot be read.
-            EOFError, OSError: The connection broke, or the time was over.
+            EOFError, OSError: The connection broke, or the time was up.
         """
         if self._security.mode.encrypted:
             context = self._security.context(server=True)
@@ -51,7 +51,7 @@ class Pages:
                 drive(stream.start_tls(context, server=True), stream, patience)
             except ssl.SSLError as error:
                 refused = refusal(stream, error, "the reader", encrypted=True)
-                if refused.end is not End.REFUSED_CERTIFICATE:  # in the clear, as it came
+                if refused.end is not End.REFUSED_CERTIFICATE:  # unencrypted, as the request came
                     self._send(stream, patience, HTTPStatus.BAD_REQUEST, b"HTTPS is spoken here\n")
                 raise refused from error
         status, body = self._answer(drive(_request(stream), stream, patience), patience)
@@ -88,7 +88,7 @@ def _request(stream: Stream) -> Steps:
     came = b""
     while not came.endswith(_END) and len(came) < _MAX_REQUEST_BYTES:
         came += yield from stream.receive(_CHUNK)
-        # TLS, our own protocol or noise: its sender would wait for a response to the end
+        # TLS, our own protocol or noise: its sender would wait until the time is up
         if not came[:1].isalpha() or b"\0" in came:
             break
     return came

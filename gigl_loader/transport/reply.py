@@ -1,4 +1,4 @@
-"""The answer to one question, now or later."""
+"""Responses that may still be pending."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -13,7 +13,7 @@ Into = Callable[[list[IncomingArray]], "list[Array]"]
 
 
 class Reply(Generic[T]):
-    """The answer to one question, now or later."""
+    """The response to one request, which may still be pending."""
 
     def __init__(
         self,
@@ -26,19 +26,19 @@ class Reply(Generic[T]):
         self.method, self.views, self._into = method, views, into
         self._wait_for, self._expected = wait_for, expected
         self.done = False
-        """Whether the answer, or an error, is here."""
+        """Whether the response, or an error, has come."""
         self._value: Any = None
         self._error: Exception | None = None
 
     def wait(self, timeout_s: float | None = None) -> T:
-        """Return the answer.
+        """Return the response.
 
         Args:
-            timeout_s: How long to wait, in seconds; None: as long as the peer lives. After a
-                `PeerTimeoutError` one may wait again.
+            timeout_s: How long to wait, in seconds; None: as long as the peer is alive. After a
+                `PeerTimeoutError` the call may be repeated.
 
         Raises:
-            PeerTimeoutError: It did not come in time; the peer lives.
+            PeerTimeoutError: The response did not come in time; the peer is alive.
             PeerLostError: The peer is gone, silent or has said goodbye; ``end`` tells which.
             ProtocolError: One side sent a frame that the other does not understand.
             RemoteError: The method raised, or any error of gigl_loader that it raised.
@@ -56,13 +56,13 @@ class Reply(Generic[T]):
             return empty_arrays(specs)
         try:
             return _checked(self._into(specs), specs)
-        except Exception as error:  # the asker's own: only this answer fails
+        except Exception as error:  # the caller's own code failed: only this response is lost
             self._error = error
-            # its bytes are read anyway: the next answer begins behind them
+            # its bytes are read anyway, as the next response begins behind them
             return empty_arrays(specs)
 
     def take(self, frame: Frame, where: str) -> None:
-        """Keep the answer in ``frame``, unless there was no memory for it."""
+        """Keep the response in ``frame``, unless there was no memory for it."""
         try:
             if frame.kind is FrameKind.ERROR:
                 self.end(rebuild(decode(frame.body, frame.arrays, Failure), where))
@@ -74,7 +74,7 @@ class Reply(Generic[T]):
 
     def end(self, error: Exception | None) -> None:
         """End all waits; the request's arrays are free again."""
-        # `done` last: a thread that sees it, without a lock, reads the error next
+        # `done` last: a thread that sees it without a lock reads the error next
         self._error, self.views, self._into, self.done = error, [], None, True
 
 

@@ -8,12 +8,12 @@ token          each proves the token to the other          TLS 1.3, ephemeral ce
 insecure       not at all                                  plain bytes
 =============  ==========================================  =================================
 
-Where nothing is set, both ends are processes of one user on one machine, as its kernel tells each
-of them (`gigl_loader.transport.sockets`), and plain bytes travel between them.
+If nothing is set, both ends must be processes of one user on one machine, which the kernel
+confirms to each (`gigl_loader.transport.sockets`), and plain bytes travel between them.
 
 The token is never sent. Both ends prove it by an HMAC over their role, both nonces and the hash of
 the listener's certificate, so that a man in the middle cannot forward the proofs under another
-certificate. An impostor of the listener gets a proof to guess tokens against: hence 128 bits.
+certificate. An impostor of the listener gets a proof to try tokens against, hence 128 bits.
 """
 
 import dataclasses
@@ -34,11 +34,11 @@ from gigl_loader.transport.sockets import is_loopback
 TLS_DIR_VARIABLE = "GIGL_LOADER_TLS_DIR"
 TOKEN_VARIABLE = "GIGL_LOADER_CLUSTER_TOKEN"
 INSECURE_VARIABLE = "GIGL_LOADER_INSECURE"
-MIN_TOKEN_BYTES = 22  # 128 bits in the 6 bits a character that token_urlsafe gives
-_MIN_DISTINCT = 6  # "aaaa..." is long and known to every list of passwords
+MIN_TOKEN_BYTES = 22  # 128 bits, at token_urlsafe's 6 bits a character
+_MIN_DISTINCT = 6  # different characters: "aaaa..." is long, but in every list of passwords
 
 
-_Key = tuple[object, bool]  # where a certificate is from, and which side
+_Key = tuple[object, bool]  # source of the certificate; whether for the server's side
 
 
 class Mode(StrEnum):
@@ -48,7 +48,7 @@ class Mode(StrEnum):
     TOKEN = "token"
     INSECURE = "insecure"
     USER = "this user"
-    """Nothing is set: processes of this user on this machine."""
+    """Nothing is set: only processes of this user on this machine are admitted."""
 
     @property
     def encrypted(self) -> bool:
@@ -62,20 +62,20 @@ class Security:
 
     mode: Mode = Mode.USER
     token: str = field(default="", repr=False)
-    """Proved in the handshake by both ends, in the token mode."""
+    """Secret that both ends prove in the handshake, in the token mode."""
     tls_dir: str = ""
     """Folder with ca.pem, cert.pem and key.pem."""
     throwaway: bytes = field(default=b"", repr=False)
-    """Certificate and key (PEM) of listeners in the token mode; empty: this process's own."""
+    """Certificate and key (PEM) of listeners in the token mode; empty: this process makes one."""
 
     @classmethod
     def resolve(
         cls, tls_dir: str | None = None, token: str | None = None, insecure: bool | None = None
     ) -> "Security":
-        """Return the settings of the arguments, and where they are None, of the environment.
+        """Return the settings given by the arguments; the environment stands in for each None.
 
         Raises:
-            ConfigError: Certificates and insecure at once, or the folder lacks a file.
+            ConfigError: Certificates and ``insecure`` are both set, or the folder lacks a file.
         """
         tls_dir = os.environ.get(TLS_DIR_VARIABLE, "") if tls_dir is None else str(tls_dir)
         token = os.environ.get(TOKEN_VARIABLE, "") if token is None else token
@@ -90,7 +90,7 @@ class Security:
             _files(tls_dir)
             return cls(Mode.CERTIFICATES, tls_dir=tls_dir)
         if insecure:
-            # over a plain connection a token proves nothing about bytes after the handshake
+            # on a plain connection a token proves nothing about the bytes after the handshake
             return cls(Mode.INSECURE)
         return cls(Mode.TOKEN, token) if token else cls()
 
@@ -100,12 +100,12 @@ class Security:
         return cls(Mode.USER)
 
     def or_token(self) -> "Security":
-        """Return this, or a fresh token where no authentication is set: it needs no files."""
+        """Return these settings, or a fresh token, which needs no files, if nothing is set."""
         return self if self.mode is not Mode.USER else Security(Mode.TOKEN, certs.token())
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which `resolve` finds the same in another process."""
+        """Environment variables from which `resolve` makes the same settings elsewhere."""
         named = {
             TLS_DIR_VARIABLE: self.tls_dir, TOKEN_VARIABLE: self.token,
             INSECURE_VARIABLE: "1" if self.mode is Mode.INSECURE else "",
@@ -113,20 +113,20 @@ class Security:
         return {name: value for name, value in named.items() if value}
 
     def for_workers(self) -> "Security":
-        """Return the settings of child processes, so that none makes a certificate."""
+        """Return the settings for child processes, with a certificate, so that none makes one."""
         if self.mode is not Mode.TOKEN:
             return self
         return dataclasses.replace(self, throwaway=self._own_certificate())
 
     def check_listener(self, host: str, *, loopback: bool | None = None) -> None:
-        """Refuse a listener that strangers could reach, or whose certificates cannot be used.
+        """Refuse a listener that strangers could use, or whose certificates cannot be read.
 
         Args:
-            host: Where it listens.
-            loopback: Whether only this machine is to reach it; None: by the address.
+            host: Address or name that it listens on.
+            loopback: Whether only this machine can reach it; None: decided by the address.
 
         Raises:
-            ConfigError: It is open to other machines with nothing set, or with a weak token.
+            ConfigError: Other machines can reach it, and nothing or a weak token is set.
         """
         if self.mode.encrypted:
             self.context(server=True)
@@ -164,7 +164,7 @@ class Security:
     # --- TLS ----------------------------------------------------------------------------------
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """Return the TLS settings of one side; certificates on disk are read when they change.
+        """Return the TLS settings of one side; certificates on disk are read again if they change.
 
         Raises:
             ConfigError: The certificates cannot be read.
@@ -173,8 +173,8 @@ class Security:
         with _lock:
             turn = _turns.setdefault(key, threading.Lock())
         known = _contexts.get(key)
-        # One thread looks at the files; the others use the last known state, since a network file
-        # system may hang, and with it the thread that looks.
+        # One thread looks at the files while others use the last known state: a network file
+        # system may hang, and the thread that looks with it.
         if known is None:
             turn.acquire()
         elif not turn.acquire(blocking=False):
@@ -195,21 +195,21 @@ class Security:
                 raise
             _log.warning("renewed certificates are not used, the former ones are: %s", error)
             fresh = known[1]
-        # with the new stamps also where the former one goes on: the files are read again once
-        # they change, not at each connection
+        # The new stamps are kept even if the former context stays: the files are read again once
+        # they change, not at each connection.
         _contexts[key] = stamps, fresh
         return fresh
 
     def _stamps(self) -> tuple[int, ...]:
         """Return when the files changed last."""
         try:
-            # of the links' targets: Kubernetes renews a secret by changing a link
+            # times of the links' targets: Kubernetes renews a secret by changing a link
             return tuple(file.stat().st_mtime_ns for file in _files(self.tls_dir))
         except (OSError, ConfigError):
             return ()
 
     def certificate(self) -> bytes:
-        """Return this listener's certificate (DER) that proofs are bound to."""
+        """Return this listener's certificate (DER), to which proofs are bound."""
         if self.mode is not Mode.TOKEN:
             return b""
         return ssl.PEM_cert_to_DER_cert(certs.first_certificate(self._own_certificate()))
@@ -225,8 +225,8 @@ class Security:
                 f"cannot use the certificates in {self.tls_dir}: {error}; cert.pem must belong to "
                 "key.pem, and all three be PEM files (`gigl-loader certs` makes such a folder)"
             ) from error
-        # names are not checked: addresses of workers are unknown when certificates are made, and
-        # the authority is the cluster's own
+        # Host names are not checked: workers' addresses are unknown when certificates are made, and
+        # the authority is the cluster's own.
         context.verify_mode = ssl.CERT_REQUIRED
         return context
 
@@ -245,11 +245,11 @@ _log = logging.getLogger(__name__)
 _lock = threading.Lock()  # guards _turns
 _turns: dict[_Key, threading.Lock] = {}
 _contexts: dict[_Key, tuple[tuple[int, ...], ssl.SSLContext]] = {}
-"""With when the files had changed last."""
+"""TLS settings by key, each with the times at which its files had last changed."""
 
 
 def what_is_not_set(security: Security) -> str:
-    """Return a hint for where one side has nothing to prove and the other asks for it; or ""."""
+    """Return a hint if this side has nothing to prove and the other asks for a proof; or ""."""
     if security.mode is not Mode.USER:
         return ""
     return f"; neither {TOKEN_VARIABLE} nor {TLS_DIR_VARIABLE} is set in this process"
@@ -257,13 +257,13 @@ def what_is_not_set(security: Security) -> str:
 
 def _bare_context(server: bool) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-    # in this order: ssl refuses to drop verification while host names are checked. The token mode
-    # stays so, since both ends prove the token; certificates turn verification on again
+    # In this order, as ssl refuses to drop verification while host names are checked. The token
+    # mode leaves it off, since both ends prove the token; certificates turn it on again.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if server:
-        context.num_tickets = 0  # sessions are not resumed, and a ticket would wait to be sent
+        context.num_tickets = 0  # no session is resumed, and a ticket would wait to be sent
     return context
 
 

@@ -3,10 +3,10 @@
 A fork keeps no socket of this process: a child that outlives its parent would keep the connection
 open, or the port taken, and the peer would never learn that the parent is gone.
 
-A listener on the loopback address is reached by every user of the machine. The kernel knows who
-opened each socket, so nothing has to be drawn, kept in a file or told to a process that is started
-later: it holds for ranks of torchrun, actors of Ray and servers that are started again alike, and
-for containers that share a network as far as they share users.
+Every user of the machine can reach a listener on the loopback address. The kernel knows who opened
+each socket, so no secret has to be drawn, stored, or told to a process that starts later. This
+works for ranks of torchrun, actors of Ray and restarted servers alike, and for containers that
+share a network if they share users as well.
 """
 
 import errno
@@ -29,15 +29,15 @@ from gigl_loader.errors import ConfigError
 # --- addresses and ports --------------------------------------------------------------------------
 
 Address = tuple[Any, ...]
-"""As `socket` takes it: host and port, for IPv6 also flow and scope."""
+"""An address as `socket` takes it: host and port, for IPv6 also flow and scope."""
 _SIOCGIFADDR = 0x8915  # of linux/sockios.h: the IPv4 address of an interface
 
 
 def resolve(host: str, port: int) -> list[tuple[int, Address]]:
-    """Return the family and address of each way to ``host``, in the system's order.
+    """Return the family and address of each route to ``host``, in the system's order.
 
     Raises:
-        ConfigError: It has no address.
+        ConfigError: ``host`` has no address.
     """
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
@@ -47,8 +47,8 @@ def resolve(host: str, port: int) -> list[tuple[int, Address]]:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether ``host``, a name or an address, is reached from its own machine only."""
-    # all: a name with one address on the network can be reached from there
+    """Return whether ``host``, a name or an address, can be reached from its own machine only."""
+    # all of them: a name with one address on the network can be reached from there
     return all(
         ipaddress.ip_address(address[0].partition("%")[0]).is_loopback  # without IPv6's scope
         for _, address in resolve(host, 0)
@@ -56,12 +56,12 @@ def is_loopback(host: str) -> bool:
 
 
 def refuse_loopback_name(host: str) -> None:
-    """Refuse a ``host`` that others shall reach but that means this machine alone.
+    """Refuse a ``host`` that other machines must reach but that means this machine only.
 
-    Many distributions map a machine's own name to 127.0.1.1; a listener there waits for ever.
+    Many distributions map a machine's own name to 127.0.1.1; nobody could reach a listener there.
 
     Raises:
-        ConfigError: It does; the address is named.
+        ConfigError: ``host`` is a loopback address, which the message names.
     """
     if is_loopback(host):
         raise ConfigError(
@@ -79,7 +79,7 @@ def address_towards(host: str) -> str:
     family, address = resolve(host, 9)[0]
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)  # of a datagram socket: only looks up the route
+            probe.connect(address)  # on a datagram socket this only looks up the route
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(f"cannot reach {host!r} from this machine: {error}") from error
@@ -88,20 +88,20 @@ def address_towards(host: str) -> str:
 def own_address() -> str:
     """Return this machine's address as the other machines of the job see it.
 
-    It is the address of the interface that leads to ``MASTER_ADDR``. Where that name stands for a
-    loopback address in this machine's own hosts file only, the interface of the default route.
+    That is the address of the interface that leads to ``MASTER_ADDR``; if that name is a loopback
+    address in this machine's own hosts file only, the interface of the default route.
     """
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     address = address_towards(master)
-    # Debian writes the own name as 127.0.1.1: each machine would be 127.0.1.1, and all of them one.
+    # Debian maps a machine's own name to 127.0.1.1: all machines would seem to be one.
     if address.startswith("127.") and master != "localhost" and not master.startswith("127."):
-        with suppress(ConfigError):  # no default route: one machine, most likely
+        with suppress(ConfigError):  # no default route: most likely a single machine
             address = address_towards("192.0.2.1")  # a documentation address; nothing is sent
     return address
 
 
 def own_name() -> tuple[str, str]:
-    """Return this machine's name and the IPv4 address that it stands for; "" where it has none."""
+    """Return this machine's name and its IPv4 address; "" if the name has none."""
     name = socket.gethostname()
     try:
         return name, socket.gethostbyname(name)
@@ -114,7 +114,7 @@ def interface_of(address: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
-            with suppress(OSError):  # it has no address
+            with suppress(OSError):  # the interface has no address
                 found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
                 if socket.inet_ntoa(found[20:24]) == address:
                     return name
@@ -128,13 +128,13 @@ def free_port(host: str = "") -> int:
 
 def free_ports(count: int, host: str = "") -> list[int]:
     """Return ``count`` different TCP ports that are free on ``host`` at this moment."""
-    with ExitStack() as held:  # until the last is found: no port comes twice
+    with ExitStack() as held:  # holds each port until the last is found, so that none comes twice
         found = [held.enter_context(listen(host or "0.0.0.0", 0)) for _ in range(count)]
         return [int(sock.getsockname()[1]) for sock in found]
 
 
 def is_free(host: str, port: int) -> bool:
-    """Tell whether ``port`` of ``host`` can be bound, also by a process that does not share it."""
+    """Return whether ``port`` of ``host`` can be bound, even without sharing it."""
     with socket.socket() as sock:
         try:
             sock.bind((host, port))
@@ -147,7 +147,7 @@ def try_to_connect(host: str, port: int, timeout_s: float) -> None:
     """Connect and hang up.
 
     Raises:
-        OSError: Nothing listens there, or it cannot be reached.
+        OSError: Nothing listens there, or the host cannot be reached.
     """
     socket.create_connection((host, port), timeout_s).close()
 
@@ -156,25 +156,25 @@ def try_to_listen(host: str, timeout_s: float) -> None:
     """Listen on any port of ``host`` and connect to it.
 
     Raises:
-        OSError: One of these does not work.
+        OSError: Listening or connecting failed.
     """
     with socket.create_server((host, 0)) as server:
         try_to_connect(host, server.getsockname()[1], timeout_s)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on ``host``; port 0 means one that is free.
+    """Return a socket that listens on ``host``; port 0 means any free one.
 
     Raises:
-        ConfigError: The address is not of this machine, or the port is taken.
+        ConfigError: The address is not this machine's, or the port is taken.
     """
     family, address = resolve(host, port)[0]
     sock = opened(lambda: socket.socket(family, socket.SOCK_STREAM))
     try:
-        # a server that is started again gets its port although old connections are in TIME_WAIT
+        # a restarted server gets its port although old connections are in TIME_WAIT
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen(1024)  # hundreds of workers connect at once; net.core.somaxconn bounds it, too
+        sock.listen(1024)  # hundreds of workers may connect at once; net.core.somaxconn is a limit
     except (OSError, OverflowError) as error:
         sock.close()
         raise ConfigError(
@@ -187,18 +187,18 @@ def listen(host: str, port: int) -> socket.socket:
 # --- forks ----------------------------------------------------------------------------------------
 
 _sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
-# A fork waits while a socket is being opened: the child of another thread would have its
-# descriptor, and know of no socket to close.
+# A fork waits while another thread opens a socket: else the child would have its descriptor, and
+# not know of a socket to close.
 _opening = threading.Lock()
 
 
 def close_in_children(sock: socket.socket) -> None:
-    """Have forks of this process close their copy of ``sock``, which exists already."""
+    """Make forks of this process close their copy of ``sock``, which is open already."""
     _sockets.add(sock)
 
 
 def opened(make: Callable[[], socket.socket]) -> socket.socket:
-    """Return the socket that ``make`` opens at once; forks close their copy."""
+    """Return the socket that ``make`` opens without waiting; forks close their copy."""
     with _opening:
         sock = make()
         _sockets.add(sock)
@@ -206,7 +206,7 @@ def opened(make: Callable[[], socket.socket]) -> socket.socket:
 
 
 def accepted(listening: socket.socket) -> tuple[socket.socket, Any]:
-    """Accept a connection of a socket that does not wait; forks close their copy.
+    """Accept a connection on a non-blocking socket; forks close their copy.
 
     Raises:
         OSError: As ``accept``.
@@ -232,11 +232,11 @@ os.register_at_fork(
 
 _COUNT_EVERY_S = 0.1
 _SHARE = 4
-"""Strangers hold at most one in so many of those that are free: the rest is for the job's work."""
+"""Strangers hold at most one in this many free descriptors: the rest is for the job."""
 
 
 def raise_limit() -> None:
-    """Let this process have as many descriptors as it may: the soft limit is often 1,024."""
+    """Raise the soft limit of descriptors, often 1,024, to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(OSError, ValueError):
@@ -250,9 +250,9 @@ class Spare:
         self._counted_at, self._used = -_COUNT_EVERY_S, 0
 
     def for_strangers(self, held: int) -> int:
-        """Return the limit of descriptors of strangers, who hold ``held`` now; at least one."""
+        """Return how many descriptors strangers may hold, at least one; they hold ``held`` now."""
         now = time.monotonic()
-        # not for each stranger: to count thousands takes a millisecond
+        # not counted for each stranger: counting thousands takes a millisecond
         if now - self._counted_at >= _COUNT_EVERY_S:
             self._counted_at, self._used = now, max(0, _num_open() - held)
         return max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - self._used) // _SHARE)
@@ -261,7 +261,7 @@ class Spare:
 def _num_open() -> int:
     try:
         return len(os.listdir("/proc/self/fd"))
-    except OSError:  # none is left to look with
+    except OSError:  # no descriptor is left to look with
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
@@ -284,43 +284,43 @@ _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 class _Row(NamedTuple):
-    """One socket of the machine, by the ports of its own end and of the other one."""
+    """One socket of the machine, named by its own port and the other end's port."""
 
     user: int
     inode: int
-    """0: no process has it any more, so that its user is not known, and given as 0."""
+    """0: no process has the socket any more; its user is unknown, and given as 0."""
 
 
 def user_of_peer(sock: socket.socket) -> int | None:
     """Return the id of the user who opened the other end of ``sock``.
 
-    None: no process of this machine has it open, so that nobody is known to be there: it is another
-    machine's, or was closed.
+    None: no process of this machine has that end open, as it is on another machine or was closed,
+    so its user is unknown.
     """
     try:
         own, peer = sock.getsockname(), sock.getpeername()
-    except OSError:  # it was reset: the kernel no longer knows the other end
+    except OSError:  # the connection was reset: the kernel no longer knows the other end
         return None
     rows = _asked(sock.family, own, peer)
     if rows is None:
         rows = _looked_up(own, peer)
-    # one that was closed counts as root's to the kernel
+    # to the kernel, a closed socket is root's
     users = {row.user if row.inode else None for row in rows}
     return users.pop() if len(users) == 1 else None
 
 
 def is_over(sock: socket.socket) -> bool:
-    """Return whether the other end has ended a plain connection, and nothing is left to read."""
+    """Return whether the other end has ended a plain connection, with nothing left to read."""
     try:
         return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
-    except OSError:  # it was reset
+    except OSError:  # the connection was reset
         return True
 
 
 def _asked(family: int, own: Address, peer: Address) -> list[_Row] | None:
-    """Ask the kernel for the one socket; None: it answers no such questions."""
+    """Look up the one socket in the kernel; None: it supports no such requests."""
     ends = b"".join(socket.inet_pton(family, end[0]).ljust(16, b"\0") for end in (peer, own))
     ports = _PORTS.pack(peer[1], own[1])
     question = _ASKED.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
@@ -337,18 +337,18 @@ def _asked(family: int, own: Address, peer: Address) -> list[_Row] | None:
     _, kind, *_ = _HEAD.unpack_from(answer)
     if kind != _SOCK_DIAG_BY_FAMILY:
         (error,) = _ERROR.unpack_from(answer, _HEAD.size)
-        return [] if error == -errno.ENOENT else None  # else no kernel module for it, mostly
-    # where the connection is gone, the kernel gives the socket that listens there
+        return [] if error == -errno.ENOENT else None  # mostly the kernel module is missing
+    # if the connection is gone, the kernel gives the socket that listens there
     if answer[_ID_AT : _ID_AT + len(ports)] != ports:
         return []
     return [_Row(*_OWNER.unpack_from(answer, _OWNER_AT))]
 
 
 def _looked_up(own: Address, peer: Address) -> list[_Row]:
-    """Read the machine's tables: where the kernel is an imitation, or questions are forbidden.
+    """Read the machine's tables, for a kernel that is emulated or forbids such requests.
 
-    By ports alone, since an address is written in two ways: another socket with the same two ports
-    between other addresses makes the result ambiguous, and then it is no user.
+    Only ports are compared, as an address may be written in two ways. Another socket with the same
+    two ports between other addresses makes the result ambiguous, and then no user is returned.
     """
     ends = f":{peer[1]:04X}", f":{own[1]:04X}"
     rows = []

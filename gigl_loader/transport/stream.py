@@ -1,8 +1,8 @@
-"""One connected socket, plain or TLS, that never waits by itself; frames on top of it.
+"""One connected non-blocking socket, plain or TLS, and frames on top of it.
 
-Everything that reads is a generator that yields where it would have to wait. So one implementation
-serves a thread that waits for its peer (`drive`) and a caller that leaves in the middle of a frame
-because its deadline passed, and goes on later.
+All reading is done by generators that yield where they would have to wait. So one implementation
+serves a thread that waits for its peer (`drive`), and a caller that stops in the middle of a frame
+because its deadline passed, and continues later.
 
 A frame is a fixed head (magic, version, kind, length of the header, bytes of the arrays), a header
 (`gigl_loader.transport.codec`), then the bytes of the arrays. Sizes are checked against limits
@@ -39,19 +39,19 @@ from gigl_loader.transport.codec import (
 from gigl_loader.transport.sockets import Address, close_in_children
 
 VERSION = 3
-"""Of the protocol. The first six bytes of a frame mean the same in every version."""
+"""Version of the protocol. The first six bytes of a frame mean the same in every version."""
 MAGIC = b"GLt\x00"
 SILENCE_S = 10.0
-"""Default of all limits on silence."""
+"""Default of all limits on silence, in seconds."""
 TICK_S = 1.0
-"""How often a side that owes an answer says that it lives."""
+"""Seconds between two signs of life of a side that owes a response."""
 
 _HEAD = struct.Struct("<4sBBxxIIQ")  # magic, version, kind, bytes of header, arrays, their bytes
 _IOVECS = 512  # per system call; the kernel takes 1024
-# TLS: socket reads and writes of this size, not one per 16 KiB record; from 128 KiB on the CPU time
-# per byte stays the same, and each connection that sends holds two of these
+# Size of TLS reads and writes on the socket, instead of one per 16 KiB record. Beyond 128 KiB the
+# CPU time per byte no longer falls, and each connection that sends holds two buffers of this size.
 _CHUNK = 256 << 10
-_STRANGERS_CHUNK = 16 << 10  # until TLS is up, so that thousands of strangers take no memory
+_STRANGERS_CHUNK = 16 << 10  # until TLS is up, so that thousands of strangers take little memory
 _TCP_INFO = struct.Struct("<8B14I")  # the head of Linux's struct tcp_info
 
 Room = Callable[[list[IncomingArray]], list[Array]]
@@ -65,7 +65,7 @@ class FrameKind(enum.IntEnum):
     GREETING = 2
     HELLO = 3
     ADMITTED = 4
-    BYE = 5  # in place of a frame of the handshake it is a refusal
+    BYE = 5  # during the handshake it is a refusal
     ASK = 6
     ANSWER = 7
     ERROR = 8
@@ -78,7 +78,7 @@ class OtherVersionError(ProtocolError):
 
 @dataclass(slots=True)
 class Frame:
-    """One message, as it arrived."""
+    """One message as it arrived."""
 
     kind: FrameKind
     method: str
@@ -87,7 +87,7 @@ class Frame:
 
 
 def pack(kind: FrameKind, value: object, method: str = "") -> list[memoryview]:
-    """Return the buffers of a frame; those of contiguous arrays are views of them."""
+    """Return the buffers of a frame; contiguous arrays are not copied."""
     header, arrays = encode(value, method)
     total = sum(array.nbytes for array in arrays)
     head = _HEAD.pack(MAGIC, VERSION, kind, len(header), len(arrays), total)
@@ -99,19 +99,19 @@ KNOCK_FRAME = bytes(pack(FrameKind.KNOCK, None)[0])
 
 
 class Stream:
-    """A connected TCP socket that never waits, plain or TLS.
+    """A connected non-blocking TCP socket, plain or TLS.
 
     One thread may read while another one sends. The sender holds `send_lock` for a whole frame.
-    ``TCP_USER_TIMEOUT`` is not used: it also breaks a healthy connection whose reader is busy for
-    that long (a window of zero). Keepalive watches the idle line; `vanished` the busy one.
+    ``TCP_USER_TIMEOUT`` is not used: it would also break a healthy connection whose reader is busy
+    for that long (a window of zero). Keepalive watches an idle connection, `vanished` a busy one.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        # a question is one small frame: Nagle's algorithm would hold it back until the one before
-        # is acknowledged, up to 40 ms later
+        # a request is one small frame: Nagle's algorithm would hold it back until the one before is
+        # acknowledged, up to 40 ms later
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # for a peer that vanished while nobody owes anything: known after 5 + 3 x 2 = 11 s
+        # finds a peer that vanished while neither side owes anything, after 5 + 3 x 2 = 11 s
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
@@ -119,9 +119,9 @@ class Stream:
         self.sock = sock
         self.send_lock = threading.Lock()
         self.heard = time.monotonic()
-        """When bytes last came."""
+        """Time at which bytes last came."""
         self.first_bytes = b""
-        """The peer's first bytes, before decryption; for messages about refusals."""
+        """The peer's first bytes before decryption, for messages about refusals."""
         self._left: list[memoryview] = []  # accepted for sending, not yet taken by the kernel
         self._tls: ssl.SSLObject | None = None
         self._tls_lock = threading.Lock()  # OpenSSL: one thread at a time in an SSL object
@@ -132,11 +132,11 @@ class Stream:
         """Connect to ``address``; ``patience`` as for `drive`.
 
         Raises:
-            OSError: That does not work now.
+            OSError: The connection attempt failed.
         """
         number = self.sock.connect_ex(address)
         while number == errno.EINPROGRESS:
-            # writable means decided; SO_ERROR then says which way, 0 being connected
+            # once the socket is writable, SO_ERROR tells the result; 0: connected
             if self.wait(select.POLLOUT, patience()):
                 number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number:
@@ -145,7 +145,7 @@ class Stream:
     # --- sending ------------------------------------------------------------------------------
 
     def push(self, views: list[memoryview]) -> bool:
-        """Send from the front of ``views``, which shrinks; True once all was taken.
+        """Send from the front of ``views``, which shrinks; return True once all is taken.
 
         Raises:
             OSError: The connection broke.
@@ -170,17 +170,17 @@ class Stream:
         return True
 
     def _encrypt(self, tls: ssl.SSLObject, views: list[memoryview]) -> None:
-        """Turn up to one chunk of ``views`` into records that wait to be sent."""
+        """Encrypt up to one chunk of ``views`` into records that wait to be sent."""
         room = _CHUNK
         with self._tls_lock:
             while views and room:
-                piece = views[0][:room]  # OpenSSL cuts it into records, in one call
+                piece = views[0][:room]  # OpenSSL cuts it into records in one call
                 room -= tls.write(piece) if piece.nbytes else 0
                 _advance(views, piece.nbytes)
             self._left = [memoryview(self._outgoing.read())]
 
     def say(self, data: bytes, patience_s: float = 0.0) -> None:
-        """Send a small frame if no thread sends, else nothing: a frame in progress says more.
+        """Send a small frame unless a thread is sending: a frame in progress is a sign of life too.
 
         Raises:
             OSError: The connection broke.
@@ -200,7 +200,7 @@ class Stream:
             EOFError: The peer closed the connection.
             OSError: The connection broke.
         """
-        # an empty view would ask the kernel for nothing and look like the end of the connection
+        # reading into an empty view returns 0, which would look like the end of the connection
         views = [view for view in views if view.nbytes]
         while views:
             got = self._take(views)
@@ -222,7 +222,7 @@ class Stream:
         return bytes(view[:got])
 
     def _take(self, views: list[memoryview]) -> int:
-        """Receive into the front of ``views``; return how many bytes, 0 where none are there."""
+        """Receive into the front of ``views``; return the number of bytes, 0 if none are there."""
         if self._tls is None:
             try:
                 got = self.sock.recvmsg_into(views[:_IOVECS])[0]
@@ -231,7 +231,7 @@ class Stream:
             self.first_bytes = self.first_bytes or bytes(views[0][:got])
             return self._note(got)
         while True:
-            # bytes that OpenSSL holds come first: the kernel may never have more
+            # bytes that OpenSSL holds come first: the kernel may never get more
             got, is_over = self._decrypt(self._tls, views[0])
             if got or is_over:
                 return self._note(got)
@@ -244,13 +244,13 @@ class Stream:
         with self._tls_lock, contextlib.suppress(ssl.SSLWantReadError):
             while got < view.nbytes:
                 read: Any = tls.read(view.nbytes - got, view[got:])  # one record, at most 16 KiB
-                if not read:  # close_notify: an end that the peer wanted, not a cut
+                if not read:  # close_notify: the peer ended it on purpose
                     return got, True
                 got += read
         return got, False
 
     def _feed(self) -> bool:
-        """Move arrived bytes to the TLS engine; False where there are none."""
+        """Move arrived bytes to the TLS engine; return False if there are none."""
         try:
             data = self.sock.recv(_CHUNK if self._tls else _STRANGERS_CHUNK)
         except BlockingIOError:
@@ -279,11 +279,11 @@ class Stream:
                 tls.do_handshake()
                 break
             except ssl.SSLWantReadError:
-                self._hand_out()  # the peer answers to this, so it goes before any wait
+                self._hand_out()  # before any wait, as the peer responds to it
                 while not self._feed():
                     yield
             finally:
-                self._hand_out()  # on an error too: it is the alert that tells the peer why
+                self._hand_out()  # after an error too: the alert tells the peer why
         self._tls = tls
 
     def _hand_out(self) -> None:
@@ -298,7 +298,7 @@ class Stream:
     # --- the connection -----------------------------------------------------------------------
 
     def wait(self, events: int, timeout_s: float) -> int:
-        """Sleep until one of ``events`` of `select.poll`, or an error; 0 after ``timeout_s``.
+        """Sleep until one of ``events`` of `select.poll` or an error; return 0 after ``timeout_s``.
 
         Raises:
             OSError: The connection is closed.
@@ -308,34 +308,34 @@ class Stream:
             raise OSError("the connection is closed")
         poll = select.poll()
         poll.register(number, events)
-        # poll and not select: descriptors above 1,023 are usual for a storage server
+        # poll and not select: a storage server often has descriptors above 1,023
         ready = poll.poll(max(0.0, timeout_s) * 1000)
         return ready[0][1] if ready else 0
 
     def vanished(self, limit_s: float) -> bool:
-        """Tell whether sent bytes have not been acknowledged for ``limit_s``.
+        """Return whether sent bytes have not been acknowledged for ``limit_s``.
 
-        A peer that lives but does not read acknowledges every probe, so its counters stay at zero.
+        A live peer that does not read acknowledges every probe, so the counters stay at zero.
         """
         info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
         fields = _TCP_INFO.unpack(info[: _TCP_INFO.size])
         retransmits, probes, since_last_ack_ms = fields[2], fields[3], fields[8 + 12]
-        # both: an idle line has an old acknowledgement, and one lost packet is sent again at once
+        # both: an idle connection has an old acknowledgement; one lost packet is repeated at once
         return bool(retransmits + probes >= 3 and since_last_ack_ms >= limit_s * 1000)
 
     def shutdown(self) -> None:
         """Wake all threads that wait on this connection; from any thread, any number of times."""
-        with contextlib.suppress(OSError):  # the peer closed it first
+        with contextlib.suppress(OSError):  # the peer closed the connection first
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Release the descriptor: only when no other thread uses it, or it may hit another file."""
+        """Release the descriptor; only when no other thread uses it, as its number is reused."""
         self.sock.close()
 
     def end(self, farewell: bytes = b"", patience_s: float = 0.0) -> None:
         """Send ``farewell`` and wake all threads that wait here.
 
-        A thread in the middle of sending has ``patience_s`` to finish; then nothing is sent.
+        A thread in the middle of sending has ``patience_s`` to finish, or no farewell is sent.
         """
         with contextlib.suppress(OSError):
             if farewell:
@@ -360,7 +360,7 @@ def drive(steps: Steps, stream: Stream, patience: Callable[[], float]) -> Any:
     Args:
         steps: The generator that reads from ``stream``.
         stream: The stream to wait for.
-        patience: Called before each wait: how long it may be, in seconds. May raise.
+        patience: Called before each wait; returns its limit in seconds. May raise.
     """
     while True:
         try:
@@ -380,18 +380,18 @@ def read_frame(
     """Read one frame; the generator returns a `Frame`.
 
     Args:
-        stream: Where from.
-        max_bytes: The most that its arrays may hold together.
+        stream: The stream to read from.
+        max_bytes: Limit of the bytes of all arrays.
         room: Returns the memory for the arrays, contiguous and as large as announced.
-        on_head: Called once the first bytes are here.
-        max_header_bytes: The most that its header may hold.
+        on_head: Called once the first bytes have come.
+        max_header_bytes: Limit of the bytes of the header.
 
     Raises:
-        ProtocolError: The bytes are no frame, or too large a one; nothing was allocated.
+        ProtocolError: The bytes are not a frame, or one above the limits; nothing was allocated.
         EOFError, OSError: The connection is over.
     """
     head = bytearray(_HEAD.size)
-    # magic and version alone first: another version's head may have another length
+    # magic and version first: another version's head may have another length
     yield from stream.fill([memoryview(head)[:6]])
     on_head()
     check_opening(bytes(head[:6]))
@@ -407,7 +407,7 @@ def read_frame(
     header = bytearray(header_bytes)
     yield from stream.fill([memoryview(header)])
     method, body, specs = read_header(header)
-    # the limits above were held against `total`: the header must not announce more than that
+    # the limits were checked against `total`: the header must not announce more than that
     if len(specs) != count or sum(spec.nbytes for spec in specs) != total:
         raise ProtocolError(f"the arrays of a frame do not add up to {count} of {total} bytes")
     arrays = room(specs)
@@ -419,8 +419,8 @@ def check_opening(first: bytes) -> None:
     """Refuse bytes that do not begin like a frame of this version.
 
     Raises:
-        OtherVersionError: It is a frame of another version.
-        ProtocolError: It is none.
+        OtherVersionError: They are a frame of another version.
+        ProtocolError: They are no frame.
     """
     if first[:4] != MAGIC[: len(first)]:
         raise ProtocolError(f"it opened with {first!r}, which is not gigl_loader's protocol")

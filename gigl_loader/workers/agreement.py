@@ -56,19 +56,19 @@ from gigl_loader.workers.rendezvous import Rendezvous
 logger = logging.getLogger(__name__)
 
 _LONG_S = 10.0
-"""A wait that a user should hear of."""
+"""Seconds from which a wait is logged, so that the user knows of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartTurns:
-    """When the processes of a job start what samples for them, so that memory peaks do not add up.
+    """When each process of a job starts its workers or producers, so that memory peaks are apart.
 
     Raises:
-        ConfigError: A negative gap, or no process at once.
+        ConfigError: The gap is negative, or the batch size is below 1.
     """
 
     gap_s: float | None = None
-    """Workers: local rank ``i`` starts its own ``i`` times this many seconds later; None: when the
+    """Workers: local rank ``i`` starts its own after ``i`` times this many seconds; None: once the
     local rank before it is ready. Graph store: seconds between two batches of leaders."""
     max_concurrent: int | None = None
     """Graph store: leaders in a batch; None: all."""
@@ -92,7 +92,7 @@ class StartTurns:
         """Wait until this local rank may start its workers.
 
         Args:
-            wait_for_rank_before: Returns once the rank before this one announced its argument.
+            wait_for_rank_before: Returns once the rank before this one has announced its argument.
         """
         if self.local_rank == 0:
             return
@@ -109,7 +109,7 @@ class StartTurns:
 
     def wait_as_leader(self, position: int) -> None:
         """Wait until the leader at ``position`` of all leaders may create its producers."""
-        # by position, without a word between the leaders: each knows its own from the terms
+        # by position, so that leaders need not talk: each knows its position from the terms
         batch = 0 if self.max_concurrent is None else position // self.max_concurrent
         seconds = batch * (self.gap_s or 0.0)
         if seconds > 0:
@@ -127,9 +127,9 @@ class _Member:
     """Ports of the rank's workers."""
     offer: Offer | None
     cache: str = ""
-    """How much it keeps of other machines' rows; empty: it keeps none."""
+    """Size of its cache of other machines' rows; empty: no cache."""
     rows: str = ""
-    """Identity of its rows among those of other datasets, where it keeps others'."""
+    """Identity of its rows, which tells datasets apart in a cache; empty: no cache."""
 
 
 _Published = tuple[int, str, tuple[int, ...]]
@@ -142,7 +142,7 @@ class Agreement:
     Args:
         view: This rank's partition.
         plan: The sampling to do.
-        cache: Which rows of other machines to keep; None: none.
+        cache: Options of the cache of other machines' rows; None: no cache.
         epoch_options: Work that the reader of the batches does itself.
     """
 
@@ -156,24 +156,24 @@ class Agreement:
         self._has_joined = False
         self._offered: Offered | None = None
         self._offers: dict[int, list[Offer]] = {}
-        """By partition, where other ranks of this machine offer its memory."""
+        """By partition: the offer of its memory by another rank of this machine."""
         self._everyone = b""
-        """A `_Published` of each rank, packed: of hundreds they are asked for at the start, and
-        where a worker is replaced."""
+        """A `_Published` of each rank, packed, as there may be hundreds: they are needed only at
+        the start, and when a worker is replaced."""
         self._anyone_keeps = False
         self._first_with_cache: int | None = None
         self._ahead: AheadMemory[Tensor] | None = None
         self._refusing: list[Refusing] = []
         self.access: Access | None = None
-        """How workers answer those of other partitions; None: nobody asks."""
+        """How workers serve those of other partitions; None: there are none."""
         self.is_one_machine = True
         """Whether all ranks are on this machine, so that nothing crosses a network."""
         self.name_of_cache = ""
-        """Description of rows that ranks of a machine keep together; known once connected."""
+        """Description of the cache that a machine's ranks share; known once connected."""
         self.cache: MachineRows | None = None
-        """Rows of other machines, kept for all ranks of this one."""
+        """Cache of other machines' rows, shared by the ranks of this machine."""
         self.look_ahead: LookAhead | None = None
-        """How far to draw ahead, where rows are kept."""
+        """How far to draw ahead if there is a cache."""
         self.remote_bytes = 0
         """Bytes of all rows that only other machines have."""
 
@@ -184,16 +184,16 @@ class Agreement:
 
         Args:
             rendezvous: Closed here. None: this process is alone.
-            security: Authentication at workers that other machines can reach.
+            security: Authentication of workers that other machines can reach.
             towards: Address or name of the machine that all ranks can reach, rank 0's: workers
                 listen on the interface that leads there.
 
         Raises:
             ConfigError: There are more partitions than processes to hold them, or workers would be
                 open to other machines; nothing was started.
-            PeerError: A rank failed, or did not come in time.
+            PeerError: A rank failed, or did not arrive in time.
         """
-        # kept in any case: it is told where this rank fails, and closed
+        # kept in any case: `fail` tells the other ranks through it, and `close` closes it
         self._rendezvous, self._has_joined = rendezvous, True
         holders = 1 if rendezvous is None else rendezvous.world_size
         check_enough(self._view.num_partitions, self._view.partition_idx, holders, who=_holder())
@@ -209,37 +209,37 @@ class Agreement:
         nonce = told[0][2]
         is_one_host = len({host for host, _, _ in told}) == 1
         self.is_one_machine = is_one_host and may_be_one_machine()
-        if is_one_host:  # nobody else has to reach the workers
+        if is_one_host:  # no other machine has to reach the workers
             host, used = ("::1" if ":" in own_host else "127.0.0.1"), Security.local()
         else:
             host, used = own_host, security
-            # here, on every rank alike, and not when a worker starts to listen
+            # checked here, so that every rank fails alike, and not when a worker starts to listen
             used.check_listener(host, loopback=False)
         if used.mode is Mode.TOKEN:
-            # the cluster's token keeps strangers out, the nonce other jobs
+            # the cluster's token keeps out strangers, the nonce other jobs
             secret = hashlib.sha256(used.token.encode() + nonce).hexdigest()
             used = dataclasses.replace(used, token=secret)
-        # an admitted process of another job calls methods of another name; the name goes
-        # over the network in the clear, so it does not tell the nonce
+        # An admitted process of another job would call methods of another name. Names travel
+        # unencrypted, so this one does not reveal the nonce.
         return Access(host, used.for_workers(), hashlib.sha256(b"job" + nonce).hexdigest()[:8])
 
     @property
     def has_peers(self) -> bool:
-        """Whether workers of other partitions ask this rank's."""
+        """Whether workers of other partitions send requests to this rank's workers."""
         return self._rendezvous is not None and self._view.num_partitions > 1
 
     @property
     def rank(self) -> int:
-        """This process among those that meet."""
+        """Number of this process among those that meet."""
         return 0 if self._rendezvous is None else self._rendezvous.rank
 
     @property
     def rows_apart(self) -> bool:
         """Whether batches are handed over without rows, which the reader fetches from their owners.
 
-        They are where rows are kept there, or would leave two machines on their way. On one machine
-        bytes cost less than what they are saved by: putting rows in order once more, where they
-        are taken. Known once this rank is connected.
+        That is so if the reader has a cache, or if rows would cross the network twice. On one
+        machine it is not: putting rows in order once more costs more than the bytes saved. Known
+        once this rank is connected.
         """
         options, one_machine = self._epoch_options, self.is_one_machine
         would_cross = self.remote_bytes > 0 and not one_machine
@@ -248,14 +248,14 @@ class Agreement:
     # -- their workers meet ---------------------------------------------------------------------
 
     def connect(self, addresses: list[tuple[str, int] | None]) -> None:
-        """Exchange with the other ranks where workers answer, and get the cache of the machine.
+        """Exchange workers' addresses with the other ranks, and get the machine's cache.
 
         Args:
-            addresses: Of this rank's workers.
+            addresses: Host and port of each of this rank's workers.
 
         Raises:
-            UsageError: This rank did not `join`.
-            PeerError: Another rank failed, or did not come up in time.
+            UsageError: This rank has not called `join`.
+            PeerError: Another rank failed, or did not arrive in time.
             ConfigError: A partition has no rank.
         """
         if not self._has_joined:
@@ -266,70 +266,70 @@ class Agreement:
 
     def _exchange(self, rendezvous: Rendezvous, addresses: list[tuple[str, int] | None]) -> None:
         options, own = self._options, self._view.partition_idx
-        # open before it is published, and until `close`: others map it when their workers start,
-        # and those that replace one map it later
+        # opened before it is published, and kept until `close`: other ranks map it when their
+        # workers start, and replaced workers map it later
         if reads_same_memory():
             self._offered = Offered(self._view)
         offer = None if self._offered is None else self._offered.offer
         ports = tuple(address[1] for address in addresses if address is not None)
         listening_on = next(address[0] for address in addresses if address is not None)
-        # ranks that keep another amount have a cache of their own
+        # ranks with another cache size have a cache of their own
         kept = ("", "") if options is None else (str(options.size), name_of_rows(self._view))
         mine = _Member(own, listening_on, ports, offer, *kept)
         found: list[_Member] = rendezvous.agree("workers", mine, _Member)
-        # an address says which machine a rank may be on; mapping an offer shows whether it is
+        # equal addresses mean that a rank may be on this machine; mapping its offer proves it
         for member in found if offer is not None else ():
             if member.offer is not None and member.partition != own and member.host == mine.host:
                 self._offers.setdefault(member.partition, []).append(member.offer)
         self._anyone_keeps = any(member.cache for member in found)
         self._first_with_cache = _first_like(mine, found)
-        # of all ranks: a row that is kept may be of any of them, so that it is good for a later
-        # loader only where all of them have the same rows as before
+        # the identity covers all ranks: a cached row may be any rank's, so a later loader may use
+        # it only if all ranks have the same rows as before
         names = "\n".join([mine.cache, *(member.rows for member in found)])
         self.name_of_cache = hashlib.sha256(names.encode()).hexdigest()
         self._everyone = msgspec.msgpack.encode([(m.partition, m.host, m.ports) for m in found])
-        self.assignments()  # raises where a partition has no rank
+        self.assignments()  # raises if a partition has no rank
 
     def _join_cache(self) -> None:
-        """Get the machine's memory for rows of others, where it is wanted and there are some."""
+        """Get the machine's memory for cached rows if a cache is wanted and has rows to keep."""
         self.remote_bytes = remote_bytes(self._view, self._plan, self._offers)
         options = self._options
         tables = {}
         if options is not None:
             tables = tables_for(self._view, self._plan, self._offers, options.size)
         if options is None or not tables:
-            self.share_cache(bytes)  # offers nothing: the other ranks wait for its word
+            self.share_cache(bytes)  # an empty offer, as the other ranks wait for one
             return
         self.cache = shared_memory(tables, self.name_of_cache, self.share_cache)
-        # the cache is the machine's, drawn batches are this loader's alone: its memory goes to
-        # each worker, also to those that take another's place
+        # The cache is the machine's, but drawn batches are this loader's: the memory for them goes
+        # to each worker, replacements included.
         drawn = tensors.share_tensor(torch.zeros(DrawnAhead.NUM_WORDS, dtype=torch.int64))
         rows = self.cache.rows
         self.look_ahead = LookAhead(rows, DrawnAhead(drawn.numpy()), options)
         self._ahead = AheadMemory(self.cache.shared, drawn, rows.join())
 
     def share_cache(self, make: Callable[[], bytes]) -> bytes | None:
-        """Return the offer of the first rank that keeps as much on this machine.
+        """Return the offer of the first rank on this machine with the same cache size.
 
         Args:
-            make: Returns this rank's offer; called where it is the first.
+            make: Returns this rank's offer; called if this rank is the first.
 
         Returns:
             None: this rank is the first, or no other rank's memory is read here.
 
         Raises:
-            PeerError: The first rank failed, or did not come in time.
+            PeerError: The first rank failed, or did not arrive in time.
         """
         rendezvous, first = self._rendezvous, self._first_with_cache
         if rendezvous is None or not self._anyone_keeps:
             return None
         is_first = first == rendezvous.rank
-        # all ranks: the last one to leave clears away the keys that it knows
+        # all ranks, since the last one to leave removes the keys that it knows
         rendezvous.publish("cache", make() if is_first else b"")
         return None if is_first or first is None else rendezvous.wait_for("cache", first)
 
     def assignments(self) -> dict[str, Assignment]:
-        """Return by worker's name the peers of this rank's workers; decoded afresh at each call.
+        """Return the peers of this rank's workers by worker's name; decoded at each call.
 
         Raises:
             ConfigError: A partition has no rank.
@@ -343,62 +343,62 @@ class Agreement:
     def introduction(
         self, worker: int, assignments: Mapping[str, Assignment]
     ) -> tuple[tuple[Any, ...], AheadMemory[Tensor] | None]:
-        """Return the news of the others for ``worker``: a message, and the memory to send with it.
+        """Return what ``worker`` must know of other ranks: a message, and memory to send with it.
 
         Args:
-            worker: Its number; it can sample once it was told.
+            worker: Number of the worker, which can sample once it has this.
             assignments: From `assignments`.
         """
         name = worker_name(self.rank, worker)
-        # none where this process is alone: the message lets the worker begin anyway
+        # empty if this process is alone: the message still lets the worker begin
         how = (assignments.get(name), self._offers, self._ahead is not None, self.rows_apart)
         return (pipe.PEERS, name, *how), self._ahead
 
     # -- turns, failures and the end ------------------------------------------------------------
 
     def announce(self, what: str) -> None:
-        """Tell the other ranks that this one got so far."""
+        """Tell the other ranks that this one has reached ``what``."""
         if self._rendezvous is not None:
             self._rendezvous.publish(what, b"")
 
     def wait_for_rank_before(self, what: str) -> None:
-        """Wait until the rank before this one announced ``what``.
+        """Wait until the rank before this one has announced ``what``.
 
         Raises:
-            PeerError: A rank failed, or did not come so far in time.
+            PeerError: A rank failed, or did not get there in time.
         """
         if self._rendezvous is not None:
             self._rendezvous.wait_for(what, self._rendezvous.rank - 1)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the other ranks why this one gives up, where it has met them."""
+        """Tell the other ranks why this one gives up, if it has met them."""
         if self._rendezvous is not None:
-            # cut: every rank prints it, and the store keeps it
+            # cut, as every rank prints it and the store keeps it
             self._rendezvous.fail(f"{type(error).__name__}: {error}"[:2000])
 
     def refuse(self, worker: int, listener: int, error: BaseException) -> None:
         """Respond in place of a worker that is lost for good: callers receive the reason.
 
         Args:
-            worker: Its number.
+            worker: Number of the worker.
             listener: Descriptor of the socket that it listened on; closed by `close`.
             error: The error that ended the sampling here.
         """
-        assert self.access is not None, "a worker that listened is asked"
+        assert self.access is not None, "a worker that listened gets requests"
         name = worker_name(self.rank, worker)
         self._refusing.append(Refusing(self.access, name, listener, error))
 
     def settle(self) -> None:
-        """Leave the rendezvous: all is agreed on. Idempotent."""
+        """Leave the rendezvous once all is agreed on. Idempotent."""
         if self._rendezvous is not None:
             self._rendezvous.close()
 
     def release_cache(self) -> None:
-        """Let go of the rows that are kept: the memory is gone with its last user."""
+        """Release the cached rows; their memory goes with its last user."""
         self.cache = self._ahead = self.look_ahead = None
 
     def close(self) -> None:
-        """Leave the other ranks, and offer the partition no more. Idempotent."""
+        """Leave the other ranks and stop offering the partition. Idempotent."""
         while self._refusing:
             self._refusing.pop().close()
         self.settle()
@@ -407,10 +407,10 @@ class Agreement:
 
 
 def _check_same_graph(rank: int, own: str, graphs: list[str]) -> None:
-    """Refuse partitions of two graphs, or of two runs; unknown ones are not compared.
+    """Refuse partitions of two graphs or two runs; unknown ones are not compared.
 
     Raises:
-        ConfigError: On all ranks alike; nothing was started.
+        ConfigError: Partitions differ; raised on all ranks alike, before anything was started.
     """
     for other, graph in enumerate(graphs):
         if own and graph and graph != own:
@@ -423,7 +423,7 @@ def _check_same_graph(rank: int, own: str, graphs: list[str]) -> None:
 
 
 def _first_like(mine: _Member, members: list[_Member]) -> int | None:
-    """Return the first rank that reads this machine's memory and keeps as much as this one."""
+    """Return the first rank that reads this machine's memory and has the same cache size."""
     if mine.offer is None or not mine.cache:
         return None
     return next(
@@ -437,7 +437,7 @@ def _by_partition(
     members: Iterable[_Published], num_partitions: int
 ) -> dict[int, tuple[WorkerAddress, ...]]:
     """Return all workers by partition, in the order of ranks."""
-    # the order of ranks is the same wherever this is built: `assignments` goes by positions in it
+    # ranks must be in the same order wherever this is built, as `assignments` uses positions in it
     found: dict[int, tuple[WorkerAddress, ...]] = {}
     for rank, (partition, host, ports) in enumerate(members):
         workers = tuple(
@@ -450,7 +450,7 @@ def _by_partition(
 
 
 def _holder() -> str:
-    """Return the holder of a partition here, for errors."""
+    """Return what holds a partition here, for errors."""
     context = get_context()
     is_server = context is not None and context.is_server()
     return "storage server" if is_server else "process"

@@ -1,14 +1,14 @@
-"""Questions between sampling workers of different partitions, over the transport.
+"""Requests between sampling workers of different partitions, over the transport.
 
-A worker answers for its partition with `Answering` and asks the other partitions through `Asking`::
+A worker serves its partition with `Answering` and sends requests to other ones through `Asking`::
 
     worker A, partition 0                             worker B, partition 1
     sampling thread --draw, rows--> Asking  --------> Answering --> LocalReader, a thread per caller
-                    <-- answers, in the arrays given ---
+                    <-- responses, in given arrays -----
 
-Of each other partition a worker asks one worker, always the same; which one follows from the
+In each other partition a worker sends its requests to one fixed worker. Which one follows from the
 numbers of both (`assignments`), so that both ends know it without talking. A worker whose trainer
-is done goes on answering until those that ask it are done, too.
+is done goes on serving until the workers that send it requests are done, too.
 """
 
 import hashlib
@@ -49,26 +49,26 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_ASK_BYTES = 1 << 32
-"""Ids in one question: 512 million; a batch that asks for more does not fit into memory either."""
+"""Most ids in one request: 512 million; a batch with more would not fit into memory either."""
 _MAX_REASON = 4000
 RETURN_S = 10.0
-"""Seconds in which a caller whose connection was lost may come back."""
+"""Seconds within which a caller whose connection was lost may come back."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """How the workers of one job reach each other."""
+    """How the workers of one job listen to and authenticate each other."""
 
     host: str
     """Address that this rank's workers listen on."""
     security: Security
     job: str
-    """Tells this job's workers from those of another one, since a port may be used again; no
+    """Tells this job's workers from those of another one, since a port may be used again; not a
     secret."""
 
     @property
     def incarnation(self) -> int:
-        """Incarnation of the job's workers, as listeners: one that is replaced is asked again."""
+        """Incarnation shared by all workers of the job, so that a replacement gets requests too."""
         return int.from_bytes(hashlib.sha256(self.job.encode()).digest()[:7], "big")
 
 
@@ -86,22 +86,22 @@ class Assignment:
     """Workers that one worker sends requests to, and those that send requests to it."""
 
     asked: dict[int, WorkerAddress]
-    """By partition, all but its own."""
+    """The worker to send requests to, by partition; its own is not among them."""
     askers: tuple[str, ...]
-    """Names of workers of other partitions."""
+    """Names of the workers of other partitions that send requests to this one."""
 
 
 def assignments(
     workers: Mapping[int, Sequence[WorkerAddress]], partition: int
 ) -> dict[str, Assignment]:
-    """Return by name the peers of each worker of ``partition``.
+    """Return the peers of each worker of ``partition`` by worker's name.
 
-    Worker ``i`` of a partition asks worker ``i`` modulo their number of each other partition, so
-    that questions spread evenly, and the connections of a machine are its workers times the other
+    Worker ``i`` sends its requests to worker ``i % n`` of each other partition, which has ``n``. So
+    requests spread evenly, and a machine has as many connections as workers times other
     partitions.
 
     Args:
-        workers: By partition, in an order that is the same everywhere.
+        workers: Workers by partition, in an order that is the same everywhere.
         partition: The workers' partition.
 
     Raises:
@@ -126,29 +126,30 @@ def assignments(
 
 
 class _OfAsker(threading.local):
-    """State of a thread that sends requests, so that none of them takes a lock."""
+    """State of each thread that sends requests, so that none of them takes a lock."""
 
     def __init__(self) -> None:
         self.lane: int | None = None
         self.traffic = Traffic()
-        """Its requests since its last batch."""
+        """The thread's requests since its last batch."""
 
 
 class Answering:
-    """Answers for one partition, each caller in a thread of its own.
+    """Serves one partition, each caller in a thread of its own.
 
     Args:
         access: Address to listen on, and authentication.
         view: The partition.
-        name: This worker, for logs.
-        listener: Descriptor of the socket that the worker before it listened on; None: a fresh one.
-        awaits_s: How long to expect callers of the former worker; None: there was none.
-        patience_s: How long one that was silent may take to come back, in seconds.
-        return_s: How long any other whose connection was lost may take to come back, in seconds.
-        silence_s: After how many seconds one that leaves a question unfinished counts as silent.
+        name: Name of this worker, for logs.
+        listener: Descriptor of the socket that the former worker listened on; None: a fresh one.
+        awaits_s: How many seconds to expect callers of the former worker; None: there was none.
+        patience_s: How many seconds a caller that was silent may take to come back.
+        return_s: How many seconds any other caller whose connection was lost may take to come back.
+        silence_s: After how many seconds a caller that leaves a request unfinished counts as
+            silent.
 
     Raises:
-        ConfigError: It cannot listen there, or would be open to strangers.
+        ConfigError: The worker cannot listen there, or would be open to strangers.
     """
 
     def __init__(
@@ -158,12 +159,12 @@ class Answering:
     ) -> None:  # fmt: skip
         self._awaits_s, self._patience_s, self.return_s = awaits_s, patience_s, return_s
         self._of_thread = ReaderOfThread(view)
-        self._changed = threading.Condition()  # guards the three below
+        self._changed = threading.Condition()  # guards the next three attributes
         self._open: Counter[str] = Counter()
         self._done: set[str] = set()
         self._lost: dict[str, tuple[float, End]] = {}
         self.last_asked = time.monotonic()
-        """When the last question came (`time.monotonic`)."""
+        """Time of the last request (`time.monotonic`)."""
         self._born = self.last_asked
         table = {
             "draw": Method(DrawQuestion, DrawAnswer, self._draw),
@@ -175,13 +176,13 @@ class Answering:
             incarnation=access.incarnation, silence_s=silence_s,
         )  # fmt: skip
         self.address: tuple[str, int] = self._listener.address
-        self._listener.start()  # last: a caller may come at once
+        self._listener.start()  # last, as a caller may come at once
 
     def wait_for_askers(self, names: Iterable[str], timeout_s: float) -> set[str]:
-        """Wait until each of ``names`` said goodbye, or was cut off and did not come back.
+        """Wait until each of ``names`` has said goodbye, or was cut off and did not come back.
 
         Returns:
-            Those that may still ask, after ``timeout_s`` seconds.
+            The names that may still send requests after ``timeout_s`` seconds.
         """
         expected, deadline = set(names), time.monotonic() + timeout_s
         with self._changed:
@@ -190,23 +191,23 @@ class Answering:
                 left = deadline - time.monotonic()
                 if not missing or left <= 0:
                     return missing
-                # nobody notifies when a lost caller's time is over: that is seen at the next call,
-                # which its user makes every second
+                # no notification comes when a lost caller's time is over: the next call sees it,
+                # and calls come every second
                 self._changed.wait(left)
 
     def fileno(self) -> int:
-        """Return the descriptor of the socket that this listens on."""
+        """Return the descriptor of the listening socket."""
         return self._listener.fileno()
 
     def close(self) -> None:
-        """Stop answering. Idempotent."""
+        """Stop serving. Idempotent."""
         self._listener.close()
 
     def _is_done(self, name: str) -> bool:
         if self._open[name]:
             return False
-        # cut off: one that was silent may be stopped, or its link cut, and is given longer than one
-        # whose connection was closed, which a live worker opens again at once
+        # Cut off. A silent caller may be suspended, or its link cut, so it gets longer than one
+        # whose connection was closed: a live worker would open that again at once.
         now = time.monotonic()
         if name in self._lost:
             lost, end = self._lost[name]
@@ -214,14 +215,14 @@ class Answering:
             if end is End.SILENT:
                 returns_s = max(returns_s, self._patience_s)
             return name in self._done or now - lost > returns_s
-        # never seen: at the start, it is still to come. Here after a restart, it may have said
-        # goodbye to the worker before, of which nothing is known
+        # Never seen. At the start the caller is still to come; after a restart of this worker it
+        # may have said goodbye to the former one, which this one cannot know.
         awaited = self._awaits_s is None or now - self._born <= self._awaits_s
         return name in self._done or not awaited
 
     def _came(self, peer: Peer) -> None:
         with self._changed:
-            # counted, as a caller has several lanes, and may be back before its old connection ends
+            # counted: a caller has several lanes, and may be back before its old connection ends
             self._open[peer.name] += 1
             self._lost.pop(peer.name, None)
 
@@ -230,7 +231,7 @@ class Answering:
             self._open[peer.name] -= 1
             if end in (End.SHUTDOWN, End.JOB_OVER):
                 self._done.add(peer.name)
-            elif end is not End.REPLACED:  # by a fresh connection of the same caller
+            elif end is not End.REPLACED:  # not replaced by a fresh connection of the same caller
                 self._lost[peer.name] = (time.monotonic(), end)
             self._changed.notify_all()
 
@@ -240,19 +241,19 @@ class Answering:
 
     def _rows(self, question: RowsQuestion, peer: Peer) -> RowsAnswer:
         self.last_asked = time.monotonic()
-        # in scratch memory of this thread, which sends it before it takes the next question
+        # in scratch memory of this thread, which sends the rows before its next request
         return self._of_thread.reader.answer_rows(question.unpacked())
 
 
 class Refusing:
-    """Answers in place of a worker that is lost for good, from the process that started it.
+    """Responds in place of a worker that is lost for good, from the process that started it.
 
-    That process lives and knows why; a connection that is refused would tell nothing.
+    That process knows the reason and sends it; a refused connection would tell nothing.
 
     Args:
-        access: As the worker's.
+        access: The same as the worker's.
         name: Name of the worker.
-        listener: Descriptor of the socket that it listened on, owned by this object from here on.
+        listener: Descriptor of the worker's listening socket; this object owns it from here on.
         error: The error that ended the sampling.
     """
 
@@ -272,24 +273,24 @@ class Refusing:
         ).start()  # fmt: skip
 
     def close(self) -> None:
-        """Stop. Idempotent."""
+        """Stop responding. Idempotent."""
         self._listener.close(End.SHUTDOWN, "its job is over")
 
 
 @dataclass
 class Traffic:
-    """Requests of one thread to other machines since `Asking.take_traffic`."""
+    """One thread's requests to other machines since `Asking.take_traffic`."""
 
     rows: Counter[int] = field(default_factory=Counter)
-    """Rows by partition."""
+    """Number of rows by partition."""
     row_bytes: int = 0
     structure_bytes: int = 0
-    """Ids asked, neighbours answered."""
+    """Number of ids sent and of neighbours received."""
     waited_s: float = 0.0
-    """Time in which the thread waited for answers."""
+    """Seconds in which the thread waited for responses."""
 
     def stats(self) -> dict[str, Any]:
-        """Return it as part of a batch's measurements."""
+        """Return the counts as part of a batch's measurements."""
         return {
             "rows_from": dict(self.rows), "network_s": self.waited_s,
             "received": {"rows": self.row_bytes, "structure": self.structure_bytes},
@@ -297,12 +298,12 @@ class Traffic:
 
 
 class Answer(Generic[T]):
-    """An answer under way; `gigl_loader.sampler.plan.PendingAnswer`.
+    """A pending response; `gigl_loader.sampler.plan.PendingAnswer`.
 
     Args:
-        reply: Of the transport.
-        who: The called worker; for errors.
-        timeout_s: Longest wait.
+        reply: The transport's pending response.
+        who: Description of the called worker, for errors.
+        timeout_s: Longest wait, in seconds.
         read: Makes the result from the response.
         waited: Told how long `wait` took, in seconds.
     """
@@ -316,16 +317,16 @@ class Answer(Generic[T]):
 
     @property
     def has_come(self) -> bool:
-        """Whether `wait` would not wait."""
+        """Whether `wait` would return at once."""
         return self._reply.done
 
     def wait(self) -> T:
-        """Return it.
+        """Return the result.
 
         Raises:
-            PeerTimeoutError: It did not come in time.
+            PeerTimeoutError: The response did not come in time.
             JoinRefusedError: The other worker belongs to another job.
-            PeerError: The other worker is gone, or raised.
+            PeerError: The other worker is gone, or its handler raised.
             ProtocolError: The received value is no response.
         """
         started = time.perf_counter()
@@ -336,7 +337,7 @@ class Answer(Generic[T]):
                 f"{self._who} did not answer for {self.timeout_s:g} s: it is stopped, overloaded "
                 "or cut off; look at that process, or raise the timeout"
             ) from error
-        except JoinRefusedError:  # a kind of lost peer whose message gives the remedy
+        except JoinRefusedError:  # also a PeerLostError, but its message gives the remedy
             raise
         except PeerLostError as error:
             if error.end == End.SILENT:
@@ -353,15 +354,15 @@ class Answer(Generic[T]):
 
 
 class Asking:
-    """Asks the workers of other partitions; `gigl_loader.sampler.plan.Peers`.
+    """Sends requests to the workers of other partitions; `gigl_loader.sampler.plan.Peers`.
 
     Args:
         asked: Workers to call, by partition.
-        access: As theirs.
-        name: This worker, as it introduces itself.
-        timeout_s: Longest wait for one answer.
-        lanes: Connections to each. Sampling threads are spread over them.
-        patience_s: How long one of them may be silent, in seconds: cut off, or stopped until its
+        access: The same as the called workers'.
+        name: Name by which this worker introduces itself.
+        timeout_s: Longest wait for one response, in seconds.
+        lanes: Number of connections to each worker; sampling threads are spread over them.
+        patience_s: How many seconds a called worker may be silent: cut off, or suspended until its
             rank has replaced it.
     """
 
@@ -371,7 +372,7 @@ class Asking:
     ) -> None:  # fmt: skip
         self._name, self._timeout_s, self._lanes = name, timeout_s, lanes
         self._whom = {p: f"{worker.name} (partition {p})" for p, worker in asked.items()}
-        # none connects before it is asked or `connect` is called
+        # no caller connects before its first request or `connect`
         self._callers = {
             (partition, lane): Caller(
                 worker.host,
@@ -386,15 +387,15 @@ class Asking:
             for lane in range(lanes)
         }
         self._of_thread = _OfAsker()
-        self._joining = threading.Lock()  # guards the number below
+        self._joining = threading.Lock()  # guards the next attribute
         self._joined = 0
 
     def draw(self, partition: int, request: DrawRequest) -> Answer[Drawn]:
-        """Ask for neighbours; see `gigl_loader.sampler.plan.Peers`."""
+        """Request neighbours; see `gigl_loader.sampler.plan.Peers`."""
         question, traffic = DrawQuestion.of(request), self._of_thread.traffic
         traffic.structure_bytes += question.nodes.words.nbytes
 
-        # called in `Answer.wait`, which the thread that asked calls: its own traffic
+        # called in `Answer.wait` by the thread that sent the request, so this is its own traffic
         def read(answer: DrawAnswer) -> Drawn:
             traffic.structure_bytes += answer.nbytes
             return answer.unpacked()
@@ -403,7 +404,7 @@ class Asking:
         return self._answer(reply, partition, read)
 
     def rows(self, partition: int, request: RowsRequest, out: Array) -> Answer[RowsAnswer]:
-        """Ask for rows, to be received into ``out``."""
+        """Request rows, to be received into ``out``."""
         question, traffic = RowsQuestion.of(request), self._of_thread.traffic
         traffic.structure_bytes += question.ids.words.nbytes
         traffic.row_bytes += out.nbytes
@@ -423,8 +424,8 @@ class Asking:
         return Answer(reply, self._whom[partition], self._timeout_s, read, waited)
 
     def connect(self) -> None:
-        """Connect to all, so that they know their callers; a failure is retried at the request."""
-        deadline = time.monotonic() + self._timeout_s  # one for all: others may be just as slow
+        """Connect to all, so that they know this caller; the first request retries a failure."""
+        deadline = time.monotonic() + self._timeout_s  # one for all, as all may be slow
         for caller in self._callers.values():
             try:
                 caller.connect(deadline)
@@ -432,7 +433,7 @@ class Asking:
                 _log.info("%s could not connect: %s", self._name, error)
 
     def close(self) -> None:
-        """Tell all that this worker asks no more. Idempotent."""
+        """Tell all called workers that this one sends no more requests. Idempotent."""
         for caller in self._callers.values():
             caller.close(End.JOB_OVER)
 

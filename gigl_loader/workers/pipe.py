@@ -6,15 +6,15 @@ A message is a tuple that begins with a name.
 
     trainer -> supervisor  FORK (with the worker's socket), KILL
     supervisor -> trainer  COMPILED per kernel; FORKED, EXITED per worker
-    trainer -> worker      the set-up and PLACE (once); PEERS, ATTEMPT, TASK, STOP,
-                           SLOTS that are free, where no TASK is left to go along with
+    trainer -> worker      the set-up and PLACE (once); PEERS, ATTEMPT, TASK, STOP;
+                           SLOTS that are free, if no TASK is left to carry them
     worker -> trainer      READY or FAILED (once), BATCH, ERROR or STALE per task, LINGERING,
-                           UNHEARD before an ERROR: a worker of another rank did not answer;
-                           DRAWN before a BATCH where rows are cached
+                           UNHEARD before an ERROR: a worker of another rank did not respond;
+                           DRAWN before a BATCH if rows are cached
 
-`DIED` is what the trainer's end of the sockets makes of the end of a worker.
+The trainer's side itself makes a `DIED` when a worker ends.
 
-Each is one datagram, with descriptors beside it.
+Each message is one datagram, with descriptors beside it.
 
 The socket is a Unix ``SOCK_SEQPACKET`` pair: a message arrives whole or not at all, and the end of
 either process is an end of file for the other. Only a parent and the children that it started share
@@ -52,31 +52,31 @@ READY, FAILED, BATCH, ERROR, STALE = "ready", "failed", "batch", "error", "stale
 LINGERING, UNHEARD, DRAWN, DIED = "lingering", "unheard", "drawn", "died"
 
 MAX_BYTES = 160 * 1024
-"""Bytes in one datagram; Linux allows about 208 KiB by default."""
+"""Most bytes in one datagram; Linux allows about 208 KiB by default."""
 _MAX_FDS = 200
-"""Descriptors in one datagram; Linux allows 253."""
+"""Most descriptors in one datagram; Linux allows 253."""
 _CONTROL_BYTES = socket.CMSG_SPACE(_MAX_FDS * 4)
 
 
 Socket = socket.socket
-"""One end; other modules need no more of sockets than this name."""
+"""Type of one end; other modules need nothing else of sockets."""
 
 
 def pair() -> tuple[Socket, Socket]:
-    """Return the two connected ends."""
+    """Return two connected ends."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def is_readable(sock: socket.socket) -> bool:
-    """Return whether `receive` would not wait."""
+    """Return whether `receive` would return at once."""
     poller = select.poll()  # `select.select` takes no descriptor above 1023
     poller.register(sock, select.POLLIN)
     return bool(poller.poll(0))
 
 
 def end(sock: socket.socket) -> None:
-    """Let both sides read an end of file, also where other processes have a copy of the socket."""
-    with contextlib.suppress(OSError):  # it has ended
+    """Make both sides read an end of file, even if other processes have a copy of the socket."""
+    with contextlib.suppress(OSError):  # it has ended already
         sock.shutdown(socket.SHUT_RDWR)
 
 
@@ -84,7 +84,7 @@ def send(sock: socket.socket, message: Any, fds: Sequence[int] = ()) -> None:
     """Send one small message, with descriptors.
 
     Raises:
-        OSError: The other end is gone, or did not read for the socket's timeout.
+        OSError: The other end is gone, or did not read within the socket's timeout.
     """
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     if len(data) > MAX_BYTES:
@@ -97,7 +97,7 @@ def send(sock: socket.socket, message: Any, fds: Sequence[int] = ()) -> None:
 
 
 def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
-    """Return the next message and its descriptors, or None: the other end is gone.
+    """Return the next message and its descriptors; None: the other end is gone.
 
     Raises:
         BlockingIOError, TimeoutError: Nothing came within the socket's timeout.
@@ -106,8 +106,8 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
         try:
             found = sock.recvmsg(MAX_BYTES, _CONTROL_BYTES)
         except ConnectionResetError:
-            # it ended with something unread, of which the kernel tells once: what it had sent
-            # before is behind that
+            # The other end left messages unread, which the kernel reports once. The messages that
+            # it had sent come after that.
             found = sock.recvmsg(MAX_BYTES, _CONTROL_BYTES)
     except ConnectionError:
         return None
@@ -115,9 +115,9 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
     fds = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            # excess bytes are cut off anywhere, also in the middle of a number
+            # excess bytes are cut off anywhere, even within a number
             fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-    if not data:  # the end: no message is empty
+    if not data:  # end of file: no message is empty
         return None
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         segments.close_fds(list(fds))
@@ -125,14 +125,18 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
     return pickle.loads(data), list(fds)
 
 
-def send_object(sock: socket.socket, obj: Any) -> None:
-    """Send an object of any size whose tensors are shared, not copied, and arrive as arrays."""
-    from gigl_loader.memory import tensors  # workers only receive, and do without torch
+def send_object(sock: socket.socket, data: bytes, fds: list[int]) -> None:
+    """Send an object of any size; its tensors are shared, not copied, and arrive as arrays.
 
-    data, fds = tensors.dumps(obj)
+    Args:
+        sock: The sender's end.
+        data: From `memory.tensors.dumps`, which needs torch. Workers, which only receive, do
+            without it.
+        fds: From the same call; they are closed.
+    """
     try:
-        # half of what fits: the tuple around a piece is pickled, too. Pieces and descriptors go
-        # side by side, each message with the number of those that follow
+        # Half of what fits, as the tuple around a piece is pickled too. Each message has a piece,
+        # descriptors, and the number of messages that follow.
         pieces = [data[i : i + MAX_BYTES // 2] for i in range(0, len(data), MAX_BYTES // 2)]
         groups = [fds[i : i + _MAX_FDS] for i in range(0, len(fds), _MAX_FDS)]
         count = max(len(pieces), len(groups), 1)
@@ -166,31 +170,31 @@ def receive_object(sock: socket.socket) -> Any:
 
 @dataclass(frozen=True)
 class SeedInput(Generic[A]):
-    """Seeds and what goes with them, in the user's order."""
+    """Seeds and their further columns, in the user's order."""
 
     seeds: A
     """``[num_seeds]`` int64, global ids of the input type."""
     extra: dict[str, A] = field(default_factory=dict)
-    """Further columns, one row per seed."""
+    """Further columns by name, one row per seed."""
 
     def __len__(self) -> int:
         seeds: Any = self.seeds
         return int(seeds.shape[0])
 
     def request(self, ticket: BatchTicket, order: Array | None, batch_size: int) -> SampleRequest:
-        """Return the seeds of one batch; only where columns are arrays.
+        """Return the seeds of one batch; only for input whose columns are arrays.
 
         Args:
-            ticket: Which batch.
-            order: Positions of all seeds in the epoch's order; of a batch at once its own. None: as
-                they stand.
-            batch_size: Seeds of a batch. The last one may have fewer: whether it is asked for the
-                loader decides.
+            ticket: The batch.
+            order: Positions of all seeds in the epoch's order, or those of a batch at once. None:
+                the user's order.
+            batch_size: Seeds of a batch. The last one may have fewer; the loader decides whether
+                to sample it.
         """
         start, stop = ticket.batch * batch_size, min((ticket.batch + 1) * batch_size, len(self))
         if ticket.stream == AT_ONCE_STREAM and order is not None:
             start, stop = 0, len(order)
-        # a copy: the slice would keep the order of the whole epoch alive with the batch
+        # a copy, as a slice would keep the order of the whole epoch alive with the batch
         chosen = np.arange(start, stop) if order is None else order[start:stop].copy()
         columns: Any = self.extra
         extra = {name: column[chosen] for name, column in columns.items()}
@@ -200,57 +204,57 @@ class SeedInput(Generic[A]):
 
 @dataclass(frozen=True)
 class Plugins:
-    """Classes and functions of the user that a worker runs."""
+    """The user's classes and functions that a worker runs."""
 
     sampler: tuple[str, dict[str, Any]] | None = None
     """Import path ``package.module.Class`` and keywords; None: the k-hop neighbour sampler."""
     init_fn: Callable[[int], None] | None = None
-    """Called in each worker with its number, before sampling."""
+    """Function called in each worker with its number, before sampling."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSetup(Generic[A]):
-    """Everything that a worker needs to sample, but for its peers."""
+    """Everything that a worker needs to sample, except its peers."""
 
     view: PartitionView[A]
     plan: SamplingPlan
     seed_input: SeedInput[A]
     batch_size: int
     concurrency: int
-    """Batches under way at once, at most."""
+    """Most batches that a worker samples at once."""
     cpus: int
     """This worker's share of the CPUs, at least 1."""
     access: Access | None
-    """How to answer other partitions and ask them; None: there are none."""
+    """How to reach the workers of other partitions; None: there are none."""
     rpc_timeout_s: float
-    """Longest wait for the answer of another partition."""
+    """Longest wait for a response of another partition, in seconds."""
     replaceable: bool
-    """Whether another worker takes the place of one that dies."""
+    """Whether a worker that dies is replaced."""
     plugins: bytes
-    """`Plugins`, pickled by themselves: they may hold tensors, for which the worker needs torch."""
+    """`Plugins`, pickled separately: they may hold tensors, for which the worker needs torch."""
     users_code: bool = True
-    """Whether some of these are the user's own."""
+    """Whether some plugins are the user's own."""
     main_path: str | None = None
-    """The user's script, where something above is defined in it."""
+    """Path of the user's script if a plugin is defined in it."""
 
     @property
     def patience_s(self) -> float:
         """How long a worker of another partition may be silent, in seconds.
 
-        Where workers are replaced, one that is stopped comes back as another one, and a link that
-        is cut may heal: as long as an answer may take.
+        If workers are replaced, that is as long as a response may take: a suspended worker comes
+        back as another one, and a cut link may heal.
         """
         return max(SILENCE_S, self.rpc_timeout_s) if self.replaceable else SILENCE_S
 
 
 def pickled(plugins: Plugins) -> bytes:
-    """Return ``plugins`` for workers.
+    """Return ``plugins`` pickled for workers.
 
     Raises:
-        ConfigError: They cannot be sent.
+        ConfigError: They cannot be pickled.
     """
-    # any: besides PicklingError, pickle raises errors of the objects' methods, and AttributeError
-    # or TypeError for functions and handles that it cannot name
+    # any error: besides PicklingError, pickle raises errors of the objects' methods, and
+    # AttributeError or TypeError for functions and handles that it cannot name
     try:
         return pickle.dumps(plugins)
     except Exception as error:
@@ -267,10 +271,10 @@ def is_own(sampler: tuple[str, dict[str, Any]] | None) -> bool:
 
 
 def main_path_of(function: Callable[..., Any] | None) -> str | None:
-    """Return the path of the user's script where ``function`` is defined in it.
+    """Return the path of the user's script if ``function`` is defined in it.
 
     Raises:
-        ConfigError: Workers could not import it: this session has no script.
+        ConfigError: Workers could not import it, as this session has no script.
     """
     if function is None:
         return None
@@ -291,14 +295,14 @@ def _check_script(path: Path) -> None:
     """Check that workers can run the user's script to find a function in it.
 
     Raises:
-        ConfigError: There is no such file, or running it would start the whole job again.
+        ConfigError: The file does not exist, or running it would start the whole job again.
     """
     if not path.is_file():
         raise ConfigError(
             f"worker_init_fn is defined in {str(path)!r}, which workers cannot import (a script "
             "from standard input?): put the function into a module, or the script into a file"
         )
-    # the parsed script, not its text, in which a comment may name it as well
+    # the syntax tree, not the text, which may name it in a comment
     if not any(
         isinstance(node, ast.Name) and node.id == "__name__"
         for node in ast.walk(ast.parse(path.read_bytes()))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
-from gigl_loader.memory import segments
+from gigl_loader.memory import segments, tensors
 from gigl_loader.system import read_stat
 from gigl_loader.workers import pipe
 from gigl_loader.workers.pipe import WorkerSetup
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 _SEND_TIMEOUT_S = 30.0
 _PROGRESS_S = 10.0
 _EXIT_REPORT_S = 10.0
-"""How long the supervisor may take to say how a worker ended: milliseconds, where it gets to run.
-Then the worker is gone anyway, and nobody knows why."""
+"""Seconds that the supervisor may take to report how a worker ended; it takes milliseconds if it
+gets to run. After that the worker counts as gone for an unknown reason."""
 _STATES = {
     "T": "stopped by a signal (SIGSTOP or SIGTSTP)", "t": "stopped by a debugger",
     "D": "waiting for a disk or device", "R": "running", "S": "sleeping", "Z": "dead",
@@ -48,20 +48,20 @@ class _Worker:
     number: int
     sock: pipe.Socket
     pid: int | None = None
-    """None until its supervisor has started it. Never -1: to kill that is to kill all processes."""
+    """None until its supervisor has started it. Never -1: killing that kills all processes."""
     ready: bool = False
     address: tuple[str, int] | None = None
     exitcode: int | None = None
     exited: bool = False
-    """Whether its supervisor has reaped it: all that it sent is there by now."""
+    """Whether its supervisor has reaped it; then all that it sent has arrived."""
     orphan_of: int | None = None
-    """Its supervisor, counted from 1, where that is gone: the kernel ends the worker, and nobody
-    says how it ended. It may still send until then."""
+    """Number of its lost supervisor, from 1: the kernel ends the worker, which may send until then,
+    and nobody reports how it ended. None: the supervisor is alive."""
     eof_at: float | None = None
-    """When its socket ended (`time.monotonic`)."""
+    """Time at which its socket ended (`time.monotonic`)."""
     orphaned_at: float = 0.0
     told: bool = False
-    """Whether `pipe.DIED` was made of its end."""
+    """Whether a `pipe.DIED` was made for its end."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class WorkerPool:
            `-----socket per worker------> worker, worker   supervisor gone: the kernel kills them
 
     Args:
-        num_workers: How many.
-        starts: Starts a supervisor, as `start_supervisor` does, which None stands for.
+        num_workers: Number of workers.
+        starts: Starts a supervisor; None: `start_supervisor`.
     """
 
     def __init__(
@@ -97,19 +97,19 @@ class WorkerPool:
         self._control: pipe.Socket | None = None
         self._selector = selectors.DefaultSelector()
         self._events: deque[WorkerEvent] = deque()
-        # where a thread takes two of these, it takes them in this order
-        self._ending = threading.Lock()  # of two that stop the pool, one does
+        # a thread that takes two of these locks takes them in this order
+        self._ending = threading.Lock()  # so that only one of two threads stops the pool
         self._reading = threading.RLock()  # one thread at a time waits for the workers
-        self._sending = threading.Lock()  # sending never waits for a reader
+        self._sending = threading.Lock()  # separate, so that sending never waits for a reader
         self._stopped = False
         self._is_gone = False
         """Whether the supervisor has ended."""
         self._num_supervisors = 0
         self._compiled_at = 0.0
-        """When the supervisor had compiled a kernel last."""
+        """Time at which the supervisor last compiled a kernel."""
         self._setup: WorkerSetup | None = None
         self._listeners: dict[int, int] = {}
-        """Descriptors of the sockets on which workers answer, by worker: they outlive a lost
+        """Descriptors of the sockets on which workers serve, by worker: they outlive a lost
         worker, so that callers wait for its successor and are not refused."""
         self.num_workers = num_workers
 
@@ -119,15 +119,15 @@ class WorkerPool:
         """Start the workers and wait until each is ready.
 
         Args:
-            setup: Their setup.
+            setup: Setup of all workers.
             timeout_s: Longest wait, in seconds.
-            max_restarts: How many times others are started in place of some that were killed, or
-                whose supervisor was; one that ends by itself would do so again.
+            max_restarts: How often to start a worker again that was killed, or whose supervisor
+                was; one that ends by itself is not restarted, as it would end again.
 
         Raises:
             SamplingError: A worker raised while it started; carries its traceback.
             WorkerDiedError: A worker ended.
-            PeerTimeoutError: One was not ready in ``timeout_s`` seconds. None is left, ever.
+            PeerTimeoutError: A worker was not ready in ``timeout_s`` seconds. All are ended.
         """
         if self._supervisor is not None or self._stopped:
             raise UsageError("a worker pool starts once")
@@ -137,7 +137,7 @@ class WorkerPool:
             self._start_supervisor()
             for number in range(self.num_workers):
                 self._workers.append(self._fork(number))
-            # the supervisor still imports: the set-ups wait in the sockets, or this waits for room
+            # while the supervisor imports, setups wait in the sockets, or this waits for room
             for worker in self._workers:
                 self._send_setup(worker, replaces=False)
             self._await_ready(timeout_s, Restarts(max_restarts))
@@ -146,13 +146,13 @@ class WorkerPool:
             raise
 
     def replace(self, number: int, *, was_asked: bool = True) -> None:
-        """Start another worker in the place of one that died; `pipe.READY` says when it is up.
+        """Start another worker in place of one that died; `pipe.READY` tells when it is up.
 
-        It answers on the socket of the one before it.
+        It serves on the socket of its predecessor.
 
         Args:
-            number: Which one.
-            was_asked: Whether workers of other partitions may have asked the one that died.
+            number: Number of the worker.
+            was_asked: Whether workers of other partitions may have sent requests to the old one.
         """
         with self._reading:
             if self._stopped:
@@ -162,9 +162,9 @@ class WorkerPool:
             self._send_setup(self._workers[number], replaces=was_asked)
 
     def kill(self, number: int) -> None:
-        """End a worker that hangs; it is then one that died."""
-        # through the supervisor: until it has reaped a child, the pid is nobody else's, and whether
-        # it has, only it knows
+        """End a worker that hangs, which is then handled as one that died."""
+        # through the supervisor: only it knows whether it has reaped the child, after which the pid
+        # may belong to another process
         with contextlib.suppress(OSError), self._sending:
             if self._control is not None:
                 pipe.send(self._control, (pipe.KILL, self._workers[number].pid))
@@ -177,19 +177,19 @@ class WorkerPool:
         self._control.settimeout(_SEND_TIMEOUT_S)
         main_path = self._setup.main_path
         script = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # the trainer's
-        # what users have changed since Python started, too: classes of theirs are imported there
+        # including the user's later changes: their classes are imported there
         script += f"import sys; sys.path[:] = {sys.path!r}\n"
         if main_path is not None:
             script += f"import multiprocessing.spawn as s; s.import_main_path({main_path!r})\n"
         script += "from gigl_loader.workers.supervisor import main\n"
         script += f"main(users_code={self._setup.users_code})"
-        with theirs:  # the child has its own: with a copy left here, its end would not show
+        with theirs:  # the child has its copy: one kept here would hide the end of the child
             self._supervisor = (self._starts or start_supervisor)(script, [theirs.fileno()])
         self._selector.register(self._control, selectors.EVENT_READ, None)
 
     def _fork(self, number: int) -> _Worker:
-        # it was killed, and the kernel ends all of its workers: the first one that is replaced
-        # brings a supervisor for the others as well
+        # The supervisor was killed, and the kernel ends all of its workers: replacing the first one
+        # starts a supervisor for the others as well.
         if self._has_lost_supervisor():
             self._renew_supervisor()
         ours, theirs = pipe.pair()
@@ -199,9 +199,9 @@ class WorkerPool:
         with theirs:
             try:
                 self._order(worker, theirs.fileno())
-            except OSError:  # it has ended since the look above
+            except OSError:  # it has ended since the check above
                 self._renew_supervisor()
-                with contextlib.suppress(OSError):  # as soon: then the worker's socket ends here
+                with contextlib.suppress(OSError):  # it ended too: then the worker's socket ends
                     self._order(worker, theirs.fileno())
         return worker
 
@@ -211,11 +211,11 @@ class WorkerPool:
             pipe.send(self._control, (pipe.FORK, worker.number), [fd])
 
     def _has_lost_supervisor(self) -> bool:
-        # its socket ends before it can be reaped, and on a busy machine well before
+        # its socket ends before it can be reaped, long before on a busy machine
         return self._supervisor is None or self._is_gone or self._supervisor.poll() is not None
 
     def _renew_supervisor(self) -> None:
-        # how workers ended that it has seen end
+        # read its last reports of ended workers
         while self._control is not None and pipe.is_readable(self._control):
             got = pipe.receive(self._control)
             if got is None:
@@ -229,17 +229,17 @@ class WorkerPool:
     def _send_setup(self, worker: _Worker, *, replaces: bool) -> None:
         listener = self._listeners.get(worker.number)
         fds = [] if listener is None else [listener]
-        # over all of it: no other message may come between the pieces. One that has ended, or reads
-        # nothing, is told of by the looks that follow; that no descriptor is left here is not
+        # Locked for all of it: no other message may come between the pieces. Later checks find a
+        # worker that has ended or reads nothing; they would not find a lack of descriptors here.
         with contextlib.suppress(ConnectionError, TimeoutError, BlockingIOError), self._sending:
-            pipe.send_object(worker.sock, self._setup)
+            pipe.send_object(worker.sock, *tensors.dumps(self._setup))
             pipe.send(worker.sock, (pipe.PLACE, replaces), fds)
 
     def _await_ready(self, timeout_s: float, restarts: Restarts) -> None:
         started = time.monotonic()
-        # a worker's own word may overtake its supervisor's, which tells the pid
+        # a worker's own message may overtake its supervisor's, which has the pid
         while not all(worker.ready and worker.pid is not None for worker in self._workers):
-            # the first start on a machine compiles: each kernel that is done is progress
+            # the first start on a machine compiles: each finished kernel is progress
             left = max(started, self._compiled_at) + timeout_s - time.monotonic()
             if left <= 0:
                 late = [one.number for one in self._workers if not one.ready or one.pid is None]
@@ -247,7 +247,7 @@ class WorkerPool:
                     f"sampling workers {late} were not ready {timeout_s:.0f} s after their start: "
                     f"{self.describe(late)}; raise `timeout` if this machine is that slow"
                 )
-            # a second at a time: `stop`, of another thread, waits for the reader as long
+            # in steps of a second, since `stop` in another thread waits for the reader that long
             for event in self.poll(min(left, 1.0)):
                 kind, *rest = event.message
                 if kind == pipe.DIED:
@@ -257,12 +257,12 @@ class WorkerPool:
 
     @property
     def addresses(self) -> list[tuple[str, int] | None]:
-        """Host and port on which each worker serves other partitions; None: none yet."""
+        """Host and port on which each worker serves other partitions; None: it does not."""
         return [worker.address for worker in self._workers]
 
     @property
     def pids(self) -> list[int | None]:
-        """Process id of each worker; None: it is being started, or replaced."""
+        """Process id of each worker; None: it is being started or replaced."""
         return [worker.pid for worker in self._workers]
 
     # -- talk -----------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class WorkerPool:
         """Restart a worker that was ended from outside while the pool starts.
 
         Raises:
-            WorkerDiedError: It ended by itself, or too often.
+            WorkerDiedError: The worker ended by itself, or too often.
         """
         error = WorkerDiedError(number, pid, exitcode)
         if ended_by_itself(exitcode) or not restarts.may_take(orphan_of):
@@ -284,21 +284,21 @@ class WorkerPool:
         self.replace(number, was_asked=False)
 
     def send(self, number: int, message: tuple[Any, ...], obj: Any = None) -> None:
-        """Send ``message`` to a worker, followed by ``obj`` where one is given.
+        """Send ``message`` to a worker, followed by ``obj`` if one is given.
 
-        One that is gone gets nothing; `poll` tells of its end.
+        A worker that is gone gets nothing; `poll` reports its end.
 
         Raises:
-            PeerTimeoutError: It does not read.
+            PeerTimeoutError: The worker does not read.
         """
         worker = self._workers[number]
         with self._sending:
             try:
                 pipe.send(worker.sock, message)
                 if obj is not None:
-                    pipe.send_object(worker.sock, obj)
-            # an OSError as well, and the only one of which nobody else would hear. A message that
-            # was not taken was not sent in part either, so the next one is understood
+                    pipe.send_object(worker.sock, *tensors.dumps(obj))
+            # Also an OSError, and the only one that nothing else would report. A message that was
+            # not taken was not sent in part either, so the next one is understood.
             except TimeoutError as error:
                 raise PeerTimeoutError(
                     f"sampling {self.describe([number])} did not take a message for "
@@ -310,8 +310,8 @@ class WorkerPool:
     def poll(self, timeout_s: float) -> list[WorkerEvent]:
         """Return messages of workers, waiting up to ``timeout_s`` seconds for the first.
 
-        The end of a worker comes once, as `pipe.DIED` with pid, exit code and the supervisor
-        that it was lost with, and is the last that comes of it.
+        The end of a worker is reported once, as `pipe.DIED` with pid, exit code and the supervisor
+        that it was lost with; no message of that worker follows.
         """
         with self._reading:
             if self._stopped:
@@ -327,7 +327,7 @@ class WorkerPool:
             return events
 
     def has_news(self) -> bool:
-        """Return whether a worker may have ended: the supervisor says so, or is gone itself."""
+        """Return whether a worker may have ended: the supervisor reports it, or is gone itself."""
         if any(worker.orphan_of is not None and not worker.told for worker in self._workers):
             return True
         with contextlib.suppress(OSError, ValueError):  # closed meanwhile
@@ -337,16 +337,16 @@ class WorkerPool:
     def _has_ended(self, worker: _Worker) -> bool:
         if worker.exited:
             return True
-        # by its own socket: that of its supervisor may end long before the kernel gets to the
+        # by the worker's own socket: the supervisor's may end long before the kernel ends the
         # workers, which go on sending until then
         now, is_orphan = time.monotonic(), worker.orphan_of is not None
         if worker.eof_at is not None:
             return is_orphan or now - worker.eof_at > _EXIT_REPORT_S
-        # a program that it started may hold its socket open
+        # a program that the worker started may hold its socket open
         return is_orphan and now - worker.orphaned_at > _EXIT_REPORT_S
 
     def _hear_out(self, worker: _Worker) -> None:
-        """File messages that a worker sent before its end, and none after it."""
+        """File the messages that a worker sent before its end, and none after it."""
         worker.told = True
         while worker.eof_at is None and pipe.is_readable(worker.sock):
             got = pipe.receive(worker.sock)
@@ -354,10 +354,10 @@ class WorkerPool:
                 break
             self._file(worker, *got)
         self._unregister(worker.sock)
-        pipe.end(worker.sock)  # one that lives after all ends then, too
+        pipe.end(worker.sock)  # ends the worker too, should it still live
 
     def _read(self, timeout_s: float) -> None:
-        # one message of each that has some: a worker with many does not keep others waiting
+        # one message of each worker that has some, so that none keeps the others waiting
         for key, _ in self._selector.select(timeout_s):
             worker: _Worker | None = key.data
             sock = key.fileobj
@@ -377,7 +377,7 @@ class WorkerPool:
     def _file(self, worker: _Worker, message: tuple[Any, ...], fds: list[int]) -> None:
         if message[0] == pipe.READY:
             worker.ready, worker.address = True, message[1]
-            # not for programs that the trainer starts: they would keep the door open after its end
+            # not inheritable: else programs that the trainer starts would keep the port open
             for fd in fds:
                 os.set_inheritable(fd, False)
                 self._listeners[worker.number] = fd
@@ -392,25 +392,25 @@ class WorkerPool:
         worker = self._workers[number]
         if kind == pipe.FORKED:
             worker.pid = pid
-        elif worker.pid == pid:  # else it is the end of one that was replaced
+        elif worker.pid == pid:  # else this is the end of a worker that was replaced
             worker.exited, worker.exitcode = True, rest[0]
 
     def _on_supervisor_gone(self) -> None:
         self._is_gone = True
         for worker in self._workers:
-            # not of those whose own supervisor went before
+            # except those whose own supervisor went before
             if not worker.exited and worker.orphan_of is None:
                 worker.orphan_of = self._num_supervisors
                 worker.orphaned_at = time.monotonic()
 
     def is_stopped(self, number: int) -> bool:
-        """Return whether the system says that a worker is stopped by a signal."""
+        """Return whether the system reports a worker as stopped by a signal."""
         pid = self._workers[number].pid
         stat = None if pid is None else read_stat(pid)
         return stat is not None and stat[0] == "T"
 
     def describe(self, numbers: list[int]) -> str:
-        """Describe the workers and their activity as the system reports it."""
+        """Describe the workers with their state as the system reports it."""
 
         def state(pid: int | None) -> str:
             return "not started yet" if pid is None else f"pid {pid}, {process_state(pid)}"
@@ -418,9 +418,9 @@ class WorkerPool:
         return ", ".join(f"worker {n} ({state(self._workers[n].pid)})" for n in numbers)
 
     def take_listener(self, number: int) -> int | None:
-        """Return the socket on which a worker that is gone was asked, for the caller to close.
+        """Return the listening socket of a worker that is gone, for the caller to close.
 
-        None takes its place: a successor would not get it.
+        Only for a worker without a successor, which would need the socket.
         """
         return self._listeners.pop(number, None)
 
@@ -430,24 +430,24 @@ class WorkerPool:
     # -- stop -----------------------------------------------------------------------------------
 
     def stop(self, linger_s: float) -> None:
-        """End all workers; idempotent, and never raises.
+        """End all workers; idempotent, never raises.
 
         Args:
-            linger_s: They go on answering other partitions until the workers that ask them have
-                said that they are done, or have asked nothing for this many seconds.
+            linger_s: Workers go on serving other partitions until the workers there have said that
+                they are done, or have sent no request for this many seconds.
         """
         with self._ending:
             if self._stopped:
                 return
             self._stopped = True
         _live_pools.discard(self)
-        # without `_reading`, which another thread may hold while it waits. Where nobody lingers, no
-        # worker is waited for to take it: the end of the sockets tells it as well
+        # without `_reading`, which another thread may hold while it waits. If nobody lingers, no
+        # worker has to read this: the end of the sockets says the same
         for worker in self._workers:
             with contextlib.suppress(OSError), self._sending:
                 worker.sock.settimeout(0.0 if linger_s <= 0 else _SEND_TIMEOUT_S)
                 pipe.send(worker.sock, (pipe.STOP, linger_s))
-        with self._reading:  # a reader sees _stopped within the second that it waits at most
+        with self._reading:  # a reader waits at most a second before it sees _stopped
             self._drop_events()
             if linger_s > 0:
                 self._await_exit(linger_s)
@@ -463,7 +463,7 @@ class WorkerPool:
         while not all(self._has_ended(worker) for worker in self._workers):
             now = time.monotonic()
             if now - heard > linger_s + _EXIT_REPORT_S or not self._selector.get_map():
-                return  # not even a sign of life: the supervisor ends them
+                return  # no sign of life: the supervisor ends them
             if now - said > _PROGRESS_S:
                 said = now
                 logger.info("the workers still answer other partitions whose loaders are at work")
@@ -479,14 +479,14 @@ class WorkerPool:
             worker.sock.close()
 
     def _unregister(self, sock: pipe.Socket) -> None:
-        with contextlib.suppress(KeyError, ValueError):  # it has ended: done already
+        with contextlib.suppress(KeyError, ValueError):  # it has ended, and is unregistered already
             self._selector.unregister(sock)
 
     def _close_control(self) -> None:
         if self._control is not None:
             self._unregister(self._control)
             with self._sending:
-                self._control.close()  # the supervisor kills remaining workers, and ends
+                self._control.close()  # then the supervisor kills remaining workers and ends
 
     def _close(self) -> None:
         for worker in self._workers:
@@ -499,19 +499,19 @@ class WorkerPool:
     def _await_supervisor(self) -> None:
         if self._supervisor is not None:
             try:
-                self._supervisor.wait(5.0)  # to kill and to reap its workers takes milliseconds
+                self._supervisor.wait(5.0)  # killing and reaping its workers takes milliseconds
             except subprocess.TimeoutExpired:
                 self._supervisor.kill()  # the kernel ends its workers with it
-                with contextlib.suppress(subprocess.TimeoutExpired):  # it will, if not at once
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it will end later
                     self._supervisor.wait(5.0)
 
     def disown(self) -> None:
-        """Forget the workers, in a forked child: they are the parent's.
+        """Forget the workers in a forked child: they are the parent's.
 
-        Only descriptors are closed, so that the parent's end is not kept open by its child.
+        Only closes descriptors, so that the child does not keep the parent's ends open.
         """
-        # no lock is taken: a thread of the parent may have held it, which the child does not have,
-        # and nobody would ever let go of it
+        # takes no lock: a thread of the parent may have held it at the fork, and that thread does
+        # not exist here to release it
         self._stopped = True
         for worker in self._workers:
             worker.sock.close()
@@ -526,7 +526,7 @@ class WorkerPool:
 
 
 def process_state(pid: int) -> str:
-    """Return in words the activity of process ``pid`` as the system reports it."""
+    """Describe the state of process ``pid`` as the system reports it."""
     stat = read_stat(pid)
     return "gone" if stat is None else _STATES.get(stat[0], f"state {stat[0]}")
 

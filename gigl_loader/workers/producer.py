@@ -58,34 +58,34 @@ from gigl_loader.workers.schedule import BatchStream
 from gigl_loader.workers.tasks import MessageMemory, Tasks
 
 LINGER_S = 30.0
-"""Workers go on answering other partitions after their loader was shut down, until those are done
-or have asked nothing for this many seconds."""
+"""After their loader is shut down, workers go on serving other partitions until those are done or
+have sent no request for this many seconds."""
 _PEER_SHARE = 0.8
-"""Of its own deadline, how long a worker waits for another partition: so that the error names the
-worker that does not answer, and not the one that waits for it."""
+"""Share of a worker's own deadline for waiting for another partition, so that the error names the
+worker that does not respond, not the one that waits for it."""
 _STOPPED_SHARE = 0.25
-"""Of the deadline, how long a worker that others ask may be stopped before it is replaced: well
-before they give up."""
+"""Share of the deadline for which a worker that serves others may be suspended before it is
+replaced: well before they give up."""
 
 
 class DistSamplingProducer:
     """Samples ``sampler_input`` in subprocesses and fills a channel with the messages.
 
-    Built, it has checked its arguments and started nothing; `init` starts the workers.
+    The constructor checks its arguments and starts nothing; `init` starts the workers.
 
     Args:
         data: The dataset (ours, or a plain GLT one).
-        sampler_input: Seeds. Further columns (labels of anchors) ride along as an attribute
+        sampler_input: Seeds. Further columns, such as the labels of anchors, are in an attribute
             ``extra``, a dict of tensors with one row per seed.
         sampling_config: The sampling to do.
         worker_options: GLT's options: ``num_workers``, ``worker_concurrency``, ``master_addr``,
-            ``rpc_timeout``. Workers that others ask listen on the interface that leads to
+            ``rpc_timeout``. Workers that serve other machines listen on the interface that leads to
             ``master_addr``; ``master_port`` is not used.
-        channel: Takes the messages; from ``BaseDistLoader.create_colocated_channel``.
-        sampler_options: Another sampler than the k-hop neighbour sampler.
-        epoch_options: Seed, order, deadline; by default the seed is drawn from torch's generator.
+        channel: Receives the messages; from ``BaseDistLoader.create_colocated_channel``.
+        sampler_options: Options of another sampler than the k-hop neighbour sampler.
+        epoch_options: Seed, order and deadline; without a seed, torch's generator draws one.
         worker_init_fn: Called with the worker's number in each worker before it samples.
-        cache: Keep rows of other machines; batches are then drawn ahead.
+        cache: Options of the cache of other machines' rows; batches are then drawn ahead.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class DistSamplingProducer:
             self._orders.seeds_of,
         )  # fmt: skip
         self._restart_thread: RestartThread | None = None
-        # for all of the above, which have none: consumers, `RestartThread` and status ask at once
+        # one lock for all attributes above: consumers, `RestartThread` and status use them at once
         self._lock = threading.RLock()
         self._tasks = Tasks(
             self._recovery, channel, self._orders, worker_options.worker_concurrency, self._ranks,
@@ -144,14 +144,14 @@ class DistSamplingProducer:
             PeerError: A worker or another rank failed, or was not ready in time; none is left.
         """
         options = self.epoch_options
-        # the last rank may come that much later
+        # a rank whose turn is last may come this much later
         self.join(meet_ranks(options.timeout_s + turns.total_s, options.reconnect_timeout_s))
-        # Between meeting and starting: a rank whose turn comes late has been seen by all, so its
-        # absence means that it failed, and not that it waits.
+        # Waits after `join` and before `start`: by then all ranks have seen a rank whose turn comes
+        # late, so its absence means that it failed, not that it waits.
         with self._ending_on_failure():
             turns.wait(self._ranks.wait_for_rank_before)
-        # Each rank announces its start before it waits for the others in `connect`: the next rank's
-        # turn depends on it.
+        # Each rank announces its start before it waits for the others in `connect`, because the
+        # next rank's turn depends on it.
         self.start()
         self._ranks.announce("started")
         self.connect()
@@ -163,16 +163,16 @@ class DistSamplingProducer:
         self.connect()
 
     def join(self, rendezvous: Rendezvous | None = None, security: Security | None = None) -> None:
-        """Meet the others that sample the same, and agree on how their workers will talk.
+        """Meet the ranks that sample the same, and agree on how their workers connect.
 
         Args:
-            rendezvous: Closed by this producer. None: this process is alone.
-            security: Authentication at this producer's workers; None: that of the environment.
+            rendezvous: The rendezvous, which this producer closes. None: this process is alone.
+            security: Authentication of this producer's workers; None: the environment's.
 
         Raises:
             ConfigError: The dataset is one of several partitions and this process is alone, or
                 workers would be open to strangers on other machines.
-            PeerError: Another rank failed, or did not come in time.
+            PeerError: Another rank failed, or did not arrive in time.
         """
         with self._ending_on_failure():
             self._ranks.join(
@@ -180,7 +180,7 @@ class DistSamplingProducer:
             )
 
     def start(self) -> None:
-        """Start this producer's own workers; returns when each is ready.
+        """Start this producer's workers; return when each is ready.
 
         Raises:
             PeerError: A worker raised, died, or was not ready in time; none is left.
@@ -189,7 +189,7 @@ class DistSamplingProducer:
             self._pool.start(
                 self._worker_setup(), self.epoch_options.timeout_s, self.epoch_options.max_restarts
             )
-        self.channel.bind(self._receive)  # only now: with no worker, `recv` would wait in vain
+        self.channel.bind(self._receive)  # only now, as `recv` would wait in vain without workers
 
     def connect(self) -> None:
         """Tell the workers where the other partitions' workers are, and let them sample.
@@ -204,7 +204,7 @@ class DistSamplingProducer:
             for worker in range(self.num_workers):
                 self._recovery.send(worker, *self._ranks.introduction(worker, assignments))
         self._ranks.settle()
-        # without peers, the loss of a worker is noticed by the thread that waits for its batch
+        # without peers, the thread that waits for a batch notices the loss of its worker
         if self._ranks.has_peers and self.epoch_options.max_restarts:
             self._restart_thread = RestartThread(self._replace_lost)
 
@@ -255,16 +255,16 @@ class DistSamplingProducer:
 
     @property
     def num_batches(self) -> int:
-        """Batches of an epoch over the whole input."""
+        """Number of batches in an epoch over the whole input."""
         return self._orders.num_batches
 
     @property
     def input_len(self) -> int:
-        """Seeds of the whole input."""
+        """Number of seeds in the whole input."""
         return len(self._seed_input)
 
     def add_stream(self, number: int, limit: int) -> None:
-        """Add a consumer that may have ``limit`` batches started and not taken."""
+        """Add a consumer with at most ``limit`` batches that are started and not taken."""
         with self._lock:
             self._tasks.add(BatchStream(number, limit, self.epoch_options.in_order))
 
@@ -276,17 +276,17 @@ class DistSamplingProducer:
     def start_epoch(
         self, epoch: Attempt | int, batches: Sequence[int] | None = None, stream: int = 0
     ) -> None:
-        """Begin an epoch; the rest of the one before is dropped, and never sampled.
+        """Begin an epoch; the rest of the previous one is dropped.
 
         Args:
-            epoch: The attempt at one; a number alone, of who counts no attempts, is the attempt
-                after the last one.
+            epoch: The attempt; a plain number means the epoch's next attempt after the last one
+                started.
             batches: Indices of the batches to sample, in this order (None: all).
-            stream: The consumer.
+            stream: Number of the consumer.
 
         Raises:
             UsageError: The producer was shut down, or has not been started.
-            WorkerDiedError: A worker is gone, and was not replaced.
+            WorkerDiedError: A worker is gone and was not replaced.
         """
         with self._lock:
             self._check_usable()
@@ -298,13 +298,13 @@ class DistSamplingProducer:
             self._tasks.dispatch()
 
     def cancel_epoch(self, stream: int = 0) -> None:
-        """Break the epoch of a consumer off."""
+        """Cancel the epoch of a consumer."""
         with self._lock:
             if stream in self._tasks.streams and not self._shut_down:
                 self._tasks.cancel(stream)
 
     def put_back(self, stream: int, taken: int) -> None:
-        """Let the batches come once more that a consumer took after the first ``taken``."""
+        """Return once more the batches that a consumer took after the first ``taken``."""
         with self._lock:
             self._tasks.streams[stream].put_back(taken)
             self._tasks.dispatch()
@@ -315,11 +315,11 @@ class DistSamplingProducer:
         """Return the next batch of a consumer, or None at the end of its epoch.
 
         Raises:
-            PeerTimeoutError: No worker made progress for ``timeout_s`` (default: the option's).
+            PeerTimeoutError: No worker made progress for ``timeout_s`` (None: the option's value).
             WorkerDiedError, SamplingError: A worker ended and was not replaced, or raised.
         """
         limit = self.epoch_options.timeout_s if timeout_s is None else timeout_s
-        # the time since the last call was the trainer's: no worker has to answer for it
+        # the trainer used the time since the last call: it does not count against workers
         self._recovery.note_progress()
         while True:
             with self._lock:
@@ -331,7 +331,7 @@ class DistSamplingProducer:
                     return received
                 if state.finished:
                     return None
-            # a second at a time: another thread may have filed the batch, or shut the producer down
+            # in steps of a second: another thread may file the batch or shut the producer down
             self.pump(min(1.0, limit))
             if self._recovery.is_stalled(limit) and not (
                 timeout_s is None and self.replace_stalled(limit)
@@ -339,10 +339,10 @@ class DistSamplingProducer:
                 self._raise_stalled(state, limit)
 
     def sample(self, index: Tensor) -> Received:
-        """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch under way.
+        """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the current epoch.
 
         Raises:
-            PeerTimeoutError: No worker sent anything for the option's time.
+            PeerTimeoutError: No worker sent anything for the option's timeout.
             WorkerDiedError, SamplingError: A worker ended, or raised.
         """
         self.start_at_once(index)
@@ -351,15 +351,15 @@ class DistSamplingProducer:
         return received
 
     def start_at_once(self, index: Tensor) -> None:
-        """Let a worker sample the batch of the seeds at ``index``; it comes as `sample` says.
+        """Let a worker sample the batch of the seeds at ``index``, which `sample` describes.
 
-        The consumer is ``AT_ONCE_STREAM``, which has one such batch at a time.
+        The consumer is ``AT_ONCE_STREAM``, with one such batch at a time.
         """
         with self._lock:
             self._check_usable()
             if AT_ONCE_STREAM not in self._tasks.streams:
                 self.add_stream(AT_ONCE_STREAM, 1)
-            # before the epoch of one batch begins, which sends the workers this as its order
+            # before its epoch of one batch begins, which sends this order to the workers
             self._orders.at_once = tensors.share_tensor(index)
             self._tasks.begin(AT_ONCE_STREAM, AT_ONCE_EPOCH, (0,))
             self._recovery.note_progress()
@@ -372,14 +372,14 @@ class DistSamplingProducer:
         return received.message
 
     def ready(self, stream: int = 0) -> bool:
-        """Return whether `next` would not wait."""
+        """Return whether `next` would return at once."""
         self.pump(0.0)
         with self._lock:
             state = self._tasks.streams[stream]
             return state.finished or state.can_take
 
     def stream(self, number: int) -> BatchStream[Received]:
-        """Return the state of a consumer's epoch, to be looked at and left as it is."""
+        """Return the state of a consumer's epoch; callers must not change it."""
         return self._tasks.streams[number]
 
     def take(self, stream: int) -> tuple[Received | None, bool]:
@@ -391,33 +391,33 @@ class DistSamplingProducer:
         with self._lock:
             state = self._tasks.streams[stream]
             received = state.take()
-            if received is not None:  # there is room for another one
+            if received is not None:  # taking it made room for another one
                 self._tasks.dispatch()
             return received, state.finished
 
     def pump(self, timeout_s: float) -> bool:
-        """File messages of workers, waiting up to ``timeout_s`` for the first; return whether any.
+        """File messages of workers, waiting up to ``timeout_s`` for the first; return if any came.
 
-        A batch that failed ends the epoch of its consumer, which gets the error at its next `take`.
+        A failed batch ends the epoch of its consumer, which gets the error at its next `take`.
 
         Raises:
-            WorkerDiedError: A worker ended, and was not replaced.
+            WorkerDiedError: A worker ended and was not replaced.
         """
         return self._tasks.pump(timeout_s)
 
     def _replace_lost(self) -> None:
-        """Replace workers that are gone, in place of a training loop that is busy elsewhere."""
-        # a look at each worker's state in /proc four times a second, a few microseconds each
+        """Replace lost workers, as the training loop may be busy elsewhere."""
+        # reads each worker's state in /proc four times a second, at a few microseconds each
         with self._lock:
             longest_s = _STOPPED_SHARE * self.epoch_options.timeout_s
             self._recovery.end_stopped(max(1, int(longest_s / LOOK_EVERY_S)))
         self._tasks.pump_if_lost()
 
     def replace_stalled(self, limit_s: float) -> bool:
-        """End workers that made no progress for ``limit_s`` seconds, to be replaced.
+        """End workers that made no progress for ``limit_s`` seconds, so that they are replaced.
 
         Returns:
-            False where that is of no use: ``max_restarts`` are used up, or it was done before.
+            False if that is of no use: ``max_restarts`` are used up, or it was done before.
         """
         with self._lock:
             return self._recovery.replace_stalled(limit_s)
@@ -453,17 +453,17 @@ class DistSamplingProducer:
             return sum(stream.waiting for stream in self._tasks.streams.values())
 
     def count_waiting(self) -> int:
-        """Return how many batches wait to be taken, those that nobody has read yet included.
+        """Return how many batches wait to be taken, including those not read yet.
 
-        They are read and not filed: a failure among them must not cost the batches before it. For
-        the thread that takes batches.
+        They are read but not filed: a failure among them must not cost the batches before it. Call
+        it in the thread that takes batches.
         """
         unread = self._tasks.count_batches()
         return self.queue_depth + unread
 
     @property
     def num_restarts(self) -> int:
-        """Workers that were replaced so far."""
+        """Number of workers replaced so far."""
         return self._recovery.restarts.total
 
     @property
@@ -477,20 +477,20 @@ class DistSamplingProducer:
         """Stop the workers and release their memory. Idempotent.
 
         Args:
-            linger_s: They go on answering other partitions whose loaders are still at work, until
-                those are done or have asked nothing for this long. 0: they end at once; None:
-                ``LINGER_S``.
+            linger_s: Workers go on serving other partitions whose loaders are still at work, until
+                those are done or have sent no request for this many seconds. 0: workers end at
+                once; None: ``LINGER_S``.
         """
         linger_s = LINGER_S if linger_s is None else linger_s
         with self._lock:
             if self._shut_down:
                 return
-            self._shut_down = True  # first: even after a failure below, it is not used any more
+            self._shut_down = True  # first, so that the producer is unusable after a failure below
             self.channel.bind(None)
             for stream in self._tasks.streams.values():
                 stream.cancel()
-        # outside of the lock, which both may wait for: `RestartThread`, and another thread that
-        # reads from the pool while this one stops it
+        # outside the lock, for which `RestartThread`, and another thread that reads from the pool
+        # while this one stops it, may wait
         if self._restart_thread is not None:
             self._restart_thread.close()
         self._tasks.close()

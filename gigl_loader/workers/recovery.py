@@ -1,4 +1,4 @@
-"""Workers that die or hang are replaced: when, how often, and the log of it.
+"""Replaces workers that die or hang: when, how often, and with which log lines.
 
 ::
 
@@ -6,7 +6,7 @@
        |  no progress: killed
        `-----------------> dies
 
-A batch is a function of seed, epoch and index, so that another worker samples the very same one.
+A batch is a function of seed, epoch and index, so another worker samples exactly the same one.
 """
 
 import logging
@@ -24,18 +24,18 @@ from gigl_loader.workers.schedule import Restarts, UnderWay, ended_by_itself
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
-"""How often `RestartThread` looks whether the supervisor has reported a death: one poll of a
-socket."""
+"""Seconds between two checks of `RestartThread` for a death reported by the supervisor: one poll
+of a socket each."""
 _SHOWN_SEEDS = 8
 
 
 class Recovery:
-    """The workers of one producer, as far as losing them is concerned.
+    """Handles the loss of one producer's workers.
 
     Args:
         pool: The processes.
         concurrency: Batches that a worker samples at a time.
-        max_restarts: Workers replaced in one epoch.
+        max_restarts: Most workers replaced in one epoch.
         seeds_of: Returns the seeds of a batch, for errors.
     """
 
@@ -49,28 +49,28 @@ class Recovery:
         self.at_work = set(range(pool.num_workers))
         """Workers that may be given batches."""
         self._due: dict[int, float] = {}
-        """When a lost worker is to be replaced (`time.monotonic`)."""
+        """Time at which to replace each lost worker (`time.monotonic`)."""
         self._hung: dict[int, str] = {}
-        """Workers that were killed because they made no progress, and their last activity."""
+        """Workers that were killed because they made no progress, and their last state."""
         self._innocent: set[int] = set()
         """Those of them that had been stopped by a signal, so that no batch made them hang."""
         self._stopped: dict[int, int] = {}
-        """How many times in a row `end_stopped` has found a worker stopped."""
+        """How many times in a row `end_stopped` has found each worker stopped."""
         self._last_progress = time.monotonic()
 
     def free_worker(self) -> int | None:
-        """Return the worker that the next batch goes to; None: none can take one."""
+        """Return the worker for the next batch; None: no worker can take one."""
         loads = self.under_way.loads
         able = [worker for worker in self.at_work if self.under_way.may_have(worker)]
         return min(able, key=lambda worker: (loads[worker], worker), default=None)
 
     @property
     def is_pending(self) -> bool:
-        """Whether a worker is lost, or being replaced."""
+        """Whether a worker is lost or being replaced."""
         return len(self.at_work) < self.pool.num_workers
 
     def next_step_in(self, limit_s: float) -> float:
-        """Return how long a wait may be, at most ``limit_s``, before `replace_due` has to do."""
+        """Return how long a wait may be until `replace_due` is due; at most ``limit_s``."""
         first = min(self._due.values(), default=float("inf"))
         return max(0.0, min(limit_s, first - time.monotonic()))
 
@@ -82,24 +82,24 @@ class Recovery:
             self.pool.replace(worker)
 
     def is_ready(self, worker: int) -> None:
-        """Note that a replaced worker can be given batches."""
+        """Note that a replacement worker can be given batches."""
         self.at_work.add(worker)
 
     def died(
         self, worker: int, pid: int | None, exitcode: int | None, orphan_of: int | None = None
     ) -> GiglLoaderError | None:
-        """Take back a worker's batches, and plan another in its place.
+        """Take back a worker's batches, and plan its replacement.
 
         Args:
-            worker: Its number.
-            pid: None: it had not been started yet.
-            exitcode: None: nobody knows.
-            orphan_of: The supervisor with whose end the worker was lost; None: that lives.
+            worker: Number of the worker.
+            pid: Its process id; None: it had not been started yet.
+            exitcode: Its exit code; None: unknown.
+            orphan_of: The supervisor with whose end the worker was lost; None: it is alive.
 
         Returns:
-            The error that ends the epoch, where there is to be no other.
+            The error that ends the epoch if the worker is not replaced.
         """
-        # in this order: `killed_twice` goes by the deaths that `lose` counts
+        # in this order, as `killed_twice` uses the deaths that `lose` counts
         self.at_work.discard(worker)
         hung, by_itself = self._hung.pop(worker, None), ended_by_itself(exitcode)
         if hung is not None:
@@ -124,7 +124,7 @@ class Recovery:
         return None
 
     def note_progress(self) -> None:
-        """Note that a worker sent something, or that a wait for one begins now."""
+        """Note that a worker sent something, or that a wait for workers begins now."""
         self._last_progress = time.monotonic()
 
     def is_stalled(self, limit_s: float) -> bool:
@@ -132,28 +132,28 @@ class Recovery:
         return time.monotonic() - self._last_progress >= limit_s
 
     def replace_stalled(self, limit_s: float) -> bool:
-        """End workers that made no progress for ``limit_s`` seconds, to be replaced.
+        """End workers that made no progress for ``limit_s`` seconds, so that they are replaced.
 
         Returns:
-            False where that is of no use; see `kill`.
+            False if that is of no use; see `kill`.
         """
         if not self.is_stalled(limit_s):
             return True
-        self.note_progress()  # their successors have as long
+        self.note_progress()  # gives their successors as long
         return self.kill_stalled()
 
     def kill_stalled(self) -> bool:
-        """End the workers that have batches and no progress; see `kill`."""
+        """End the workers that have batches but made no progress; see `kill`."""
         loads = self.under_way.loads
-        # one that is starting and does not get ready, too; not one whose turn to start is to come
+        # also one that is starting and does not get ready; not one whose turn has yet to come
         stalled = [w for w in range(self.pool.num_workers) if loads[w] or w not in self.at_work]
         return self.kill([worker for worker in stalled if worker not in self._due])
 
     def end_stopped(self, most: int) -> None:
-        """End the workers that the last ``most`` calls have all found stopped (`SIGSTOP`).
+        """End the workers that all of the last ``most`` calls found stopped (`SIGSTOP`).
 
-        Calls are counted, not seconds: where this process was stopped as well, with its terminal or
-        its container, all of them go on together.
+        This counts calls, not seconds: if this process was stopped as well, with its terminal or
+        its container, all processes continue together.
         """
         stopped = [worker for worker in self.at_work if self.pool.is_stopped(worker)]
         self._stopped = {worker: self._stopped.get(worker, 0) + 1 for worker in stopped}
@@ -161,10 +161,10 @@ class Recovery:
         self.kill([worker for worker in late if worker not in self._hung])
 
     def send(self, worker: int, message: tuple[Any, ...], obj: Any = None) -> None:
-        """Send, and end a worker that does not read, where another can take its place.
+        """Send to a worker; end it if it does not read and can be replaced.
 
         Raises:
-            PeerTimeoutError: It does not read, and none can.
+            PeerTimeoutError: The worker does not read and cannot be replaced.
         """
         try:
             self.pool.send(worker, message, obj)
@@ -173,13 +173,13 @@ class Recovery:
                 raise
 
     def kill(self, workers: list[int]) -> bool:
-        """End workers that hang, to be replaced.
+        """End workers that hang, so that they are replaced.
 
         Returns:
-            False where that is of no use: too few may be replaced, or they were killed before.
+            False if that is of no use: too few may be replaced, or they were killed before.
         """
-        # killed before, and not dead yet: in a system call that nothing ends, so it would not die
-        # of another signal either
+        # Killed before and not dead yet: it is in a system call that cannot be interrupted, so
+        # another signal would not end it either.
         known = [worker for worker in workers if worker in self._hung]
         if not workers or known or self.restarts.left < len(workers):
             return False
@@ -195,7 +195,7 @@ class Recovery:
         if not most:
             return ""
         text = f"max_restarts={most} are used up in this epoch"
-        # which batch takes the memory of all that sample it shows in this way alone
+        # only this shows which batch takes all memory of the workers that sample it
         if (lost := self.under_way.losses(suspects)) > 1:
             text += f"; {_named(suspects)} was lost with {lost} workers that had no other"
             text += self._seeds_told(suspects[0])
@@ -226,13 +226,13 @@ def _named(tickets: list[BatchTicket]) -> str:
 
 
 class RestartThread:
-    """Lets a producer replace its workers while nobody waits for a batch.
+    """Lets a producer replace its workers while no thread waits for a batch.
 
-    Workers of other ranks ask this rank's: a training loop that waits for those ranks would never
-    come back to notice that a worker of its own is gone.
+    Workers of other ranks send requests to this rank's: a training loop that waits for those ranks
+    would never return to notice that one of its own workers is gone.
 
     Args:
-        replace_lost: Called again and again; returns at once where there is nothing to do.
+        replace_lost: Called again and again; returns at once if there is nothing to do.
         every_s: Seconds between two calls.
     """
 
@@ -249,9 +249,9 @@ class RestartThread:
         while not self._ended.wait(self._every_s):
             try:
                 self._replace_lost()
-            except GiglLoaderError:  # it stays, for whoever takes batches
+            except GiglLoaderError:  # kept for the thread that takes batches
                 continue
-            except Exception as error:  # a descriptor that is missing now may come free in a moment
+            except Exception as error:  # e.g. a descriptor that is missing now may be freed soon
                 if repr(error) != said:
                     said = repr(error)
                     logger.exception("cannot look after the workers; it is tried again")
@@ -259,8 +259,8 @@ class RestartThread:
     def close(self) -> None:
         """Stop; idempotent."""
         self._ended.set()
-        # the caller does not hold the lock that `replace_lost` takes, or both would wait
+        # the caller must not hold the lock that `replace_lost` takes, or both would wait
         if self._thread is not threading.current_thread():
-            # it looks without waiting, but replacing a worker may start a supervisor; a daemon is
-            # left behind where even that does not end
+            # Checks do not wait, but replacing a worker may start a supervisor. If even that does
+            # not end, the daemon thread is left behind.
             self._thread.join(5.0)

@@ -1,12 +1,12 @@
 """How processes that sample together agree, before their workers talk to each other.
 
-Each publishes values under keys and gathers those of the others; a failure of one ends the waits of
-all, with its words. Ranks of a training job meet in the store of the process group that they have
-(`StoreRendezvous`); storage servers at the first of them, over connections that may be encrypted
-(`gigl_loader.remote.server_rendezvous`). One process alone has nothing to agree on and no
-rendezvous.
+Each process publishes values under keys and gathers those of the others; a failure of one ends the
+waits of all, with its reason. Ranks of a training job meet in the store of their process group
+(`StoreRendezvous`). Storage servers meet at the first of them, over connections that may be
+encrypted (`gigl_loader.remote.server_rendezvous`). A process that is alone has nothing to agree on
+and no rendezvous.
 
-Values are bytes in a format of the caller's own. Nothing is unpickled.
+Values are bytes in a format that the caller chooses. Nothing is unpickled.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.002, 0.1
-"""Between two looks. Ranks mostly come within milliseconds of each other; at 100 ms, hundreds of
-ranks that wait for one do not load the store."""
+"""Seconds between two looks. Ranks mostly come within milliseconds of each other; at 100 ms,
+hundreds of ranks that wait for one do not load the store."""
 _NAP_PER_RANK_S = 1e-4
-"""Thousands look less often: a store serves some ten thousand questions a second."""
+"""Thousands of ranks look less often: a store serves some ten thousand requests a second."""
 _REPORT_EVERY_S = 10.0
 _STORE_ANSWERS_S = 10.0
-"""Longest wait for one answer of the store, where no more is allowed: the process that hosts it may
-be stopped, or the link to it cut."""
+"""Longest wait for one response of the store if no outage is allowed: the process that hosts it
+may be stopped, or the link to it cut."""
 _LEAVE_S = 1.0
 """Longest wait for the store when leaving: its host may have ended already, in good order."""
 _GRACE_S = 1.0
@@ -49,13 +49,13 @@ _FAILED, _LEFT = "failed", "left"
 class Rendezvous(ABC):
     """Values of all ranks by key, with deadlines, and failures that reach every rank.
 
-    A key is published once by each rank that has a value for it.
+    Each rank that has a value for a key publishes it once.
 
     Args:
         rank: This process, in ``[0, world_size)``: a rank of the training job, or the position of a
             storage server among those that meet.
-        world_size: How many meet.
-        timeout_s: Longest wait of each `gather`, `wait_for` and `agree`.
+        world_size: Number of processes that meet.
+        timeout_s: Longest wait of each `gather`, `wait_for` and `agree`, in seconds.
     """
 
     def __init__(self, rank: int, world_size: int, timeout_s: float) -> None:
@@ -80,8 +80,8 @@ class Rendezvous(ABC):
             more_s: How much longer than ``timeout_s`` to wait.
 
         Raises:
-            PeerTimeoutError: Some did not publish in time; it names them.
-            PeerError: A rank called `fail`, with its words; or whoever keeps the values is gone.
+            PeerTimeoutError: Some ranks, which it names, did not publish in time.
+            PeerError: A rank called `fail`, or the process that keeps the values is gone.
             UsageError: The rendezvous is closed.
         """
 
@@ -94,16 +94,16 @@ class Rendezvous(ABC):
         return self.gather(key, [rank])[0]
 
     def agree(self, key: str, value: T, kind: Any) -> list[T]:
-        """Return the ``value`` that each rank gave for ``key``, by rank; all ranks have to call it.
+        """Return the ``value`` of each rank for ``key``, by rank; all ranks have to call it.
 
-        Rank 0 gathers, and the others take its result as one value: so each of them asks a few
-        times, however many there are. With a question for each value of each rank, thousands of
-        ranks would keep whoever holds the values busy for minutes.
+        Rank 0 gathers, and the others take its result as one value, so each of them sends only a
+        few requests. With a request for each value of each rank, thousands of ranks would keep the
+        process that holds the values busy for minutes.
 
         Args:
             key: The key.
-            value: This rank's, which msgspec can encode.
-            kind: Its type, such as ``tuple[str, bytes]``; the same on all ranks.
+            value: This rank's value, which msgspec can encode.
+            kind: Type of the value, such as ``tuple[str, bytes]``; the same on all ranks.
 
         Raises:
             PeerTimeoutError, PeerError, UsageError: As for `gather`.
@@ -114,16 +114,16 @@ class Rendezvous(ABC):
             found = self.gather(key, range(self.world_size))
             self.publish(together, msgspec.msgpack.encode(found))
         else:
-            # longer: the failure of rank 0 names the missing ranks
+            # longer, because the failure of rank 0 names the missing ranks
             (data,) = self.gather(together, [0], _GRACE_S)
             found = msgspec.msgpack.decode(data, type=list[bytes])
         return [msgspec.msgpack.decode(one, type=kind) for one in found]
 
     @abstractmethod
     def fail(self, words: str) -> None:
-        """Tell all ranks that this one cannot go on: their waits raise, with ``words``.
+        """Tell all ranks that this one cannot continue: their waits raise, with ``words``.
 
-        Returns without an error where the process that keeps the values is gone already.
+        Returns without an error if the process that keeps the values is gone already.
         """
 
     @abstractmethod
@@ -132,9 +132,9 @@ class Rendezvous(ABC):
 
 
 def meet_ranks(timeout_s: float, outage_s: float = 0.0) -> "StoreRendezvous | None":
-    """Return a rendezvous of the process group's ranks; None where this process is alone.
+    """Return a rendezvous of the process group's ranks; None if this process is alone.
 
-    All ranks have to call it. Each call makes one that shares no key with any other.
+    All ranks have to call it. The rendezvous of each call shares no key with any other.
 
     Args:
         timeout_s: Longest wait, in seconds, of each `Rendezvous.gather` and `Rendezvous.wait_for`.
@@ -146,7 +146,7 @@ def meet_ranks(timeout_s: float, outage_s: float = 0.0) -> "StoreRendezvous | No
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     name = tell_ranks(secrets.token_hex(8), dist.get_world_size(), str)
-    # the store that the process group was made with: torch has no public name for it
+    # the store that the process group was created with, for which torch has no public name
     store = PrefixStore(f"gigl_loader/{name}", _get_default_store())
     return StoreRendezvous(store, dist.get_rank(), dist.get_world_size(), timeout_s, outage_s)
 
@@ -154,22 +154,22 @@ def meet_ranks(timeout_s: float, outage_s: float = 0.0) -> "StoreRendezvous | No
 class StoreRendezvous(Rendezvous):
     """A `Rendezvous` in a ``torch.distributed`` store.
 
-    The store is asked without waiting, again and again, so that a failure is seen while a value is
-    waited for. A thread of its own does so, since no call of a store whose host is stopped returns.
+    The store is polled, so that a failure is seen while a value is waited for. A separate thread
+    does so, since no call to a store returns whose host is stopped.
 
     Args:
-        store: Shared by all ranks, with a prefix that no other rendezvous has.
+        store: Store shared by all ranks, with a prefix that no other rendezvous has.
         rank: This rank, in ``[0, world_size)``.
         world_size: Number of ranks.
-        timeout_s: Longest wait of each `gather` and `wait_for`.
-        outage_s: How long the store may be out of reach; 10 s are allowed in any case.
+        timeout_s: Longest wait of each `gather` and `wait_for`, in seconds.
+        outage_s: How many seconds the store may be out of reach; at least 10 are allowed.
     """
 
     def __init__(
         self, store: Store, rank: int, world_size: int, timeout_s: float, outage_s: float = 0.0
     ) -> None:
         super().__init__(rank, world_size, timeout_s)
-        # its connection goes on once packets pass again: no request has to be repeated
+        # its connection continues once packets pass again: no request has to be repeated
         self._answers_s = max(_STORE_ANSWERS_S, outage_s)
         self._store = store
         self._keys: set[str] = set()
@@ -178,7 +178,7 @@ class StoreRendezvous(Rendezvous):
 
     def publish(self, key: str, value: bytes) -> None:
         """Make ``value`` this rank's value of ``key``; see `Rendezvous.publish`."""
-        self._keys.add(key)  # for who leaves last, and removes them: all ranks know the same keys
+        self._keys.add(key)  # the last rank to leave removes them; all ranks know the same keys
         self._ask(lambda: _set(self._store, _of(key, self.rank), value), f"publish {key!r}")
 
     def gather(self, key: str, ranks: Iterable[int], more_s: float = 0.0) -> list[bytes]:
@@ -210,10 +210,10 @@ class StoreRendezvous(Rendezvous):
             nap = min(2 * nap, max(_LONGEST_NAP_S, _NAP_PER_RANK_S * self.world_size))
 
     def fail(self, words: str) -> None:
-        """Let the waits of all ranks raise, with ``words``; the first failure seen stands."""
+        """Make the waits of all ranks raise, with ``words``; the first failure seen stands."""
         text = f"{self.rank}\n{words}".encode(errors="replace")
 
-        # between the look and the word another rank may come: then one of two failures stands
+        # another rank may fail between the check and the write: then one of the two stands
         def tell() -> None:
             if not self._store.check([_FAILED]):
                 _set(self._store, _FAILED, text)
@@ -231,7 +231,7 @@ class StoreRendezvous(Rendezvous):
         self._calls.close()
 
     def _leave(self) -> None:
-        # added by the store in one step, so that exactly one rank finds that it is the last
+        # the store adds in one step, so exactly one rank finds that it is the last
         if self._store.add(_LEFT, 1) < self.world_size:
             return
         for name in (_of(key, rank) for key in self._keys for rank in range(self.world_size)):
@@ -240,17 +240,17 @@ class StoreRendezvous(Rendezvous):
         self._store.delete_key(_LEFT)
 
     def _look(self, key: str, ranks: list[int]) -> list[bytes] | None:
-        """Return the values; or None where some are not there so far.
+        """Return the values; None if some are not there yet.
 
         Raises:
-            PeerError: A rank failed. What is there is taken anyway: that rank may have failed
-                at a later step, which this one finds out about when it gets there.
+            PeerError: A rank failed. Values that are there are taken anyway: that rank may have
+                failed at a later step, which this one learns when it gets there.
         """
         names = [_of(key, rank) for rank in ranks]
-        # `get` alone would wait for minutes, in which no failure of another rank is seen
+        # `get` alone would wait for minutes, in which a failure of another rank is not seen
         if not names or self._store.check(names):
             return [self._store.get(name) for name in names]
-        # again: that rank may have published, gone on and failed since the look above
+        # checked again: that rank may have published, continued and failed since the check above
         if self._store.check([_FAILED]) and not self._store.check(names):
             rank, _, words = self._store.get(_FAILED).decode(errors="replace").partition("\n")
             raise PeerError(
@@ -267,7 +267,7 @@ class StoreRendezvous(Rendezvous):
         """Let the thread do ``call``; wait ``limit_s`` seconds, or as long as an outage may last.
 
         Raises:
-            PeerTimeoutError, PeerError: The store did not answer, or is gone.
+            PeerTimeoutError, PeerError: The store did not respond, or is gone.
             UsageError: This rendezvous is closed.
         """
         if self._closed:
@@ -292,27 +292,27 @@ class StoreRendezvous(Rendezvous):
 class _Calls:
     """Does calls one after another in a daemon thread, so that a wait has a deadline.
 
-    An executor of `concurrent.futures` would have the process wait at its end for a call that the
-    store never answers.
+    With an executor of `concurrent.futures` the process would wait at its end for a call to which
+    the store never responds.
     """
 
     def __init__(self, name: str) -> None:
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
             queue.SimpleQueue()
         )
-        # each call's error is for its caller
+        # each call's error goes to its caller
         new_thread(target=self._run, name=name, on_death=nothing_hangs_on_it).start()
 
     def do(self, call: Callable[[], T], limit_s: float) -> T:
         """Return the result of ``call``, or raise its error; TimeoutError: it takes longer."""
-        # One that takes too long still holds the thread: later ones wait behind it, each no longer
-        # than its own limit.
+        # A call that takes too long still holds the thread: later ones wait behind it, each no
+        # longer than its own limit.
         future: Future[T] = Future()
         self._queue.put((future, call))
         return future.result(limit_s)
 
     def close(self) -> None:
-        """Let the thread end, where no call holds it."""
+        """Let the thread end, unless a call holds it."""
         self._queue.put(None)
 
     def _run(self) -> None:
@@ -320,12 +320,12 @@ class _Calls:
             future, call = item
             try:
                 future.set_result(call())
-            except BaseException as error:  # any error is for the caller; the thread goes on
+            except BaseException as error:  # any error goes to the caller; the thread continues
                 future.set_exception(error)
 
 
 def _set(store: Store, key: str, value: bytes) -> None:
-    store.set(key, cast("str", value))  # takes bytes as they are; only its stub says str
+    store.set(key, cast("str", value))  # it takes bytes unchanged; only its stub says str
 
 
 def _of(key: str, rank: int) -> str:

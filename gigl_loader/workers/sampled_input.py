@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader._glt import SamplingConfig
+from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
@@ -22,47 +23,47 @@ logger = logging.getLogger(__name__)
 
 def epoch_order(num_seeds: int, seed: int, epoch: int) -> Tensor:
     """Return the shuffle of an epoch: ``[num_seeds]`` int64, a function of ``(seed, epoch)``."""
-    # a generator of its own: the global one is the user's, and differs between ranks. Multipliers
-    # (the first two primes of xxHash32) keep (seed, epoch) and (seed + 1, epoch - 1) apart
+    # A separate generator: the global one is the user's, and differs between ranks. The multipliers
+    # (the first two primes of xxHash32) keep (seed, epoch) and (seed + 1, epoch - 1) apart.
     generator = torch.Generator()
     generator.manual_seed((seed * 0x9E3779B1 + epoch * 0x85EBCA77 + 1) % 2**63)
     return torch.randperm(num_seeds, generator=generator)
 
 
 class SeedOrders:
-    """In which order the seeds of an epoch are sampled, and which of them are in a batch.
+    """The order in which an epoch's seeds are sampled, and the seeds of each batch.
 
     Args:
         seed_input: The seeds, in the user's order.
         config: Batch size, shuffle, whether an incomplete last batch is left out.
-        seed: Decides the shuffle.
+        seed: Seed of the shuffle.
     """
 
     def __init__(self, seed_input: SeedInput[Tensor], config: SamplingConfig, seed: int) -> None:
         self._seeds, self._config, self._seed = seed_input.seeds, config, seed
         self._latest: tuple[int, Tensor | None] = (-1, None)
-        """The epoch that was asked for last, and its order: consumers tend to be in one epoch."""
+        """The last requested epoch and its order: consumers tend to be in one epoch."""
         self.at_once: Tensor | None = None
         """Positions of the seeds of the single batch that is sampled beside the epoch."""
 
     @property
     def num_batches(self) -> int:
-        """Batches of an epoch over all seeds."""
+        """Number of batches in an epoch over all seeds."""
         config = self._config
         return num_batches(self._seeds.shape[0], config.batch_size, config.drop_last)
 
     def of(self, stream: int, epoch: int) -> Tensor | None:
-        """Return the order of an epoch as positions in the input, in shared memory; None: as given.
+        """Return an epoch's order as positions in the input, in shared memory; None: as given.
 
         Args:
-            stream: The consumer; `AT_ONCE_STREAM` has the positions in ``at_once``.
-            epoch: Decides the shuffle, with the seed.
+            stream: Number of the consumer; the positions of `AT_ONCE_STREAM` are in ``at_once``.
+            epoch: Decides the shuffle, together with the seed.
         """
         if stream == AT_ONCE_STREAM:
             return self.at_once
         if not self._config.shuffle:
             return None
-        # shared once, however many workers and consumers get it: one copy of the input's length
+        # shared once, so that all workers and consumers use one copy of the input's length
         if self._latest[0] != epoch:
             order = epoch_order(self._seeds.shape[0], self._seed, epoch)
             self._latest = (epoch, tensors.share_tensor(order))
@@ -80,7 +81,7 @@ class SeedOrders:
 
 
 def seed_or_drawn(seed: int | None) -> int:
-    """Return ``seed``, or one drawn from torch's global generator, which is logged."""
+    """Return ``seed``, or draw one from torch's global generator and log it."""
     if seed is None:
         seed = int(torch.randint(2**62, ()))
         logger.info("no seed was given: using seed=%d", seed)
@@ -99,7 +100,7 @@ def make_plan(
         fanouts = {DEFAULT_HOMOGENEOUS_EDGE_TYPE: fanouts}
     return SamplingPlan(
         input_type=sampler_input.input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE,
-        # sorted: nodes of a batch are numbered in this order, and ranks may name types in another
+        # sorted: nodes of a batch are numbered in this order, and ranks may order types otherwise
         fanouts={name: tuple(fanouts[name]) for name in sorted(fanouts)},
         seed=options.seed,
         with_edge=config.with_edge,
@@ -114,8 +115,6 @@ def make_plan(
 def view_of(data: Any, time_attr: str | None) -> PartitionView:
     """Return the workers' view of a dataset, with edges sorted by time if ``time_attr`` is set."""
     if not hasattr(data, "view"):  # a plain GLT dataset
-        from gigl_loader.dataset.local import DistDataset
-
         data = DistDataset.wrap(data)
     view: PartitionView = data.view() if time_attr is None else data.view_by_time(time_attr)
     return view

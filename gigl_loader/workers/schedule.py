@@ -1,15 +1,16 @@
-"""Which batch to start next, which to hand out next, and how batches of a lost worker go on.
+"""Which batch to start next, which to hand out next, and what becomes of a lost worker's batches.
 
 ::
 
     give() --> under way at a worker --done()--> gone from here
                   |  lose(): the worker is lost
                   v
-               to be sampled again, the earliest first; those that it may have died of each alone on
+               to be sampled again, the earliest first; each batch that may have killed it alone on
                a worker, so that a second death names one batch
 
-A worker that somebody else ended, the kernel for want of memory or an operator, says nothing of its
-batch: only one that crashed, left or hung while it sampled counts against it (`ended_by_itself`).
+A worker that was ended from outside, by the kernel for want of memory or by an operator, says
+nothing about its batch: only a worker that crashed, left or hung while sampling counts against it
+(`ended_by_itself`).
 
 No processes, no memory, no clock.
 """
@@ -41,25 +42,25 @@ class BatchStream(Generic[T]):
     def __init__(self, number: int, limit: int, in_order: bool = True) -> None:
         self.number, self._limit, self.in_order = number, limit, in_order
         self.attempt: Attempt | None = None
-        """The one that was started last; None: there was none."""
+        """The attempt started last; None: none was started."""
         self.is_broken_off = False
         self.error: Exception | None = None
-        """A failure that ended the attempt; `take` raises it, until the next one starts."""
+        """Failure that ended the attempt; `take` raises it until the next attempt starts."""
         self._batches: Sequence[int] = ()
-        # positions in `_batches` all of them
+        # all of them hold positions in `_batches`
         self._started = 0
         self._again: deque[int] = deque()
-        """Put back: started once more, before the others."""
+        """Batches put back: they are started again, before the others."""
         self._arrived: dict[int, T] = {}
         self._taken = array("q")
         self.on_room: Callable[[int], None] | None = None
         """Called with the stream's number when one of its batches may be started."""
 
     def start(self, attempt: Attempt | int, batches: Sequence[int]) -> Attempt:
-        """Begin an epoch over ``batches``, forget the rest of the last one; return the attempt.
+        """Begin an epoch over ``batches`` and drop the rest of the last one; return the attempt.
 
         Args:
-            attempt: An epoch alone, of who counts no attempts, is the attempt after the last one.
+            attempt: The attempt; a plain epoch means its next attempt after the last one started.
             batches: Indices within the epoch.
         """
         if isinstance(attempt, int):
@@ -70,13 +71,13 @@ class BatchStream(Generic[T]):
         return attempt
 
     def cancel(self) -> None:
-        """Break the epoch off: no more batches are started, and those in progress are stale."""
+        """Cancel the epoch: no more batches are started, and those in progress are stale."""
         self._drop(())
         self.is_broken_off, self.error = True, None
 
     def fail(self, error: Exception) -> None:
         """End the epoch with an error."""
-        self.error = error  # first: a reader that takes nothing finds the reason
+        self.error = error  # first, so that a reader that finds nothing finds the reason
         self._drop(())
 
     def _drop(self, batches: Sequence[int]) -> None:
@@ -86,7 +87,7 @@ class BatchStream(Generic[T]):
 
     @property
     def limit(self) -> int:
-        """Batches that may be started and not taken."""
+        """Most batches that may be started and not taken."""
         return self._limit
 
     @limit.setter
@@ -103,27 +104,27 @@ class BatchStream(Generic[T]):
         """Whether a batch may be started."""
         if self.in_flight < self._limit:
             return bool(self._again) or self._started < len(self._batches)
-        # batches that arrived behind one that was put back take its room, and wait for it
+        # batches that arrived after one that was put back take up its room, and wait for it
         return self.in_order and bool(self._again) and self._again[0] == self.taken
 
     def wants(self, ticket: BatchTicket) -> bool:
-        """Return whether a batch is of the attempt that goes on."""
+        """Return whether a batch belongs to the current attempt."""
         is_over = self.is_broken_off or self.error is not None
         return not is_over and ticket.attempt == self.attempt
 
     @property
     def taken(self) -> int:
-        """Batches of the epoch that were taken."""
+        """Number of batches of the epoch that were taken."""
         return len(self._taken)
 
     @property
     def left(self) -> int:
-        """Batches of the epoch that were not taken."""
+        """Number of batches of the epoch that were not taken."""
         return len(self._batches) - self.taken
 
     @property
     def in_flight(self) -> int:
-        """Batches started and not yet taken."""
+        """Number of batches started and not yet taken."""
         return self._started - self.taken - len(self._again)
 
     @property
@@ -133,14 +134,14 @@ class BatchStream(Generic[T]):
 
     @property
     def awaited(self) -> int | None:
-        """The batch that `take` waits for; None out of order or at the end."""
+        """The batch that `take` waits for; None: out of order, or at the end."""
         if not self.in_order or self.finished:
             return None
         return self._batches[self.taken]
 
     @property
     def waiting(self) -> int:
-        """Batches that arrived and are not taken: the queue's depth."""
+        """Number of batches that arrived and are not taken: the queue's depth."""
         return len(self._arrived)
 
     @property
@@ -163,7 +164,7 @@ class BatchStream(Generic[T]):
         return BatchTicket(self.number, serial, epoch, self._batches[position], position)
 
     def arrived(self, ticket: BatchTicket, item: T) -> bool:
-        """File a finished batch; False: it belongs to an epoch that was broken off."""
+        """File a finished batch; return False if it belongs to a cancelled epoch."""
         if not self.wants(ticket):
             return False
         self._arrived[ticket.position] = item
@@ -173,7 +174,7 @@ class BatchStream(Generic[T]):
         """Return the next batch, or None if it has not arrived; raises the error of the epoch."""
         if self.error is not None:
             raise self.error
-        # out of order: the one that came first, as dicts keep their order; -1 is no position
+        # out of order: the first to arrive, as dicts keep their order; -1 is no position
         position = self.taken if self.in_order else next(iter(self._arrived), -1)
         item = self._arrived.pop(position, None)
         if item is not None:
@@ -182,7 +183,7 @@ class BatchStream(Generic[T]):
         return item
 
     def put_back(self, taken: int) -> None:
-        """Let the batches that were taken after the first ``taken`` come once more.
+        """Make the batches that were taken after the first ``taken`` available once more.
 
         They are sampled again: a batch is a function of seed, epoch and index. Batches in progress
         stay.
@@ -197,8 +198,8 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self.streams: dict[int, BatchStream[T]] = {}
-        # only those with room: of thousands of consumers, few want a batch at a time. A stream that
-        # gets room says so; one that loses it, as it is cancelled, is passed over at its turn
+        # Only streams with room: of thousands of consumers, few want a batch at a time. A stream
+        # reports when it gets room; one that loses it by being cancelled is skipped at its turn.
         self._turns: deque[int] = deque()
         self._in_turns: set[int] = set()  # the same numbers: each has one turn at a time
 
@@ -230,7 +231,7 @@ class FairQueue(Generic[T]):
             number = self._turns.popleft()
             stream = self.streams[number]
             found = stream.next_ticket()
-            if stream.has_room:  # behind all others, so that each gets one batch in a round
+            if stream.has_room:  # goes to the end, so that each stream gets one batch in a round
                 self._turns.append(number)
             else:
                 self._in_turns.remove(number)
@@ -249,8 +250,8 @@ def num_batches(num_seeds: int, batch_size: int, drop_last: bool) -> int:
     return num_seeds // batch_size if drop_last else -(-num_seeds // batch_size)
 
 
-# 0.05, 0.2, 0.8, 3.2, 5, 5...: a single death costs next to nothing, and workers that die one after
-# another, as where memory runs out, have some seconds in which others may let go of theirs
+# 0.05, 0.2, 0.8, 3.2, 5, 5...: a single death costs almost nothing, and if workers die one after
+# another, as when memory runs out, other processes have some seconds to release theirs
 _FIRST_PAUSE_S, _GROWTH, _LONGEST_PAUSE_S = 0.05, 4.0, 5.0
 
 
@@ -262,13 +263,13 @@ _OWN_SIGNALS = {
 
 
 def ended_by_itself(exitcode: int | None) -> bool:
-    """Return whether a process left or crashed, in place of being ended from outside.
+    """Return whether a process exited or crashed, rather than being ended from outside.
 
-    SIGKILL is from outside, also where memory ran out: the kernel may choose a worker for what
-    another process took, and which it was nobody can tell. `Restarts` bounds those.
+    SIGKILL counts as from outside, even if memory ran out: the kernel may choose a worker although
+    another process took the memory, and nobody can tell which. `Restarts` limits those.
 
     Args:
-        exitcode: ``-n`` means ended by signal ``n``; None: nobody knows.
+        exitcode: ``-n``: ended by signal ``n``; None: unknown.
     """
     return exitcode is not None and (exitcode >= 0 or -exitcode in _OWN_SIGNALS)
 
@@ -289,13 +290,13 @@ class UnderWay:
         self._alone: set[int] = set()
         self._suspected: set[tuple[int, int]] = set()
         self._deaths: Counter[tuple[int, int]] = Counter()
-        """By batch: workers that ended by themselves while it was their only one."""
+        """Number of workers by batch that ended by themselves while it was their only one."""
         self._losses: Counter[tuple[int, int]] = Counter()
-        """By batch: workers that were lost, however they ended, while it was their only one."""
+        """Number of workers by batch that were lost in any way while it was their only one."""
 
     @property
     def loads(self) -> list[int]:
-        """How many batches each worker has."""
+        """Number of batches of each worker."""
         return [len(tickets) for tickets in self.tickets]
 
     def give(self, worker: int, ticket: BatchTicket) -> None:
@@ -305,12 +306,12 @@ class UnderWay:
             self._alone.add(worker)
 
     def done(self, worker: int, ticket: BatchTicket) -> None:
-        """Note that ``worker`` has answered for a batch.
+        """Note that ``worker`` has sent the result of a batch.
 
         Raises:
-            ProtocolError: It does not have it.
+            ProtocolError: The worker does not have that batch.
         """
-        # a handful, or some thousand drawn ahead, of which the first ones are done first
+        # a handful, or some thousand drawn ahead, of which the first are done first
         if ticket not in self.tickets[worker]:
             raise ProtocolError(f"worker {worker} answered for {ticket}, which it was not given")
         self.tickets[worker].remove(ticket)
@@ -318,7 +319,7 @@ class UnderWay:
         self._acquit(ticket)
 
     def may_have(self, worker: int) -> bool:
-        """Return whether ``worker`` may be given a further batch."""
+        """Return whether ``worker`` may be given another batch."""
         return worker not in self._alone
 
     def lose(
@@ -327,21 +328,21 @@ class UnderWay:
         """Take back all batches of a lost worker; return those that may have killed it.
 
         Args:
-            worker: Which one.
-            suspects_any: Whether a batch may be the cause; not where its supervisor was ended.
-            by_itself: Whether the worker ended itself, or hung: that counts against a batch.
+            worker: Number of the worker.
+            suspects_any: Whether a batch may be the cause; not if its supervisor was ended.
+            by_itself: Whether the worker ended itself or hung, which counts against a batch.
         """
         had, self.tickets[worker] = self.tickets[worker], []
         self._alone.discard(worker)
         if not suspects_any:
             self._lost = sorted([*self._lost, *had], key=lambda one: one.position)
             return []
-        # those after them wait in the worker's queue: it cannot have died of one that it had not
-        # begun. Which of several it died of cannot be told, so each is tried alone
+        # Later batches wait in the worker's queue: it cannot have died of one that had not begun.
+        # Which of the begun ones it died of is unknown, so each is tried alone.
         suspects = had[: self._concurrency]
         self._lost = sorted([*self._lost, *had], key=lambda one: one.position)
         self._suspected.update(one.content for one in suspects)
-        # had it others as well, they are suspects as much: nothing is counted against this one
+        # with several batches all are suspects, so nothing is counted against this one
         if len(suspects) == 1:
             self._losses[suspects[0].content] += 1
             self._deaths[suspects[0].content] += by_itself
@@ -360,26 +361,26 @@ class UnderWay:
     def _acquit(self, ticket: BatchTicket) -> None:
         self._suspected.discard(ticket.content)
         for counted in (self._deaths, self._losses):
-            del counted[ticket.content]  # of a Counter: no error where there is none
+            del counted[ticket.content]  # a Counter raises no error for a missing key
 
     @property
     def has_lost(self) -> bool:
-        """Whether batches of lost workers are to be sampled again: before any further one."""
+        """Whether batches of lost workers have to be sampled again, before any new one."""
         return bool(self._lost)
 
     def next_lost(
         self, is_wanted: Callable[[BatchTicket], bool], *, idle: bool
     ) -> BatchTicket | None:
-        """Return a batch of a lost worker for another one: the earliest, or none.
+        """Return the earliest batch of a lost worker for another worker, or None.
 
-        None is passed over: later ones may have to wait for it, on the one worker that
-        could sample it.
+        No batch is skipped: later ones may have to wait for it, on the only worker that could
+        sample it.
 
         Args:
-            is_wanted: Tells whether the epoch of a batch still goes on.
-            idle: Whether the worker has nothing to do: only then may it have a suspected batch.
+            is_wanted: Returns whether the epoch of a batch is still current.
+            idle: Whether the worker has nothing to do: only then may it get a suspected batch.
         """
-        # its epoch was broken off: no consumer waits for it, so it is not sampled again
+        # its epoch was cancelled: no consumer waits for it, so it is not sampled again
         while self._lost and not is_wanted(self._lost[0]):
             self._acquit(self._lost.pop(0))
         if not self._lost or (self._lost[0].content in self._suspected and not idle):
@@ -391,7 +392,7 @@ class Restarts:
     """How many workers may still be replaced, and when.
 
     Args:
-        most: In one epoch.
+        most: Most replacements in one epoch.
     """
 
     def __init__(self, most: int) -> None:
@@ -399,11 +400,11 @@ class Restarts:
         self._supervisor: int | None = None
         self._pause = 0.0
         self.total = 0
-        """Workers replaced so far."""
+        """Number of workers replaced so far."""
 
     @property
     def left(self) -> int:
-        """How many more there may be in this epoch."""
+        """How many more workers may be replaced in this epoch."""
         return self.most - self._used
 
     def start_epoch(self) -> None:
@@ -415,11 +416,11 @@ class Restarts:
         return self.left > 0 or (orphan_of is not None and orphan_of == self._supervisor)
 
     def take(self, orphan_of: int | None = None) -> float:
-        """Count one; return how many seconds to wait before it: longer each time.
+        """Count one replacement; return the seconds to wait before it, longer each time.
 
         Args:
-            orphan_of: The supervisor with whose end the worker was lost. All of its workers are
-                one loss, and come back at once.
+            orphan_of: The supervisor with whose end the worker was lost. All of its workers count
+                as one loss, and come back at once.
         """
         self.total += 1
         if orphan_of is None or orphan_of != self._supervisor:

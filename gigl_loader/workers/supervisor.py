@@ -2,9 +2,9 @@
 
 Forking from a process that has loaded the compiled kernels costs milliseconds a worker, and the
 workers share that memory. The supervisor reports how each worker ended, and forks another in its
-position when it is asked to. When the trainer is gone, however it went, the supervisor ends every
-worker, stopped ones too, and is itself continued if it is stopped; when the supervisor itself is
-killed, the kernel ends the workers (PR_SET_PDEATHSIG).
+position on request. When the trainer is gone, for whatever reason, the supervisor ends every
+worker, stopped ones too, and the kernel continues it if it is stopped itself; when the supervisor
+is killed, the kernel ends the workers (PR_SET_PDEATHSIG).
 """
 
 import contextlib
@@ -33,31 +33,31 @@ def main(*, users_code: bool = True) -> None:
         users_code: Whether workers run a sampler or a function of the user.
     """
     control = pipe.Socket(fileno=int(sys.argv[1]))
-    # one that is stopped when the trainer goes would never read that it is gone. Not SIGKILL: this
-    # comes as well at the end of the thread that started it, which may be before the trainer's
+    # A supervisor that is stopped when the trainer ends would never notice. Not SIGKILL: the signal
+    # also comes at the end of the thread that started it, which may be before the trainer's end.
     _at_end_of_parent(signal.SIGCONT)
     wake_read, wake_write = os.pipe()
-    # a signal handler that waited for room in the pipe would wait for its own reader
+    # non-blocking, as a signal handler that waited for room in the pipe would wait for itself
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
     with contextlib.nullcontext() if users_code else _without_blas(), told_of_compiling(control):
         _load_kernels()
     gc.collect()
-    gc.freeze()  # existing objects are never written again: forked pages stay shared
-    # Python goes on with a `poll` that a signal interrupts, so that a byte has to end it; and it
-    # writes that byte for signals that have a handler alone
+    gc.freeze()  # the collector no longer writes to existing objects: forked pages stay shared
+    # Python resumes a `poll` that a signal interrupted, so a byte has to end it, and Python writes
+    # that byte only for signals that have a handler
     signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     _Watch(control, [wake_read, wake_write]).run()
 
 
 def _at_end_of_parent(number: signal.Signals) -> None:
-    """Have the kernel send this process a signal when the one that started it ends."""
+    """Make the kernel send this process a signal when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 class _TellsTrainer(event.Listener):
-    """Tells the trainer of each kernel that was compiled: a wait for workers has progress then."""
+    """Tells the trainer of each compiled kernel, which counts as progress in a wait for workers."""
 
     def __init__(self, control: pipe.Socket) -> None:
         self._control = control
@@ -66,8 +66,8 @@ class _TellsTrainer(event.Listener):
         """Do nothing: only finished work is progress."""
 
     def on_end(self, event: event.Event) -> None:
-        """Say that one more is done."""
-        with contextlib.suppress(OSError):  # the trainer is gone: the next look says so
+        """Report that one more kernel is done."""
+        with contextlib.suppress(OSError):  # the trainer is gone, which the next check shows
             pipe.send(self._control, (pipe.COMPILED,))
 
 
@@ -89,13 +89,13 @@ def _load_kernels() -> None:
 
 @contextlib.contextmanager
 def _without_blas() -> Iterator[None]:
-    """Let Numba start as where scipy is not installed: 0.2 s of CPU time less.
+    """Let Numba start as if scipy were not installed, which saves 0.2 s of CPU time.
 
-    Numba imports ``scipy.linalg`` when it loads its first function, only to see whether there are
-    routines for ``np.dot`` and its like in compiled functions. Our kernels have none of these, a
+    Numba imports ``scipy.linalg`` when it loads its first function, only to check for routines
+    that ``np.dot`` and the like need in compiled functions. Our kernels use none of these; a
     user's function may.
     """
-    if _BLAS in sys.modules:  # it costs nothing any more
+    if _BLAS in sys.modules:  # already imported: nothing to save
         yield
         return
     sys.modules[_BLAS] = None  # type: ignore[assignment]  # the import system's "not there"
@@ -111,17 +111,17 @@ class _Watch:
     def __init__(self, control: pipe.Socket, wake: list[int]) -> None:
         self._control, self._wake = control, wake
         self._pids: dict[int, int] = {}
-        """Numbers of workers by pid."""
+        """Worker numbers by pid."""
 
     def run(self) -> None:
-        """Return when the trainer has closed its end, or is gone."""
+        """Return once the trainer has closed its end or is gone."""
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         poller.register(self._wake[0], select.POLLIN)
         while True:
             for fd, _ in poller.poll():
                 if fd == self._wake[0]:
-                    os.read(fd, 512)  # however many have ended: `_reap` asks for all of them
+                    os.read(fd, 512)  # any number of bytes: `_reap` finds all that have ended
                 elif not self._obey():
                     self._end_all()
                     return
@@ -130,7 +130,7 @@ class _Watch:
                 return
 
     def _obey(self) -> bool:
-        """Carry out the trainer's requests; False: it is gone."""
+        """Carry out the trainer's requests; return False if it is gone."""
         got = pipe.receive(self._control)
         if got is None:
             return False
@@ -138,14 +138,14 @@ class _Watch:
         if kind == pipe.FORK:
             self._fork(rest[0], pipe.Socket(fileno=fds[0]))
         elif kind == pipe.KILL and rest[0] in self._pids:
-            os.kill(rest[0], signal.SIGKILL)  # not reaped yet, so the pid is still its own
+            os.kill(rest[0], signal.SIGKILL)  # not reaped yet, so the pid is still the worker's
         return True
 
     def _fork(self, number: int, sock: pipe.Socket) -> None:
         pid = os.fork()
         if pid == 0:
             self._become_worker(number, sock)
-        sock.close()  # the worker's copy is the only one: its end is the end of the socket
+        sock.close()  # the worker has the only copy, so the socket ends with it
         self._pids[pid] = number
         with contextlib.suppress(OSError):  # the trainer is gone: the next look says so
             pipe.send(self._control, (pipe.FORKED, number, pid))
@@ -154,22 +154,22 @@ class _Watch:
         code = 1
         try:
             parent = os.getppid()
-            # before a signal can come: the pipe is the supervisor's, too
+            # before a signal can come, as the pipe is shared with the supervisor
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _at_end_of_parent(signal.SIGKILL)
-            # else the trainer would not see the end of a supervisor whose workers still end
+            # else the trainer would not see a supervisor's end while its workers still end
             self._control.close()
             for fd in self._wake:
                 os.close(fd)
-            if os.getppid() == parent:  # else the supervisor went before the line above
+            if os.getppid() == parent:  # else the supervisor ended before the line above
                 worker.main(sock, number)
                 code = 0
-        finally:  # never back into the supervisor's loop, after any error
+        finally:  # never return into the supervisor's loop, whatever the error
             os._exit(code)
 
     def _reap(self) -> bool:
-        """Report ended workers; False: the trainer is gone."""
+        """Report ended workers; return False if the trainer is gone."""
         while self._pids:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -184,7 +184,7 @@ class _Watch:
         return True
 
     def _end_all(self) -> None:
-        for pid in self._pids:  # all of them first: they end at the same time
+        for pid in self._pids:  # kill all before waiting, so that they end at the same time
             os.kill(pid, signal.SIGKILL)
         for pid in self._pids:
             os.waitpid(pid, 0)

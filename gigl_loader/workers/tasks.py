@@ -1,11 +1,11 @@
-"""Batches on their way to workers and back: their assignment, and the handling of results.
+"""Assigns batches to workers and handles the results.
 
 ::
 
     begin() --> a stream's batches to start --dispatch()--> the worker with the least to do
                  while the consumer may have more, and the channel has room for one more message
     a stream that its consumer takes from <-- a batch or an error --pump()-- workers' messages
-                     `Recovery`, which has the batches sampled again <-- the end of a worker
+                     `Recovery`, which gets the batches sampled again <-- the end of a worker
 """
 
 import logging
@@ -30,7 +30,7 @@ from gigl_loader.workers.schedule import BatchStream, FairQueue
 _log = logging.getLogger(__name__)
 
 _MANY_MESSAGES = 1 << 20
-"""More than are ever under way: a channel with room for them is not limited by its bytes."""
+"""More batches than are ever under way: a channel with room for them is not limited by bytes."""
 
 
 _OF_TASKS = {pipe.BATCH, pipe.ERROR, pipe.STALE, pipe.DRAWN}
@@ -47,15 +47,15 @@ class MessageMemory(Protocol):
         ...
 
     def returned(self, sender: int, concurrency: int) -> tuple[list[int], list[int]]:
-        """Return the slots of a worker that are free again: (to reuse, to give up)."""
+        """Return a worker's slots that are free again: (to reuse, to release)."""
         ...
 
     def forget(self, sender: int) -> None:
-        """Release batches written by a lost worker, once their last use has ended."""
+        """Release the batches that a lost worker wrote, once they are no longer used."""
         ...
 
     def bind(self, source: Callable[[float | None], SampleMessage] | None) -> None:
-        """Let ``recv`` ask ``source``."""
+        """Make ``recv`` call ``source``."""
         ...
 
     def close(self) -> None:
@@ -69,16 +69,16 @@ class MessageMemory(Protocol):
 
 
 class Tasks:
-    """Gives the batches of all consumers to workers, and files their messages.
+    """Gives the batches of all consumers to workers, and files workers' messages.
 
     Args:
-        recovery: The workers, and the batches of each.
+        recovery: The workers, and each one's batches.
         channel: Its room limits the started batches; it receives the results.
-        orders: The workers' data of an epoch's order.
+        orders: The order of each epoch, as workers get it.
         concurrency: Batches that a worker samples at a time.
-        ranks: The news of other ranks for a replacement worker.
-        lock: The producer's, for all that has no lock of its own; held around each call but those
-            of `pump`, `pump_if_lost` and `count_batches`, which leave it while they wait.
+        ranks: What a replacement worker must know of other ranks.
+        lock: The producer's lock, for all that has no lock of its own. Callers hold it, except for
+            `pump`, `pump_if_lost` and `count_batches`, which do not hold it while they wait.
     """
 
     def __init__(
@@ -91,16 +91,16 @@ class Tasks:
         self._orders, self._concurrency = orders, concurrency
         self._queue: FairQueue[Received] = FairQueue()
         self.streams = self._queue.streams
-        """The consumers, by number."""
+        """Consumers by number."""
         self.look_ahead: LookAhead | None = None
-        """Says how far to draw ahead of the rows, where rows of other machines are kept."""
+        """Decides how far to draw ahead of the rows if there is a cache."""
         # One thread at a time reads and files, so that a worker's messages are filed before its
-        # death is. Taken before `lock`, never inside it.
+        # death. Taken before `lock`, never while holding it.
         self._pumping = threading.RLock()
         self._unfiled: list[WorkerEvent] = []
         """Messages that `count_batches` has read, for the next `pump`."""
         self._fatal: GiglLoaderError | None = None
-        """Why nothing can be sampled any more."""
+        """Error after which nothing can be sampled any more."""
 
     # -- to workers -----------------------------------------------------------------------------
 
@@ -118,13 +118,13 @@ class Tasks:
         attempt = state.start(attempt, batches)
         if self.look_ahead is not None and number != AT_ONCE_STREAM:
             self.look_ahead.begin(attempt.serial, len(batches))
-        # before any task of the epoch, which a worker would take for a stale one: its socket keeps
-        # the order. Workers that are being replaced hear of it in `catch_up`
+        # Before any task of the epoch, which a worker would otherwise take for stale; a socket
+        # keeps the order. Workers that are being replaced learn of it in `catch_up`.
         for worker in sorted(self._recovery.at_work):
             self._announce(worker, state)
 
     def cancel(self, number: int) -> None:
-        """Break the epoch of a consumer off, where one is under way: workers drop its batches."""
+        """Cancel a consumer's epoch if one is under way: workers drop its batches."""
         state = self.streams[number]
         was_over = state.finished
         state.cancel()
@@ -132,7 +132,7 @@ class Tasks:
             self._recovery.send(worker, (pipe.ATTEMPT, number, None, False))
 
     def catch_up(self, worker: int) -> None:
-        """Tell a worker that took the place of another which epochs are under way."""
+        """Tell a replacement worker which epochs are under way."""
         for state in self.streams.values():
             if not state.finished:
                 self._announce(worker, state)
@@ -151,31 +151,31 @@ class Tasks:
 
     def _give_out(self) -> None:
         under_way = self._recovery.under_way
-        # asked after each message and each batch that is taken, mostly for nothing: to look for a
-        # free worker takes a look at all of them
+        # called after each message and each batch that is taken, mostly in vain, and the search for
+        # a free worker looks at all of them
         if not (under_way.has_lost or self._queue.has_turns):
             return
         while (worker := self._recovery.free_worker()) is not None:
             ticket = self._ticket_for(worker)
             if ticket is None:
                 return
-            if not any(under_way.loads):  # nobody could make progress before
+            if not any(under_way.loads):  # until now no worker could make progress
                 self._recovery.note_progress()
-            # noted before it is sent: a worker that turns out to be gone loses the batch to another
+            # noted before it is sent: if the worker turns out to be gone, another gets the batch
             under_way.give(worker, ticket)
             free, retired = self._channel.returned(worker, self._concurrency)
             self._recovery.send(worker, (pipe.TASK, ticket, free, retired))
 
     def _give_slots_back(self) -> None:
-        """Return slots that nobody reads to workers that have drawn all of an epoch.
+        """Return unused slots to workers that have drawn all of an epoch.
 
-        They travel with tasks otherwise. Where hundreds of batches were drawn ahead, none is left
-        to give out long before the last one is filled, and each would get a slot of its own.
+        Otherwise slots travel with tasks. If hundreds of batches were drawn ahead, no task is left
+        long before the last batch is filled, and each batch would get a new slot.
         """
         if self.look_ahead is None:
             return
         state = self.streams[STREAM]
-        # tasks are to come, now or once one of those under way was taken, and take slots along
+        # tasks will come, now or once a batch under way is taken, and will carry slots
         if state.has_room or state.in_flight >= state.limit:
             return
         for worker in sorted(self._recovery.at_work):
@@ -188,16 +188,16 @@ class Tasks:
         if self.look_ahead is None:
             return
         state, largest = self.streams[STREAM], self._largest()
-        # batches of which nothing is known may be of any size: one for each worker
+        # batches of unknown size may have any size: one for each worker
         room = self._channel.size // largest if largest else self._recovery.pool.num_workers
         room = max(1, min(self._channel.capacity, room))
         state.limit = self.look_ahead.limit(state.taken, room)
 
     def _ticket_for(self, worker: int) -> BatchTicket | None:
-        """Return the next task of ``worker``; those of a lost worker come first.
+        """Return the next task for ``worker``; tasks of a lost worker come first.
 
-        While something lost is left, nothing new is started: the consumer may be waiting for it,
-        and its room in the channel was taken when it was given out the first time.
+        While a lost task is left, no new one is started: the consumer may be waiting for the lost
+        one, whose room in the channel was taken when it was first given out.
         """
         under_way = self._recovery.under_way
         if under_way.has_lost:
@@ -205,19 +205,19 @@ class Tasks:
             if lost is not None or under_way.has_lost:
                 return lost
         at_once = self.streams.get(AT_ONCE_STREAM)
-        # a batch at once is waited for by itself: it goes out even where the channel is full
+        # a thread waits for a batch at once alone, so it goes out even if the channel is full
         found = None if at_once is None else at_once.next_ticket()
         if found is None and self._has_room():
             found = self._queue.next_ticket()
         return found
 
     def is_wanted(self, ticket: BatchTicket) -> bool:
-        """Return whether the epoch of a batch still goes on."""
+        """Return whether the epoch of a batch is still current."""
         stream = self.streams.get(ticket.stream)
         return stream is not None and stream.wants(ticket)
 
     def _largest(self) -> int:
-        """Return the bytes of the largest message so far; says once that the channel has less."""
+        """Return the bytes of the largest message so far; warn once if the channel has less."""
         largest = self._channel.largest
         if largest > self._channel.size and not self._said_narrow:
             self._said_narrow = True
@@ -231,16 +231,16 @@ class Tasks:
     def _has_room(self) -> bool:
         """Return whether one more message of the largest size seen fits into the channel."""
         if self.look_ahead is not None:
-            return True  # it decides which batches are filled; one that is only drawn takes no room
+            return True  # it decides which batches are filled; a drawn batch takes no room
         largest = self._largest()
         if 0 < largest * _MANY_MESSAGES <= self._channel.size:
-            return True  # without a look at each stream: a server has one per compute process
-        # batches that wait to be taken and those at workers; those of consumers do not count
+            return True  # without looking at each stream: a server has one per compute process
+        # batches that wait to be taken and those at workers; consumers' own batches do not count
         under_way = sum(stream.waiting for stream in self.streams.values())
         under_way += sum(self._recovery.under_way.loads)
-        if largest == 0:  # nothing is known of their size yet: one per worker
+        if largest == 0:  # no size is known yet: one batch per worker
             return under_way < self._recovery.pool.num_workers
-        # alone, a message passes that is larger than the whole channel
+        # an only message may be larger than the whole channel
         return under_way == 0 or (under_way + 1) * largest <= self._channel.size
 
     # -- messages of workers --------------------------------------------------------------------
@@ -251,18 +251,18 @@ class Tasks:
             with self._lock:
                 self._replace_due()
                 events, self._unfiled = self._unfiled, []
-            # outside of `lock`: this is the wait. No longer than to the next worker that is due
+            # the wait, outside `lock`; it ends when the next replacement is due
             events = events or self._recovery.pool.poll(self._recovery.next_step_in(timeout_s))
             with self._lock:
-                for event in events:  # all of them: the failure of one costs no other its batch
+                for event in events:  # all, so that the failure of one costs no other its batch
                     self._file_or_fail(event)
                 self.dispatch()
         self.raise_if_fatal()
         return bool(events)
 
     def pump_if_lost(self) -> None:
-        """File messages of workers where one of them is lost."""
-        # deaths alone: batches are filed by the thread that takes them; `has_news` does not show a
+        """File messages of workers if one of them is lost."""
+        # only for deaths, as the thread that takes batches files them; `has_news` does not show a
         # death that `count_batches` has read
         unfiled = any(event.message[0] == pipe.DIED for event in self._unfiled)
         if unfiled or self._recovery.is_pending or self._recovery.pool.has_news():
@@ -270,8 +270,8 @@ class Tasks:
 
     def raise_if_fatal(self) -> None:
         """Raise the error that ended the sampling, a copy for each caller."""
-        # a new object each time: one that is raised in several threads would collect the
-        # tracebacks of all of them
+        # a new object each time, as one that is raised in several threads would collect all their
+        # tracebacks
         if self._fatal is not None:
             raise type(self._fatal)(*self._fatal.args)
 
@@ -288,18 +288,18 @@ class Tasks:
             segments.close_fds(list(event.fds))
 
     def _replace_due(self) -> None:
-        """Start the workers whose turn it is. One that cannot be started would be waited for."""
+        """Start the workers that are due; a failure ends all, or consumers would wait for ever."""
         try:
             self._recovery.replace_due()
-        except OSError as error:  # no more processes, or files
+        except OSError as error:  # no more processes or files
             where = "starting a worker in the place of one that was lost"
             cause = f"{type(error).__name__}: {error}"
             self._fatal = self._fatal or SamplingError(where, cause, traceback.format_exc())
 
     def _file_or_fail(self, event: WorkerEvent) -> None:
-        """File a message. One that cannot be filed would be missing for ever: it ends all epochs.
+        """File a message. If that fails, it ends all epochs, as the batch would never come.
 
-        The thread that files it may not be the one that waits for it, or may end by the error.
+        The filing thread may not be the one that waits for the batch, or may end by the error.
         """
         try:
             self._file(event)
@@ -312,8 +312,8 @@ class Tasks:
 
     def _file(self, event: WorkerEvent) -> None:
         kind, *rest = event.message
-        # its batches were taken back: another worker samples them, and this one's result is
-        # not read. Its slots are gone with it
+        # its batches were taken back: another worker samples them, and this result is not read. Its
+        # slots are gone with it
         if kind in _OF_TASKS and event.worker not in self._recovery.at_work:
             segments.close_fds(list(event.fds))
             return
@@ -340,10 +340,10 @@ class Tasks:
         self, event: WorkerEvent, ticket: BatchTicket, slot: int, nbytes: int,
         retired: tuple[int, ...], layout: Any, stats: dict[str, Any],
     ) -> None:  # fmt: skip
-        # first of all, and whether the batch is still wanted or not: the worker is done with it
+        # first of all, whether the batch is still wanted or not: the worker is done with it
         self._recovery.under_way.done(event.worker, ticket)
         fd = event.fds[0] if event.fds else None
-        # one that nobody wants is opened, too: its slot goes back once the message is dropped
+        # an unwanted batch is opened too, so that its slot is returned when the message is dropped
         try:
             message = self._channel.open(event.worker, Written(slot, nbytes, fd, retired, layout))
         finally:
@@ -357,7 +357,7 @@ class Tasks:
     def _file_error(self, worker: int, ticket: BatchTicket, cause: str, text: str) -> None:
         self._recovery.under_way.done(worker, ticket)
         if not self.is_wanted(ticket):
-            return  # its epoch was broken off: no consumer waits for it
+            return  # its epoch was cancelled: no consumer waits for it
         pid = self._recovery.pool.pids[worker]
         where = f"sampling worker {worker} (pid {pid}), epoch {ticket.epoch}, batch {ticket.batch},"
         self.streams[ticket.stream].fail(SamplingError(where, cause, text))
@@ -369,7 +369,7 @@ class Tasks:
     def _lose(
         self, worker: int, pid: int | None, exitcode: int | None, orphan_of: int | None = None
     ) -> None:
-        # all that it sent was filed before. Its successor counts its slots from 0 again
+        # all that it sent has been filed. Its successor counts its slots from 0 again
         self._channel.forget(worker)
         if self.look_ahead is not None:
             self.look_ahead.give_up()
@@ -378,7 +378,7 @@ class Tasks:
             self._give_up(worker, error)
 
     def _give_up(self, worker: int, error: GiglLoaderError) -> None:
-        """End all epochs, and tell other ranks that ask a worker which has no successor."""
+        """End all epochs, and tell other ranks' workers that this worker has no successor."""
         self._fatal = error
         listener = self._recovery.pool.take_listener(worker)
         if listener is not None:
@@ -386,7 +386,7 @@ class Tasks:
 
     def _welcome(self, worker: int) -> None:
         """Send a replacement worker the data that the lost one had."""
-        # both before it is given batches: epochs, so that its tasks are not stale, and whom to ask
+        # both before it gets batches: the epochs, or its tasks would be stale, and its peers
         self.catch_up(worker)
         assignments = self._ranks.assignments()
         self._recovery.send(worker, *self._ranks.introduction(worker, assignments))

@@ -1,11 +1,11 @@
 """A sampling process: takes tasks from its socket, samples, writes each batch into a slot.
 
-Threads: the main one reads the socket, so that the end of the trainer is noticed at once; sampling
-threads take tasks from a queue, as many as batches are to overlap their waits for other partitions;
-`Answering` has one for each worker of another partition that asks this one.
+Threads: the main thread reads the socket, so that it notices the trainer's end at once. Sampling
+threads take tasks from a queue; there are as many as batches shall overlap their waits for other
+partitions. `Answering` has one for each worker of another partition that sends requests.
 
-Nothing here imports torch, which takes longer than all else that a worker does before its first
-batch.
+Nothing here imports torch, which would take longer than everything else that a worker does before
+its first batch.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from gigl_loader.memory import read_ahead
 from gigl_loader.memory.same_host import Offer, read_offers
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.slots import SlotWriter, Written
-from gigl_loader.message import Attempt, BatchTicket
+from gigl_loader.message import Attempt, BatchTicket, Field
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import (
     STREAM,
@@ -42,14 +42,7 @@ from gigl_loader.rowcache.look_ahead import (
 )
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, Pipeline
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.plan import (
-    Field,
-    Peers,
-    Sampler,
-    SampleRequest,
-    SamplingPlan,
-    scale_fields,
-)
+from gigl_loader.sampler.plan import Peers, Sampler, SampleRequest, SamplingPlan, scale_fields
 from gigl_loader.sampler.reader import Scratch
 from gigl_loader.sampler.row_exchange import LaterPeers, rows_apart
 from gigl_loader.threads import new_thread
@@ -61,28 +54,28 @@ logger = logging.getLogger(__name__)
 
 _MAX_TRACEBACK = 60_000
 _LINGER_STEP_S = 1.0
-"""How often a worker that only answers tells its trainer that it is alive."""
+"""Seconds between two signs of life to the trainer from a worker that only serves."""
 _LANES = 4
-"""Connections to each other partition: one for each sampling thread, up to this many. Threads that
-share one have to hand the reading on, and on a busy machine a woken thread takes the core from
-the one that holds the interpreter's lock. With two for four threads, a third of the time went."""
+"""Most connections to each other partition: one for each sampling thread. Threads that share one
+have to hand the reading on, and on a busy machine a woken thread takes the core from the one that
+holds the interpreter's lock. Two connections for four threads cost a third of the time."""
 _COMES_BACK_S = 30.0
-"""How long, after its start, a worker that took another's place expects those who asked that one:
-they may have said goodbye to it."""
+"""Seconds after its start in which a replacement worker expects its predecessor's callers; they may
+have said goodbye to that one."""
 _BYE_S = 5.0
-"""Longest wait, when ending, for goodbyes to workers that need not be asked."""
+"""Longest wait, at the end, for goodbyes to workers that get no requests from this one."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MOST_MMAP_THRESHOLD = 32 * 2**20
 """Largest mmap threshold that glibc allows."""
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep freed memory: work arrays of the next batch then cost no page faults."""
+    """Make malloc keep freed memory: work arrays of the next batch then cost no page faults."""
     with contextlib.suppress(OSError, AttributeError):  # another libc: slower, not wrong
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**30)
-        libc.mallopt(_M_ARENA_MAX, 1)  # memory freed by one thread may serve another
+        libc.mallopt(_M_ARENA_MAX, 1)  # so that memory freed by one thread can serve another
 
 
 def load_sampler(
@@ -95,7 +88,7 @@ def load_sampler(
         view: The partition to read.
         plan: The sampling to do.
         peers: The workers of the other partitions.
-        custom: Import path of its class, and keywords; None: the k-hop neighbour sampler.
+        custom: Import path and keywords of its class; None: the k-hop neighbour sampler.
     """
     if custom is None:
         return NeighborSampler(view, plan, peers)
@@ -109,7 +102,7 @@ def load_sampler(
 def sampled_fields(
     sampler: Sampler, request: SampleRequest, view: PartitionView[Array]
 ) -> list[Field]:
-    """Return the fields of a batch, with the scales of rows that are stored in fewer bytes."""
+    """Return the fields of a batch, with the scales of quantized rows."""
     fields = [f if isinstance(f, Field) else Field.of(*f) for f in sampler.sample(request)]
     return [*fields, *scale_fields(view, {one.key for one in fields})]
 
@@ -124,9 +117,9 @@ class Worker:
         self._plugins = Plugins()
         self._slots = SlotWriter()
         self._tasks: queue.SimpleQueue[BatchTicket | None] = queue.SimpleQueue()
-        # by stream: the attempt that goes on, and the order of the seeds in its epoch
+        # by stream: the current attempt, and the order of the seeds in its epoch
         self._attempts: dict[int, tuple[Attempt | None, Array | None]] = {}
-        self._send_lock = threading.Lock()  # sampling threads send batches, the main one the rest
+        self._send_lock = threading.Lock()  # sampling threads and the main thread both send
         self._answering: Answering | None = None
         self._asking: Asking | None = None
         self._askers: tuple[str, ...] = ()
@@ -141,8 +134,8 @@ class Worker:
     # -- start ----------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Set the process up and open the door to other partitions."""
-        keep_freed_memory()  # before the first thread: an arena that a thread has stays
+        """Set the process up and listen for other partitions."""
+        keep_freed_memory()  # before the first thread, as a thread keeps its arena
         if self._setup.access is not None:
             name = f"sampling worker {self._number}"
             self._answering = Answering(
@@ -155,7 +148,7 @@ class Worker:
             self._plugins.init_fn(self._number)
         # a sampler that cannot be built fails here, at the start
         self._load_sampler(None)
-        if "torch" in sys.modules:  # a plugin's: its operations are not to take others' CPUs
+        if "torch" in sys.modules:  # imported by a plugin: it must not take others' CPUs
             sys.modules["torch"].set_num_threads(1)
         self._report_ready()
 
@@ -164,8 +157,8 @@ class Worker:
 
     def _report_ready(self) -> None:
         answering = self._answering
-        # the socket that the worker listens on, for its successor; one that has it from the worker
-        # before need not send it: the trainer has it
+        # the worker's listening socket, for its successor; a worker that got it from its
+        # predecessor need not send it, as the trainer has it
         keeps = answering is not None and self._setup.replaceable and self._listens_on is None
         fds = [answering.fileno()] if answering is not None and keeps else []
         self._send((pipe.READY, answering.address if answering else None), fds)
@@ -192,7 +185,7 @@ class Worker:
                 return
 
     def _take_task(self, ticket: BatchTicket, free: list[int], retired: list[int]) -> None:
-        self._slots.give_back(free, retired)  # first: this very batch may be written there
+        self._slots.give_back(free, retired)  # first, as this batch may be written there
         if self._cache is not None:
             self._ahead.put(ticket)
         else:
@@ -200,11 +193,11 @@ class Worker:
 
     def _start_attempt(self, stream: int, attempt: Attempt | None, has_order: bool) -> None:
         order = pipe.receive_object(self._sock) if has_order else None
-        # both in one tuple, put in place in one step: sampling threads look at any time
+        # one tuple, replaced in one step, as sampling threads may read it at any time
         self._attempts[stream] = (attempt, order)
 
     def _goes_on(self, ticket: BatchTicket) -> bool:
-        """Return whether a batch is of an attempt that was not broken off."""
+        """Return whether a batch belongs to an attempt that was not cancelled."""
         attempt, _ = self._attempts.get(ticket.stream, (None, None))
         return ticket.attempt == attempt
 
@@ -216,7 +209,7 @@ class Worker:
         memory: AheadMemory[Array] | None = None
         if has_cache:
             memory = pipe.receive_object(self._sock)
-        # before any sampling thread starts, as each builds its sampler of this
+        # before any sampling thread starts, as each builds its sampler from this
         view = dataclasses.replace(setup.view, same_host=read_offers(offers, PartitionView))
         self._setup = dataclasses.replace(setup, view=view)
         if (unseen := offers.keys() - view.same_host.keys()) and self._number == 0:
@@ -228,8 +221,8 @@ class Worker:
         if assignment is not None:
             self._askers = assignment.askers
             self._ask_from_now_on(name, assignment)
-        # threads that wait for peers or a disk cost nothing; without these they share this worker's
-        # CPUs: one samples while another gathers rows
+        # Threads that wait for peers or a disk cost nothing. Without such waits they share this
+        # worker's CPUs: one samples while another gathers rows.
         alone = min(setup.concurrency, setup.cpus)
         loop = self._sample_loop
         if memory is not None and self._asking is not None:
@@ -241,13 +234,13 @@ class Worker:
             new_thread(target=target, name=f"samples {number}", on_death=_end_process).start()
 
     def _ask_from_now_on(self, name: str, assignment: Assignment) -> None:
-        """Connect to the workers of other partitions, aside: the trainer is listened to meanwhile.
+        """Connect to other partitions' workers in a thread, so that the trainer is heard meanwhile.
 
-        Those whose partition is read in memory expect this worker, too, since they cannot know that
-        it is: they are told goodbye at once.
+        Workers whose partition is read in memory expect this worker too, as they cannot know: they
+        get a goodbye at once.
         """
         access, timeout_s = self._setup.access, self._setup.rpc_timeout_s
-        assert access is not None, "who has peers answers them"
+        assert access is not None, "a worker with peers serves them"
         same_host = self._setup.view.same_host
         asked = {p: whom for p, whom in assignment.asked.items() if p not in same_host}
         spared = {p: whom for p, whom in assignment.asked.items() if p in same_host}
@@ -271,7 +264,7 @@ class Worker:
         thread.start()
 
     def _stop(self, linger_s: float) -> None:
-        """End; but serve the other partitions until their workers are done, or send no requests."""
+        """End, but serve other partitions until their workers are done, or send no requests."""
         self._attempts.clear()  # batches in the queue are stale now
         if self._cache is not None:  # others of this machine share the memory
             for waiting in self._ahead.drop():
@@ -279,7 +272,7 @@ class Worker:
         if self._answering is None or linger_s <= 0:
             return
         deadline = time.monotonic() + _BYE_S
-        for thread in self._connecting:  # a peer never reached would wait for this worker's bye
+        for thread in self._connecting:  # a peer never reached would wait for our goodbye
             thread.join(max(0.0, deadline - time.monotonic()))
         if self._asking is not None:
             self._asking.close()
@@ -296,7 +289,7 @@ class Worker:
     # -- sampling -------------------------------------------------------------------------------
 
     def _sample_from_disk(self) -> None:
-        # for ever, where files fit into memory: a daemon, which ends with the process
+        # if files fit into memory this never ends: a daemon, which ends with the process
         read_ahead.do_not_fit.wait()
         self._sample_loop()
 
@@ -309,8 +302,8 @@ class Worker:
             if request is None:
                 self._send((pipe.STALE, ticket))
                 return
-            # here, not in `__init__`: a sampler's work arrays are of one thread, and a thread that
-            # never gets a task needs none
+            # here, not in `__init__`: a sampler's work arrays belong to one thread, and a thread
+            # that never gets a task needs none
             if sampler is None:
                 peers = LaterPeers(self._asking) if self._rows_apart else self._asking
                 sampler = self._load_sampler(peers)
@@ -319,11 +312,11 @@ class Worker:
         self._work(self._tasks.get, sample)
 
     def _work(self, wait: Callable[[], Any], do: Callable[[Any, float], None]) -> None:
-        """Do one thing after another, and tell the trainer where one cannot be done.
+        """Do one task after another, and report failures to the trainer.
 
         Args:
-            wait: Returns a ticket or a batch that was drawn; None: there is no more.
-            do: Takes it, and how many seconds were waited for it.
+            wait: Returns a ticket or a drawn batch; None: there are no more.
+            do: Handles it; also takes the seconds that `wait` took.
         """
         while True:
             waited = time.perf_counter()
@@ -333,18 +326,18 @@ class Worker:
             ticket = found.ticket if isinstance(found, Waiting) else found
             try:
                 do(found, time.perf_counter() - waited)
-            # of shared memory or a disk, to be told; or of the socket: then telling fails as well,
-            # the trainer is gone, and so is the reason for this process
+            # A failure of shared memory or a disk is reported. If the socket failed, the report
+            # fails too: the trainer is gone, and this process has no more purpose.
             except OSError as error:
                 if not self._report(ticket, error):
                     os._exit(0)
-            except BaseException as error:  # a sampler may be the user's, and raise anything
+            except BaseException as error:  # a user's sampler may raise anything
                 self._report(ticket, error)
 
     # -- sampling ahead -------------------------------------------------------------------------
 
     def _may_fill(self, waiting: Waiting) -> bool:
-        """Return whether a drawn batch may be filled, or is of an epoch that was broken off."""
+        """Return whether a drawn batch may be filled, or belongs to a cancelled epoch."""
         assert self._drawn is not None
         ticket = waiting.ticket
         return not self._goes_on(ticket) or self._drawn.may_fill(ticket.serial, ticket.position)
@@ -402,7 +395,7 @@ class Worker:
         self._hand_over(ticket, written, stats)
 
     def _request(self, ticket: BatchTicket) -> SampleRequest | None:
-        """Return the seeds to sample, or None: the epoch was broken off."""
+        """Return the seeds to sample; None: the epoch was cancelled."""
         attempt, order = self._attempts.get(ticket.stream, (None, None))
         if ticket.attempt != attempt:
             return None
@@ -434,7 +427,7 @@ class Worker:
         fds = [] if written.fd is None else [written.fd]
         try:
             self._send(message, fds)
-        finally:  # the socket has its own by now, and the mapping stays
+        finally:  # the socket has its own copy by now, and the mapping stays
             for fd in fds:
                 os.close(fd)
 
@@ -455,12 +448,12 @@ class Worker:
 
 
 def _end_process(error: BaseException) -> None:
-    """End this worker: the supervisor sees it, and another worker samples its open batches."""
+    """End this worker: the supervisor reports it, and another worker samples its batches."""
     os._exit(1)
 
 
 def _receive_position(sock: pipe.Socket) -> tuple[bool, int | None]:
-    """Return whether this worker replaces another, and that one's listening socket if it had one.
+    """Return whether this worker replaces another, and that one's listening socket, if any.
 
     Raises:
         ConnectionError: The trainer is gone.
@@ -473,7 +466,7 @@ def _receive_position(sock: pipe.Socket) -> tuple[bool, int | None]:
 
 
 def main(sock: pipe.Socket, number: int) -> None:
-    """Be worker ``number`` on ``sock``; the entry point of the forked process."""
+    """Run worker ``number`` on ``sock``; entry point of the forked process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:

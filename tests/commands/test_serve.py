@@ -89,47 +89,55 @@ def test_a_cluster_without_all_partitions_does_not_start(tmp_path, caplog):
     assert "no storage server loaded partitions [1] of 2" in caplog.text
 
 
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The option that names a graph of two partitions."""
+    folder = tmp_path_factory.mktemp("served") / "graph"
+    partition_graph(tiny_graph().to_pyg(), 2, folder, progress=False)
+    return f"--root={folder}"
+
+
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What `serve` asks for, in place of a server."""
+    """What `serve` asks for, in place of a server: one whose host is "bug" has one."""
     found: list[tuple[Any, ...]] = []
 
     @contextlib.contextmanager
     def process(rank: int, info: Any, dataset: Any, **how: Any) -> Iterator[Any]:
-        found.append((rank, info, dataset, how))
+        if how["host"] == "bug":
+            raise KeyError("a bug")
+        found.append((rank, info, dataset.partition_idx, how))
         yield SimpleNamespace(wait=lambda: 5)
 
     monkeypatch.setattr("gigl_loader.commands.storage.init_storage_process", process)
-    monkeypatch.setattr("gigl_loader.commands.storage.count_partitions", lambda root: 2)
-    monkeypatch.setattr("gigl_loader.commands.storage.DistDataset.load", lambda *where: where)
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     return found
 
 
-def test_a_server_is_told_by_torchrun_who_it_is(served: Any, monkeypatch) -> None:
-    alone = parse_serve(["--root=graph"])
+def test_a_server_is_told_by_torchrun_who_it_is(served: Any, root: str, monkeypatch) -> None:
+    alone = parse_serve([root])
     assert (alone.rank, alone.num_servers, alone.master_addr) == (0, 1, HOST)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
-    assert serve(parse_serve(["--root=graph", "--master-port=7000", "--num-jobs=0"])) == 5
-    rank, info, dataset, how = served.pop()
+    assert serve(parse_serve([root, "--master-port=7000", "--num-jobs=0"])) == 5
+    rank, info, partition, how = served.pop()
     assert (rank, info.num_storage_nodes, info.rpc_master_port) == (3, 4, 7000)
     assert info.storage_cluster_master_ip == "10.0.0.1"
-    assert dataset == ("graph", 1), "of 2 partitions, server 3 has the second one"
+    assert partition == 1, "of 2 partitions, server 3 has the second one"
     assert how["num_jobs"] is None, "until told to stop"
-    serve(parse_serve(["--root=graph", "--rank=0", "--allow-samplers=a", "--allow-samplers=b.C"]))
-    rank, _, dataset, how = served.pop()
-    assert (rank, dataset, how["num_jobs"]) == (0, ("graph", 0), None), "none leaves by itself"
+    serve(parse_serve([root, "--rank=0", "--allow-samplers=a", "--allow-samplers=b.C"]))
+    rank, _, partition, how = served.pop()
+    assert (rank, partition, how["num_jobs"]) == (0, 0, None), "none leaves by itself"
     assert how["allow_samplers"] == ["a", "b.C"]
     for option in ("--num-jobs=2", "--num_server_sessions=2"):  # GiGL's name
-        serve(parse_serve(["--root=graph", option]))
+        serve(parse_serve([root, option]))
         assert served.pop()[-1]["num_jobs"] == 2
 
 
-def test_a_server_says_where_it_listens(served: Any) -> None:
-    one, several = ["--root=graph"], ["--root=graph", "--num-servers=2", "--rank=1"]
+def test_a_server_says_where_it_listens(served: Any, root: str) -> None:
+    one, several = [root], [root, "--num-servers=2", "--rank=1"]
     with pytest.raises(ConfigError, match="give --master-port 7000 in place of --port"):
         serve(parse_serve([*one, "--port=7000"]))
     for flags in ([*one, "--port=29600"], [*several, "--port=7000", "--host=10.0.0.2"]):
@@ -138,16 +146,9 @@ def test_a_server_says_where_it_listens(served: Any) -> None:
     assert (how["host"], how["port"]) == ("10.0.0.2", 7000)
 
 
-def test_only_errors_that_say_what_to_do_are_told_without_a_traceback(monkeypatch, caplog) -> None:
-    def fail_with(error: Exception) -> None:
-        def fail(args: Any) -> int:
-            raise error
-
-        monkeypatch.setattr("gigl_loader.commands.storage.serve", fail)
-
-    fail_with(ConfigError("give another port"))
-    assert main(["--root=graph"]) == 2
-    assert "ConfigError: give another port" in caplog.text
-    fail_with(KeyError("a bug"))
-    with pytest.raises(KeyError):
-        main(["--root=graph"])
+@pytest.mark.usefixtures("served")
+def test_only_errors_that_say_what_to_do_are_told_without_a_traceback(root: str, caplog) -> None:
+    assert main([root, "--port=7000"]) == 2
+    assert "ConfigError: the only server listens on --master-port" in caplog.text
+    with pytest.raises(KeyError, match="a bug"):
+        main([root, "--host=bug"])

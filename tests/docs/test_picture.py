@@ -9,17 +9,27 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARK = ROOT / "examples" / "benchmarks" / "colocated"
-RESULTS = BENCHMARK / "results" / "2026-11-21.json"
-RESULTS_KEYS = ("date", "machine", "case", "work", "seeds_per_s")
+RESULTS = max((BENCHMARK / "results").glob("????-??-??.json"))  # the latest run
+RESULTS_KEYS = ("date", "machine", "case", "work", "table", "seeds_per_s")
 
 
-def test_the_result_file_holds_the_figures_of_the_page() -> None:
-    page = (BENCHMARK / "README.md").read_text()
-    found = json.loads(RESULTS.read_text())
-    assert found["machine"] in page
-    for row in found["seeds_per_s"]:
+def test_the_page_holds_the_figures_of_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARK))
+    import page
+
+    text = (BENCHMARK / "README.md").read_text()
+    (tmp_path / "README.md").write_text(text)
+    page.write(RESULTS, tmp_path / "README.md")
+    assert (tmp_path / "README.md").read_text() == text
+    for row in json.loads(RESULTS.read_text())["seeds_per_s"]:
         figures = f"| {row['median']:,} ({row['least']:,} to {row['most']:,}) |"
-        assert figures in page, row["contestant"]
+        assert figures in text, row["contestant"]
+    (tmp_path / "README.md").write_text("no marks")
+    with pytest.raises(ValueError, match="needs the lines"):
+        page.write(RESULTS, tmp_path / "README.md")
+    sys.modules.pop("page", None)
 
 
 def test_the_picture_can_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +51,7 @@ def test_a_run_gives_the_file_that_the_picture_is_drawn_from(
     import picture
 
     args = Namespace(
-        case="throughput", nodes=10, edges=20, dim=3, fanout=[2], batch_size=4, rounds=3
+        case="throughput", nodes=10, edges=20, dim=3, fanout=[2], batch_size=4, batches=2, rounds=3
     )
     figures = {
         "gigl_loader, 1 worker": {0: 90.0, 1: 100.0, 2: 80.4},
@@ -50,11 +60,13 @@ def test_a_run_gives_the_file_that_the_picture_is_drawn_from(
     }
     versions = {name: {"pyg_lib": "0.9"} if "pyg-lib" in name else {} for name in figures}
     summary = _summary.summarize(
-        figures, versions, args=args, machine="a busy machine", others_cpu=0.2
-    )
+        figures, versions, args=args, machine="a busy machine", others_cpu=0.2,
+        table="| a |\n| b |",
+    )  # fmt: skip
     _summary.write(tmp_path / "results" / "one.json", summary)
     found = json.loads((tmp_path / "results" / "one.json").read_text())
     assert found == summary
+    assert found["table"] == ["| a |", "| b |"]
     assert found["seeds_per_s"] == [
         {"contestant": "gigl_loader", "versions": "", "median": 90, "least": 80, "most": 100},
         {

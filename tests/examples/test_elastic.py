@@ -6,6 +6,9 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +24,21 @@ from gigl_loader.testing import batch_digest, one_rank, wait_until
 pytestmark = pytest.mark.multiprocess
 
 BATCH_SIZE, EPOCHS = 64, 2
+_STATE = "torch.rendezvous.job"
 
 
 def _torchrun(folder: Path, port: int, output: Any, *, stays: bool) -> ForkedPython:
     """Be one machine of a job of one or two; each has one rank."""
-    # the first to come says how long it waits for more: the one that is lost for the other, and
-    # the one that stays, once alone, for nobody
-    last_call_s = 1 if stays else 300
-    conf = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=10"
+    # By these times nobody is lost, and nobody goes on alone, however busy the machine is: the test
+    # says when (`_lose` and `_close_last_call`).
+    conf = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=600,last_call_timeout=600"
     faults = [] if stays else ["--kill-node-at=4"]
     return ForkedPython(
         [
             sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1",
             "--max-restarts=5", "--monitor-interval=0.2", "--rdzv-backend=c10d", "--rdzv-id=job",
             f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1",
-            f"--rdzv-conf={conf},last_call_timeout={last_call_s}",
+            f"--rdzv-conf={conf}",
             str(EXAMPLES / "elastic.py"), f"--checkpoint={folder}/elastic.pt", f"--record={folder}",
             f"--batch-size={BATCH_SIZE}", f"--epochs={EPOCHS}", "--save-every=2",
             *faults,
@@ -55,13 +58,45 @@ def _undisturbed(folder: Path) -> list[list[str]]:
             return [list(map(batch_digest, loader)) for _ in range(EPOCHS)]
 
 
-def _has_come(meeting: TCPStore) -> bool:
-    """Whether the first machine is in torchrun's rendezvous; it makes that before it is."""
-    if not meeting.check(["torch.rendezvous.job"]):
+def _changed(meeting: TCPStore, change: Callable[[Any], bool]) -> bool:
+    """Change the state of torchrun's rendezvous, unless ``change`` returns False."""
+    while meeting.check([_STATE]):
+        known = meeting.get(_STATE).decode()
+        if known == C10dRendezvousBackend._NULL_SENTINEL:
+            return False
+        state = pickle.loads(base64.b64decode(known))
+        if not change(state):
+            return False
+        new = base64.b64encode(pickle.dumps(state)).decode()
+        # the machines write to it, too
+        if meeting.compare_set(_STATE, known, new).decode() == new:
+            return True
+    return False
+
+
+def _lose(state: Any, node: Any) -> bool:
+    """Let the heartbeat of a machine be too old: the next one to look removes it."""
+    state.last_heartbeats[node] = datetime.fromtimestamp(0, UTC)
+    return True
+
+
+def _close_last_call(state: Any) -> bool:
+    """Let a machine that waits for others go on alone."""
+    if state.complete or len(state.participants) != 1:
         return False
-    state = meeting.get("torch.rendezvous.job")
-    is_empty = state.decode() == C10dRendezvousBackend._NULL_SENTINEL
-    return not is_empty and bool(pickle.loads(base64.b64decode(state)).participants)
+    state.deadline = datetime.fromtimestamp(0, UTC)
+    return True
+
+
+def _have_come(meeting: TCPStore, come: list[Any]) -> bool:
+    """Whether machines are in the rendezvous, which are added to ``come``."""
+
+    def look(state: Any) -> bool:
+        come.extend(state.participants)
+        return False
+
+    _changed(meeting, look)
+    return bool(come)
 
 
 @pytest.mark.longest
@@ -74,9 +109,16 @@ def test_a_machine_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with printed.open("w") as output:
         machines = [_torchrun(log, meeting.port, output, stays=False)]
         try:
-            wait_until(lambda: _has_come(meeting), "one has come", 300)
+            come: list[Any] = []
+            wait_until(lambda: _have_come(meeting, come), "one has come", 300)
             machines.append(_torchrun(log, meeting.port, output, stays=True))
-            machines[1].wait(timeout=380)  # three starts, one after the other
+            machines[0].wait(timeout=300)
+            _changed(meeting, partial(_lose, node=come[0]))
+            wait_until(
+                lambda: machines[1].poll() is not None or _changed(meeting, _close_last_call),
+                "the other one is alone", 300,
+            )  # fmt: skip
+            machines[1].wait(timeout=300)
             assert machines[1].returncode == 0, printed.read_text()[-4000:]
         finally:
             for machine in machines:

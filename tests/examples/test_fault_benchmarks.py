@@ -106,13 +106,12 @@ def test_what_the_comparison_says(scripts, clock_of) -> None:
     assert broken_off([[7, 8, 9]]) == "in the next epoch 3 seeds **repeat** and 0 are missing"
 
 
-def test_a_case_that_hangs_or_ends_is_told(scripts, tmp_path: Path, monkeypatch) -> None:
-    compare = scripts("compare")
-    monkeypatch.setattr(compare, "CASE", tmp_path / "case.py")
+def test_a_case_that_hangs_or_ends_is_told(scripts, tmp_path: Path) -> None:
+    compare, case = scripts("compare"), tmp_path / "case.py"
 
     def outcome(code: str, limit_s: float = 60.0) -> str:
-        compare.CASE.write_text(code)
-        return compare.measured(sys.executable, "ours", "killed", limit_s)["outcome"]
+        case.write_text(code)
+        return compare.measured(sys.executable, "ours", "killed", limit_s, case)["outcome"]
 
     fault = "print('{\"fault\": true}', flush=True)\n"
     assert outcome('print(\'{"outcome": "well"}\')') == "well"

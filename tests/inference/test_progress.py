@@ -1,7 +1,7 @@
 """The line that says how far inference is."""
 
+import contextlib
 import io
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,38 +27,27 @@ class _Terminal(io.StringIO):
         return True
 
 
-def _terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
-    """Let stderr be a terminal; within a test, since pytest puts its own there when one begins."""
-    made = _Terminal()
-    monkeypatch.setattr(sys, "stderr", made)
-    return made
-
-
-def test_what_an_earlier_run_computed_counts_as_done_and_not_as_fast(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal = _terminal(monkeypatch)
-    line = ProgressLine(1000, shown=True)
-    line.skip(500)
-    clock.now += 2.0
-    line.add(100, "layer 2 of 3")
+def test_what_an_earlier_run_computed_counts_as_done_and_not_as_fast(clock: Clock) -> None:
+    with contextlib.redirect_stderr(_Terminal()) as terminal:
+        line = ProgressLine(1000, shown=True)
+        line.skip(500)
+        clock.now += 2.0
+        line.add(100, "layer 2 of 3")
     assert line.per_second == 50.0
     text = terminal.getvalue()
     assert text.startswith("\rlayer 2 of 3: 600 of 1,000 rows, 50 rows/s, 2.0 s, 8 s left ")
     assert "\n" not in text
 
 
-def test_it_is_written_twice_a_second_at_most(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal = _terminal(monkeypatch)
-    line = ProgressLine(100, shown=True)
-    for _ in range(30):
-        clock.now += 0.125
-        line.add(1, "layer 1 of 1")
-    before = terminal.getvalue()
-    assert before.count("\r") == 6
-    line.end()
+def test_it_is_written_twice_a_second_at_most(clock: Clock) -> None:
+    with contextlib.redirect_stderr(_Terminal()) as terminal:
+        line = ProgressLine(100, shown=True)
+        for _ in range(30):
+            clock.now += 0.125
+            line.add(1, "layer 1 of 1")
+        before = terminal.getvalue()
+        assert before.count("\r") == 6
+        line.end()
     text = "layer 1 of 1: 30 of 100 rows, 8 rows/s, 3.8 s, 9 s left"
     assert terminal.getvalue() == before + "\r" + text.ljust(90) + "\n"
 

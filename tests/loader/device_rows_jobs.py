@@ -25,7 +25,6 @@ from torch_geometric.data import Data
 from gigl_loader import DistABLPLoader, DistDataset, DistNeighborLoader, PeerError, replay
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.loader import device_rows
-from gigl_loader.loader.in_process import InProcessSource
 from gigl_loader.testing import batch_digest, check_same_batches
 
 GRAPH, CASES, COMMON = rank_jobs.GRAPH, rank_jobs.CASES, rank_jobs.COMMON
@@ -223,8 +222,15 @@ def gpus(rank: int, size: int) -> None:
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, StandIn, devices=["cuda"])
     graph, edge_dir, given, how = CASES["plain"]
+    used: list[torch.device] = []
+
+    def memory_of(device: torch.device) -> DeviceMemory:
+        used.append(device)
+        return DeviceMemory(device)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device_rows, "backend_for", lambda device: backend)
+        patch.setattr(device_rows, "DeviceMemory", memory_of)
         with (
             DistNeighborLoader(
                 graph.dataset(edge_dir=edge_dir), input_nodes=given, num_workers=0,
@@ -235,7 +241,6 @@ def gpus(rank: int, size: int) -> None:
                 exchange="collective", pin_memory_device=own, **COMMON, **how,
             ) as parts,
         ):  # fmt: skip
-            assert isinstance(parts._source, InProcessSource)
-            assert parts._source._rows is not None
+            assert used == [own], "rows go from device to device"
             for _ in range(2):
                 check_same_batches(whole, parts)

@@ -21,21 +21,27 @@ def real(batch: Batch) -> Batch:
     """Return a batch without dead nodes and edges, by its masks alone."""
     found = batch.clone()
     nodes, edges = stores_of(found)
+    # before anything is cut: real nodes may be as many as padded edges
+    lengths = [_lengths(store) for store in edges]
     for store in nodes:
-        _cut(store, "pad_node_mask", "num_sampled_nodes")
+        _cut(store, "pad_node_mask", "num_sampled_nodes", _lengths(store))
         if "seed_mask" in store:
             del store["seed_mask"]
         if "num_nodes" in store:
             store.num_nodes = store.n_id.numel()
-    for store in edges:
-        _cut(store, "pad_edge_mask", "num_sampled_edges")
+    for store, known in zip(edges, lengths, strict=True):
+        _cut(store, "pad_edge_mask", "num_sampled_edges", known)
     if isinstance(found, HeteroData):
         found.num_sampled_nodes = {t: found[t].num_sampled_nodes for t in found.node_types}
         found.num_sampled_edges = {t: found[t].num_sampled_edges for t in found.edge_types}
     return found
 
 
-def _cut(store: Any, name: str, counted: str) -> None:
+def _lengths(store: Any) -> dict[str, int]:
+    return {field: value.size(0) for field, value in store.items() if isinstance(value, Tensor)}
+
+
+def _cut(store: Any, name: str, counted: str, lengths: dict[str, int]) -> None:
     mask = store[name]
     size, count = mask.numel(), int(mask.sum())
     assert mask[:count].all(), "what is dead comes last"
@@ -46,7 +52,7 @@ def _cut(store: Any, name: str, counted: str) -> None:
             continue
         if field == "edge_index":
             store[field] = value[:, :count] if of_edges else value
-        elif value.size(0) == size and field not in SEED_SIDE:
+        elif lengths[field] == size and field not in SEED_SIDE:
             store[field] = value[:count]
     counts = list(store[counted])
     if counts:

@@ -1,16 +1,22 @@
 """What processes spend, counted by hand."""
 
 import os
+import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from gigl_loader.errors import PeerError
-from gigl_loader.plan import measure, trial_cluster
+from gigl_loader.plan import trial_cluster
 from gigl_loader.plan.measure import Child, cpu_s_below, say
 from gigl_loader.plan.trial_cluster import BatchKind, Took, measure_one
+from gigl_loader.testing import wait_until
 
 
 def test_batches_that_count_come_after_those_that_fill_the_cache() -> None:
@@ -31,25 +37,49 @@ def test_time_of_this_process_is_counted_in_ticks() -> None:
     assert cpu_s_below(2**30) == 0, "no such process"
 
 
-def test_descendants_count_and_processes_that_end_meanwhile_do_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tree = {  # by pid: parent, user ticks, system ticks
-        7: (1, 100, 20), 9: (7, 30, 0), 8: (9, 5, 5), 10: (1, 999, 999), 11: (8, 1, 0),
-        13: (7, 4, 0),
-    }  # fmt: skip
+TREE = """
+work() { for ((i = 0; i < 15000; i++)); do :; done; echo $BASHPID >>pids; }
+( ( work; exec sleep 600 ) & work; wait ) &
+( work; exec sleep 600 ) &
+work; wait
+"""
 
-    def read_stat(pid: int) -> list[str] | None:
-        if pid not in tree:
-            return None  # it ended meanwhile
-        parent, user, system = tree[pid]
-        return ["S", str(parent), *["0"] * 9, str(user), str(system)]
 
-    monkeypatch.setattr(os, "listdir", lambda path: ["self", "12", *map(str, tree)])
-    monkeypatch.setattr(measure, "read_stat", read_stat)
-    tick = 1 / os.sysconf("SC_CLK_TCK")
-    assert cpu_s_below(7) == pytest.approx((120 + 30 + 4 + 10 + 1) * tick)
-    assert cpu_s_below(9) == pytest.approx(41 * tick)
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[psutil.Process]:
+    """A process with two below it, one of which has another: all have worked, and sleep now."""
+    with subprocess.Popen(["bash", "-c", TREE], cwd=tmp_path, start_new_session=True) as first:
+        try:
+            pids = tmp_path / "pids"
+            wait_until(
+                lambda: pids.exists() and len(pids.read_text().split()) == 4, "all have worked"
+            )
+            yield psutil.Process(first.pid)
+        finally:
+            os.killpg(first.pid, signal.SIGKILL)
+
+
+@pytest.mark.multiprocess
+def test_descendants_count_and_no_other_process(tree: psutil.Process) -> None:
+    def used(*some: psutil.Process) -> float:
+        return sum(sum(one.cpu_times()[:2]) for one in some)
+
+    below = tree.children(recursive=True)
+    (branch,) = [one for one in below if one.children()]
+    assert (len(below), len(branch.children())) == (3, 1)
+    for root, others in ((tree, below), (branch, branch.children())):
+        assert cpu_s_below(root.pid) == pytest.approx(used(root, *others), abs=0.011)
+        assert cpu_s_below(root.pid) > used(root)
+
+
+@pytest.mark.multiprocess
+def test_processes_that_end_meanwhile_do_not_count(tree: psutil.Process) -> None:
+    before = cpu_s_below(tree.pid)
+    with subprocess.Popen(["bash", "-c", "while :; do (:); done"]) as others:
+        try:
+            assert [cpu_s_below(tree.pid) for _ in range(20)] == pytest.approx([before] * 20)
+        finally:
+            others.kill()
 
 
 class _Here:

@@ -67,14 +67,15 @@ def test_each_edge_leads_back_to_its_row(
             other = pickle.loads(pickle.dumps(datasets[0]))
             found = datasets[0].to_table_rows(ids, edge_type)
             assert other.to_table_rows(ids, edge_type).tolist() == found.tolist()
-            ends = edges_of(adjacency, dataset.edge_dir)
-            for at, row in enumerate(found.tolist()):
-                source = dataset.to_original(ends[0, at : at + 1], "user")[0]
-                target = dataset.to_original(ends[1, at : at + 1], "item")[0]
-                assert (source, target) == rows[row][:2]
-                if edge_type == BUYS:
-                    assert adjacency.weights is not None
-                    assert float(adjacency.weights[at]) == rows[row][2]
+            sources, targets = edges_of(adjacency, dataset.edge_dir)
+            ends = zip(
+                dataset.to_original(sources, "user"), dataset.to_original(targets, "item"),
+                strict=True,
+            )  # fmt: skip
+            assert list(ends) == [rows[row][:2] for row in found.tolist()]
+            if edge_type == BUYS:
+                assert adjacency.weights is not None
+                assert adjacency.weights.tolist() == [rows[row][2] for row in found.tolist()]
             seen += found.tolist()
         assert sorted(seen) == [i for i, one in enumerate(rows) if one[0] != "u5"]
     with pytest.raises(ConfigError, match=r"edge_type must be one of .*buys.*got None"):

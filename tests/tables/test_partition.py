@@ -3,6 +3,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,8 +19,8 @@ from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.partition_graph import partition_graph
 from gigl_loader.dataset.schema import EdgeDir, EdgeType
 from gigl_loader.errors import UsageError
-from gigl_loader.tables.partition_tables import _check_fits, partition_tables
-from gigl_loader.tables.spec import EdgeTable, NodeTable, PartReport, Report
+from gigl_loader.tables.partition_tables import partition_tables
+from gigl_loader.tables.spec import EdgeTable, NodeTable
 
 INTS = pa.list_(pa.int64(), 2)
 
@@ -209,9 +210,15 @@ def test_the_format_of_glt(tmp_path: Path, count: int) -> None:
             assert load_partition(str(tmp_path / "glt"), k)[0] == count
     assert (tmp_path / "glt" / "ids" / f"{N}.parquet").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["glt", "mapped"]
-    with pytest.raises(UsageError, match="needs about"):
-        _check_fits(_report_of(10**9), 2 * 10**9)
 
 
-def _report_of(nbytes: int) -> Report:
-    return Report("run", [PartReport(1, 1, nbytes, 0, 0, 0)], {}, 0.0)
+def test_the_format_of_glt_needs_memory_for_a_partition(tmp_path: Path) -> None:
+    """Four times its bytes, here of 80 MB."""
+    wide = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(20_000_000, np.float32)), 20_000)
+    nodes = NodeTable(pa.table({"id": [*range(1000)], "x": wide}), features="x")
+    edges = EdgeTable(pa.table({"src": [0], "dst": [1]}))
+    with pytest.raises(UsageError, match=r"needs about 0\.3 GB, memory is 0\.3 GB"):
+        partition_tables(
+            nodes, edges, 1, tmp_path / "glt", progress=False, format="glt", memory="300MB"
+        )
+    assert not (tmp_path / "glt").exists()

@@ -1,12 +1,13 @@
+import os
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from gigl_loader import DistDataset, DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
-from gigl_loader.testing import TinyGraph, run_cluster
-from gigl_loader.testing._processes import running_processes
+from gigl_loader.testing import TinyGraph, run_cluster, run_ranks, wait_until
 
 pytestmark = pytest.mark.multiprocess
 
@@ -30,10 +31,15 @@ def test_what_a_compute_process_raises_is_told(tmp_path: Path) -> None:
         run_cluster(_count_nodes, 21, dataset=_partition, tmp_path=tmp_path, servers=1, clients=1)
 
 
+def _note_and_sleep(rank: int, size: int, note: Path) -> None:
+    (note / str(os.getpid())).touch()
+    time.sleep(600)
+
+
 def test_processes_that_do_not_end_are_ended(tmp_path: Path) -> None:
-    with (
-        pytest.raises(AssertionError, match=r"still running after 0\.1 s"),
-        running_processes(tmp_path) as started,
-    ):
-        started.join([started.start(time.sleep, 600)], 0.1)
-    assert not started.all[0].is_alive()
+    (note := tmp_path / "note").mkdir()
+    (notes := tmp_path / "notes").mkdir()
+    with pytest.raises(AssertionError, match=r"still running after 3 s: rank 0"):
+        run_ranks(_note_and_sleep, note, world_size=1, tmp_path=notes, timeout=3.0)
+    pids = [int(path.name) for path in note.iterdir()]
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "it has ended")

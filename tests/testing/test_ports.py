@@ -6,7 +6,7 @@ import pytest
 
 from gigl_loader import ResourceError
 from gigl_loader.processes import ForkedProcess
-from gigl_loader.testing import _machine, free_port
+from gigl_loader.testing import free_port
 from gigl_loader.transport import sockets
 
 
@@ -27,18 +27,20 @@ def test_a_port_that_is_taken_is_not_given() -> None:
         free_port("192.0.2.1")  # of no machine: nothing can be bound there
 
 
-def _end_with_whether_it_is_reserved(port: int) -> None:
-    raise SystemExit(int(_machine._reserve(port)))
+def _is_refused(port: int) -> None:
+    """Check that this process does not get ``port``, although it draws no other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(random.SystemRandom, "randrange", lambda *_: port)
+        with pytest.raises(ResourceError, match="are taken"):
+            free_port()
 
 
 @pytest.mark.multiprocess
-def test_a_port_is_returned_once_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_is_returned_once_on_this_machine() -> None:
     """Whoever it was given to may take seconds until it listens there."""
     port = free_port()
-    other = ForkedProcess(target=_end_with_whether_it_is_reserved, args=(port,))
+    other = ForkedProcess(target=_is_refused, args=(port,))
     other.start()
     other.join()
     assert other.exitcode == 0, "another process does not get it"
-    monkeypatch.setattr(random.SystemRandom, "randrange", lambda *_: port)
-    with pytest.raises(ResourceError, match="are taken"):
-        free_port()
+    _is_refused(port)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.conditions import SetConstants
 from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.options import CacheOptions, EpochOptions
+from gigl_loader.options import SAME_MEMORY_VARIABLE, CacheOptions, EpochOptions
 from gigl_loader.rowcache.machine import name_of_rows
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Mode, Security
@@ -67,9 +68,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     Not a storage server, whatever tests before this one made of this process. Partitions of one
     machine are asked for, as those of another are.
     """
-    here = SimpleNamespace(address="10.0.0.1", same_memory=False, name_of_rows=name_of_rows)
+    here = SimpleNamespace(address="10.0.0.1", name_of_rows=name_of_rows)
+    monkeypatch.setenv(SAME_MEMORY_VARIABLE, "0")
     monkeypatch.setattr(agreement, "get_context", lambda: None)
-    monkeypatch.setattr(agreement, "reads_same_memory", lambda: here.same_memory)
     monkeypatch.setattr(agreement, "address_towards", lambda host: here.address)
     monkeypatch.setattr(agreement, "name_of_rows", lambda view: here.name_of_rows(view))
     return here
@@ -269,9 +270,9 @@ def test_a_cache_is_found_again_for_the_same_rows_of_all_ranks_alone(here) -> No
 
 
 def test_the_first_rank_of_a_machine_offers_its_cache_to_those_that_keep_as_much(
-    here: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    here.same_memory = True
+    monkeypatch.delenv(SAME_MEMORY_VARIABLE)
     offered: list[bytes | None] = [None] * 4
     made: list[int] = []
     elsewhere = [[("10.0.0.2", 1)], *ON_RANK]
@@ -333,9 +334,11 @@ def test_partitions_that_no_rank_has_are_named() -> None:
 # --- turns ----------------------------------------------------------------------------------------
 
 
-def test_a_long_wait_for_ones_turn_is_said(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
-    monkeypatch.setattr(threading.Event, "wait", lambda *_: True)
-    for gap_s, level in ((60.0, "WARNING"), (1.0, "INFO")):
+def test_a_long_wait_for_ones_turn_is_said(
+    caplog: pytest.LogCaptureFixture, constants: SetConstants
+) -> None:
+    constants(agreement, _LONG_S=0.1)
+    for gap_s, level in ((0.1, "WARNING"), (0.01, "INFO")):
         with caplog.at_level("INFO"):
             StartTurns(local_rank=1, local_world_size=2, gap_s=gap_s).wait(_waits_for_nobody)
         (told,) = [one for one in caplog.records if "starts its workers" in one.getMessage()]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gigl_loader.errors import ProtocolError
-from gigl_loader.memory import segments
+from gigl_loader.memory import segments, tensors
 from gigl_loader.testing import open_files
 from gigl_loader.workers import pipe
 
@@ -113,7 +113,7 @@ def test_objects_of_any_size_with_any_number_of_tensors(ends) -> None:
         "tensors": [torch.full((3,), number) for number in range(450)],
         "empty": torch.empty(0, 2),
     }
-    thread = threading.Thread(target=pipe.send_object, args=(ours, sent))
+    thread = threading.Thread(target=pipe.send_object, args=(ours, *tensors.dumps(sent)))
     thread.start()
     found = pipe.receive_object(theirs)
     thread.join()

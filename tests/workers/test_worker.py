@@ -15,7 +15,7 @@ import pytest
 import torch
 from fake_workers import make_producer
 
-from gigl_loader.memory import segments
+from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.leases import ShmChannel
 from gigl_loader.memory.slots import Written
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, BATCH, INPUT_ID, Attempt, BatchTicket
@@ -56,7 +56,7 @@ class _Trainer:
     def __init__(self, setup: WorkerSetup, listener: int | None = None) -> None:
         self.sock, self._theirs = pipe.pair()
         self.sock.settimeout(60.0)
-        pipe.send_object(self.sock, setup)
+        pipe.send_object(self.sock, *tensors.dumps(setup))
         pipe.send(self.sock, (pipe.PLACE, listener is not None), [listener] if listener else [])
         self.worker = Worker(self._theirs, 3)
         self.channel = ShmChannel(8, 2**30)
@@ -77,7 +77,7 @@ class _Trainer:
     def tell(self, message: tuple[Any, ...], order: torch.Tensor | None = None) -> None:
         pipe.send(self.sock, message)
         if order is not None:
-            pipe.send_object(self.sock, order)
+            pipe.send_object(self.sock, *tensors.dumps(order))
 
     def ask(self, ticket: BatchTicket, free: tuple[int, ...] = ()) -> Any:
         """Return what it answers to one task; a batch comes as (message, slot)."""
@@ -258,31 +258,39 @@ def test_where_a_worker_takes_anothers_position_it_has_that_ones_door(setup: Wor
         trainer.close()
     ours, theirs = pipe.pair()
     with ours, theirs:
-        pipe.send_object(ours, setup)
+        pipe.send_object(ours, *tensors.dumps(setup))
         ours.close()
         with pytest.raises(ConnectionError, match="gone"):
             Worker(theirs, 0)
 
 
-def test_a_worker_that_cannot_start_says_why(setup: WorkerSetup, monkeypatch) -> None:
+@contextlib.contextmanager
+def signals_as_before() -> Iterator[None]:
+    """Let a worker of this process handle signals within the block alone."""
+    before = [(one, signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for one, handler in before:
+            signal.signal(one, handler)
+
+
+def test_a_worker_that_cannot_start_says_why(setup: WorkerSetup) -> None:
     ours, theirs = pipe.pair()
-    handled: list[int] = []
-    names = {name: getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIG_IGN", "SIG_DFL")}
-    fake = SimpleNamespace(**names, signal=lambda number, how: handled.append(number))
-    monkeypatch.setattr(module, "signal", fake)
-    with ours, theirs:
+    with ours, theirs, signals_as_before():
         ours.settimeout(60.0)
-        pipe.send_object(ours, {"no": np.arange(3)})
+        pipe.send_object(ours, *tensors.dumps({"no": np.arange(3)}))
         pipe.send(ours, (pipe.PLACE, False))
         with pytest.raises(_Exited, match="1"):
             module.main(theirs, 0)
+        handled = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
         found = pipe.receive(ours)
     assert found is not None
     kind, cause, text = found[0]
     assert kind == pipe.FAILED
     assert cause.startswith("AttributeError")
     assert "in prepare" in text
-    assert handled == [signal.SIGINT, signal.SIGTERM]
+    assert handled == [signal.SIG_IGN, signal.SIG_DFL], "Ctrl-C is the trainer's"
 
 
 def test_freed_memory_is_kept_where_malloc_can_be_told(libc_is) -> None:

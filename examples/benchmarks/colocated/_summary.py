@@ -29,6 +29,7 @@ def summarize(
     args: Namespace,
     machine: str,
     others_cpu: float,
+    table: str,
 ) -> dict[str, Any]:
     """Return median, least and most of each contestant, and of what they are.
 
@@ -38,6 +39,7 @@ def summarize(
         args: The command line of the benchmark.
         machine: What it ran on.
         others_cpu: Most of the CPUs that other processes took in a run, a share.
+        table: All contestants, as Markdown.
     """
     rows = [
         {
@@ -55,9 +57,11 @@ def summarize(
         "machine": machine,
         "case": args.case,
         "work": f"{args.nodes:,} nodes, {args.edges:,} edges, {args.dim} float32 features, "
-        f"fanout {args.fanout}, batches of {args.batch_size}, {args.rounds} rounds",
+        f"fanout {args.fanout}, batches of {args.batch_size}, {args.batches} of them in each of "
+        f"{args.rounds} rounds",
         "others_cpu": round(others_cpu, 3),
         "command": shlex.join(["python", *sys.argv]),
+        "table": table.splitlines(),
         "seeds_per_s": sorted(rows, key=lambda row: -row["median"]),
     }
 

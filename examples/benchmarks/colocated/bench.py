@@ -25,6 +25,7 @@ from typing import Any
 import _graph
 import _runner
 import _summary
+import page
 import picture
 from _job import Job
 from _runner import Contestant, Outcome
@@ -100,11 +101,11 @@ class Bench:
         text = f"{outcome.result.get('seconds', 0):.2f} s" if figure is None else f"{figure:,.0f}/s"
         print(f"  round {round_number}: {name}: {text}", file=sys.stderr)
 
-    def summary(self) -> dict[str, Any]:
-        """Return the medians of all contestants that the picture shows."""
+    def summary(self, table: str) -> dict[str, Any]:
+        """Return ``table`` and the medians of all contestants that the picture shows."""
         return _summary.summarize(
             self.seeds_per_s, self.versions, args=self.args, machine=machine(),
-            others_cpu=self.disturbed,
+            others_cpu=self.disturbed, table=table,
         )  # fmt: skip
 
     def alternate(self, contestants: Sequence[Contestant], job: Job, figure: str) -> Any:
@@ -358,11 +359,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--python-pyg-lib", help="interpreter that has PyG with pyg-lib, beside the other one")
     add("--summary", type=Path, help="JSON file for the medians of --case throughput")
     add("--picture", type=Path, help="PNG file for their chart")
+    add("--page", type=Path, help="Markdown file whose table of --case throughput is replaced")
     args = parser.parse_args(argv)
     if args.summary and args.case != "throughput":
-        parser.error("--summary and --picture are of --case throughput")
-    if args.picture and not args.summary:
-        parser.error("--picture is drawn from --summary: give that as well")
+        parser.error("--summary, --picture and --page are of --case throughput")
+    if (args.picture or args.page) and not args.summary:
+        parser.error("--picture and --page are made from --summary: give that as well")
     return args
 
 
@@ -373,7 +375,9 @@ def machine() -> str:
     if cpuinfo.exists():
         names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
         model = names[0].partition(":")[2].strip() if names else model
-    return f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {model}, {platform.system()}"
+    gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    release = ".".join(platform.release().split(".")[:2])
+    return f"{model}, {os.cpu_count()} cores, {gib:.0f} GiB, {platform.system()} {release}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -385,10 +389,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         bench = Bench(args, cache, out)
         table = CASES[args.case](bench)
         if args.summary:
-            _summary.write(args.summary, bench.summary())
+            _summary.write(args.summary, bench.summary(table))
             if args.picture:
                 picture.draw(args.summary, args.picture)
-    print(f"{args.case}: {machine()}; load {os.getloadavg()[0]:.1f}\n\n{table}\n")
+            if args.page:
+                page.write(args.summary, args.page)
+    today = time.strftime("%Y-%m-%d")
+    print(f"{args.case}: {today}, {machine()}; load {os.getloadavg()[0]:.1f}\n\n{table}\n")
     if bench.disturbed > picture.QUIET:
         print(
             f"Other processes took up to {bench.disturbed:.0%} of the CPUs in a run: not quiet.\n"

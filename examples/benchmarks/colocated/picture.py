@@ -1,6 +1,6 @@
 """Draw the throughput of all contestants from a summary that `bench.py --summary` wrote.
 
-python examples/benchmarks/colocated/picture.py results/2026-11-21.json docs/_static/throughput.png
+python examples/benchmarks/colocated/picture.py results/DATE.json docs/_static/throughput.png
 """
 
 import json

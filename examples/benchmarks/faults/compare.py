@@ -38,11 +38,13 @@ _COMPILE_S = 600.0
 CONTESTANTS = {"ours": "gigl_loader", "pyg": "PyG `NeighborLoader`", "glt": "graphlearn-torch"}
 
 
-def measured(python: str, contestant: str, row: str, limit_s: float) -> dict[str, Any]:
+def measured(
+    python: str, contestant: str, row: str, limit_s: float, case: Path = CASE
+) -> dict[str, Any]:
     """Run one case; return what it says: ``outcome``, and ``version`` of the library."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            [python, str(CASE), contestant, row], stdout=out, stderr=errors, start_new_session=True
+            [python, str(case), contestant, row], stdout=out, stderr=errors, start_new_session=True
         )
         try:
             process.wait(limit_s)

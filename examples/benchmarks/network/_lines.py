@@ -13,8 +13,8 @@ from typing import Any
 
 HEADINGS = (
     "graph", "rows as", "machines", "deployment", "link", "cache", "seeds/s per rank",
-    "bytes per seed: rows", "structure", "hit rate", "CPU s per GB", "CPU us per seed: servers",
-    "ranks", "busiest link", "GB of memory", "cores for other work",
+    "bytes per seed: rows", "structure", "hit rate", "CPU s per GB", "of its processes",
+    "CPU us per seed: servers", "ranks", "busiest link", "GB of memory", "cores for other work",
 )  # fmt: skip
 _SAME = ("graph", "dtype", "parts", "deployment", "rate", "cache")
 
@@ -26,10 +26,21 @@ def line_of(found: dict[str, Any]) -> str:
         found["cache"], f"{found['seeds_per_s']:,.0f}", f"{found['rows_per_seed']:,.0f}",
         f"{found['structure_per_seed']:,.0f}",
         "-" if found["hit_rate"] is None else f"{found['hit_rate']:.0%}",
-        f"{found['cpu_s_per_gb']:.2f}", *_cpu_us_per_seed(found), f"{found['busiest_link']:.0%}",
+        f"{found['cpu_s_per_gb']:.2f}", f"{own_cpu_s_per_gb(found):.2f}",
+        *_cpu_us_per_seed(found), f"{found['busiest_link']:.0%}",
         f"{max(found['memory']) / 1e9:.2f}", f"{found['others']:.1f}",
     )  # fmt: skip
     return f"| {' | '.join(map(str, cells))} |"
+
+
+def own_cpu_s_per_gb(found: dict[str, Any]) -> float:
+    """Return CPU seconds of servers and ranks per gigabyte that ranks received.
+
+    Unlike ``cpu_s_per_gb`` it leaves out other work of the machine. The kernel's own threads, which
+    carry some of the packets, are left out as well.
+    """
+    num_servers = found["parts"] if "graph store" in found["deployment"] else 0
+    return float(sum(found["cpu_s"]) / sum(found["received"][num_servers:]) * 1e9)
 
 
 def _cpu_us_per_seed(found: dict[str, Any]) -> tuple[str, str]:
