@@ -87,7 +87,7 @@ class DeviceSource(InProcessSource):
         check_plan(self._plan)
         self._roots = checked(load_sampler(self._view, self._plan, None, self._custom))
         self._launched: deque[_UnderWay] = deque()
-        self._drawn: deque[DrawnBatch] = deque()
+        self._drawn: deque[RowlessBatch] = deque()
         self._num_launched = 0
 
     def open(self, turns: StartTurns) -> None:
@@ -195,21 +195,21 @@ class DeviceSource(InProcessSource):
             message, nbytes = self._memory[0].write(placed.fields)
         return _UnderWay(launched, message, nbytes, time.perf_counter() - started)
 
-    def _tell(self, under_way: "DrawnBatch") -> None:
+    def _tell(self, under_way: "RowlessBatch") -> None:
         with named_errors(under_way.drawn.request.ticket):
             self._sampler.tell(under_way.drawn)
 
     def _has_come(self, launched: Launched) -> bool:
         return self._device_memory.has_passed(launched.event)
 
-    def _cut(self, under_way: "_UnderWay") -> "DrawnBatch":
+    def _cut(self, under_way: "_UnderWay") -> "RowlessBatch":
         started = time.perf_counter()
         with named_errors(under_way.launched.request.ticket):
             drawn = self._sampler.cut(under_way.launched)
         seconds = under_way.seconds + time.perf_counter() - started
-        return DrawnBatch(drawn, under_way.message, under_way.nbytes, seconds)
+        return RowlessBatch(drawn, under_way.message, under_way.nbytes, seconds)
 
-    def _finish(self, under_way: "DrawnBatch") -> Received:
+    def _finish(self, under_way: "RowlessBatch") -> Received:
         started = time.perf_counter()
         with named_errors(under_way.drawn.request.ticket):
             host, rows = self._sampler.finish(under_way.drawn)
@@ -228,7 +228,7 @@ class _UnderWay:
 
 
 @dataclass(frozen=True)
-class DrawnBatch:
+class RowlessBatch:
     """A batch that lacks only its rows."""
 
     drawn: CutBatch

@@ -28,7 +28,7 @@ from gigl_loader.loader.collective import (
     CollectivePeers,
 )
 from gigl_loader.loader.device_rows import wait_for_ranks
-from gigl_loader.loader.device_source import DrawnBatch
+from gigl_loader.loader.device_source import RowlessBatch
 from gigl_loader.loader.in_process import EpochBatches, InProcessSource, named_errors
 from gigl_loader.loader.partitioned_graph import PartitionedGraph, words_of
 from gigl_loader.memory.leases import OwnMessages
@@ -135,7 +135,7 @@ class PartitionedSource(InProcessSource):
             self._device_memory, self._device_memory.mark(), self.epoch_options.timeout_s
         )
         peers.meet()
-        batch = DrawnBatch(drawn, message, nbytes, cut_at - started)
+        batch = RowlessBatch(drawn, message, nbytes, cut_at - started)
         return batch.received(host, rows, time.perf_counter() - cut_at, peers.size - 1)
 
     def shutdown(self, linger_s: float | None = None) -> None:
