@@ -426,7 +426,8 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
 
         Edges, features and labels are copied there; the shared memory stays, as seeds, labels and
         negatives are found on the host. Batches are the same bit for bit. As with PyG's
-        ``Data.to``, this dataset itself is changed, and returned.
+        ``Data.to``, this dataset itself is changed, and returned. If it is a partition, loaders
+        with ``exchange="collective"`` ask the devices of the other ranks for the rest.
 
         Args:
             device: A CUDA device; ``"cpu"`` takes the dataset back, and the copies are freed with

@@ -28,6 +28,7 @@ from gigl_loader.loader.config import SamplerClass
 from gigl_loader.loader.device_source import DeviceSource, check_on_device
 from gigl_loader.loader.in_process import InProcessSource, check_in_process
 from gigl_loader.loader.pad_keyword import Padding, make_padding
+from gigl_loader.loader.partitioned_source import PartitionedSource
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, runtime_or_alone
 from gigl_loader.loader.seed_input import RankInput, share_input, told_to_others, weighted_types
 from gigl_loader.loader.world import agree_on_seed
@@ -161,7 +162,8 @@ def colocated_arguments(
         epoch_options = agree_on_seed(epoch_options, given.seed, runtime.world_size)
     samples = _in_this_process if given.in_process else _in_workers
     if data.placement is not None:
-        samples = partial(_in_this_process, source=DeviceSource)
+        source = DeviceSource if data.num_partitions == 1 else PartitionedSource
+        samples = partial(_in_this_process, source=source)
     worker_options, producer = samples(given, runtime, device, data.num_partitions)
     return {
         "dataset": data, "sampler_input": sampler_input, "dataset_schema": data.schema,

@@ -183,6 +183,8 @@ class _Told:
     """Bytes of all its requests."""
     failed: int
     """The rank that raised, if ``state`` is `FAILED`."""
+    words: list[int]
+    """The words of `CollectivePeers.meet`."""
 
 
 class CollectivePeers:
@@ -191,16 +193,17 @@ class CollectivePeers:
     Args:
         view: This rank's partition, for responses.
         timeout_s: Seconds that a rank waits for the others.
+        num_words: Numbers that `meet` exchanges.
 
     Raises:
         ConfigError: No rank holds some partition.
         PeerError: The process group broke. All ranks have to build theirs together.
     """
 
-    def __init__(self, view: PartitionView[Array], timeout_s: float) -> None:
+    def __init__(self, view: PartitionView[Array], timeout_s: float, num_words: int = 0) -> None:
         self.store = LocalReader(view)
         """This rank's partition, for the thread of this lane."""
-        self._timeout_s = timeout_s
+        self._timeout_s, self._num_words = timeout_s, num_words
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.is_broken = False
         """Whether the group is broken: a rank ended or stopped."""
@@ -300,6 +303,26 @@ class CollectivePeers:
         """Return the least ``number`` of all ranks."""
         return min(one for (one,) in self._gather([number]))
 
+    def most(self, numbers: list[int]) -> list[int]:
+        """Return the largest of all ranks for each of ``numbers``; all have as many."""
+        everyone = self._gather(numbers) if numbers else []
+        return [max(column) for column in zip(*everyone, strict=True)]
+
+    def meet(self, words: list[list[int]] | None = None) -> list[list[int]]:
+        """Exchange ``num_words`` numbers with each rank, or only learn that all have come here.
+
+        Collective, and a round of its own: a rank that called `fail` instead is named.
+
+        Args:
+            words: By rank, at most ``num_words`` int64 for it.
+
+        Raises:
+            RankFailedError: A rank raised.
+            PeerError: A rank ended.
+            PeerTimeoutError: A rank did not come in time.
+        """
+        return [one.words for one in self._meet([0] * self.size, WORKING, words=words)]
+
     def finish(self, state: int) -> bool:
         """Respond until every rank has its batch; return whether all abandoned the epoch."""
         self._kept = 0
@@ -328,9 +351,6 @@ class CollectivePeers:
         questions = ((call.question for call in calls) for calls in asked)
         sent, lengths = self._filled(questions, _question)
         told = self._meet(lengths, state)
-        for one in told:
-            if one.state == FAILED:
-                raise RankFailedError(one.failed)
         # By the totals, which are the same on all ranks: with its own requests only, one rank would
         # go on to the exchange, and another one not.
         if any(one.total for one in told):
@@ -349,10 +369,23 @@ class CollectivePeers:
         """Return an empty list of calls for each rank."""
         return [[] for _ in range(self.size)]
 
-    def _meet(self, sizes: list[int], state: int, failed: int = 0) -> list[_Told]:
-        words = self._swap_words([[size, state, sum(sizes), failed] for size in sizes])
+    def _meet(
+        self, sizes: list[int], state: int, failed: int = 0, words: list[list[int]] | None = None
+    ) -> list[_Told]:
+        rows = [[size, state, sum(sizes), failed] for size in sizes]
+        # of one length in every round: a rank that fails does not know which one it replaces
+        for row, own in zip(rows, words or [[]] * self.size, strict=True):
+            row += own + [0] * (self._num_words - len(own))
+        told = [
+            _Told(nbytes, state_there, total, failed_rank, rest)
+            for nbytes, state_there, total, failed_rank, *rest in self._swap_words(rows)
+        ]
         self.rounds += 1
-        return [_Told(*row) for row in words]
+        if state != FAILED:
+            for one in told:
+                if one.state == FAILED:
+                    raise RankFailedError(one.failed)
+        return told
 
     def _exchange(
         self, asked: list[list[CollectiveCall[Any]]], sent: Array, lengths: list[int],

@@ -167,30 +167,7 @@ class DeviceRows:
     ) -> None:  # fmt: skip
         self._view, self._memory, self._timeout_s = view, memory, timeout_s
         self._size = peers.size
-        try:
-            self._group: Any = dist.new_group(
-                backend=backend, timeout=timedelta(seconds=max(timeout_s, 1.0))
-            )
-            self._try_out()
-        # Ours, from the wait: it names its cause already, and is a RuntimeError as torch's are.
-        except PeerError:
-            raise
-        except RuntimeError as error:  # the base of all of torch.distributed's errors
-            raise ConfigError(
-                f'exchange="collective": backend {backend!r} of the process group exchanges no '
-                f"bytes of {memory.device}: {error}; each rank needs a device of its own. With a "
-                'process group made by "gloo" rows go through the memory of the CPU'
-            ) from error
-
-    def _try_out(self) -> None:
-        """Exchange a byte each: NCCL connects devices with the first exchange, and may fail."""
-        ones = [1] * self._size
-        with self._memory.in_use():
-            # Zeroed, and a byte for each rank: only its arrival matters, not its value.
-            sent, came = (self._memory.empty(self._size).zero_() for _ in range(2))
-            dist.all_to_all_single(came, sent, ones, ones, group=self._group)
-            event = self._memory.mark()
-        self._wait(event)
+        self._group: Any = device_group(backend, memory, timeout_s)
 
     def fetch(
         self, peers: CollectivePeers, fields: Sequence[Field], turn: Callable[[], bool],
@@ -304,13 +281,51 @@ class DeviceRows:
         return _Load(self._memory.uploaded(host), send, receive, came, out)
 
     def _wait(self, event: Any) -> None:
-        """Wait until the device has passed ``event``.
+        wait_for_ranks(self._memory, event, self._timeout_s)
 
-        Raises:
-            PeerTimeoutError: It has not in time.
-        """
-        if not self._memory.wait(event, self._timeout_s):
-            raise PeerTimeoutError(
-                f"rows did not come from device to device within {self._timeout_s:g} s: a rank "
-                "has stopped or ended; see the logs of the other ranks, and start the job again"
-            )
+
+def device_group(backend: str, memory: DeviceMemory, timeout_s: float) -> Any:
+    """Return a process group of all ranks that exchanges memory of their devices. Collective.
+
+    Args:
+        backend: Name of the process group's backend for the device.
+        memory: Memory of this rank's device.
+        timeout_s: Seconds that a rank waits for the others.
+
+    Raises:
+        ConfigError: The exchange of the backend fails.
+        PeerTimeoutError: Another rank's device did not respond.
+    """
+    try:
+        group: Any = dist.new_group(backend=backend, timeout=timedelta(seconds=max(timeout_s, 1.0)))
+        # A byte each: NCCL connects devices with the first exchange, and may fail.
+        size = dist.get_world_size()
+        with memory.in_use():
+            # Zeroed, and a byte for each rank: only its arrival matters, not its value.
+            sent, came = (memory.empty(size).zero_() for _ in range(2))
+            dist.all_to_all_single(came, sent, [1] * size, [1] * size, group=group)
+            event = memory.mark()
+        wait_for_ranks(memory, event, timeout_s)
+    # Ours, from the wait: it names its cause already, and is a RuntimeError as torch's are.
+    except PeerError:
+        raise
+    except RuntimeError as error:  # the base of all of torch.distributed's errors
+        raise ConfigError(
+            f'exchange="collective": backend {backend!r} of the process group exchanges no '
+            f"bytes of {memory.device}: {error}; each rank needs a device of its own. With a "
+            'process group made by "gloo" rows go through the memory of the CPU'
+        ) from error
+    return group
+
+
+def wait_for_ranks(memory: DeviceMemory, event: Any, timeout_s: float) -> None:
+    """Wait until the device has passed ``event``, behind an exchange with other ranks.
+
+    Raises:
+        PeerTimeoutError: It has not in time.
+    """
+    if not memory.wait(event, timeout_s):
+        raise PeerTimeoutError(
+            f"rows did not come from device to device within {timeout_s:g} s: a rank "
+            "has stopped or ended; see the logs of the other ranks, and start the job again"
+        )

@@ -34,7 +34,14 @@ from gigl_loader.message import (
 )
 from gigl_loader.on_device.choose import kernels_for
 from gigl_loader.on_device.device_graph import WholeGraph
-from gigl_loader.on_device.sampler import CutBatch, DeviceSampler, Launched, check_plan, checked
+from gigl_loader.on_device.sampler import (
+    CutBatch,
+    DeviceSampler,
+    DeviceTensors,
+    Launched,
+    check_plan,
+    checked,
+)
 from gigl_loader.options import EpochOptions, SamplerOptions
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.workers.agreement import StartTurns
@@ -80,7 +87,7 @@ class DeviceSource(InProcessSource):
         check_plan(self._plan)
         self._roots = checked(load_sampler(self._view, self._plan, None, self._custom))
         self._launched: deque[_UnderWay] = deque()
-        self._drawn: deque[_Drawn] = deque()
+        self._drawn: deque[RowlessBatch] = deque()
         self._num_launched = 0
 
     def open(self, turns: StartTurns) -> None:
@@ -188,30 +195,25 @@ class DeviceSource(InProcessSource):
             message, nbytes = self._memory[0].write(placed.fields)
         return _UnderWay(launched, message, nbytes, time.perf_counter() - started)
 
-    def _tell(self, under_way: "_Drawn") -> None:
+    def _tell(self, under_way: "RowlessBatch") -> None:
         with named_errors(under_way.drawn.request.ticket):
             self._sampler.tell(under_way.drawn)
 
     def _has_come(self, launched: Launched) -> bool:
         return self._device_memory.has_passed(launched.event)
 
-    def _cut(self, under_way: "_UnderWay") -> "_Drawn":
+    def _cut(self, under_way: "_UnderWay") -> "RowlessBatch":
         started = time.perf_counter()
         with named_errors(under_way.launched.request.ticket):
             drawn = self._sampler.cut(under_way.launched)
         seconds = under_way.seconds + time.perf_counter() - started
-        return _Drawn(drawn, under_way.message, under_way.nbytes, seconds)
+        return RowlessBatch(drawn, under_way.message, under_way.nbytes, seconds)
 
-    def _finish(self, under_way: "_Drawn") -> Received:
-        request, started = under_way.drawn.request, time.perf_counter()
-        with named_errors(request.ticket):
+    def _finish(self, under_way: "RowlessBatch") -> Received:
+        started = time.perf_counter()
+        with named_errors(under_way.drawn.request.ticket):
             host, rows = self._sampler.finish(under_way.drawn)
-        stats = {
-            "seeds": request.seeds.size, "idle_s": 0.0, "sample_s": under_way.seconds,
-            "gather_s": time.perf_counter() - started, "ended_ns": time.time_ns(), "asked": 0,
-            "worker": 0, "nbytes": under_way.nbytes + rows.nbytes,
-        }  # fmt: skip
-        return Received(request.ticket, {**under_way.message, **host}, stats, rows)
+        return under_way.received(host, rows, time.perf_counter() - started)
 
 
 @dataclass(frozen=True)
@@ -226,13 +228,33 @@ class _UnderWay:
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class RowlessBatch:
     """A batch that lacks only its rows."""
 
     drawn: CutBatch
     message: SampleMessage
     nbytes: int
     seconds: float
+    """Seconds to place and draw it."""
+
+    def received(
+        self, host: SampleMessage, rows: DeviceTensors, gather_s: float, asked: int = 0
+    ) -> Received:
+        """Return the whole batch.
+
+        Args:
+            host: Its tensors that stay on the host, besides those of the roots.
+            rows: Its tensors on the device.
+            gather_s: Seconds that its rows took.
+            asked: Other ranks that took part.
+        """
+        request = self.drawn.request
+        stats = {
+            "seeds": request.seeds.size, "idle_s": 0.0, "sample_s": self.seconds,
+            "gather_s": gather_s, "ended_ns": time.time_ns(), "asked": asked, "worker": 0,
+            "nbytes": self.nbytes + rows.nbytes,
+        }  # fmt: skip
+        return Received(request.ticket, {**self.message, **host}, stats, rows)
 
 
 def check_on_device(data: DistDataset, device: torch.device, *, in_process: bool) -> None:
@@ -254,9 +276,9 @@ def check_on_device(data: DistDataset, device: torch.device, *, in_process: bool
             f"the dataset was moved to {placement.device}, and batches go to {device}: move it "
             "there, or name its device in pin_memory_device"
         )
-    if data.num_partitions > 1:
+    if data.num_partitions > 1 and placement.cache is not None:
         raise ConfigError(
             f"partition {data.partition_idx} of {data.num_partitions} was moved to "
-            f"{placement.device}: a device samples a whole graph; load one partition, or take the "
-            "dataset back with dataset.to('cpu')"
+            f"{placement.device} with a cache: that is for a graph in one partition; "
+            " leave cache= out of dataset.to()"
         )

@@ -307,9 +307,8 @@ class InProcessSource:
             seed = self.epoch_options.seed
             order = epoch_order(len(self._input), seed, attempt.epoch).numpy()
         # Threads get the epoch as an argument: they work on this one, even after the next has
-        # begun. Room for one batch per lane at least: else a lane would keep its batch while the
-        # others wait for it.
-        begun = self._epoch = EpochBatches(attempt, batches, order, max(_AHEAD, len(self._peers)))
+        # begun.
+        begun = self._epoch = EpochBatches(attempt, batches, order, self._room())
         self._threads = [
             # Daemons: the interpreter does not wait at its end for lanes whose other ranks are
             # gone.
@@ -321,6 +320,11 @@ class InProcessSource:
         ]  # fmt: skip
         for thread in self._threads:
             thread.start()
+
+    def _room(self) -> int:
+        """Return how many batches may have been sampled and not taken."""
+        # one per lane at least: else a lane would keep its batch while the others wait for it
+        return max(_AHEAD, len(self._peers))
 
     def _wait_for_former(self) -> None:
         """Wait for the previous epoch's lanes: they respond to others until these end it, too.
@@ -512,16 +516,16 @@ class InProcessSource:
 
 
 @contextmanager
-def named_errors(ticket: BatchTicket) -> Iterator[None]:
-    """Raise a sampler's error inside the block as a `SamplingError` of this batch."""
+def named_errors(ticket: BatchTicket, where: str | None = None) -> Iterator[None]:
+    """Raise a sampler's error inside the block as a `SamplingError` of this batch, or ``where``."""
     try:
         yield
     except PeerError:  # from the exchange: the others know
         raise
     except Exception as error:
-        where = f"the sampler in this process, epoch {ticket.epoch}, batch {ticket.batch},"
+        here = f"the sampler in this process, epoch {ticket.epoch}, batch {ticket.batch},"
         cause = f"{type(error).__name__}: {error}"
-        raise SamplingError(where, cause, traceback.format_exc()) from error
+        raise SamplingError(where or here, cause, traceback.format_exc()) from error
 
 
 def _with_rows(found: Received, rows: RowsOnDevice) -> Received:

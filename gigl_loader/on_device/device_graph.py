@@ -1,8 +1,8 @@
 """The graph as a batch on a device reads it: draws and rows, from wherever they lie.
 
 `DeviceExpansion` and `DeviceSampler` read a `DeviceGraph`. Here is the one of a graph that is whole
-on the device. `loader.shared_graph.SharedGraph` is the one of a graph whose partitions lie on the
-devices of several ranks.
+on the device; that of partitions on the devices of several ranks is
+`loader.partitioned_graph.PartitionedGraph`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -121,12 +121,7 @@ class WholeGraph:
 
     def rows(self, ids: Mapping[Owner, Tensor], wanted: Sequence[Matrix]) -> dict[Matrix, Tensor]:
         """Return the rows of a batch on the device."""
-        found = {}
-        for kind, name in wanted:
-            rows = rows_of(self.view, (kind, name))
-            at = rows.locate(ids[owner_of(kind, name)])
-            found[kind, name] = self._kernels.gather(rows.values, at)
-        return found
+        return read_rows(self.view, self._kernels, ids, wanted)
 
 
 def drawn_from(
@@ -149,6 +144,18 @@ def drawn_from(
     )  # fmt: skip
     found = kernels.draw(request)
     return HopDrawn(found.offsets, found.counts)
+
+
+def read_rows(
+    view: PartitionView[Tensor], kernels: Kernels, ids: Mapping[Owner, Tensor],
+    wanted: Sequence[Matrix],
+) -> dict[Matrix, Tensor]:  # fmt: skip
+    """Return rows of a partition; see `DeviceGraph.rows`."""
+    found = {}
+    for matrix in wanted:
+        rows = rows_of(view, matrix)
+        found[matrix] = kernels.gather(rows.values, rows.locate(ids[owner_of(*matrix)]))
+    return found
 
 
 def edge_ids_at(adjacency: Adjacency[Tensor], positions: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ With one rank every exchange takes its whole way: what is sent is packed, and re
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -108,10 +107,11 @@ def test_an_answer_that_fails_is_known_before_others_are_told(peers: CollectiveP
 
 
 def test_a_rank_that_failed_is_named(monkeypatch, peers: CollectivePeers) -> None:
-    failed = SimpleNamespace(state=3, failed=5, total=1, nbytes=0)
-    monkeypatch.setattr(peers, "_meet", lambda *_: [failed])
-    with pytest.raises(RankFailedError, match="rank 5 could not sample"):
-        peers.round(COMPLETE)
+    state = 3
+    monkeypatch.setattr(peers, "_swap_words", lambda _: [[0, state, 1, 5]])
+    for meet in (lambda: peers.round(COMPLETE), peers.meet):
+        with pytest.raises(RankFailedError, match="rank 5 could not sample"):
+            meet()
     assert not peers.is_broken
 
 

@@ -271,7 +271,10 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ConfigError, match=r"add num_workers=0"):
         DistNeighborLoader(placed, [2], nodes, batch_size=4)
     half = cases.partition(0, 2, typed=False).to("cpu", kernels="torch")
-    with pytest.raises(ConfigError, match="a device samples a whole graph"):
+    with pytest.raises(ConfigError, match='add exchange="collective"'):
+        DistNeighborLoader(half, [2], nodes, **ONE)
+    half.to("cpu", kernels="torch", features="host", cache="20%")
+    with pytest.raises(ConfigError, match=r"0 of 2 .* leave cache= out of dataset\.to"):
         DistNeighborLoader(half, [2], nodes, **ONE, exchange="collective")
     store = FeatureStoreOptions("digest_cases.Case")
     bare = DistDataset.from_pyg(Data(edge_index=cases.edges(2), num_nodes=cases.NODES))

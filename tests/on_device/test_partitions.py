@@ -1,0 +1,61 @@
+"""A graph in partitions on the devices of its ranks: the batches of the CPU, and named failures.
+
+The device is the CPU, and gloo exchanges its memory: the code is the same, launched on no stream.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import device_jobs
+import digest_cases as cases
+import pytest
+from digest_cases import CASES
+from test_device_batches import REFUSED
+
+from gigl_loader.testing import run_ranks
+
+pytestmark = pytest.mark.multiprocess
+
+KNOWN = json.loads((Path(cases.__file__).parent / "digests.json").read_text())
+ALL = sorted(set(CASES) - REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("names", "world", "how"),
+    [
+        (ALL, 2, {"kernels": "torch"}),
+        (ALL[::3], 3, {"kernels": "torch", "features": "host"}),
+        (ALL[1::3], 2, {"kernels": "warp"}),
+    ],
+    ids=["torch", "three ranks", "warp"],
+)
+def test_the_bits_of_the_cpu(
+    names: list[str], world: int, how: dict[str, Any], tmp_path: Path
+) -> None:
+    ranks = tmp_path / "ranks"
+    ranks.mkdir()
+    run_ranks(
+        device_jobs.of_partitions, tmp_path, names, how, world_size=world, tmp_path=ranks,
+        timeout=600,
+    )  # fmt: skip
+    for name in names:
+        assert cases.read(tmp_path, name) == KNOWN[name], name
+
+
+@pytest.mark.parametrize(
+    ("job", "world", "may_die"),
+    [
+        ("ranks_with_fewer_batches", 3, []),
+        ("resumed_and_left_by_all", 2, []),
+        ("a_rank_dies", 2, [1]),
+        ("a_rank_does_not_come", 2, []),
+        ("a_rank_raises", 2, []),
+        ("ranks_that_differ", 2, []),
+    ],
+)
+def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None:
+    run_ranks(
+        getattr(device_jobs, job), world_size=world, tmp_path=tmp_path, may_die=may_die,
+        timeout=300,
+    )  # fmt: skip
