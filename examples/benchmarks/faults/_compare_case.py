@@ -104,7 +104,11 @@ def glt(workers: int) -> Iterator[Any]:
     address, port = f"tcp://127.0.0.1:{_free_port()}", _free_port()
     dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
     found.distributed.init_worker_group(1, 0, "compare")
-    topology = found.data.Topology(edges(), input_layout="COO", layout="CSC")
+    source, target = edges()
+    ends = torch.bincount(target, minlength=NODES).cumsum(0)
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), ends])
+    columns = (source[target.argsort(stable=True)], indptr)  # CSC: no conversion by torch_sparse
+    topology = found.data.Topology(columns, input_layout="CSC", layout="CSC")
     dataset = found.distributed.DistDataset(
         num_partitions=1, partition_idx=0, graph_partition=found.data.Graph(topology, "CPU"),
         node_feature_partition=found.data.Feature(torch.zeros(NODES, 1), with_gpu=False),
@@ -132,7 +136,7 @@ def _import_glt() -> Any:
         def __new__(cls, *args: Any) -> Any:
             return real("cuda", *args) if isinstance(args[0], int) else real(*args)
 
-    sys.modules.setdefault("torch_sparse", types.ModuleType("torch_sparse"))  # for one conversion
+    sys.modules.setdefault("torch_sparse", types.ModuleType("torch_sparse"))  # unused
     torch.device = Device  # type: ignore[misc, assignment]
     try:
         import graphlearn_torch
