@@ -2,11 +2,12 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch_geometric.data import Data
 
-from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
 from gigl_loader.testing import one_rank
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "gpu.md"
@@ -17,14 +18,19 @@ def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
     assert blocks
     edges = torch.randint(100, (2, 500), generator=torch.Generator().manual_seed(0))
     seen: list[int] = []
-    names = {
+    data = Data(x=torch.rand(100, 4), edge_index=edges)
+    names: dict[str, Any] = {
         "DistDataset": DistDataset, "DistNeighborLoader": DistNeighborLoader,
-        "data": Data(x=torch.rand(100, 4), edge_index=edges), "seeds": torch.arange(50),
-        "seen": seen,
+        "data": data, "seeds": torch.arange(50),
+        "folder": tmp_path / "graph", "rank": 0, "local_rank": 0, "seen": seen,
     }  # fmt: skip
     with one_rank(tmp_path):
+        partition_graph(data, num_partitions=1, root=tmp_path / "graph", method="contiguous")
         for block in blocks:
-            assert '.to("cuda")' in block
-            code = block.replace('.to("cuda")', '.to("cpu", kernels="torch")')
+            code = re.sub(r'\.to\(f?"cuda[^)]*\)', '.to("cpu", kernels="torch")', block)
+            assert code != block
             exec(code.replace("...", "seen.append(batch.num_nodes)"), names)
+            if "with " not in block:
+                with names["loader"] as loader:
+                    seen.append(next(iter(loader)).num_nodes)
     assert len(seen) == len(blocks)
