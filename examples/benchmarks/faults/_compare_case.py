@@ -182,7 +182,7 @@ def sampling_workers() -> list[int]:
         for file in Path(f"/proc/{pid}/task").glob("*/children"):
             below += map(int, file.read_text().split())
         command = Path(f"/proc/{pid}/cmdline").read_text()
-        if not below and pid != os.getpid() and "tracker" not in command:
+        if not below and pid != os.getpid() and "resource_tracker" not in command:
             found.append(pid)
         new += below
     return sorted(found)
@@ -283,6 +283,10 @@ def main() -> None:
             )
     say(version=version, fault=True, outcome=outcome)
 
+
+if "glt" in sys.argv[1:]:  # also in its spawned workers, which import this file for that
+    with contextlib.suppress(ImportError):  # `main` reports it
+        _import_glt()
 
 if __name__ == "__main__":
     if sys.argv[1] == "glt":
