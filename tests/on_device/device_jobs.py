@@ -17,7 +17,7 @@ from gigl_loader import ConfigError, DistNeighborLoader, PeerError, PeerTimeoutE
 from gigl_loader.loader import partitioned_graph
 from gigl_loader.loader.partitioned_graph import PartitionedGraph
 from gigl_loader.on_device.sampler import DeviceSampler
-from gigl_loader.testing import batch_digest, check_same_batches
+from gigl_loader.testing import TinyGraph, batch_digest, check_same_batches
 
 
 def of_a_rank(rank: int, size: int, folder: Path, names: list[str]) -> None:
@@ -84,6 +84,22 @@ def resumed_and_left_by_all(rank: int, size: int) -> None:
     with loader_of(rank, size, torch.arange(cases.NODES).repeat(2000)) as parts:
         for _ in range(3):
             next(iter(parts))
+
+
+def degrees_that_differ(rank: int, size: int) -> None:
+    """One rank has a node of many neighbours, and all neighbours are taken: all make room."""
+    edges = [(source, 0) for source in range(1, 60)] + [(0, node) for node in range(1, 20)]
+    graph = TinyGraph.homogeneous(60, edges)
+    nodes = torch.arange(30)
+    own = nodes[rank::size]
+    for fanouts in ([-1, -1], [4, -1]):
+        parts = graph.partitions(size)[rank].to("cpu", kernels="torch")
+        how: dict[str, Any] = {"batch_size": 4, "seed": 1, "num_workers": 0}
+        with (
+            DistNeighborLoader(graph.dataset(), fanouts, own, **how) as whole,
+            DistNeighborLoader(parts, fanouts, own, exchange="collective", **how) as loader,
+        ):
+            check_same_batches(whole, loader)
 
 
 def a_rank_dies(rank: int, size: int) -> None:

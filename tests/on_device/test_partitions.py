@@ -48,6 +48,7 @@ def test_the_bits_of_the_cpu(
     [
         ("ranks_with_fewer_batches", 3, []),
         ("resumed_and_left_by_all", 2, []),
+        ("degrees_that_differ", 2, []),
         ("a_rank_dies", 2, [1]),
         ("a_rank_does_not_come", 2, []),
         ("a_rank_raises", 2, []),
