@@ -49,7 +49,10 @@ ONLY_IMPORTERS = {
         "workers/pipe.py",
         "workers/worker.py",
     },
-    "warp": {"on_device/warp_kernels.py"},  # an extra: `choose.kernels_for` does without it
+    "warp": {  # an extra: `choose.kernels_for` does without it
+        "on_device/warp_kernels.py",
+        "on_device/warp_programs.py",
+    },
     "torch.distributed.rpc": {
         "_glt/__init__.py",  # loads it before GLT does, so that it does not meet the stand-ins
     },

@@ -12,6 +12,8 @@ from gigl_loader.on_device.torch_kernels import TorchKernels
 
 logger = logging.getLogger(__name__)
 
+_MISSING = "compiled kernels for GPUs need NVIDIA Warp: pip install 'gigl_loader[gpu]'"
+
 
 def kernels_for(device: torch.device, kind: str | None = None) -> Kernels:
     """Return the kernels of a device; one call for each thread that samples.
@@ -29,15 +31,15 @@ def kernels_for(device: torch.device, kind: str | None = None) -> Kernels:
     try:
         # Warp takes half a second to load; processes that sample elsewhere save that.
         found = importlib.import_module("gigl_loader.on_device.warp_kernels")
-    except ConfigError as error:
+    except ImportError as error:
         if kind is not None:
-            raise
-        _warn(str(error))
+            raise ConfigError(_MISSING) from error
+        _warn()
         return TorchKernels(device)
     kernels: Kernels = found.WarpKernels(device)
     return kernels
 
 
 @cache  # once for the process, not for each thread
-def _warn(text: str) -> None:
-    logger.warning("%s; until then torch's operators draw there, slower", text)
+def _warn() -> None:
+    logger.warning("%s; until then torch's operators draw there, slower", _MISSING)

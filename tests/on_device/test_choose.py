@@ -1,6 +1,5 @@
 """Which kernels a device gets, and what a missing extra says."""
 
-import importlib
 import logging
 import sys
 
@@ -33,8 +32,6 @@ def test_the_cpu_gets_torchs_unless_others_are_asked_for() -> None:
 def test_a_missing_extra_says_what_to_install() -> None:
     with pytest.raises(ConfigError, match=r"pip install 'gigl_loader\[gpu\]'"):
         kernels_for(CPU, "warp")
-    with pytest.raises(ConfigError, match="need NVIDIA Warp"):
-        importlib.import_module(MODULE)
 
 
 @pytest.mark.usefixtures("without_warp")

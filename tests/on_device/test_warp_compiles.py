@@ -5,24 +5,24 @@ from pathlib import Path
 import pytest
 import warp as wp
 
-from gigl_loader.on_device import warp_kernels
+from gigl_loader.on_device import warp_programs
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_all_kernels_compile_for(arch: int, tmp_path: Path) -> None:
     wp.init()
     made = wp.compile_aot_module(
-        warp_kernels, device=None, arch=arch, module_dir=tmp_path, use_ptx=False
+        warp_programs, device=None, arch=arch, module_dir=tmp_path, use_ptx=False
     )
     assert any(path.suffix == ".cubin" and path.stat().st_size for path in made), made
     source = "".join(path.read_text() for path in tmp_path.glob("*.cu"))
     kernels = [
-        "_draw_uniform",
-        "_draw_whole_rows",
-        "_draw_with_replacement",
-        "_enter",
-        "_look_up",
-        "_gather",
+        "draw_uniform",
+        "draw_whole_rows",
+        "draw_with_replacement",
+        "enter_keys",
+        "look_up_places",
+        "gather_rows",
     ]
     assert all(f"{name}_" in source for name in kernels)
 
@@ -32,7 +32,7 @@ def test_no_product_is_fused_with_a_sum(tmp_path: Path) -> None:
 
     Read in the assembly for the GPU, as the CPU's compiler is another one.
     """
-    wp.compile_aot_module(warp_kernels, device=None, arch=90, module_dir=tmp_path, use_ptx=True)
+    wp.compile_aot_module(warp_programs, device=None, arch=90, module_dir=tmp_path, use_ptx=True)
     (assembly,) = (path.read_text() for path in tmp_path.glob("*.ptx"))
     assert "mul.rn.f64" in assembly
     assert "add.rn.f64" in assembly

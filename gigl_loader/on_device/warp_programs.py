@@ -1,0 +1,495 @@
+"""Programs in NVIDIA Warp for the operations of `Kernels`; `warp_kernels` launches them.
+
+One source is compiled for CUDA and, in tests, for the CPU.
+
+A program has a thread for each row, or for each key, and no thread's result depends on the timing
+of another one. The folder of compiled programs is Warp's own setting (``WARP_CACHE_PATH``).
+"""
+
+from typing import Any
+
+import torch
+import warp as wp
+
+from gigl_loader.sampler.weighted_kernels import (
+    EXPONENT_OF_ONE,
+    FRACTION,
+    LN_2_HIGH,
+    LN_2_LOW,
+    SERIES,
+    SQRT_2,
+)
+
+wp.config.log_level = wp.LOG_WARNING  # it would print a greeting on standard output
+# Products must not be fused with sums: each step is rounded, as on the CPU.
+wp.set_module_options({"fuse_fp": False, "enable_backward": False})
+
+# Constants are wrapped: a plain number in a kernel has 32 bits.
+_GAMMA = wp.constant(wp.uint64(0x9E3779B97F4A7C15))
+_MIX_1 = wp.constant(wp.uint64(0xBF58476D1CE4E5B9))
+_MIX_2 = wp.constant(wp.uint64(0x94D049BB133111EB))
+_NODE = wp.constant(wp.uint64(0xD6E8FEB86659FD93))
+_TO_UNIT = wp.constant(wp.float64(2.0**-53))
+_FRACTION = wp.constant(wp.int64(FRACTION))
+_BIAS = wp.constant(wp.int64(EXPONENT_OF_ONE))
+_ONE_BITS = wp.constant(wp.int64(EXPONENT_OF_ONE << 52))
+_SQRT_2 = wp.constant(wp.float64(SQRT_2))
+_LN_2_HIGH = wp.constant(wp.float64(LN_2_HIGH))
+_LN_2_LOW = wp.constant(wp.float64(LN_2_LOW))
+_S1, _S2, _S3, _S4, _S5, _S6, _S7 = (wp.constant(wp.float64(factor)) for factor in SERIES)
+_LOWEST = wp.constant(wp.int64(torch.iinfo(torch.int64).min))
+PAGE_BITS = 20
+"""Array items are found by two numbers, page and place there: Warp's indices have 32 bits, and a
+graph may have more edges."""
+_PAGE_SHIFT = wp.constant(wp.int64(PAGE_BITS))
+_PLACE = wp.constant(wp.int64((1 << PAGE_BITS) - 1))
+
+
+@wp.func
+def _page(position: wp.int64) -> wp.int32:
+    return wp.int32(position >> _PAGE_SHIFT)
+
+
+@wp.func
+def _place(position: wp.int64) -> wp.int32:
+    return wp.int32(position & _PLACE)
+
+
+# -- numbers: step for step those of `gigl_loader.sampler.compiled` and `weighted_kernels` ---------
+
+
+@wp.func
+def _mix(value: wp.uint64) -> wp.uint64:
+    first = (value ^ (value >> wp.uint64(30))) * _MIX_1
+    second = (first ^ (first >> wp.uint64(27))) * _MIX_2
+    return second ^ (second >> wp.uint64(31))
+
+
+@wp.func
+def _row_key(key: wp.uint64, node: wp.int64) -> wp.uint64:
+    return _mix(_mix(wp.uint64(node) * _NODE + _GAMMA) ^ key)
+
+
+@wp.func
+def _unit(row: wp.uint64, counter: wp.int64) -> wp.float64:
+    bits = _mix(row + wp.uint64(counter + wp.int64(1)) * _GAMMA)
+    return wp.float64(bits >> wp.uint64(11)) * _TO_UNIT
+
+
+@wp.func
+def _exponential(uniform: wp.float64) -> wp.float64:
+    one = wp.float64(1.0)
+    bits = wp.cast(one - uniform, wp.int64)
+    exponent = wp.float64((bits >> wp.int64(52)) - _BIAS)
+    scaled = wp.cast((bits & _FRACTION) | _ONE_BITS, wp.float64)
+    if scaled > _SQRT_2:
+        scaled = scaled * wp.float64(0.5)
+        exponent = exponent + one
+    ratio = (scaled - one) / (scaled + one)
+    square = ratio * ratio
+    fourth = square * square
+    even = fourth * (_S2 + fourth * (_S4 + fourth * _S6))
+    odd = square * (_S1 + fourth * (_S3 + fourth * (_S5 + fourth * _S7)))
+    fraction = ratio * wp.float64(2.0) + ratio * (even + odd)
+    return -(exponent * _LN_2_HIGH + (exponent * _LN_2_LOW + fraction))
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+@wp.func
+def _bound(indptr: wp.array[wp.int64], row: wp.int64) -> wp.int64:
+    """Return the start of a row; a row that does not exist starts after the last one."""
+    last = wp.int64(indptr.shape[0] - 1)
+    return indptr[wp.int32(wp.clamp(row, wp.int64(0), last))]
+
+
+@wp.func
+def _first_after(
+    times: wp.array2d[wp.int64], start: wp.int64, stop: wp.int64, time: wp.int64
+) -> wp.int64:
+    """Return the first place from ``start`` whose time is above ``time``; ``stop`` if none."""
+    low = start
+    high = stop
+    while low < high:
+        middle = (low + high) >> wp.int64(1)
+        if times[_page(middle), _place(middle)] <= time:
+            low = middle + wp.int64(1)
+        else:
+            high = middle
+    return low
+
+
+@wp.func
+def _cut(
+    start: wp.int64,
+    stop: wp.int64,
+    i: wp.int32,
+    fanout: wp.int32,
+    last: wp.int32,
+    times: wp.array2d[wp.int64],
+    until: wp.array[wp.int64],
+    since: wp.array[wp.int64],
+) -> tuple[wp.int64, wp.int64]:
+    """Return start and stop of the row of place ``i``, cut to its time limits."""
+    if until.shape[0] > 0:
+        stop = _first_after(times, start, stop, until[i])
+    # Times are integers: times after ``since - 1`` are not before ``since``. The lowest integer has
+    # none below it.
+    if since.shape[0] > 0 and since[i] > _LOWEST:
+        start = _first_after(times, start, stop, since[i] - wp.int64(1))
+    if last != 0 and fanout >= 0:
+        start = wp.max(start, stop - wp.int64(fanout))
+    return start, stop
+
+
+@wp.func
+def _count(degree: wp.int64, fanout: wp.int32, replace: wp.int32) -> wp.int64:
+    """Return the number of neighbours drawn from a row."""
+    bound = wp.int64(fanout)
+    if fanout >= 0 and (degree > bound or (replace != 0 and degree > wp.int64(0))):
+        return bound
+    return degree
+
+
+@wp.func
+def _draw_next(
+    offsets: wp.array2d[wp.int64],
+    i: wp.int32,
+    j: wp.int32,
+    row: wp.uint64,
+    start: wp.int64,
+    degree: wp.int64,
+    take: wp.int64,
+) -> wp.int64:
+    """Return draw ``j`` by Floyd's method; see `compiled.draw_uniform`."""
+    place = wp.int64(j)
+    last = degree - take + place
+    drawn = wp.int64(_unit(row, place) * wp.float64(last + wp.int64(1)))
+    for k in range(j):  # earlier draws are in the row's own places
+        if offsets[i, k] == start + drawn:
+            return start + last
+    return start + drawn
+
+
+@wp.kernel
+def draw_uniform(
+    indptr: wp.array[wp.int64],
+    rows: wp.array[wp.int64],
+    ids: wp.array[wp.int64],
+    key: wp.uint64,
+    fanout: wp.int32,
+    replace: wp.int32,
+    last: wp.int32,
+    by_time: wp.int32,
+    times: wp.array2d[wp.int64],
+    order: wp.array2d[wp.int64],
+    until: wp.array[wp.int64],
+    since: wp.array[wp.int64],
+    offsets: wp.array2d[wp.int64],
+    counts: wp.array[wp.int64],
+) -> None:
+    """Draw neighbours of a row uniformly, or its last ones by time; a thread for each row.
+
+    Its arguments are `DeviceDraw`'s fields; positions go to ``offsets``, numbers to ``counts``.
+    """
+    i = wp.tid()
+    start = _bound(indptr, rows[i])
+    stop = _bound(indptr, rows[i] + wp.int64(1))
+    start, stop = _cut(start, stop, i, fanout, last, times, until, since)
+    degree = stop - start
+    take = _count(degree, fanout, replace)
+    counts[i] = take
+    row = _row_key(key, ids[i])
+    for j in range(offsets.shape[1]):
+        place = wp.int64(j)
+        position = start + place  # the whole row, in stored order
+        if place >= take:
+            position = wp.int64(0)
+        elif replace != 0:
+            position = start + wp.int64(_unit(row, place) * wp.float64(degree))
+        elif take < degree:
+            position = _draw_next(offsets, i, j, row, start, degree, take)
+        offsets[i, j] = position
+    if by_time != 0:
+        for j in range(wp.int32(take)):
+            at = offsets[i, j]
+            offsets[i, j] = order[_page(at), _place(at)]
+
+
+# -- whole rows ------------------------------------------------------------------------------------
+
+
+@wp.func
+def _comes_later(
+    values: wp.array2d[wp.float64],
+    items: wp.array2d[wp.int64],
+    i: wp.int32,
+    one: wp.int32,
+    other: wp.int32,
+) -> wp.bool:
+    """Return whether an item is chosen after another; among equal values the earlier position."""
+    if values[i, one] == values[i, other]:
+        return items[i, one] > items[i, other]
+    return values[i, one] > values[i, other]
+
+
+@wp.func
+def _swap(
+    values: wp.array2d[wp.float64],
+    items: wp.array2d[wp.int64],
+    i: wp.int32,
+    one: wp.int32,
+    other: wp.int32,
+) -> None:
+    value = values[i, one]
+    values[i, one] = values[i, other]
+    values[i, other] = value
+    item = items[i, one]
+    items[i, one] = items[i, other]
+    items[i, other] = item
+
+
+@wp.func
+def _sift_down(
+    values: wp.array2d[wp.float64],
+    items: wp.array2d[wp.int64],
+    i: wp.int32,
+    top: wp.int32,
+    size: wp.int32,
+) -> None:
+    """Restore the max-heap of row ``i``, of ``size``, after its item at ``top`` was replaced."""
+    parent = wp.int32(top)
+    while 2 * parent + 1 < size:
+        child = 2 * parent + 1
+        if child + 1 < size and _comes_later(values, items, i, child + 1, child):
+            child = child + 1
+        if not _comes_later(values, items, i, child, parent):
+            break
+        _swap(values, items, i, child, parent)
+        parent = child
+
+
+@wp.func
+def _make_heap(
+    values: wp.array2d[wp.float64],
+    items: wp.array2d[wp.int64],
+    i: wp.int32,
+    size: wp.int32,
+) -> None:
+    for j in range(size / 2):
+        _sift_down(values, items, i, size / 2 - 1 - j, size)
+
+
+@wp.func
+def _offer(
+    values: wp.array2d[wp.float64],
+    items: wp.array2d[wp.int64],
+    i: wp.int32,
+    size: wp.int32,
+    value: wp.float64,
+    item: wp.int64,
+) -> None:
+    """Replace the last choice by an item after all others, if the item comes before that choice."""
+    if value < values[i, 0]:
+        values[i, 0] = value
+        items[i, 0] = item
+        _sift_down(values, items, i, 0, size)
+
+
+@wp.func
+def _sort_by_position(
+    values: wp.array2d[wp.float64],
+    items: wp.array2d[wp.int64],
+    i: wp.int32,
+    size: wp.int32,
+) -> None:
+    """Sort the items of row ``i``; their values are lost."""
+    for j in range(size):
+        values[i, j] = wp.float64(items[i, j])  # exact: positions are below 2 ** 53
+    _make_heap(values, items, i, size)
+    for j in range(size - 1):
+        _swap(values, items, i, 0, size - 1 - j)
+        _sift_down(values, items, i, 0, size - 1 - j)
+
+
+@wp.func
+def _weight_at(weights: wp.array2d[wp.float32], position: wp.int64) -> wp.float32:
+    """Return the weight of an edge, 1 without weights."""
+    if weights.shape[0] == 0:
+        return wp.float32(1.0)
+    return weights[_page(position), _place(position)]
+
+
+@wp.func
+def _neighbor_at(
+    narrow: wp.array2d[wp.int32], wide: wp.array2d[wp.int64], position: wp.int64
+) -> wp.int64:
+    """Return the neighbour of an edge, from the array that exists."""
+    if narrow.shape[0] > 0:
+        return wp.int64(narrow[_page(position), _place(position)])
+    return wide[_page(position), _place(position)]
+
+
+@wp.kernel
+def draw_whole_rows(
+    indptr: wp.array[wp.int64],
+    rows: wp.array[wp.int64],
+    ids: wp.array[wp.int64],
+    key: wp.uint64,
+    labor: wp.int32,
+    weights: wp.array2d[wp.float32],
+    narrow: wp.array2d[wp.int32],
+    wide: wp.array2d[wp.int64],
+    values: wp.array2d[wp.float64],
+    offsets: wp.array2d[wp.int64],
+    counts: wp.array[wp.int64],
+) -> None:
+    """Draw by weight without replacement, or by LABOR: the least values of the whole row.
+
+    ``values`` is scratch memory of the shape of ``offsets``. Neighbours are in ``narrow`` (32 bits)
+    or in ``wide``.
+    """
+    i = wp.tid()
+    start = _bound(indptr, rows[i])
+    stop = _bound(indptr, rows[i] + wp.int64(1))
+    width = offsets.shape[1]
+    row = _row_key(key, ids[i])
+    size = wp.int32(0)
+    heaped = wp.int32(0)
+    copy = wp.int64(0)
+    before = wp.int64(-1)
+    position = start
+    while position < stop:
+        counter = position - start
+        if labor != 0:
+            # the copy among parallel edges: they lie side by side
+            neighbor = _neighbor_at(narrow, wide, position)
+            copy = copy + wp.int64(1) if neighbor == before else wp.int64(0)
+            before = neighbor
+            counter = copy
+            row = _row_key(key, neighbor)
+        weight = _weight_at(weights, position)
+        if weight > wp.float32(0.0):
+            value = _unit(row, counter)
+            if weights.shape[0] > 0:
+                value = _exponential(value) / wp.float64(weight)
+            if size < width:
+                values[i, size] = value
+                offsets[i, size] = position
+                size = size + 1
+            else:
+                # Rows that are drawn whole stay in stored order.
+                if heaped == 0:
+                    _make_heap(values, offsets, i, size)
+                    heaped = wp.int32(1)
+                _offer(values, offsets, i, size, value, position)
+        position = position + wp.int64(1)
+    counts[i] = wp.int64(size)
+    if heaped != 0:
+        _sort_by_position(values, offsets, i, size)
+    for j in range(size, width):
+        offsets[i, j] = wp.int64(0)
+
+
+@wp.kernel
+def draw_with_replacement(
+    indptr: wp.array[wp.int64],
+    rows: wp.array[wp.int64],
+    ids: wp.array[wp.int64],
+    key: wp.uint64,
+    weights: wp.array2d[wp.float32],
+    offsets: wp.array2d[wp.int64],
+    counts: wp.array[wp.int64],
+) -> None:
+    """Draw neighbours of a row by weight with replacement; a thread for each row."""
+    i = wp.tid()
+    start = _bound(indptr, rows[i])
+    stop = _bound(indptr, rows[i] + wp.int64(1))
+    width = offsets.shape[1]
+    total = wp.float64(0.0)
+    position = start
+    while position < stop:
+        total = total + wp.float64(_weight_at(weights, position))
+        position = position + wp.int64(1)
+    taken = wp.int32(0)
+    if total > wp.float64(0.0):
+        taken = width
+    counts[i] = wp.int64(taken)
+    row = _row_key(key, ids[i])
+    for j in range(width):
+        found = wp.int64(0)
+        if taken > 0:
+            goal = _unit(row, wp.int64(j)) * total
+            # In the same order as above: sums depend on it.
+            running = wp.float64(_weight_at(weights, start))
+            found = start
+            while running <= goal and found + wp.int64(1) < stop:
+                found = found + wp.int64(1)
+                running = running + wp.float64(_weight_at(weights, found))
+        offsets[i, j] = found
+
+
+# -- labels ----------------------------------------------------------------------------------------
+
+
+@wp.kernel
+def enter_keys(
+    keys: wp.array[wp.int64],
+    table: wp.array[wp.uint64],
+    firsts: wp.array[wp.int32],
+    found: wp.array[wp.int32],
+) -> None:
+    """Note the smallest place of each key. ``table`` holds key + 1, or 0 if free."""
+    i = wp.tid()
+    found[i] = wp.int32(-1)
+    if keys[i] >= wp.int64(0):
+        entry = wp.uint64(keys[i]) + wp.uint64(1)
+        mask = wp.uint64(table.shape[0] - 1)
+        position = wp.int32(_mix(entry) & mask)
+        while True:
+            before = wp.atomic_cas(table, position, wp.uint64(0), entry)
+            if before == wp.uint64(0) or before == entry:
+                break
+            position = wp.int32(wp.uint64(position + 1) & mask)
+        # The place of a key in the table depends on timing; its smallest place does not.
+        wp.atomic_min(firsts, position, i)
+        found[i] = position
+
+
+@wp.kernel
+def look_up_places(
+    firsts: wp.array[wp.int32],
+    found: wp.array[wp.int32],
+    out: wp.array[wp.int64],
+) -> None:
+    """Read the first place of each key, which `enter_keys` has noted; 0 for those below 0."""
+    i = wp.tid()
+    out[i] = wp.int64(0)
+    if found[i] >= 0:
+        out[i] = wp.int64(firsts[found[i]])
+
+
+# -- rows of features ------------------------------------------------------------------------------
+
+
+@wp.kernel
+def gather_rows(
+    values: wp.array2d[Any],
+    rows: wp.array[wp.int64],
+    out: wp.array2d[Any],
+) -> None:
+    """Copy a word of a row; a thread for each word of each row in ``out``."""
+    i, j = wp.tid()  # type: ignore[misc]
+    position = rows[i] * wp.int64(out.shape[1]) + wp.int64(j)
+    out[i, j] = values[_page(position), _place(position)]
+
+
+WORDS: dict[int, tuple[torch.dtype, Any]] = {
+    8: (torch.int64, wp.int64),
+    4: (torch.int32, wp.int32),
+    1: (torch.uint8, wp.uint8),
+}
+"""Types of the words that rows are copied by, by size in bytes."""
+for _, _word in WORDS.values():  # named: kernels are compiled ahead of time, too
+    wp.overload(gather_rows, {"values": wp.array2d[_word], "out": wp.array2d[_word]})
