@@ -195,7 +195,7 @@ def bytes_per_seed(job: Job, batch: BatchSize) -> dict[str, float]:
     # Requests have ids, and responses neighbours; with the rows of a node its id travels.
     remote, missed = job.share_elsewhere, 1 - batch.hit_rate
     found = {
-        "questions": batch.asked * remote * _ID_BYTES,
+        "requests": batch.asked * remote * _ID_BYTES,
         "neighbours": batch.edges * remote * _ID_BYTES,
     }
     rows = batch.nodes * missed * (job.row_bytes + _ID_BYTES) if job.row_bytes else 0.0
