@@ -1,1 +1,1 @@
-"""What `gigl-loader VERB` does, a module for each verb; `gigl_loader.cli` is the door."""
+"""The verbs of `gigl-loader`, a module for each; `gigl_loader.cli` is the door."""

@@ -1,4 +1,4 @@
-"""What a dataset holds, without the data: types, feature widths, direction, label edge types."""
+"""Description of a dataset without its data: types, feature widths, direction, label edge types."""
 
 import os
 from dataclasses import dataclass, field

@@ -1,1 +1,1 @@
-"""The same model on the whole graph: exact embeddings and gradients without sampling."""
+"""A trained model on the whole graph: exact embeddings and gradients without sampling."""

@@ -29,7 +29,7 @@ MOST_RANKS = 1 << 16
 
 
 class Role(Enum):
-    """What a process is to a storage server."""
+    """Kind of a process, as a storage server sees it."""
 
     CLIENT = "compute process"
     SERVER = "storage server"

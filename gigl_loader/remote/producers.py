@@ -50,7 +50,7 @@ _NOTICE_S = 5.0
 _RELEASE_S = 60.0
 """Seconds that servers may take to release producers, whose workers may linger."""
 _RELEASE_BROKEN_S = 3.0
-"""The same after a failure: live servers then end the workers at once."""
+"""Seconds that releases may take after a failure: live servers then end the workers at once."""
 
 
 class RemoteProducers:

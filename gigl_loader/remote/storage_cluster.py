@@ -39,7 +39,7 @@ _ATTEMPT_S, _REACH_S, _PAUSE_S = 5.0, 1.0, 0.2
 """Seconds: the longest attempt to reconnect to a lost server; its part for reaching the server,
 which may have another address by then; and the pause between two attempts."""
 _REFUSED_PAUSE_S = 5.0
-"""The same pause if the current listener refuses this process."""
+"""Seconds between two attempts while the current listener refuses this process."""
 _LOOK_S = 0.5
 """Seconds between two checks of the news during a wait for lost servers."""
 
