@@ -1,7 +1,7 @@
 """What loaders do when something goes wrong: the comparison table, measured on this machine.
 
     python examples/benchmarks/faults/compare.py
-    python examples/benchmarks/faults/compare.py --python-glt PYTHON    # of an environment with it
+    python examples/benchmarks/faults/compare.py --python-glt PYTHON --python-pyg PYTHON
 
 Ours beside PyG's ``NeighborLoader`` and graphlearn-torch's ``DistNeighborLoader``. Each cell of the
 table is a process of its own (`_compare_case.py`). One that is silent for ``--limit`` seconds after
@@ -81,9 +81,14 @@ def main() -> int:
         "--python-glt", default=sys.executable, metavar="PYTHON",
         help="interpreter of an environment with graphlearn-torch",
     )  # fmt: skip
+    parser.add_argument(
+        "--python-pyg", default=sys.executable, metavar="PYTHON",
+        help="interpreter of an environment with PyG and pyg-lib or torch-sparse",
+    )  # fmt: skip
     parser.add_argument("--without", nargs="*", choices=CONTESTANTS, default=[],
                         help="contestants to leave out")  # fmt: skip
     args = parser.parse_args()
+    pythons = {"ours": sys.executable, "pyg": args.python_pyg, "glt": args.python_glt}
     names = [name for name in CONTESTANTS if name not in args.without]
     versions: dict[str, str] = {}
     table = []
@@ -93,8 +98,7 @@ def main() -> int:
     for row in args.rows:
         cells = []
         for name in names:
-            python = args.python_glt if name == "glt" else sys.executable
-            found = measured(python, name, row, args.limit)
+            found = measured(pythons[name], name, row, args.limit)
             versions.setdefault(name, found.get("version", ""))
             cells.append(found["outcome"])
             print(f"{CONTESTANTS[name]}: {ROWS[row]}: {found['outcome']}", file=sys.stderr)
