@@ -73,8 +73,7 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
     until_the_end = ExitStack()
     config.add_cleanup(until_the_end.close)
-    warm = "support.warm", "support.warm_layers", "pytest"
-    until_the_end.enter_context(forked_pythons(*warm, *IMPORTED_BY_EXAMPLES))
+    until_the_end.enter_context(forked_pythons("support.warm", "pytest", *IMPORTED_BY_EXAMPLES))
     gc.freeze()  # pytest collects garbage at its end, several times
 
 
