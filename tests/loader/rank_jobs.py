@@ -378,9 +378,8 @@ def one_cache_for_a_machine(rank: int, size: int) -> None:
 def _caches(loader: DistNeighborLoader) -> list[int]:
     """Return what tells the memory of each rank's cache."""
     found: list[Any] = [None] * dist.get_world_size()
-    maps = Path(f"/proc/{worker_pid(loader)}/maps").read_text().splitlines()
-    (inode,) = {line.split()[4] for line in maps if "gigl_loader.rows" in line}
-    dist.all_gather_object(found, int(inode))
+    producer: Any = loader._mp_producer
+    dist.all_gather_object(found, producer._ranks.cache.region.inode)
     return found
 
 
