@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
-from gigl_loader.memory import segments, tensors
+from gigl_loader.memory import segments
 from gigl_loader.system import read_stat
 from gigl_loader.workers import pipe
 from gigl_loader.workers.pipe import WorkerSetup
@@ -83,15 +83,17 @@ class WorkerPool:
 
     Args:
         num_workers: Number of workers.
+        dumps: `memory.tensors.dumps`. It needs torch, and what starts supervisors does without.
         starts: Starts a supervisor; None: `start_supervisor`.
     """
 
     def __init__(
         self,
         num_workers: int,
+        dumps: "Callable[[Any], tuple[bytes, list[int]]]",
         starts: "Callable[[str, Sequence[int]], subprocess.Popen[bytes]] | None" = None,
     ) -> None:
-        self._starts = starts
+        self._dumps, self._starts = dumps, starts
         self._workers: list[_Worker] = []
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._control: pipe.Socket | None = None
@@ -232,7 +234,7 @@ class WorkerPool:
         # Locked for all of it: no other message may come between the pieces. Later checks find a
         # worker that has ended or reads nothing; they would not find a lack of descriptors here.
         with contextlib.suppress(ConnectionError, TimeoutError, BlockingIOError), self._sending:
-            pipe.send_object(worker.sock, *tensors.dumps(self._setup))
+            pipe.send_object(worker.sock, *self._dumps(self._setup))
             pipe.send(worker.sock, (pipe.PLACE, replaces), fds)
 
     def _await_ready(self, timeout_s: float, restarts: Restarts) -> None:
@@ -296,7 +298,7 @@ class WorkerPool:
             try:
                 pipe.send(worker.sock, message)
                 if obj is not None:
-                    pipe.send_object(worker.sock, *tensors.dumps(obj))
+                    pipe.send_object(worker.sock, *self._dumps(obj))
             # Also an OSError, and the only one that nothing else would report. A message that was
             # not taken was not sent in part either, so the next one is understood.
             except TimeoutError as error:

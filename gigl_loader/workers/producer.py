@@ -118,7 +118,7 @@ class DistSamplingProducer:
         self._plugins = pickled(Plugins(sampler, worker_init_fn))
         self._users_code = worker_init_fn is not None or not is_own(sampler)
         self._main_path = main_path_of(worker_init_fn)
-        self._pool = WorkerPool(self.num_workers)
+        self._pool = WorkerPool(self.num_workers, tensors.dumps)
         self._orders = SeedOrders(self._seed_input, sampling_config, self.epoch_options.seed)
         self._recovery = Recovery(
             self._pool, worker_options.worker_concurrency, self.epoch_options.max_restarts,

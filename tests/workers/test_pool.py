@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gigl_loader.errors import UsageError, WorkerDiedError
+from gigl_loader.memory import tensors
 from gigl_loader.workers import pipe
 from gigl_loader.workers import pool as pool_module
 from gigl_loader.workers.pool import WorkerEvent, WorkerPool, process_state
@@ -66,7 +67,7 @@ def _of_quiet(
         started.append(kind(pipe.Socket(fileno=os.dup(fds[0]))))
         return started[-1]
 
-    pool, setup = WorkerPool(2, starts), SETUP
+    pool, setup = WorkerPool(2, tensors.dumps, starts), SETUP
     pool.start(setup, 60.0)
     yield pool, started[0]
     pool.stop(0.0)
@@ -223,7 +224,9 @@ class _Supervisor:
             (_, number), fds = got
             self.workers[number] = pipe.Socket(fileno=fds[0])
             self._sockets.append(self.workers[number])
-            self.plays(self, number)
+            # a pool that gave up in the meantime has closed its end
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self.plays(self, number)
         for sock in self._sockets:
             sock.close()
 
@@ -255,7 +258,7 @@ def _started(
         supervisors.append(_Supervisor(control, plays[len(supervisors)]))
         return supervisors[-1]
 
-    pool = WorkerPool(2, starts)
+    pool = WorkerPool(2, tensors.dumps, starts)
     pool.start(SETUP, 60.0, max_restarts)
     return pool, supervisors
 

@@ -38,7 +38,7 @@ class SimulatedPool:
     world: World
     costs: WorkCosts
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, dumps: Any) -> None:
         self.num_workers = num_workers
         self._process = self.world.process
         self._news = SimulatedEvent(self.world)
