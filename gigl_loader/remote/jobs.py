@@ -82,6 +82,12 @@ def _answer(future: "Future[News]", news: News) -> None:
         future.set_result(news)
 
 
+_GIVEN_UP = (
+    "this process was out of reach for too long and was given up: its producers have ended; start "
+    "the job again, with a longer network_timeout if the network needs it"
+)
+
+
 class Attendance:
     """Members by session: they come, stay over lost connections, and leave.
 
@@ -97,7 +103,8 @@ class Attendance:
         self._by_role_and_rank: dict[tuple[Role, int], dict[str, Member]] = {}
         self.servers: dict[int, Member] = {}
         """Storage servers by rank, the latest of each."""
-        self._departed: dict[str, None] = {}  # oldest first
+        self._departed: dict[str, str] = {}
+        """Why each of those that left would be refused, oldest first."""
 
     def find(self, session: str, seen: int) -> Member | None:
         """Return the member of a session; None: the session is new.
@@ -107,10 +114,7 @@ class Attendance:
         """
         member = self.members.get(session)
         if member is None and session in self._departed:
-            raise PeerError(
-                "this process was out of reach for too long and was given up: its producers have "
-                "ended; start the job again, with a longer network_timeout if the network needs it"
-            )
+            raise PeerError(self._departed[session])
         # it has seen news of the former server
         if member is None and seen > 0:
             raise PeerError(
@@ -165,7 +169,7 @@ class Attendance:
         if self.servers.get(member.join.rank) is member:
             del self.servers[member.join.rank]
         # a dict, which keeps the order of its keys and finds each at once
-        self._departed[member.session] = None
+        self._departed[member.session] = member.news.refused or _GIVEN_UP
         while len(self._departed) > _MOST_DEPARTED:
             del self._departed[next(iter(self._departed))]
         return True
