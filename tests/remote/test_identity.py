@@ -35,6 +35,7 @@ from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
     JoinRefusedError,
+    PeerError,
     PeerLostError,
     ProtocolError,
     UsageError,
