@@ -99,20 +99,25 @@ def _have_come(meeting: TCPStore, come: list[Any]) -> bool:
     return bool(come)
 
 
-@pytest.mark.longest
-def test_a_machine_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    log = tmp_path / "log"
-    log.mkdir()
+def _met(log: Path, printed: Path) -> bool:
+    """Let two machines train, of which one is lost; return False if torchrun never let them meet.
+
+    Seen on a busy machine: torchrun's own rendezvous waits for minutes, with both processes alive.
+    """
+    log.mkdir(parents=True)
     meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    printed = tmp_path / "printed.txt"
     with printed.open("w") as output:
         machines = [_torchrun(log, meeting.port, output, stays=False)]
         try:
             come: list[Any] = []
             wait_until(lambda: _have_come(meeting, come), "one has come", 300)
             machines.append(_torchrun(log, meeting.port, output, stays=True))
-            machines[0].wait(timeout=300)
+            try:
+                machines[0].wait(timeout=120)
+            except subprocess.TimeoutExpired:
+                if list(log.iterdir()):
+                    raise
+                return False
             _changed(meeting, partial(_lose, node=come[0]))
             wait_until(
                 lambda: machines[1].poll() is not None or _changed(meeting, _close_last_call),
@@ -124,6 +129,16 @@ def test_a_machine_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             for machine in machines:
                 machine.kill()
                 machine.wait()
+    return True
+
+
+@pytest.mark.longest
+def test_a_machine_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    printed = tmp_path / "printed.txt"
+    logs = [tmp_path / f"log{number}" for number in range(3)]
+    log = next((one for one in logs if _met(one, printed)), None)
+    assert log is not None, "torchrun's machines did not meet in three attempts"
     files = [file.read_text().splitlines() for file in log.glob("*.jsonl")]
     lines = [json.loads(line) for file in files for line in file]
     assert "goes on after" in printed.read_text()

@@ -323,7 +323,7 @@ class SimulatedJob:
                     # what all ranks have, or all servers, is held once
                     concatenated=lambda _: self._whole, digest_of=lambda *_: self._whole_digest,
                     epoch_order=cache(sampled_input.epoch_order),
-                    tensors=SimpleNamespace(share_tensor=lambda tensor: tensor),
+                    tensors=SimpleNamespace(share_tensor=lambda tensor: tensor, dumps=None),
                 )
             )  # fmt: skip
             yield
