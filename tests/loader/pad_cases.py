@@ -52,6 +52,8 @@ def _cut(store: Any, name: str, counted: str, lengths: dict[str, int]) -> None:
             continue
         if field == "edge_index":
             store[field] = value[:, :count] if of_edges else value
+        elif of_edges and field in NODES:
+            continue
         elif lengths[field] == size and field not in SEED_SIDE:
             store[field] = value[:count]
     counts = list(store[counted])
@@ -62,6 +64,8 @@ def _cut(store: Any, name: str, counted: str, lengths: dict[str, int]) -> None:
 
 
 SEED_SIDE = {"input_id", "edge_label_index", "edge_label", "seed_time", "edge_label_time"}
+# `batch` is of nodes if trees are disjoint, else of seeds, which may be as many as padded edges.
+NODES = {"batch"}
 
 
 def shapes(batch: Batch) -> dict[Any, Any]:
@@ -69,11 +73,12 @@ def shapes(batch: Batch) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     nodes, edges = stores_of(batch)
     for number, store in enumerate([*nodes, *edges]):
-        size = {store[name].numel() for name in ("pad_node_mask", "pad_edge_mask") if name in store}
+        masks = [name for name in ("pad_node_mask", "pad_edge_mask") if name in store]
         for name, value in store.items():
             if isinstance(value, Tensor) and name not in SEED_SIDE:
                 dim = 1 if name == "edge_index" else 0
-                if value.size(dim) in size:
+                some = masks[:1] if name in NODES else masks
+                if value.size(dim) in [store[mask].numel() for mask in some]:
                     found[number, name] = (tuple(value.shape), value.dtype)
     return found
 
