@@ -216,7 +216,7 @@ class DeviceRows:
             event = self._memory.mark()
         peers.check(None)  # a dead rank is known at once here; a device waits for it
         with peers.named_failures():
-            self._wait(event)
+            wait_for_ranks(self._memory, event, self._timeout_s)
         return RowsOnDevice(found, self._memory)
 
     def close(self) -> None:
@@ -280,9 +280,6 @@ class DeviceRows:
         came = self._memory.empty(sum(receive))
         return _Load(self._memory.uploaded(host), send, receive, came, out)
 
-    def _wait(self, event: Any) -> None:
-        wait_for_ranks(self._memory, event, self._timeout_s)
-
 
 def device_group(backend: str, memory: DeviceMemory, timeout_s: float) -> Any:
     """Return a process group of all ranks that exchanges memory of their devices. Collective.
@@ -326,6 +323,6 @@ def wait_for_ranks(memory: DeviceMemory, event: Any, timeout_s: float) -> None:
     """
     if not memory.wait(event, timeout_s):
         raise PeerTimeoutError(
-            f"rows did not come from device to device within {timeout_s:g} s: a rank "
-            "has stopped or ended; see the logs of the other ranks, and start the job again"
+            f"nothing came from the devices of other ranks within {timeout_s:g} s: one has stopped "
+            "or ended; see the logs of the other ranks, and start the job again"
         )

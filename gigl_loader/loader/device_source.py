@@ -52,11 +52,11 @@ _MOST_AHEAD = 256
 """Most batches that are drawn before the cache knows enough; each keeps its edges."""
 
 
-class DeviceSource(InProcessSource):
-    """Samples one input on one device; a `gigl_loader.loader.batch_source.BatchSource`.
+class PlacedSource(InProcessSource):
+    """What sources on devices have in common: a placement, and a plan that devices can sample.
 
     Args:
-        data: The dataset, with a placement; one partition.
+        data: The dataset, with a placement.
         sampler_input: Seeds; further columns in the attribute ``extra``.
         config: How to sample.
         epoch_options: Seed, order, deadline.
@@ -83,9 +83,17 @@ class DeviceSource(InProcessSource):
         )
         assert data.placement is not None, "only placed datasets are sampled on a device"
         self._placement: Placement = data.placement
-        # before there is a sampler, which may open resources of a refused plan
+        # Before there is a sampler, which may open resources of a refused plan; and before ranks
+        # meet, so that all of them refuse it.
         check_plan(self._plan)
         self._roots = checked(load_sampler(self._view, self._plan, None, self._custom))
+
+
+class DeviceSource(PlacedSource):
+    """Samples one input on one device; a `gigl_loader.loader.batch_source.BatchSource`."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
         self._launched: deque[_UnderWay] = deque()
         self._drawn: deque[RowlessBatch] = deque()
         self._num_launched = 0

@@ -428,7 +428,8 @@ class InProcessSource:
             return False
         found: tuple[Received, list[Field]] | None = None
         if step < len(epoch.batches) and not epoch.is_broken_off:
-            found = self._sample_or_tell(epoch, step, lane)
+            with self._told_to_others(epoch, lane):
+                found = self._sample(self._request_of(epoch, step), lane)
         # With or without a batch: ranks that still sample theirs need responses. The epoch ends
         # before its last step only if all ranks have broken it off.
         if peers.finish(BROKEN_OFF if epoch.is_broken_off else COMPLETE):
@@ -447,11 +448,11 @@ class InProcessSource:
             epoch.hand_over(step, found[0])
         return True
 
-    def _sample_or_tell(
-        self, epoch: EpochBatches, step: int, lane: int
-    ) -> tuple[Received, list[Field]]:
+    @contextmanager
+    def _told_to_others(self, epoch: EpochBatches, lane: int) -> Iterator[None]:
+        """End the epoch with an error of the block's sampler, and report it to the other ranks."""
         try:
-            return self._sample(self._request_of(epoch, step), lane)
+            yield
         except AnswerFailedError:  # the others know
             raise
         except SamplingError as error:

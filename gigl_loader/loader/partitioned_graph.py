@@ -39,6 +39,7 @@ from gigl_loader.on_device.device_graph import (
     rows_of,
 )
 from gigl_loader.on_device.device_kernels import Kernels
+from gigl_loader.on_device.torch_numbers import signed, unsigned
 from gigl_loader.ranks import RankExchange
 from gigl_loader.rowcache.tables import Matrix, Owner, owner_of
 from gigl_loader.sampler.plan import SamplingPlan
@@ -59,13 +60,6 @@ class _Routes:
     """By kind and rank, ids from the rank."""
     told: list[list[int]]
     """By rank, what it told besides."""
-
-    def totals(self, counts: list[list[int]], sizes: Sequence[int]) -> list[int]:
-        """Return by rank the sum over all kinds of counts times the size of one item."""
-        return [
-            sum(count * size for count, size in zip(column, sizes, strict=True))
-            for column in zip(*counts, strict=True)
-        ]
 
 
 class PartitionedGraph:
@@ -126,19 +120,19 @@ class PartitionedGraph:
     def draw(self, asked: Sequence[HopRequest]) -> list[HopDrawn | None]:
         """Draw neighbours of one hop, of all edge types; None: nothing is drawn."""
         books = [self._owners_of(one) for one in asked]
-        keys = [_signed(one.draw.key) for one in asked]
+        keys = [signed(one.draw.key) for one in asked]
         routes = self._routed(books, keys)
         columns = [self._columns_of(one)[order] for one, order in
                    zip(asked, routes.orders, strict=True)]  # fmt: skip
         came = self._sent(columns, routes)
         sizes = [self._response_size(one) for one in asked]
         found = [
-            self._drawn(replace(one, draw=replace(one.draw, key=_unsigned(routes.told[rank][at]))),
+            self._drawn(replace(one, draw=replace(one.draw, key=unsigned(routes.told[rank][at]))),
                         pieces[at])
             for rank, pieces in enumerate(came) for at, one in enumerate(asked)
         ]  # fmt: skip
         sent = torch.cat([one.reshape(-1) for one in found])
-        receive, send = routes.totals(routes.send, sizes), routes.totals(routes.receive, sizes)
+        receive, send = _totals(routes.send, sizes), _totals(routes.receive, sizes)
         out = sent.new_empty(sum(receive))
         results = [self._no_response(one) for one in asked]
         self._peers.meet()  # what may fail has been done: an exchange on a device is not cancelled
@@ -222,8 +216,7 @@ class PartitionedGraph:
         came = self._sent(columns, routes)
         theirs = {one: torch.cat([some[at] for some in came]).view(-1)
                   for at, one in enumerate(owners)}  # fmt: skip
-        back = {one: torch.empty_like(order).scatter_(0, order, _places(order))
-                for one, order in zip(owners, routes.orders, strict=True)}  # fmt: skip
+        back = {one: _inverse(order) for one, order in zip(owners, routes.orders, strict=True)}
         exchanges = []
         for matrix in wanted:
             at = owners.index(owner_of(*matrix))
@@ -276,9 +269,9 @@ class PartitionedGraph:
         by_kind = [one.split(row) for one, row in zip(columns, routes.send, strict=True)]
         sent = torch.cat([some[rank] for rank in range(self._peers.size) for some in by_kind])
         widths = [1] * len(columns)
-        receive = routes.totals(routes.receive, widths)
+        receive = _totals(routes.receive, widths)
         out = sent.new_empty((sum(receive), width))
-        self._swap(sent, routes.totals(routes.send, widths), receive, out)
+        self._swap(sent, _totals(routes.send, widths), receive, out)
         return _cut(out, routes.receive, widths)
 
     def _swap(self, sent: Tensor, send: list[int], receive: list[int], out: Tensor) -> None:
@@ -309,13 +302,15 @@ def _cut(values: Tensor, counts: list[list[int]], sizes: Sequence[int]) -> list[
     return [[next(parts) for _ in row] for row in by_rank]
 
 
-def _places(order: Tensor) -> Tensor:
-    return torch.arange(order.numel(), device=order.device)
+def _inverse(order: Tensor) -> Tensor:
+    """Return where each item of a permutation is: ``order[_inverse(order)]`` counts from 0."""
+    places = torch.arange(order.numel(), device=order.device)
+    return torch.empty_like(order).scatter_(0, order, places)
 
 
-def _signed(key: int) -> int:
-    return key - (1 << 64) if key >> 63 else key
-
-
-def _unsigned(word: int) -> int:
-    return word & ((1 << 64) - 1)
+def _totals(counts: list[list[int]], sizes: Sequence[int]) -> list[int]:
+    """Return by rank the sum over all kinds of counts times the size of one item."""
+    return [
+        sum(count * size for count, size in zip(column, sizes, strict=True))
+        for column in zip(*counts, strict=True)
+    ]

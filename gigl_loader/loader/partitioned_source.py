@@ -14,69 +14,31 @@ order on all ranks.
 import time
 
 import numpy as np
-import torch
 
-from gigl_loader._glt import NodeSamplerInput, SamplingConfig
-from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.placement import Placement
 from gigl_loader.device.memory import DeviceMemory
-from gigl_loader.errors import SamplingError
-from gigl_loader.loader.collective import (
-    BROKEN_OFF,
-    COMPLETE,
-    AnswerFailedError,
-    CollectivePeers,
-)
+from gigl_loader.loader.collective import BROKEN_OFF, COMPLETE, CollectivePeers
 from gigl_loader.loader.device_rows import wait_for_ranks
-from gigl_loader.loader.device_source import RowlessBatch
-from gigl_loader.loader.in_process import EpochBatches, InProcessSource, named_errors
+from gigl_loader.loader.device_source import PlacedSource, RowlessBatch
+from gigl_loader.loader.in_process import EpochBatches, named_errors
 from gigl_loader.loader.partitioned_graph import PartitionedGraph, words_of
 from gigl_loader.memory.leases import OwnMessages
 from gigl_loader.message import BatchTicket, Received
 from gigl_loader.on_device.choose import kernels_for
-from gigl_loader.on_device.sampler import DeviceSampler, check_plan, checked
-from gigl_loader.options import EpochOptions, SamplerOptions
+from gigl_loader.on_device.sampler import DeviceSampler, checked
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.workers.agreement import StartTurns
 from gigl_loader.workers.sampled_input import view_of
 from gigl_loader.workers.worker import load_sampler
 
 
-class PartitionedSource(InProcessSource):
+class PartitionedSource(PlacedSource):
     """Samples one input on the devices of all ranks; a `loader.batch_source.BatchSource`.
 
-    Args:
-        data: This rank's partition, with a placement.
-        sampler_input: Seeds; further columns in the attribute ``extra``.
-        config: How to sample.
-        epoch_options: Seed, order, deadline.
-        sampler_options: Another sampler than the k-hop neighbour sampler: the roots of links.
-        concurrency: Batches that are sampled ahead.
-        device: Device of the batches: that of the placement.
-
-    Raises:
-        ConfigError: The device lacks a requested feature.
+    The dataset is this rank's partition; ``concurrency`` batches are sampled ahead. The rest is as
+    `PlacedSource` says.
     """
 
-    def __init__(
-        self,
-        data: DistDataset,
-        sampler_input: NodeSamplerInput,
-        config: SamplingConfig,
-        epoch_options: EpochOptions,
-        sampler_options: SamplerOptions | None = None,
-        concurrency: int = 1,
-        device: torch.device | None = None,
-    ) -> None:
-        super().__init__(
-            data, sampler_input, config, epoch_options, sampler_options, concurrency, device
-        )
-        assert data.placement is not None, "only placed datasets are sampled on devices"
-        self._placement: Placement = data.placement
-        check_plan(self._plan)
-        # before ranks meet: a plan is refused by all of them
-        checked(load_sampler(self._view, self._plan, None, self._custom))
-        self._graph: PartitionedGraph | None = None
+    _graph: PartitionedGraph | None = None
 
     def open(self, turns: StartTurns) -> None:
         """Copy missing data to the device, and meet the other ranks. No process is started."""
@@ -103,14 +65,8 @@ class PartitionedSource(InProcessSource):
         has_batch = step < len(epoch.batches) and not epoch.is_broken_off
         request = self._request_of(epoch, step) if has_batch else _no_request(epoch, step)
         where = None if has_batch else f"what other ranks asked for in step {step}"
-        try:
-            with named_errors(request.ticket, where):
-                found = self._sampled(epoch, request, has_batch)
-        except SamplingError as error:
-            epoch.fail(error)  # before others know: their errors are then not the first one
-            if not isinstance(error, AnswerFailedError):  # of that one the others know
-                self._tell_others(error, self._peers[lane])
-            raise
+        with self._told_to_others(epoch, lane), named_errors(request.ticket, where):
+            found = self._sampled(epoch, request, has_batch)
         if found is not None and has_batch:
             epoch.hand_over(step, found)
         return found is not None

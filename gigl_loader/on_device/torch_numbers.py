@@ -25,6 +25,11 @@ def signed(value: int) -> int:
     return value - _BITS if value >= _BITS >> 1 else value
 
 
+def unsigned(value: int) -> int:
+    """Return the uint64 that has the bits of an int64."""
+    return value % _BITS
+
+
 _GAMMA = signed(0x9E3779B97F4A7C15)
 _MIX_1 = signed(0xBF58476D1CE4E5B9)
 _MIX_2 = signed(0x94D049BB133111EB)
