@@ -57,16 +57,6 @@ def test_other_names_are_attribute_errors() -> None:
         _glt.DistSubGraphLoader  # noqa: B018
 
 
-def test_names_without_a_class_of_our_own_say_how_to_get_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(_glt, "available", False)
-    for name in _glt._GLT_ONLY:
-        monkeypatch.delitem(vars(_glt), name, raising=False)
-        with pytest.raises(UsageError, match=r"is not installed.*Python up to 3\.11.*pip install"):
-            getattr(_glt, name)
-
-
 @pytest.mark.glt
 def test_a_glt_that_does_not_import_is_named_in_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

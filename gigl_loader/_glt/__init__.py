@@ -31,7 +31,7 @@ import sys
 import warnings
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
@@ -62,16 +62,12 @@ _NAMES = {
         "MpDistSamplingWorkerOptions",
         "RemoteDistSamplingWorkerOptions",
     ),
-    "partition.base": ("load_partition",),
     "partition.partition_book": ("RangePartitionBook",),
-    "partition.random_partitioner": ("RandomPartitioner",),
     "sampler.base": (
         "NodeSamplerInput",
         "SamplingConfig",
         "SamplingType",
     ),
-    "typing": ("reverse_edge_type",),
-    "utils.units": ("parse_size",),
 }
 
 EXPORTS = {name: module for module, names in _NAMES.items() for name in names}
@@ -84,16 +80,12 @@ native_available: bool
 """Whether GLT's native library is loaded. gigl_loader's own code does not need it."""
 
 
-# the other names of EXPORTS have a class in `classes`
-_GLT_ONLY = ("RandomPartitioner", "load_partition")
-"""Names without a class of our own: tests read and write GLT's own partition files with them."""
-
-
 def __getattr__(name: str) -> Any:
     if name not in EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; is it in EXPORTS?")
     # never a mixture: pickles and isinstance() of one set do not work with the other
-    value = _from_glt(name) if available else _own(name)
+    own = "gigl_loader._glt.classes"
+    value = _from_glt(name) if available else getattr(importlib.import_module(own), name)
     # stored, so that __getattr__ is not called again
     globals()[name] = value
     return value
@@ -111,37 +103,7 @@ def _from_glt(name: str) -> Any:
         ) from error
 
 
-def _own(name: str) -> Any:
-    if name in _GLT_ONLY:
-        raise UsageError(
-            f"{_GLT}.{EXPORTS[name]}.{name} needs graphlearn-torch, which is not installed. Its "
-            f"wheels are for x86-64 Linux and Python up to 3.11 (this is {_python()}); with one of "
-            f"those, run: pip install '{_SUPPORTED}'"
-        )
-    return getattr(importlib.import_module("gigl_loader._glt.classes"), name)
-
-
-def _python() -> str:
-    return ".".join(map(str, sys.version_info[:3]))
-
-
 # --- torch_sparse: one conversion -----------------------------------------------------------------
-
-
-class _CsrStorage:
-    """The attributes that GLT reads of ``torch_sparse.SparseTensor.storage``."""
-
-    def __init__(self, rowptr: Tensor, col: Tensor, value: Tensor | None) -> None:
-        self._rowptr, self._col, self._value = rowptr, col, value
-
-    def rowptr(self) -> Tensor:
-        return self._rowptr
-
-    def col(self) -> Tensor:
-        return self._col
-
-    def value(self) -> Tensor | None:
-        return self._value
 
 
 class _SparseTensor:
@@ -170,8 +132,10 @@ class _SparseTensor:
         # Sorted here, although torch.sparse_csr_tensor could convert: it adds up repeated edges,
         # and GLT keeps each.
         order = row_major_order(row, col, sparse_sizes)
-        rowptr = row_offsets(row, num_rows)
-        self.storage = _CsrStorage(rowptr, col[order], None if value is None else value[order])
+        rowptr, col = row_offsets(row, num_rows), col[order]
+        value = None if value is None else value[order]
+        # the attributes that GLT reads of `SparseTensor.storage`
+        self.storage = SimpleNamespace(rowptr=lambda: rowptr, col=lambda: col, value=lambda: value)
 
 
 def _find_torch_sparse() -> ModuleType:
@@ -230,10 +194,6 @@ class _MissingSymbol(type):
         _refuse(f"{cls.__name__}.{name}", cls._reason)
 
 
-class _QueueTimeoutError(Exception):
-    """Never raised; GLT names it in ``except`` clauses."""
-
-
 class _CsrGraph:
     """The functions of a native CPU graph that GLT's Python layer calls, from the tensors."""
 
@@ -263,7 +223,8 @@ class _NativeStandIn(ModuleType):
     def __init__(self, reason: str) -> None:
         super().__init__(_NATIVE, "A stub: see gigl_loader._glt.")
         self._gigl_loader_reason = reason
-        self.QueueTimeoutError = _QueueTimeoutError
+        # never raised; GLT names it in `except` clauses
+        self.QueueTimeoutError = type("QueueTimeoutError", (Exception,), {"__module__": _NATIVE})
         self.Graph = type("Graph", (_CsrGraph,), {"_reason": reason, "__module__": _NATIVE})
 
     def __getattr__(self, name: str) -> Any:

@@ -40,8 +40,6 @@ __all__ = [
     "_set_server_context",
     "get_context",
     "init_worker_group",
-    "parse_size",
-    "reverse_edge_type",
 ]
 
 # both as in GLT 0.2.4
@@ -447,36 +445,3 @@ class DistLoader:
         # at the end of the interpreter, modules that shutdown() needs may be gone
         if not sys.is_finalizing():
             self.shutdown()
-
-
-# --- small helpers --------------------------------------------------------------------------------
-
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-
-
-def parse_size(sz: int | float | str) -> int:
-    """Return a size in bytes: ``"4GB"`` and ``"4g"`` are ``4 * 2**30``.
-
-    Raises:
-        ConfigError: It is no size.
-    """
-    if isinstance(sz, (int, float)):
-        return int(sz)
-    text = str(sz).upper().removesuffix("B")
-    try:
-        return int(float(text[:-1]) * _UNITS[text[-1:]])
-    except (KeyError, ValueError, OverflowError):
-        raise ConfigError(f"{sz!r} is no size: write a number and KB, MB or GB") from None
-
-
-def reverse_edge_type(etype: tuple[str, str, str]) -> tuple[str, str, str]:
-    """Return the name of the reversed edges; its own inverse.
-
-    ``rev_`` is added before the relation, or removed, if the ends have different types.
-    """
-    source, relation, target = etype
-    if source != target:
-        # Between nodes of one type the edges keep their name: GLT has one type for both directions.
-        is_reversed = relation.startswith("rev_")
-        relation = relation.removeprefix("rev_") if is_reversed else f"rev_{relation}"
-    return target, relation, source
