@@ -1,7 +1,7 @@
 """The identity of a partition's graph, by digests; coverage of all parts; the hash of all draws."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -148,6 +148,16 @@ def check_held(num_partitions: int, held: Iterable[int], *, who: str) -> None:
             "each with its own partition_idx, or write the graph as fewer partitions with "
             "partition_graph"
         )
+
+
+def holders_of(num_partitions: int, held: Sequence[int]) -> list[list[int]]:
+    """Return the ranks that hold each partition, ascending, given the partition of each rank.
+
+    Raises:
+        ConfigError: A partition is held by no rank. With one list on all ranks, all of them raise.
+    """
+    check_held(num_partitions, held, who="rank")
+    return [[rank for rank, part in enumerate(held) if part == q] for q in range(num_partitions)]
 
 
 def check_enough(num_partitions: int, own: int, num_holders: int, *, who: str) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gigl_loader.dataset.identity import holders_of
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
@@ -145,17 +146,10 @@ class RowLookup:
         ]
         # once, when all ranks are here anyway: the owners of matrices do not change
         everyone = exchange.gather((view.partition_idx, whole), tuple[int, list[str]])
-        held = [part for part, _ in everyone]
         # all ranks answer, or none: a rank with all rows of a small type must not stay away
         self._whole = set.intersection(*(set(names) for _, names in everyone))
         # ranks with the same partition share the requests to it
-        holders = [[r for r, p in enumerate(held) if p == q] for q in range(view.num_partitions)]
-        missing = [part for part, ranks in enumerate(holders) if not ranks]
-        if missing:
-            raise ConfigError(
-                f"no rank holds partitions {missing} of {view.num_partitions}: start as many ranks "
-                "as there are partitions, each with one"
-            )
+        holders = holders_of(view.num_partitions, [part for part, _ in everyone])
         self._rank_of = torch.tensor([r[exchange.rank % len(r)] for r in holders])
 
     def rows(self, kind: Kind, name: NodeType | EdgeType, ids: Tensor) -> Tensor:

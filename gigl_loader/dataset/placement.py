@@ -4,8 +4,7 @@ The partition in shared memory is unchanged: a placement holds copies. A GPU rea
 over its bus (UVA), so features larger than the device's memory can stay on the host.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.options import CacheOptions
 from gigl_loader.sizes import size_in_words
 
@@ -89,14 +89,16 @@ class Placement:
         """
         self._check_fits(view)
         on_host = self._stays_on_host(view)
-        found: PartitionView = mapped(
+        found: PartitionView = each_tensor(
             view, lambda one: self._pinned(one) if _key(one) in on_host else self._moved(one)
         )
         return found
 
     def nbytes(self, view: PartitionView) -> tuple[int, int]:
         """Return the bytes that ``view`` takes on the device, and in pinned host memory."""
-        sizes = {_key(one): one.nbytes for one in _tensors(view)}
+        tensors: list[Tensor] = []
+        each_tensor(view, tensors.append)
+        sizes = {_key(one): one.nbytes for one in tensors}
         stays = self._stays_on_host(view)
         on_host = sum(size for name, size in sizes.items() if name in stays)
         return sum(sizes.values()) - on_host, on_host
@@ -141,26 +143,3 @@ class Placement:
 
 def _key(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
-
-
-def mapped(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
-    """Return ``value`` with each tensor in it moved."""
-    if isinstance(value, Tensor):
-        return move(value)
-    if isinstance(value, dict):
-        return {key: mapped(one, move) for key, one in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        moved = {one.name: mapped(getattr(value, one.name), move) for one in fields(value)}
-        return replace(value, **moved)
-    return value
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from _tensors(one)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for one in fields(value):
-            yield from _tensors(getattr(value, one.name))

@@ -17,6 +17,8 @@ import mmap
 import os
 import pickle
 import weakref
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,19 @@ def as_array(tensor: Tensor) -> Array:
         tensor = tensor.view(dtype_named(storage.name))
     array: Array = tensor.numpy()
     return array
+
+
+def each_tensor(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Return ``value`` with ``change`` applied to each tensor, in dicts and dataclasses."""
+    # not a nested function: one that calls itself is a cycle, and would keep the tensors' memory
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: each_tensor(one, change) for key, one in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {one.name: each_tensor(getattr(value, one.name), change) for one in fields(value)}
+        return replace(value, **changed)
+    return value
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -49,7 +49,7 @@ def test_what_cannot_be_found(ids: Any, node_type: Any, text: str) -> None:
 
 
 def test_partitions_that_no_rank_holds_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"no rank holds partitions \[0\] of 2"):
+    with pytest.raises(ConfigError, match=r"no rank loaded partitions \[0\] of 2"):
         TinyGraph.random().partitions(2)[1].get_features(torch.tensor([1]))
     with pytest.raises(ConfigError, match="kind must be one of"):
         DistFeature(TinyGraph.random().dataset(), "edges")  # type: ignore[arg-type]

@@ -21,9 +21,10 @@ from gigl_loader import (
     DistNeighborLoader,
     partition_graph,
 )
-from gigl_loader.dataset.placement import Placement, mapped
+from gigl_loader.dataset.placement import Placement
 from gigl_loader.errors import ConfigError, SamplingError
 from gigl_loader.loader.device_source import DeviceSource
+from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.message import BatchTicket
 from gigl_loader.on_device.device_expansion import DeviceExpansion, DeviceRoots
 from gigl_loader.on_device.device_graph import WholeGraph
@@ -236,7 +237,7 @@ def test_no_launch_waits_for_the_device(disjoint: bool, replace: bool) -> None:
     expansion = DeviceExpansion(graph, plan, TorchKernels(torch.device("cpu")), bits)
     device = torch.device("meta")
     with FakeTensorMode():
-        graph.view = mapped(view, lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
+        graph.view = each_tensor(view, lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
         expansion._view = graph.view
         expansion._kernels = graph._kernels = TorchKernels(device)
         roots = {name: torch.empty(4, dtype=torch.int64, device=device) for name in view.num_nodes}
