@@ -382,7 +382,8 @@ def weighted_view(view: PartitionView, name: str) -> PartitionView:
     named = [t for t in walked if (t, name) in view.edge_attributes]
     # batches call weights that were given without a name edge_weight, so that name also works when
     # no attribute has it
-    if not named and not (name in WEIGHT_NAMES and any(_weights(view, t) for t in walked)):
+    weighted = any(view.adjacency[t].weights is not None for t in walked)
+    if not named and not (name in WEIGHT_NAMES and weighted):
         known = sorted({attribute for _, attribute in view.edge_attributes})
         raise ConfigError(
             f"weight_attr={name!r} is no attribute of the edges: they have {known}; give the graph "
@@ -396,10 +397,6 @@ def weighted_view(view: PartitionView, name: str) -> PartitionView:
             weights = view.adjacency[edge_type].weights
         adjacency[edge_type] = dataclasses.replace(view.adjacency[edge_type], weights=weights)
     return dataclasses.replace(view, adjacency=adjacency)
-
-
-def _weights(view: PartitionView, edge_type: EdgeType) -> bool:
-    return view.adjacency[edge_type].weights is not None
 
 
 def _read(view: PartitionView, edge_type: EdgeType, name: str) -> Tensor:

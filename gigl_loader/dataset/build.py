@@ -12,10 +12,8 @@ from torch import Tensor
 
 from gigl_loader.dataset.adjacency import compress, label_adjacency
 from gigl_loader.dataset.checks import warn_not_carried
-from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.schema import (
     WEIGHT_NAMES,
-    EdgeDir,
     EdgeType,
     NodeType,
     expanded_end,
@@ -33,35 +31,13 @@ class ViewBuilder:
     read: message-passing edges before label edges, and edges before their rows.
 
     Args:
-        heterogeneous: Whether the input graph has types. A homogeneous one uses the default types.
-        edge_dir: Which end of an edge is expanded.
-        num_partitions: Number of partitions.
-        partition_idx: This one.
-        num_nodes: Nodes by type over all partitions.
-        node_books: Owners of nodes, where they are known.
-        edge_books: Owners of edges, where they are known.
-        num_classes: Over all partitions, if known; empty: they are counted here.
-        identity: The identity from the directory, if the tensors are of one that has it.
+        view: The partition without edges and rows; ``is_heterogeneous`` tells whether the input
+            graph has types, books are given where they are known, and without ``num_classes``
+            classes are counted here.
     """
 
-    def __init__(
-        self,
-        *,
-        heterogeneous: bool,
-        edge_dir: EdgeDir,
-        num_partitions: int,
-        partition_idx: int,
-        num_nodes: Mapping[NodeType, int],
-        node_books: Mapping[NodeType, Book],
-        edge_books: Mapping[EdgeType, Book],
-        num_classes: Mapping[NodeType, int] | None = None,
-        identity: GraphIdentity | None = None,
-    ) -> None:
-        self.view = PartitionView(
-            heterogeneous, edge_dir, num_partitions, partition_idx, dict(num_nodes), {},
-            dict(node_books), dict(edge_books), num_classes=dict(num_classes or {}),
-            identity=identity,
-        )  # fmt: skip
+    def __init__(self, view: PartitionView) -> None:
+        self.view = view
         self._weights: dict[EdgeType, tuple[Tensor, Tensor | None]] = {}
 
     def add_edges(

@@ -37,6 +37,7 @@ from gigl_loader.dataset.checks import (
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.mapped import (
     ROOT_FILE,
+    damaged,
     is_mapped_format,
     read_header,
     read_manifest,
@@ -54,7 +55,7 @@ from gigl_loader.dataset.schema import (
     edge_type_str,
     expanded_end,
 )
-from gigl_loader.dataset.view import Book, Splits, WithSplits
+from gigl_loader.dataset.view import Book, PartitionView, Splits, WithSplits
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.tensors import empty_shared
 
@@ -190,13 +191,13 @@ class _GltReader:
             )
         # edges are the last resort: this reads the topology, perhaps of all partitions
         edge_dir = edge_dir or stated or self._choose_edge_dir(partition_idx)
-        builder = ViewBuilder(
-            heterogeneous=self.heterogeneous, edge_dir=edge_dir,
-            num_partitions=self.num_partitions, partition_idx=partition_idx,
-            num_nodes=self.num_nodes, node_books=self.node_books, edge_books=self.edge_books,
+        view = PartitionView(
+            self.heterogeneous, edge_dir, self.num_partitions, partition_idx, self.num_nodes, {},
+            self.node_books, self.edge_books, identity=self.identity,
             # a part of the labels cannot tell the classes: if missing here, they are counted
-            num_classes=None if extras is None else extras.num_classes, identity=self.identity,
+            num_classes={} if extras is None else extras.num_classes,
         )  # fmt: skip
+        builder = ViewBuilder(view)
         for edge_type in self.edge_types:
             # also where the directory states its direction: the part may be a copy from elsewhere
             edges = self.owned_edges(edge_type, partition_idx, edge_dir)
@@ -418,10 +419,6 @@ def _open(path: Path) -> io.BufferedReader:
         ) from error
 
 
-def _damaged(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(f"{path} is damaged: {type(error).__name__}: {error}")
-
-
 def _load_meta(root: Path) -> dict[str, Any]:
     path = root / "META"
     if not root.is_dir():
@@ -438,7 +435,7 @@ def _load_meta(root: Path) -> dict[str, Any]:
                 raise ValueError(f"it needs the keys {sorted(wanted)}")
         # a damaged pickle may raise any class of error
         except Exception as error:
-            raise _damaged(path, error) from error
+            raise damaged(path, error) from error
     return meta
 
 
@@ -450,7 +447,7 @@ def _torch_load(path: Path, *, mapped: bool = False) -> Any:
         # GPU that this machine lacks.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
     except Exception as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     finally:
         note(path.stat().st_size)
 
@@ -471,7 +468,7 @@ def _load_stream(path: Path) -> Iterator[Tensor]:
             try:
                 tensor = _TensorUnpickler(file).load()
             except Exception as error:
-                raise _damaged(path, error) from error
+                raise damaged(path, error) from error
             if not isinstance(tensor, Tensor):
                 raise ConfigError(f"{path} is damaged: it holds a {type(tensor).__name__}")
             note(tensor)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from gigl_loader._glt import Feature, Graph, RangePartitionBook, Topology
 from gigl_loader.dataset.adjacency import canonical, is_canonical
-from gigl_loader.dataset.build import count_classes, make_rows, read_book
+from gigl_loader.dataset.build import book_table, count_classes, make_rows, read_book
 from gigl_loader.dataset.checks import warn_not_carried
+from gigl_loader.dataset.partition_output import by_type
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -66,10 +67,10 @@ class MadeWhenAsked:
 def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -> None:
     """Set the attributes of GLT's class, over the memory of ``view``."""
 
-    def plain(by_type: dict[Any, Any]) -> Any:
+    def plain(found: dict[Any, Any]) -> Any:
         if typed:
-            return by_type or None
-        return next(iter(by_type.values()), None)
+            return found or None
+        return next(iter(found.values()), None)
 
     dataset.graph = Later(lambda: plain(_graphs(view)))
     nodes, edges = view.node_features, view.edge_features
@@ -77,8 +78,7 @@ def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -
     # dataset
     dataset.node_features = Later(lambda: plain(_features(view, nodes))) if nodes else None
     dataset.edge_features = Later(lambda: plain(_features(view, edges))) if edges else None
-    labels = view.node_labels
-    dataset.node_labels = Later(lambda: plain(_all_labels(view))) if labels else None
+    dataset.node_labels = Later(lambda: plain(_labels(view))) if view.node_labels else None
     dataset.node_pb = plain(
         {
             node_type: _glt_book(_book_of(view, node_type), view.partition_idx)
@@ -89,8 +89,8 @@ def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -
         {t: _glt_book(book, view.partition_idx) for t, book in view.edge_books.items()}
     )
     for split in SPLITS:
-        by_type = {t: share_tensor(ids) for t, ids in splits.get(split, {}).items()}
-        setattr(dataset, f"{split}_idx", plain(by_type))
+        owned = {t: share_tensor(ids) for t, ids in splits.get(split, {}).items()}
+        setattr(dataset, f"{split}_idx", plain(owned))
     # GLT's default takes tables only; our dataset may have range books, or both by type
     dataset.id_filter = filter_ids
     dataset._directed = True
@@ -136,12 +136,8 @@ def _graph(adjacency: Adjacency, edge_dir: EdgeDir, num_rows: int) -> Any:
     return Graph(topology, "CPU", None)
 
 
-def _features(view: PartitionView, by_type: dict[Any, Rows]) -> dict[Any, Any]:
-    return {key: _feature(rows, _num_ids(view, key)) for key, rows in by_type.items()}
-
-
-def _all_labels(view: PartitionView) -> dict[NodeType, Any]:
-    return {t: _labels(rows, view.num_nodes[t]) for t, rows in view.node_labels.items()}
+def _features(view: PartitionView, matrices: dict[Any, Rows]) -> dict[Any, Any]:
+    return {key: _feature(rows, _num_ids(view, key)) for key, rows in matrices.items()}
 
 
 def _num_ids(view: PartitionView, key: Any) -> int:
@@ -173,12 +169,16 @@ def _feature(rows: Rows, num_ids: int) -> Any:
     return Feature(values, index, with_gpu=False, dtype=values.dtype)
 
 
-def _labels(rows: Rows, num_ids: int) -> Any:
-    # a part of the labels is found by id; GLT's datasets keep all of them as a plain tensor
-    if rows.index is not None or not rows.whole:
-        return _feature(rows, num_ids)
-    one_column = rows.values.dim() == 2 and rows.values.size(1) == 1
-    return rows.values.squeeze(1) if one_column else rows.values
+def _labels(view: PartitionView) -> dict[NodeType, Any]:
+    found: dict[NodeType, Any] = {}
+    for node_type, rows in view.node_labels.items():
+        # a part of the labels is found by id; GLT's datasets keep all of them as a plain tensor
+        if rows.index is not None or not rows.whole:
+            found[node_type] = _feature(rows, view.num_nodes[node_type])
+            continue
+        one_column = rows.values.dim() == 2 and rows.values.size(1) == 1
+        found[node_type] = rows.values.squeeze(1) if one_column else rows.values
+    return found
 
 
 def _book_of(view: PartitionView, node_type: NodeType) -> Book:
@@ -191,12 +191,11 @@ def _glt_book(book: Book, partition_idx: int) -> Any:
     """Return GLT's range book, or a table if a range is empty, which GLT does not allow."""
     if book.bounds is None:
         return book.table
-    starts = [0, *book.bounds.tolist()[:-1]]
-    ranges = list(zip(starts, book.bounds.tolist(), strict=True))
+    ends = book.bounds.tolist()
+    ranges = list(zip([0, *ends[:-1]], ends, strict=True))
     if all(start < end for start, end in ranges):
         return RangePartitionBook(ranges, partition_idx)
-    counts = [end - start for start, end in ranges]
-    return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    return book_table(book)
 
 
 def filter_ids(book: Any, partition_idx: int) -> Tensor:
@@ -211,19 +210,13 @@ def read_splits(dataset: Any) -> Splits:
     """Return the split ids that a dataset's attributes hold now."""
     splits = {}
     for split in SPLITS:
-        found = _typed(getattr(dataset, f"{split}_idx", None), DEFAULT_HOMOGENEOUS_NODE_TYPE)
+        found = by_type(getattr(dataset, f"{split}_idx", None), DEFAULT_HOMOGENEOUS_NODE_TYPE)
         if found:
             splits[split] = {node_type: share_tensor(ids) for node_type, ids in found.items()}
     return splits
 
 
 # --- GLT's to ours --------------------------------------------------------------------------------
-
-
-def _typed(value: Any, default_type: Any) -> dict[Any, Any]:
-    if value is None:
-        return {}
-    return dict(value) if isinstance(value, dict) else {default_type: value}
 
 
 def read_glt(dataset: Any) -> WithSplits:
@@ -234,7 +227,7 @@ def read_glt(dataset: Any) -> WithSplits:
     num_partitions = getattr(dataset, "num_partitions", 1)
     graphs = {
         glt_edge_type(edge_type, edge_dir): graph
-        for edge_type, graph in _typed(dataset.graph, DEFAULT_HOMOGENEOUS_EDGE_TYPE).items()
+        for edge_type, graph in by_type(dataset.graph, DEFAULT_HOMOGENEOUS_EDGE_TYPE).items()
     }
     node_books = _read_books(
         getattr(dataset, "node_pb", None), DEFAULT_HOMOGENEOUS_NODE_TYPE, num_partitions, "node_pb"
@@ -289,7 +282,7 @@ def keep_glt(ours: Any, dataset: Any) -> None:
 def _read_books(value: Any, default: Any, num_partitions: int, where: str) -> dict[Any, Book]:
     return {
         key: read_book(book, num_partitions, f"{where} of {key!r}")
-        for key, book in _typed(value, default).items()
+        for key, book in by_type(value, default).items()
         if book is not None
     }
 
@@ -316,7 +309,7 @@ def _read_graph(
 def _read_features(value: Any, default: Any, num_partitions: int) -> dict[Any, Rows]:
     return {
         key: _read_feature(feature, num_partitions, key)
-        for key, feature in _typed(value, default).items()
+        for key, feature in by_type(value, default).items()
         if feature is not None
     }
 
@@ -362,7 +355,7 @@ def _read_weights(
 
 def _read_labels(value: Any, num_partitions: int) -> dict[NodeType, Rows]:
     found = {}
-    for node_type, labels in _typed(value, DEFAULT_HOMOGENEOUS_NODE_TYPE).items():
+    for node_type, labels in by_type(value, DEFAULT_HOMOGENEOUS_NODE_TYPE).items():
         if isinstance(labels, Tensor):  # of all nodes, as GLT has it
             found[node_type] = Rows(share_tensor(labels), None, True)
         elif labels is not None:
@@ -387,8 +380,8 @@ def _count_nodes(
         # GLT's index pointer ends at the last row that has an edge
         seen[row_type] = max(seen.get(row_type, 0), graph.topo.indptr.numel() - 1)
         seen[col_type] = max(seen.get(col_type, 0), highest)
-    for by_type in rows:
-        for node_type, matrix in by_type.items():
+    for matrices in rows:
+        for node_type, matrix in matrices.items():
             known = matrix.values.size(0) if matrix.index is None else matrix.index.numel()
             seen[node_type] = max(seen.get(node_type, 0), known)
     # `counts` again: a type with a book but without edges and rows is a type, too

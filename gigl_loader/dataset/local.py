@@ -249,9 +249,10 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         memory: Memory, verify: str,
     ) -> "DistDataset":  # fmt: skip
         part = MappedPart(root, partition_idx, memory)
-        if edge_dir is not None and edge_dir != part.edge_dir:
+        stated = part.header.edge_dir
+        if edge_dir is not None and edge_dir != stated:
             raise ConfigError(
-                f'{root} was partitioned for edge_dir="{part.edge_dir}", not "{edge_dir}": leave '
+                f'{root} was partitioned for edge_dir="{stated}", not "{edge_dir}": leave '
                 "edge_dir out, or partition the graph again"
             )
         if label_file is not None:
@@ -275,7 +276,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         part = MappedPart(root, partition_idx, "mapped")
         # The pickle names a path: the directory may be replaced before it is unpickled, and the
         # receiver would then have another graph than the sender.
-        if part.run != run:
+        if part.header.run != run:
             raise ConfigError(f"{root} was rewritten while it was in use: load it again")
         return cls._made(part.view(), splits, max_labels, part=part).weighted_by(weight_attr)
 
@@ -362,7 +363,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
                 (
                     part.root.absolute(),
                     self.partition_idx,
-                    part.run,
+                    part.header.run,
                     splits,
                     self._max_labels,
                     self._weight_attr,

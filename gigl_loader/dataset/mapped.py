@@ -27,17 +27,18 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 
 from gigl_loader.dataset.identity import GraphIdentity, digest_of
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, edge_type_str
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import nbytes_of
+from gigl_loader.memory.segments import Array, nbytes_of, storage_dtype
 
 ROOT_FILE = "gigl_loader.json"
 """The manifest of a directory, in both formats."""
@@ -87,7 +88,7 @@ def read_manifest(path: Path, unchecked: int) -> tuple[dict[str, Any], str]:
         content: dict[str, Any] = json.loads(data)
         version = content["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     # before anything else is read: another version may have other keys
     if version not in (FORMAT_VERSION, unchecked):
         raise ConfigError(
@@ -115,10 +116,11 @@ def typed(content: Any, kind: type[T], path: Path) -> T:
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
 
 
-def _damaged(path: Path, error: Exception) -> ConfigError:
+def damaged(path: Path, error: Exception) -> ConfigError:
+    """Return the error of a file that cannot be read."""
     return ConfigError(f"{path} is damaged: {type(error).__name__}: {error}")
 
 
@@ -147,8 +149,8 @@ class ArraySpec:
     dtype: str
     """torch's name of the type."""
     shape: tuple[int, ...]
-    blocks: tuple[str, ...] = ()
-    """blake2b of each `BLOCK_BYTES` of the file, in hex; empty before `seal`."""
+    blake2b: tuple[str, ...] = ()
+    """Checksum of each `BLOCK_BYTES` of the file, in hex; empty before `seal`."""
 
     @property
     def nbytes(self) -> int:
@@ -258,22 +260,16 @@ def check_size(path: Path, spec: ArraySpec) -> None:
         )
 
 
-def verify(part: Part, stop: threading.Event | None = None) -> None:
-    """Compare the files of a manifest with their checksums.
+def verify_file(path: Path, spec: ArraySpec, stop: threading.Event | None = None) -> None:
+    """Compare a file of a manifest with its checksums.
 
     Raises:
-        ConfigError: A file is missing or has changed; the message names it, and the block.
+        ConfigError: It is missing or has changed; the message names it, and the block.
     """
-    for path, spec in part.paths():
-        verify_file(path, spec, stop)
-
-
-def verify_file(path: Path, spec: ArraySpec, stop: threading.Event | None = None) -> None:
-    """Compare one file with its checksums, as `verify` does."""
     check_size(path, spec)
     # only the blocks that were read: with `stop` set, the rest is not compared
     for number, found in enumerate(block_digests(path, spec.nbytes, stop)):
-        if found != spec.blocks[number]:
+        if found != spec.blake2b[number]:
             start = number * BLOCK_BYTES
             end = min(start + BLOCK_BYTES, spec.nbytes)
             raise ConfigError(
@@ -354,36 +350,28 @@ def check_sizes(part: Part) -> None:
 
 
 @dataclass(frozen=True)
-class _Spec:
-    dtype: str
-    shape: tuple[int, ...]
-    blake2b: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class _Body:
-    arrays: dict[str, _Spec]
+    arrays: dict[str, ArraySpec]
     ranges: dict[str, dict[str, int]]
-    files: dict[str, _Spec] = field(default_factory=dict)
+    files: dict[str, ArraySpec] = field(default_factory=dict)
 
 
 def _part_of(content: Mapping[str, Any], path: Path) -> Part:
     body = typed(content, _Body, path)
-    arrays, files = (
-        {name: ArraySpec(one.dtype, one.shape, one.blake2b) for name, one in specs.items()}
-        for specs in (body.arrays, body.files)
-    )
-    for name, spec in (*arrays.items(), *files.items()):
+    for name, spec in (*body.arrays.items(), *body.files.items()):
         try:
             blocks = -(-spec.nbytes // BLOCK_BYTES)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{path} is damaged: {name} is {spec.dtype!r}") from error
-        if len(spec.blocks) != blocks or min(spec.shape, default=0) < 0:
-            raise ConfigError(f"{path} is damaged: {name} has {len(spec.blocks)} checksums")
-    return Part(path.parent, arrays, body.ranges, files)
+        if len(spec.blake2b) != blocks or min(spec.shape, default=0) < 0:
+            raise ConfigError(f"{path} is damaged: {name} has {len(spec.blake2b)} checksums")
+    return Part(path.parent, body.arrays, body.ranges, body.files)
 
 
-def names_below(part: Part, folder: str) -> Iterable[str]:
-    """Yield the last part of the names of arrays below ``folder``."""
-    start = folder + "/"
-    return (name[len(start) :] for name in part.arrays if name.startswith(start))
+def open_array(part: Part, name: str) -> Array:
+    """Return an array of a manifest, mapped: its numbers, or their bits."""
+    spec, path = part.arrays[name], part.path(name)
+    dtype = storage_dtype(spec.dtype)
+    # mmap(2) refuses an empty file; a partition may lack a type
+    empty = spec.nbytes == 0
+    return np.empty(spec.shape, dtype) if empty else np.memmap(path, dtype, "r", 0, spec.shape)

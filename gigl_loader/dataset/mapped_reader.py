@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.checks import check_partitions
-from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.mapped import (
     EDGE_ROWS,
     LOOKUPS,
@@ -20,25 +19,23 @@ from gigl_loader.dataset.mapped import (
     ROOT_FILE,
     Part,
     check_sizes,
-    names_below,
+    open_array,
     read_header,
     read_part,
     rows_at,
-    verify,
     verify_file,
 )
 from gigl_loader.dataset.progress import note
 from gigl_loader.dataset.schema import (
     WEIGHT_NAMES,
-    EdgeDir,
     EdgeType,
     NodeType,
     edge_type_str,
     is_labeled_homogeneous,
 )
-from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, Splits
+from gigl_loader.dataset.view import ROW_KINDS, Adjacency, Book, PartitionView, Rows, Splits
 from gigl_loader.errors import ConfigError, GiglLoaderError, WrongTypeError
-from gigl_loader.memory.segments import Array, storage_dtype
+from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import (
     bytes_of,
     dtype_named,
@@ -51,7 +48,6 @@ from gigl_loader.threads import new_thread, nothing_hangs_on_it
 Memory = Literal["resident", "mapped"]
 
 _COLUMNS = ("indptr", "indices", "edge_ids", "weights")
-_ROWS = ("node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes")
 _log = logging.getLogger(__name__)
 
 
@@ -90,12 +86,7 @@ class OriginalIds:
     def _array(self, partition: int, what: str) -> Array:
         name = self._name(partition, what)
         if name not in self._mapped:
-            spec, path = self._shared.arrays[name], self._shared.path(name)
-            dtype = storage_dtype(spec.dtype)
-            empty = spec.nbytes == 0  # mmap(2) refuses it; a partition may lack a type
-            self._mapped[name] = (
-                np.empty(spec.shape, dtype) if empty else np.memmap(path, dtype, "r", 0, spec.shape)
-            )
+            self._mapped[name] = open_array(self._shared, name)
         return self._mapped[name]
 
     def to_original(self, ids: Array) -> Array:
@@ -212,17 +203,14 @@ class MappedPart:
 
     def __init__(self, root: Path, partition_idx: int, memory: Memory) -> None:
         self.root, self.partition_idx, self.memory = root, partition_idx, memory
-        self._header, self._shared = read_header(root)
-        self.identity: GraphIdentity = self._header.identity
+        self.header, self._shared = read_header(root)
         # before the partition's files are opened, which would be missing
-        check_partitions(self._header.num_partitions, partition_idx)
+        check_partitions(self.header.num_partitions, partition_idx)
         check_sizes(self._shared)
-        self._part = read_part(root, self._header, partition_idx)
+        self._part = read_part(root, self.header, partition_idx)
         # features, labels and attributes of a type share one file; mapped once, it takes one
         # descriptor
         self._lookups: dict[str, Tensor | None] = {}
-        self.run: str = self._header.run
-        self.edge_dir: EdgeDir = self._header.edge_dir
         self._stop = threading.Event()
         self._failure: ConfigError | None = None
 
@@ -247,9 +235,7 @@ class MappedPart:
         if indptr is None or indices is None:
             return None
         ranges = self._part.ranges.get(where, {})
-        return Adjacency(
-            indptr, indices, found["edge_ids"], found["weights"], **ranges,
-        )  # fmt: skip
+        return Adjacency(indptr, indices, found["edge_ids"], found["weights"], **ranges)
 
     def _rows(self, kind: str, key: NodeType | EdgeType, name: str = "") -> Rows | None:
         text = key if isinstance(key, str) else edge_type_str(key)
@@ -258,7 +244,7 @@ class MappedPart:
         if values is None:
             return None
         ranges = self._part.ranges.get(where, {})
-        whole = self._header.num_partitions == 1
+        whole = self.header.num_partitions == 1
         index, ids = self._own(f"{where}/index"), self._own(f"{where}/ids")
         if "lookup" in ranges:
             lookup = self._lookup(text)
@@ -283,10 +269,12 @@ class MappedPart:
                 found |= {} if rows is None else {key: rows}
                 continue
             # only files tell the names of attributes: types may have different ones
-            for below in names_below(self._part, rows_at(kind, key)):
-                name, _, what = below.partition("/")
-                rows = self._rows(kind, key, name) if what == "values" else None
-                found |= {} if rows is None else {(key, name): rows}
+            start = rows_at(kind, key) + "/"
+            for array in self._part.arrays:
+                name, _, what = array.removeprefix(start).partition("/")
+                if array.startswith(start) and what == "values":
+                    rows = self._rows(kind, key, name)
+                    found |= {} if rows is None else {(key, name): rows}
         return found
 
     def _book(self, kind: str, name: str, found: Any) -> Book:
@@ -313,11 +301,11 @@ class MappedPart:
             ) from error
 
     def _view(self) -> PartitionView:
-        header = self._header
+        header = self.header
         adjacency = {t: a for t in header.edge_types if (a := self._adjacency(t)) is not None}
         num_nodes: dict[NodeType, int] = dict(header.num_nodes)
         rows: dict[str, dict[Any, Rows]] = {}
-        for kind in _ROWS:
+        for kind in ROW_KINDS:
             keys: list[Any] = list(adjacency) if kind.startswith("edge") else list(num_nodes)
             rows[kind] = self._all_rows(kind, keys)
         self._add_weights(rows["edge_attributes"], adjacency)
@@ -325,25 +313,21 @@ class MappedPart:
         several = header.num_partitions > 1
         return PartitionView(
             is_heterogeneous=header.heterogeneous and not labeled,
-            edge_dir=self.edge_dir,
+            edge_dir=header.edge_dir,
             num_partitions=header.num_partitions,
             partition_idx=self.partition_idx,
             num_nodes=num_nodes,
             adjacency=adjacency,
             node_books=self.node_books() if several else {},
             edge_books=self._edge_books(adjacency) if several else {},
-            node_features=rows["node_features"],
-            node_labels=rows["node_labels"],
-            edge_features=rows["edge_features"],
-            node_attributes=rows["node_attributes"],
-            edge_attributes=rows["edge_attributes"],
             num_classes=dict(header.num_classes),
-            identity=self.identity,
+            identity=header.identity,
+            **rows,
         )
 
     def _add_weights(self, rows: dict[Any, Rows], adjacency: dict[EdgeType, Adjacency]) -> None:
         """Let batches carry weights if edge ids are positions: the array is the same."""
-        whole = self._header.num_partitions == 1
+        whole = self.header.num_partitions == 1
         for edge_type, edges in adjacency.items():
             if edges.weights is not None and edges.first_edge is not None:
                 weights = Rows(edges.weights, None, whole, first=edges.first_edge)
@@ -355,11 +339,11 @@ class MappedPart:
         """Return the owners of nodes."""
         return {
             node_type: self._book("node", node_type, bounds)
-            for node_type, bounds in self._header.node_bounds.items()
+            for node_type, bounds in self.header.node_bounds.items()
         }
 
     def _edge_books(self, adjacency: dict[EdgeType, Adjacency]) -> dict[EdgeType, Book]:
-        bounds = self._header.edge_bounds
+        bounds = self.header.edge_bounds
         return {
             edge_type: self._book("edge", name, bounds[name])
             for edge_type in adjacency
@@ -386,14 +370,14 @@ class MappedPart:
         found: dict[NodeType | EdgeType, OriginalIds] = {
             # partitions of tables own ranges of ids
             node_type: OriginalIds(
-                node_type, self._shared, self._header.node_bounds[node_type] or []
+                node_type, self._shared, self.header.node_bounds[node_type] or []
             )
-            for node_type in self._header.original_ids
+            for node_type in self.header.original_ids
         }
-        for edge_type in self._header.edge_types:
+        for edge_type in self.header.edge_types:
             text = edge_type_str(edge_type)
             if EDGE_ROWS.format(edge_type=text, partition=0) in self._shared.arrays:
-                bounds = self._header.edge_bounds[text] or []
+                bounds = self.header.edge_bounds[text] or []
                 found[edge_type] = OriginalIds(text, self._shared, bounds, "edge_rows")
         return found
 
@@ -401,8 +385,8 @@ class MappedPart:
 
     def verify(self) -> None:
         """Compare all files of the partition, and the shared ones, with their checksums."""
-        verify(self._shared, self._stop)
-        verify(self._part, self._stop)
+        for path, spec in (*self._shared.paths(), *self._part.paths()):
+            verify_file(path, spec, self._stop)
 
     def verify_in_background(self) -> None:
         """Start the comparison; `check` raises its errors."""

@@ -9,6 +9,7 @@ import os
 import resource
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -77,14 +78,15 @@ def note_file(part: Part, name: str) -> None:
     part.files[name] = ArraySpec("uint8", ((part.folder / name).stat().st_size,))
 
 
-class PartFiles:
-    """The files of one array in all partitions, written at any offset.
+class PartFiles(ExitStack):
+    """The files of one array in all partitions, written at any offset, until it is closed.
 
     Args:
         paths: By partition.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
+        super().__init__()
         self._fds: list[int] = []
         allow_files(len(paths))
         for path in paths:
@@ -92,12 +94,7 @@ class PartFiles:
             # Never truncated: several steps may write, each its rows between those of the others,
             # perhaps of an earlier run.
             self._fds.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
-
-    def __enter__(self) -> "PartFiles":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+            self.callback(os.close, self._fds[-1])
 
     def write(self, partition: int, offset: int, array: Array) -> None:
         """Write an array's bytes at ``offset`` bytes."""
@@ -106,12 +103,6 @@ class PartFiles:
         while data:
             written = os.pwrite(self._fds[partition], data, offset)
             data, offset = data[written:], offset + written
-
-    def close(self) -> None:
-        """Close the files."""
-        for fd in self._fds:
-            os.close(fd)
-        self._fds = []
 
 
 def allow_files(count: int) -> None:

@@ -151,16 +151,13 @@ def read_output(
         )
     # first: everything else is checked against the numbers of nodes and their owners
     node_books, edge_books = _read_books(output, num_partitions)
-    builder = ViewBuilder(
-        # by the edges only: node fields may be dicts by type even in a graph of one type
-        heterogeneous=isinstance(output.partitioned_edge_index, dict),
-        edge_dir=edge_dir,
-        num_partitions=num_partitions,
-        partition_idx=partition_idx,
-        num_nodes=_num_nodes(output, node_books, {**edges, **labels}, num_partitions),
-        node_books=node_books,
-        edge_books=edge_books,
+    num_nodes = _num_nodes(output, node_books, {**edges, **labels}, num_partitions)
+    # by the edges only: node fields may be dicts by type even in a graph of one type
+    typed = isinstance(output.partitioned_edge_index, dict)
+    view = PartitionView(
+        typed, edge_dir, num_partitions, partition_idx, num_nodes, {}, node_books, edge_books
     )
+    builder = ViewBuilder(view)
     for edge_type, part in edges.items():
         _add_edges(builder, edge_type, part)
     for edge_type, part in labels.items():

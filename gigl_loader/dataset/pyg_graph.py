@@ -34,7 +34,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
     plain_edge_type,
 )
-from gigl_loader.dataset.view import Book, Rows, Splits, WithSplits
+from gigl_loader.dataset.view import Book, PartitionView, Rows, Splits, WithSplits
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.memory.segments import storage_dtype
 
@@ -340,17 +340,13 @@ class Cutter:
         """Return the view of one partition, and its split ids; with one partition, all of it."""
         source = self._source
         splits: Splits = {}
-        builder = ViewBuilder(
-            heterogeneous=source.heterogeneous,
-            edge_dir=self._edge_dir,
-            num_partitions=self._count,
-            partition_idx=partition_idx,
-            num_nodes=source.num_nodes,
-            node_books=self.node_books,
-            edge_books=self.edge_books,
+        view = PartitionView(
+            source.heterogeneous, self._edge_dir, self._count, partition_idx, source.num_nodes, {},
+            self.node_books, self.edge_books,
             # of the whole graph: a part of the labels cannot tell
             num_classes=source.num_classes,
-        )
+        )  # fmt: skip
+        builder = ViewBuilder(view)
         mine = {t: self._mine(t, partition_idx) for t in (*source.edges, *source.label_edges)}
         for edge_type, part in source.edges.items():
             ids = mine[edge_type]

@@ -67,95 +67,75 @@ def write_views(
     if format == "glt":
         _write_glt(folder, shares, source, **made)
         return
-    writer = _MappedWriter(folder, by_degree=by_degree)
-    if source is not None:
-        writer.keep_original_ids(source)
+    shared = Part(folder)
+    original_ids = [] if source is None else _keep_original_ids(shared, source)
+    parts = []
+    # partitions come in order, and one at a time: they may exceed memory together
     for view, splits in shares:
-        writer.add(view, splits)
-    writer.finish(view, **made)
+        parts.append(_write_part(Part(folder / f"part{len(parts)}"), view, splits, by_degree))
+    node_bounds = {t: _bounds(shared, "node", t, book) for t, book in view.node_books.items()}
+    for node_type, count in view.num_nodes.items():
+        # one partition has no books, but `node_books` and original ids need the ends of ids
+        node_bounds.setdefault(node_type, [count])
+    edge_bounds = {
+        t: _bounds(shared, "edge", edge_type_str(t), book) for t, book in view.edge_books.items()
+    }
+    seal(
+        shared, parts, edge_dir=view.edge_dir, heterogeneous=view.is_heterogeneous,
+        num_nodes=view.num_nodes, node_bounds=node_bounds, edge_types=list(view.adjacency),
+        edge_bounds=edge_bounds, original_ids=original_ids, num_classes=view.num_classes, **made,
+    )  # fmt: skip
 
 
 # --- our own format -------------------------------------------------------------------------------
 
 
-class _MappedWriter:
-    """Writes the partitions of a graph, one after the other; the last one has the shared data.
+def _keep_original_ids(shared: Part, source: Path) -> list[NodeType]:
+    """Copy the dictionaries of the tables' ids from another directory; return their types."""
+    header, others = read_header(source)
+    for name, spec in others.arrays.items():
+        if name.startswith("ids/"):
+            # without checksums: `seal` computes those of the copies
+            shared.arrays[name] = ArraySpec(spec.dtype, spec.shape)
+    if header.original_ids:
+        shutil.copytree(source / "ids", shared.folder / "ids")
+        for path in (shared.folder / "ids").rglob("*.parquet"):
+            note_file(shared, str(path.relative_to(shared.folder)))
+    return header.original_ids
 
-    Args:
-        root: An empty directory.
-        by_degree: Node rows are not in the order of ids: each partition has a look-up, even if ids
-            ascend by chance, as in `partition_tables`.
+
+def _write_part(part: Part, view: PartitionView, splits: Splits, by_degree: bool) -> Part:
+    """Write a partition; rows of nodes keep their order.
+
+    ``by_degree``: it has a look-up even if ids ascend by chance, as in `partition_tables`.
     """
+    part.folder.mkdir(parents=True, exist_ok=True)
+    for edge_type, adjacency in view.adjacency.items():
+        _add_adjacency(part, view, edge_type, adjacency)
+    lookups: _Lookups = {}
+    for kind in ("node_features", "node_labels", "node_attributes"):
+        for key, rows in getattr(view, kind).items():
+            node_type, name = (key, "") if isinstance(key, str) else key
+            where = rows_at(kind, node_type, name)
+            _write_rows(part, lookups, where, node_type, rows, by_degree)
+    for kind in ("edge_features", "edge_attributes"):
+        for key, rows in getattr(view, kind).items():
+            edge_type, name = (key, "") if len(key) == 3 else key
+            where = rows_at(kind, edge_type, name)
+            _write_edge_rows(part, lookups, where, edge_type_str(edge_type), rows)
+    for split, by_type in splits.items():
+        for node_type, ids in by_type.items():
+            write_array(part, f"splits/{split}/{node_type}", ids.numpy())
+    return part
 
-    def __init__(self, root: Path, *, by_degree: bool) -> None:
-        self._shared, self._by_degree = Part(root), by_degree
-        self._parts: list[Part] = []
-        self._original: list[NodeType] = []
 
-    def keep_original_ids(self, source: Path) -> None:
-        """Copy the dictionaries of the tables' ids from another directory with the same nodes."""
-        header, shared = read_header(source)
-        self._original, root = header.original_ids, self._shared.folder
-        for name, spec in shared.arrays.items():
-            if name.startswith("ids/"):
-                # without checksums: `seal` computes those of the copies
-                self._shared.arrays[name] = ArraySpec(spec.dtype, spec.shape)
-        if self._original:
-            shutil.copytree(source / "ids", root / "ids")
-            for path in (root / "ids").rglob("*.parquet"):
-                note_file(self._shared, str(path.relative_to(root)))
-
-    def add(self, view: PartitionView, splits: Splits) -> None:
-        """Write the next partition; rows of nodes keep their order."""
-        # partitions come in order, and one at a time: they may exceed memory together
-        part = Part(self._shared.folder / f"part{len(self._parts)}")
-        part.folder.mkdir(parents=True, exist_ok=True)
-        for edge_type, adjacency in view.adjacency.items():
-            _add_adjacency(part, view, edge_type, adjacency)
-        lookups = _Lookups(part)
-        for kind in ("node_features", "node_labels", "node_attributes"):
-            for key, rows in getattr(view, kind).items():
-                node_type, name = (key, "") if isinstance(key, str) else key
-                where = rows_at(kind, node_type, name)
-                _write_rows(lookups, where, node_type, rows, self._by_degree)
-        for kind in ("edge_features", "edge_attributes"):
-            for key, rows in getattr(view, kind).items():
-                edge_type, name = (key, "") if len(key) == 3 else key
-                where = rows_at(kind, edge_type, name)
-                _write_edge_rows(lookups, where, edge_type_str(edge_type), rows)
-        for split, by_type in splits.items():
-            for node_type, ids in by_type.items():
-                write_array(part, f"splits/{split}/{node_type}", ids.numpy())
-        self._parts.append(part)
-
-    def finish(self, view: PartitionView, **made: Any) -> None:
-        """Write the books and the manifests.
-
-        Args:
-            view: The last partition; books and counts are the same in all of them.
-            made: How the directory was made.
-        """
-        node_bounds = {t: self._bounds("node", t, b) for t, b in view.node_books.items()}
-        for node_type, count in view.num_nodes.items():
-            # one partition has no books, but `node_books` and original ids need the ends of ids
-            node_bounds.setdefault(node_type, [count])
-        edge_bounds = {
-            t: self._bounds("edge", edge_type_str(t), book) for t, book in view.edge_books.items()
-        }
-        seal(
-            self._shared, self._parts, edge_dir=view.edge_dir, heterogeneous=view.is_heterogeneous,
-            num_nodes=view.num_nodes, node_bounds=node_bounds, edge_types=list(view.adjacency),
-            edge_bounds=edge_bounds, original_ids=self._original, num_classes=view.num_classes,
-            **made,
-        )  # fmt: skip
-
-    def _bounds(self, kind: str, name: str, book: Book) -> list[int] | None:
-        """Return the range ends of a book; None: it has no ranges, and a table was written."""
-        if book.bounds is not None:
-            return list(book.bounds.tolist())
-        assert book.table is not None
-        write_array(self._shared, f"books/{kind}/{name}", book.table.numpy())
-        return None
+def _bounds(shared: Part, kind: str, name: str, book: Book) -> list[int] | None:
+    """Return the range ends of a book; None: it has no ranges, and a table was written."""
+    if book.bounds is not None:
+        return list(book.bounds.tolist())
+    assert book.table is not None
+    write_array(shared, f"books/{kind}/{name}", book.table.numpy())
+    return None
 
 
 def _add_adjacency(part: Part, view: PartitionView, edge_type: EdgeType, found: Adjacency) -> None:
@@ -181,34 +161,31 @@ def _add_adjacency(part: Part, view: PartitionView, edge_type: EdgeType, found: 
         write_array(part, f"{where}/weights", found.weights.numpy())
 
 
-class _Lookups:
-    """Writes the array that finds the rows of a type once, for all matrices that share it."""
-
-    def __init__(self, part: Part) -> None:
-        self.part = part
-        # matrices of a type usually have the same rows, and the first one decides
-        self._written: dict[str, Tensor] = {}
-
-    def add(self, where: str, text: str, lookup: Tensor, own: str) -> None:
-        """Enter ``lookup`` as the index of the rows at ``where``, of the type ``text``."""
-        known = self._written.get(text)
-        if known is None:
-            write_array(self.part, f"{LOOKUPS}/{text}", lookup.numpy())
-            self._written[text] = known = lookup
-        # a matrix with other rows than the rest (labels of some nodes) gets its own
-        if torch.equal(known, lookup):
-            self.part.ranges.setdefault(where, {})["lookup"] = 1
-        else:
-            write_array(self.part, f"{where}/{own}", lookup.numpy())
+_Lookups = dict[str, Tensor]
+"""By type, the array that finds its rows: written once, for all matrices that share it."""
 
 
-def _write_values(lookups: _Lookups, where: str, values: Tensor) -> None:
-    name, array = f"{where}/values", as_array(values)
-    write_array(lookups.part, name, array, dtype_name(values.dtype))
+def _write_lookup(
+    part: Part, lookups: _Lookups, where: str, text: str, lookup: Tensor, own: str
+) -> None:
+    """Enter ``lookup`` as the index of the rows at ``where``, of the type ``text``."""
+    # matrices of a type usually have the same rows, and the first one decides
+    if text not in lookups:
+        write_array(part, f"{LOOKUPS}/{text}", lookup.numpy())
+        lookups[text] = lookup
+    # a matrix with other rows than the rest (labels of some nodes) gets its own
+    if torch.equal(lookups[text], lookup):
+        part.ranges.setdefault(where, {})["lookup"] = 1
+    else:
+        write_array(part, f"{where}/{own}", lookup.numpy())
+
+
+def _write_values(part: Part, where: str, values: Tensor) -> None:
+    write_array(part, f"{where}/values", as_array(values), dtype_name(values.dtype))
 
 
 def _write_rows(
-    lookups: _Lookups, where: str, node_type: NodeType, rows: Rows, by_degree: bool
+    part: Part, lookups: _Lookups, where: str, node_type: NodeType, rows: Rows, by_degree: bool
 ) -> None:
     # as long as the graph if the partition's ids are scattered
     ids, index = ids_of(rows), rows.index
@@ -216,7 +193,7 @@ def _write_rows(
     if ids is not None and first is not None:
         # all ids of a range are here: the id gives the row, directly or through a look-up
         if not rows.whole:
-            lookups.part.ranges[where] = {"first": first}
+            part.ranges[where] = {"first": first}
         index = None
         if by_degree or bool((ids.diff() < 0).any()):
             index = torch.empty_like(ids)
@@ -225,10 +202,10 @@ def _write_rows(
         index = torch.arange(len(rows.values))
     if index is not None:
         narrow = torch.from_numpy(index.numpy().astype(index_type(len(rows.values)), copy=False))
-        lookups.add(where, node_type, narrow, "index")
-    _write_values(lookups, where, rows.values)
+        _write_lookup(part, lookups, where, node_type, narrow, "index")
+    _write_values(part, where, rows.values)
     if rows.scales is not None:
-        write_array(lookups.part, f"{where}/scales", rows.scales.numpy())
+        write_array(part, f"{where}/scales", rows.scales.numpy())
 
 
 def _first_of_range(ids: Tensor) -> int | None:
@@ -239,14 +216,14 @@ def _first_of_range(ids: Tensor) -> int | None:
     return first if int(ids.max()) - first + 1 == ids.numel() else None
 
 
-def _write_edge_rows(lookups: _Lookups, where: str, text: str, rows: Rows) -> None:
+def _write_edge_rows(part: Part, lookups: _Lookups, where: str, text: str, rows: Rows) -> None:
     values, ids = rows.values, ids_of(rows)
     if ids is not None:
         # readers search for ids, which must ascend
         order = torch.argsort(ids)
-        lookups.add(where, text, ids[order], "ids")
+        _write_lookup(part, lookups, where, text, ids[order], "ids")
         values = values[order]
-    _write_values(lookups, where, values)
+    _write_values(part, where, values)
 
 
 # --- graphlearn-torch's format: see `disk` --------------------------------------------------------
@@ -268,13 +245,15 @@ def _write_glt(
     run = digest_of(" ".join(digests).encode())
     _write_root(folder, view, splits, run=run, **made)
     # last: without it, the directory is no partition to GLT or to us
-    _write_meta(
-        folder,
-        num_partitions=view.num_partitions,
-        heterogeneous=view.is_heterogeneous,
-        node_types=list(view.num_nodes),
-        edge_types=[t for t in view.adjacency if not is_label_edge_type(t)],
-    )
+    edge_types = [t for t in view.adjacency if not is_label_edge_type(t)]
+    meta = {
+        "num_parts": view.num_partitions,
+        "data_cls": "hetero" if view.is_heterogeneous else "homo",
+        "node_types": list(view.num_nodes) if view.is_heterogeneous else None,
+        "edge_types": edge_types if view.is_heterogeneous else None,
+    }
+    with (folder / "META").open("wb") as file:
+        pickle.dump(meta, file, pickle.HIGHEST_PROTOCOL)
 
 
 def _write_books(folder: Path, view: PartitionView) -> None:
@@ -330,19 +309,6 @@ def _by_type(attributes: Mapping[tuple[Any, str], _T]) -> dict[Any, dict[str, _T
     for (key, name), value in attributes.items():
         found.setdefault(key, {})[name] = value
     return found
-
-
-def _write_meta(root: Path, *, num_partitions: int, heterogeneous: bool, node_types: list[NodeType],
-               edge_types: list[EdgeType]) -> None:  # fmt: skip
-    """Write the file that makes a directory readable: the last one to write."""
-    meta = {
-        "num_parts": num_partitions,
-        "data_cls": "hetero" if heterogeneous else "homo",
-        "node_types": node_types if heterogeneous else None,
-        "edge_types": edge_types if heterogeneous else None,
-    }
-    with (root / "META").open("wb") as file:
-        pickle.dump(meta, file, pickle.HIGHEST_PROTOCOL)
 
 
 def save_tensor(path: Path, tensor: Tensor) -> None:
