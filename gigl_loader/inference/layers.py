@@ -53,25 +53,6 @@ class Chunk:
         """Rows to compute."""
         return self.stop - self.start
 
-    def map(self, change: Any) -> "Chunk":
-        """Return it with ``change`` applied to each tensor."""
-        return replace(
-            self, x=_mapped(self.x, change), edges=_mapped(self.edges, change),
-            n_id=_mapped(self.n_id, change), degrees=_mapped(self.degrees, change),
-        )  # fmt: skip
-
-
-def _mapped(value: Any, change: Any) -> Any:
-    # not a nested function: one that calls itself is a cycle, and would keep the chunk's memory
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _mapped(one, change) for key, one in value.items()}
-    if isinstance(value, EdgeBlock):
-        # vars() of a dataclass lists the fields in the order of __init__
-        return EdgeBlock(*(_mapped(one, change) for one in vars(value).values()))
-    return value
-
 
 @dataclass(frozen=True)
 class Reads:
@@ -284,24 +265,21 @@ class _Convolutions(Layer):
         return out[: chunk.num_dst]
 
 
-class _BasicLayer(Layer):
+class _BasicLayer(_Convolutions):
     """A layer of PyG's `BasicGNN`, with its norm, activation, and the last linear layer."""
 
     def __init__(
         self, model: Any, index: int, edge_type: EdgeType, options: tuple[bool, bool]
     ) -> None:
-        super().__init__(f"layer {index}")
-        self._model, self._index, self._edge_type = model, index, edge_type
-        self._conv: Any = model.convs[index]
-        self.weight, self.attr = options
-        check_conv(self._conv, edge_type, attr=self.attr)
-        self._find_norms(self._conv, edge_type)
+        super().__init__(f"layer {index}", {edge_type: model.convs[index]}, options)
+        self._model, self._index = model, index
 
     def _compute(self, chunk: Chunk) -> Any:
-        extra = extra_of(self._conv, chunk.edges[self._edge_type])
-        x, edges = convolution_input(self._conv, chunk, self._edge_type, sparse=not extra)
+        ((edge_type, conv),) = self._convs.items()
+        extra = extra_of(conv, chunk.edges[edge_type])
+        x, edges = convolution_input(conv, chunk, edge_type, sparse=not extra)
         # for one call: the next chunk has other edges
-        hook = self._conv.register_forward_pre_hook(  # `inference_per_layer` passes no more on
+        hook = conv.register_forward_pre_hook(  # `inference_per_layer` passes no more on
             lambda module, args, kwargs: (args, {**kwargs, **extra}), with_kwargs=True
         )
         try:

@@ -36,7 +36,7 @@ from gigl_loader.inference.sources import (
     RowSource,
     StoredGraph,
 )
-from gigl_loader.memory.tensors import dtype_name, dtype_named, give_back_freed
+from gigl_loader.memory.tensors import dtype_name, dtype_named, each_tensor, give_back_freed
 from gigl_loader.ranks import RankExchange
 from gigl_loader.remote.dataset import RemoteDistDataset
 
@@ -475,7 +475,7 @@ class LayerRun:
                 # The prefetcher takes lists of tensors; a chunk waits here until its own come back,
                 # in order.
                 waiting.append(self._prepared(chunk, ids=layer.ids))
-                waiting[-1].map(tensors.append)
+                each_tensor(waiting[-1], tensors.append)
                 del chunk
                 yield tensors
                 del tensors
@@ -491,7 +491,9 @@ class LayerRun:
         # rows may be kept in another dtype than that of the model's parameters
         x = {name: rows.to(self._compute_dtype) for name, rows in chunk.x.items()}
         chunk = replace(chunk, x=x, n_id=chunk.n_id if ids else {})
-        return chunk.map(lambda t: t.pin_memory()) if self._device.type == "cuda" else chunk
+        pin = self._device.type == "cuda"
+        prepared: Chunk = each_tensor(chunk, Tensor.pin_memory) if pin else chunk
+        return prepared
 
     def _checked(self, found: Any, chunk: Chunk, layer: Layer) -> Tensor | None:
         if found is None and self._graph.is_heterogeneous:
@@ -510,7 +512,8 @@ class LayerRun:
 
 def _filled(chunk: Chunk, tensors: list[Tensor]) -> Chunk:
     there = iter(tensors)
-    return chunk.map(lambda _: next(there))
+    filled: Chunk = each_tensor(chunk, lambda _: next(there))
+    return filled
 
 
 def _shape(rows: Tensor | None) -> _Shape | None:

@@ -8,6 +8,7 @@ then the halo::
            computed here   | read only     | fetched before the layer runs
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +18,13 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset.adjacency import all_edges
 from gigl_loader.dataset.build import owned_ids
+from gigl_loader.dataset.identity import holders_of
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.lookup import RowLookup, widened
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     SPLITS,
+    EdgeDir,
     EdgeType,
     NodeType,
     is_label_edge_type,
@@ -29,6 +32,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.ranks import RankExchange
 
 _NO_ID = torch.iinfo(torch.int64).max
@@ -49,11 +53,14 @@ class NodeShares:
 
     def __init__(self, view: PartitionView, exchange: RankExchange) -> None:
         held = exchange.gather((view.partition_idx, view.num_partitions), tuple[int, int])
-        _check_held(held)
-        self.rank, self.size = exchange.rank, exchange.size
+        # computed from the data of all ranks, so that all of them raise, and none waits
+        if len({count for _, count in held}) > 1:
+            raise ConfigError(
+                f"the {len(held)} ranks hold these partitions (index, of how many): {held}; "
+                "together they have to hold all partitions of one graph"
+            )
         self._books: dict[NodeType, Book] = view.node_books
-        # by partition, its ranks, ascending
-        self._ranks = [[r for r, (p, _) in enumerate(held) if p == q] for q in range(held[0][1])]
+        self._ranks = holders_of(view.num_partitions, [part for part, _ in held])
         mates = self._ranks[view.partition_idx]
         self.own: dict[NodeType, Tensor] = {}
         """Global ids of the nodes that this rank computes, ascending, by type."""
@@ -84,18 +91,6 @@ class NodeShares:
             at = torch.searchsorted(self._starts[node_type][part], ids[mine], right=True) - 1
             found[mine] = torch.tensor(ranks)[at]
         return found
-
-
-def _check_held(held: list[tuple[int, int]]) -> None:
-    counts = {count for _, count in held}
-    # computed from the data of all ranks, so that all of them raise, and none waits
-    missing = set(range(max(counts))) - {part for part, _ in held}
-    if len(counts) > 1 or missing:
-        raise ConfigError(
-            f"the {len(held)} ranks hold these partitions (index, of how many): {held}; together "
-            "they have to hold all partitions of one graph"
-            + (f", missing are {sorted(missing)}" if missing else "")
-        )
 
 
 @dataclass(frozen=True)
@@ -151,18 +146,6 @@ class Level:
         whole = out.new_zeros((num_own, *out.shape[1:]))
         # not in place: the gradient only flows to `out`
         return whole.index_copy(0, self.targets, out)
-
-    def to(self, device: torch.device) -> "Level":
-        """Return it with its tensors on ``device``."""
-
-        def there(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device)
-
-        return Level(
-            self.edge_type, self.edge_index.to(device), self.exchange, there(self.sources),
-            there(self.targets), there(self.edges), self.num_sources, self.num_targets,
-            self.send_rows.to(device), self.send, self.receive,
-        )  # fmt: skip
 
 
 def position_of(ids: Tensor, among: Tensor) -> Tensor:
@@ -313,15 +296,15 @@ class LocalGraph:
     """By edge type, as messages go."""
 
 
-def message_types(view: PartitionView) -> dict[EdgeType, EdgeType]:
+def message_types(edge_types: Iterable[EdgeType], edge_dir: EdgeDir) -> dict[EdgeType, EdgeType]:
     """Return edge types in message direction, to edge types as the dataset names them.
 
     Messages go from a neighbour to the expanded node, as in a sampled batch: along the edges if
     ``edge_dir="in"``, against them if it is ``"out"``.
     """
     # sorted: each type is a round of collective calls, which all ranks make in one order
-    names = sorted(name for name in view.adjacency if not is_label_edge_type(name))
-    if view.edge_dir == "in":
+    names = sorted(name for name in edge_types if not is_label_edge_type(name))
+    if edge_dir == "in":
         return {name: name for name in names}
     return {reverse_edge_type(name): name for name in names}
 
@@ -341,7 +324,7 @@ def local_graph(
     view = dataset.view()
     shares = NodeShares(view, exchange)
     graph = LocalGraph(HeteroData() if view.is_heterogeneous else Data(), shares, exchange)
-    for edge_type, name in message_types(view).items():
+    for edge_type, name in message_types(view.adjacency, view.edge_dir).items():
         graph.plans[edge_type] = plan_edges(edge_type, view.adjacency[name], shares, exchange)
     wanted = None if nodes is None else _wanted(view, shares, exchange, nodes)
     # without num_layers all rows are computed, and only `out_index` gives the rows of `nodes`
@@ -407,7 +390,7 @@ def _of_type(ids: Any, name: NodeType) -> Tensor | None:
 
 def _fill_edges(graph: LocalGraph, view: PartitionView, device: torch.device) -> None:
     lookup = RowLookup(view, graph.exchange)
-    for edge_type, name in message_types(view).items():
+    for edge_type, name in message_types(view.adjacency, view.edge_dir).items():
         plan = graph.plans[edge_type]
         adjacency: Adjacency = view.adjacency[name]
         store = graph.data[edge_type] if view.is_heterogeneous else graph.data
@@ -422,5 +405,5 @@ def _fill_edges(graph: LocalGraph, view: PartitionView, device: torch.device) ->
             # collective: the features of an edge may be on another partition than the edge
             store.edge_attr = lookup.rows("edge_features", name, ids).to(device)
         # only now: plans are made of the structure, which is on the CPU
-        plan.whole = plan.whole.to(device)
-        plan.narrow = {hops: level.to(device) for hops, level in plan.narrow.items()}
+        plan.whole = each_tensor(plan.whole, lambda one: one.to(device))
+        plan.narrow = each_tensor(plan.narrow, lambda one: one.to(device))

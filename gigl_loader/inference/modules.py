@@ -131,11 +131,6 @@ def is_normalized(module: Any) -> bool:
     return known and bool(getattr(module, "normalize", True))
 
 
-def adds_self_loops(module: Any) -> bool:
-    """Return whether a normalised ``module`` adds self-loops."""
-    return bool(getattr(module, "add_self_loops", NORMALIZED[type(module).__name__]))
-
-
 def units(model: torch.nn.Module) -> dict[torch.nn.Module, int]:
     """Return the layer of each message-passing module.
 
@@ -178,14 +173,16 @@ class Norm:
     @classmethod
     def of(cls, module: Any, edge_type: EdgeType, *, weighted: bool) -> "Norm":
         """Return that of a layer that normalises."""
+        loops = bool(getattr(module, "add_self_loops", NORMALIZED[type(module).__name__]))
         fill = 2.0 if getattr(module, "improved", False) else 1.0
-        return cls(edge_type, adds_self_loops(module), fill, weighted)
+        return cls(edge_type, loops, fill, weighted)
 
     def degrees(
         self, edge_index: Tensor, weight: Tensor | None, num_rows: int, num_dst: int
     ) -> Tensor:
         """Return ``[num_dst]`` float32: of the destinations, all of whose edges are here."""
-        edge_index, weight = self._with_loops(edge_index, weight, num_rows, torch.float32)
+        weight = self._cast(weight, torch.float32)
+        edge_index, weight = self.with_loops(edge_index, weight, num_rows, torch.float32)
         # of the other rows, which are only sources, a part of the edges is here
         return _degrees(edge_index, weight, num_rows)[:num_dst]
 
@@ -196,14 +193,25 @@ class Norm:
         # `degrees` were added up in float32, whatever the dtype of the layer: float16 stops
         # counting at 2048. A layer gets the weights in its own dtype.
         degrees = degrees.to(dtype)
-        edge_index, weight = self._with_loops(edge_index, weight, degrees.numel(), dtype)
+        weight = self._cast(weight, dtype)
+        edge_index, weight = self.with_loops(edge_index, weight, degrees.numel(), dtype)
         return edge_index, _scaled(edge_index, weight, degrees)
 
-    def _with_loops(
+    def _cast(self, weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        return None if weight is None or not self.weighted else weight.to(dtype)
+
+    def with_loops(
         self, edge_index: Tensor, weight: Tensor | None, num_rows: int, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        weight = None if weight is None or not self.weighted else weight.to(dtype)
-        return with_loops(edge_index, weight, num_rows, self.fill, self.loops, dtype)
+        """Return edges and their weights, with self-loops if ``loops``, as ``gcn_norm`` does.
+
+        Without weights all are 1, those of added loops too, for any ``fill``.
+        """
+        if self.loops:
+            edge_index, weight = add_remaining_self_loops(edge_index, weight, self.fill, num_rows)
+        if weight is None:
+            weight = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
+        return edge_index, weight
 
 
 class WholeGraphNorms:
@@ -236,23 +244,20 @@ class WholeGraphNorms:
             weight: ``[edges of whole]``; None: all are 1.
             dtype: Dtype of new weights, if there are none.
         """
-        fill = 2.0 if getattr(module, "improved", False) else 1.0
-        loops = adds_self_loops(module)
+        norm = Norm.of(module, whole.edge_type, weighted=weight is not None)
         # a weight changed in place is the same object with a higher version; one that now needs a
         # gradient has the same version
         state = None if weight is None else (weight._version, weight.requires_grad)
-        key = (id(level), id(weight), state, fill, loops, dtype)
+        key = (id(level), id(weight), state, norm, dtype)
         if key in self._kept:
             return self._kept[key]
         num_rows = whole.num_rows
-        edges = with_loops(whole.edge_index, weight, num_rows, fill, loops, dtype)
+        edges = norm.with_loops(whole.edge_index, weight, num_rows, dtype)
         degrees = _degrees(*edges, num_rows)
         # the halo's in-edges are with its owners, so their degrees are fetched like rows of x
         degrees = level.extend(degrees[: whole.num_sources])
         picked = weight if weight is None or level.edges is None else weight[level.edges]
-        edge_index, weights = with_loops(
-            level.edge_index, picked, level.num_rows, fill, loops, dtype
-        )
+        edge_index, weights = norm.with_loops(level.edge_index, picked, level.num_rows, dtype)
         found = edge_index, _scaled(edge_index, weights, degrees)
         # Weights that need a gradient are part of the forward's graph, which backward() frees. For
         # others than the graph's own, the id may belong to another tensor by the next forward.
@@ -271,18 +276,3 @@ def _scaled(edge_index: Tensor, weights: Tensor, degrees: Tensor) -> Tensor:
     # a node without edges: 0 ** -0.5
     scale = scale.masked_fill(scale == float("inf"), 0.0)
     return scale[edge_index[0]] * weights * scale[edge_index[1]]
-
-
-def with_loops(
-    edge_index: Tensor, weight: Tensor | None, num_rows: int, fill: float, loops: bool,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return edges and their weights, with self-loops if ``loops``, as ``gcn_norm`` does.
-
-    Without weights all are 1, those of added loops too, for any ``fill``.
-    """
-    if loops:
-        edge_index, weight = add_remaining_self_loops(edge_index, weight, fill, num_rows)
-    if weight is None:
-        weight = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
-    return edge_index, weight

@@ -62,7 +62,8 @@ class Results:
         # before anything is written: the folder may belong to another run
         self._check_identity({**identity, "ids": digest, "format": ending})
         self._read_log()
-        self._log = open(self._path(".log"), "a")  # noqa: SIM115 - closed by close()
+        # each line goes to the kernel at once
+        self._log = open(self._path(".log"), "a", buffering=1)  # noqa: SIM115 - closed by close()
         # or the next line would be joined to an incomplete one, and lost with it
         if self._cut_off:
             self._log.write("\n")
@@ -174,17 +175,14 @@ class Results:
         """Note that a chunk's rows have been written."""
         if self._folder is not None:
             # After the rows: they are in a shared mapping, which survives a killed process as a
-            # whole. flush() hands the line to the kernel as well; neither is synced, see
-            # finished().
+            # whole. The line is with the kernel, too; neither is synced, see finished().
             self._log.write(f"{layer} {chunk} {tensor_digest(rows)} ok\n")
-            self._log.flush()
 
     def note_nothing(self, layer: int) -> None:
         """Note that the layer computes nothing for this node type."""
         self._nothing.add(layer)
         if self._folder is not None:
             self._log.write(f"{layer} - none ok\n")
-            self._log.flush()
 
     def has_nothing(self, layer: int) -> bool:
         """Return whether it was noted that a layer computes nothing."""

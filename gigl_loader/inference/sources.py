@@ -25,8 +25,6 @@ from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     EdgeType,
     NodeType,
-    is_label_edge_type,
-    reverse_edge_type,
 )
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.inference.local_graph import NodeShares, message_types, position_of
@@ -64,10 +62,6 @@ class OwnedRows:
     def __init__(self, values: Tensor, rows: Tensor | None = None, scales: Tensor | None = None):
         self.values, self._rows, self._scales = values, rows, scales
 
-    def take(self, positions: Tensor) -> Tensor:
-        """Return the rows of own nodes, as they are stored."""
-        return self.values[positions if self._rows is None else self._rows[positions]]
-
     def part(self, positions: Array, to: Array | None) -> Part:
         """Return the rows of own nodes, for `gather_rows` to write to the positions ``to``."""
         rows = positions if self._rows is None else self._rows.numpy()[positions]
@@ -78,23 +72,8 @@ class OwnedRows:
         return widened(rows, self._scales)
 
 
-class StoredRows:
-    """Features of nodes on storage servers.
-
-    Args:
-        dataset: The graph.
-        node_type: Their type.
-    """
-
-    def __init__(self, dataset: RemoteDistDataset, node_type: NodeType) -> None:
-        self._dataset, self._node_type = dataset, node_type
-
-    def get(self, ids: Tensor) -> Tensor:
-        """Return the rows of ``ids`` (``[n]`` int64, global)."""
-        return self._dataset.lookup.rows("node_features", self._node_type, ids)
-
-
-RowSource = OwnedRows | StoredRows
+RowSource = OwnedRows | Callable[[Tensor], Tensor]
+"""Rows of own nodes, or a function that fetches the rows of ids (``[n]`` int64, global)."""
 
 
 class RowFetcher:
@@ -123,7 +102,7 @@ class RowFetcher:
         exchanged = iter(self._exchanged(node_type, nodes, owned) if owned else [])
         return [
             # in the order of `sources`: next() takes the exchanged ones as they come up
-            source.widen(next(exchanged)) if isinstance(source, OwnedRows) else source.get(nodes)
+            source.widen(next(exchanged)) if isinstance(source, OwnedRows) else source(nodes)
             for source in sources
         ]
 
@@ -218,7 +197,7 @@ class PartitionGraph:
     def __init__(self, dataset: DistDataset, exchange: RankExchange) -> None:
         self._view, self._is_known = dataset.view(), dataset.has_checksums
         self.is_heterogeneous = self._view.is_heterogeneous
-        self._names = message_types(self._view)
+        self._names = message_types(self._view.adjacency, self._view.edge_dir)
         self.edge_types = sorted(self._names)
         known = self._view.adjacency
         self.weighted = {t for t, n in self._names.items() if known[n].weights is not None}
@@ -382,7 +361,8 @@ class StoredGraph:
         self._dataset = dataset
         schema = dataset.fetch_schema()
         self.is_heterogeneous = dataset.fetch_node_types() is not None
-        self._names = self._message_types()
+        edge_types = schema.edge_types or [DEFAULT_HOMOGENEOUS_EDGE_TYPE]
+        self._names = message_types(edge_types, schema.edge_dir)
         self.edge_types = sorted(self._names)
         infos = schema.edge_feature_info
         featured = infos if isinstance(infos, dict) else {DEFAULT_HOMOGENEOUS_EDGE_TYPE: infos}
@@ -408,14 +388,6 @@ class StoredGraph:
             attr: Whether any layer reads features of edges.
         """
         self._kept, self._kept_parts = kept, (weight, attr)
-
-    def _message_types(self) -> dict[EdgeType, EdgeType]:
-        if not self.is_heterogeneous:
-            return {DEFAULT_HOMOGENEOUS_EDGE_TYPE: DEFAULT_HOMOGENEOUS_EDGE_TYPE}
-        names = [t for t in self._dataset.fetch_edge_types() or () if not is_label_edge_type(t)]
-        if self._dataset.fetch_edge_dir() == "in":
-            return {name: name for name in names}
-        return {reverse_edge_type(name): name for name in names}
 
     def edges(self, edge_type: EdgeType, ids: Tensor, *, weight: bool, attr: bool) -> EdgeBlock:
         """See `GraphSource`; not collective."""
@@ -455,15 +427,20 @@ class StoredGraph:
         """See `GraphSource`."""
         infos = self._dataset.fetch_node_feature_info()
         by_type = infos if isinstance(infos, dict) else {DEFAULT_HOMOGENEOUS_NODE_TYPE: infos}
-        return {n: StoredRows(self._dataset, n) for n, info in by_type.items() if info is not None}
+        rows = self._dataset.lookup.rows
+        return {
+            name: partial(rows, "node_features", name)
+            for name, info in by_type.items()
+            if info is not None
+        }
 
     def digest(self) -> str:
         """See `GraphSource`."""
         # exact if servers loaded a directory; else a sample is included, too
         parts: list[Any] = [self._dataset.fetch_graph_identity()]
         for name, source in sorted(self.features().items()):
-            assert isinstance(source, StoredRows)
-            parts.append(tensor_digest(source.get(self._sample(name))))
+            assert not isinstance(source, OwnedRows)
+            parts.append(tensor_digest(source(self._sample(name))))
         for edge_type in self.edge_types:
             found = self.edges(edge_type, self._sample(edge_type[2]), weight=True, attr=False)
             parts += [found.sources.numel(), int(found.sources.sum())]

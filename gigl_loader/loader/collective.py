@@ -26,6 +26,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from gigl_loader.dataset.identity import holders_of
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import (
     ConfigError,
@@ -217,13 +218,7 @@ class CollectivePeers:
             )
         # All ranks receive the same list, so all of them raise or none does.
         held = [part for (part,) in self._gather([view.partition_idx])]
-        missing = sorted(set(range(view.num_partitions)) - set(held))
-        if missing:
-            raise ConfigError(
-                f'exchange="collective": no rank holds partitions {missing} of '
-                f"{view.num_partitions}; the {self.size} ranks hold {held}"
-            )
-        holders = [[r for r, p in enumerate(held) if p == q] for q in range(view.num_partitions)]
+        holders = holders_of(view.num_partitions, held)
         # If several ranks hold one partition, requests are spread over them.
         self._rank_of = [ranks[self.rank % len(ranks)] for ranks in holders]
         self.rounds = 0

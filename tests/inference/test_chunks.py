@@ -16,6 +16,7 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.inference.layers import Chunk, ChunkReader, Reads
 from gigl_loader.inference.modules import Norm
 from gigl_loader.inference.sources import OwnedRows, PartitionGraph
+from gigl_loader.memory.tensors import each_tensor
 
 BUYS, BOUGHT, KNOWS = typed_layers.BUYS, typed_layers.BOUGHT, typed_layers.KNOWS
 
@@ -128,7 +129,7 @@ def test_map_changes_every_tensor_and_nothing_else() -> None:
         seen.append(tensor)
         return tensor + len(seen)
 
-    found = chunk.map(count)
+    found = each_tensor(chunk, count)
     assert (found.index, found.start, found.stop, found.num_dst) == (3, 10, 12, 2)
     assert len(seen) == 5
     assert found.edges[EDGE].weights is None

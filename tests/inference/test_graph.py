@@ -35,7 +35,7 @@ def test_messages_go_along_edges_or_against_them() -> None:
     data = typed_layers.graph()
     for edge_dir, turned in (("in", False), ("out", True)):
         view = DistDataset.from_pyg(data, edge_dir=edge_dir).view()  # type: ignore[arg-type]
-        found = message_types(view)
+        found = message_types(view.adjacency, view.edge_dir)
         assert set(found.values()) == set(typed_layers.TYPES)
         for edge_type, name in found.items():
             assert (edge_type[0], edge_type[2]) == (name[::-2] if turned else name[::2])

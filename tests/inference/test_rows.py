@@ -1,6 +1,7 @@
 """Rows of nodes, whoever computes them."""
 
 import full_jobs
+import numpy as np
 import pytest
 import torch
 from exchange_in_threads import ThreadExchange, run_threads
@@ -47,20 +48,13 @@ def test_rows_of_any_nodes_on_any_ranks(world: int, ranges: bool, data: st.DataO
     run_threads(world, job)
 
 
-class _Servers:
-    """Stands in for `StoredRows`."""
-
-    def get(self, ids: Tensor) -> Tensor:
-        return WIDE[ids]
-
-
 @pytest.mark.parametrize("stored_first", [False, True])
 def test_rows_of_servers_stand_where_they_were_asked_for(stored_first: bool) -> None:
     nodes = torch.tensor([7, 0, 7, 59])
 
     def job(exchange: ThreadExchange) -> list[Tensor]:
         owners = RangeShares({NODE: NUM_NODES}, exchange)
-        both = [OwnedRows(FLAT), _Servers()]
+        both = [OwnedRows(FLAT), lambda ids: WIDE[ids]]
         fetcher = RowFetcher(owners, exchange)
         return fetcher.get(NODE, nodes, both[::-1] if stored_first else both)  # type: ignore[arg-type]
 
@@ -74,6 +68,7 @@ def test_quantised_rows_are_widened() -> None:
     scales = torch.tensor([[0.5, 2.0, 1.0], [0.0, 1.0, -1.0]])  # times, plus
     stored = torch.tensor([[1, 2, 3], [-4, 5, 6]], dtype=torch.int8)
     rows = OwnedRows(stored, torch.tensor([1, 0]), scales)
-    taken = rows.take(torch.tensor([0]))
+    values, positions, _ = rows.part(np.array([0]), None)
+    taken = torch.from_numpy(values[positions])
     assert torch.equal(taken, stored[1:])
     assert rows.widen(taken).tolist() == [[-2.0, 11.0, 5.0]]

@@ -13,7 +13,7 @@ from gigl_loader.inference.full import full_graph
 from gigl_loader.inference.modules import (
     CHECKED,
     NORMALIZED,
-    adds_self_loops,
+    Norm,
     check_model,
     is_normalized,
     units,
@@ -98,7 +98,7 @@ def test_which_layers_weigh_edges_by_degrees(
 ) -> None:
     assert is_normalized(module) is normalized
     if loops is not None:
-        assert adds_self_loops(module) is loops
+        assert Norm.of(module, full_jobs.TYPES[0], weighted=False).loops is loops
 
 
 def test_layers_of_a_dict_by_edge_type_are_one_unit() -> None:

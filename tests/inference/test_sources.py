@@ -95,7 +95,8 @@ class _Store:
         return self.identity
 
     def fetch_schema(self) -> Any:
-        return SimpleNamespace(edge_feature_info=SimpleNamespace(dim=full_jobs.EDGE_WIDTH))
+        info = SimpleNamespace(dim=full_jobs.EDGE_WIDTH)
+        return SimpleNamespace(edge_feature_info=info, edge_types=None, edge_dir="in")
 
     def fetch_node_types(self) -> None:
         return None
@@ -166,7 +167,7 @@ def test_a_stored_graph_is_measured_by_a_sample() -> None:
     store.identity = "other servers"
     assert graph.digest() != before, "the rows that were sampled are the same"
     (rows,) = graph.features().values()
-    assert torch.equal(rows.get(torch.tensor([5, 5])), DATA.x[[5, 5]])  # type: ignore[union-attr]
+    assert torch.equal(rows(torch.tensor([5, 5])), DATA.x[[5, 5]])  # type: ignore[operator]
 
 
 def test_types_of_a_partition_are_named_as_messages_go() -> None:
