@@ -131,11 +131,8 @@ def write_dictionary(
 
             def write(file: TableFile = file, i: int = i, text: list[int] = text) -> list[int]:
                 path = folder / f"{i}.parquet"
-                writer = _Ids(shared, node_type, numbering, text)
-                try:
+                with _Ids(shared, node_type, numbering, text) as writer:
                     _write_pairs(table, file, spec.id, numbering, path, writer)
-                finally:
-                    writer.close()
                 return writer.text_ends
 
             text = job.step(f"{name}/{node_type}/{i}", write)
@@ -166,12 +163,13 @@ def _write_pairs(
             writer.add(ids, pieces)
 
 
-class _Ids:
+class _Ids(ExitStack):
     """Writes the ids of nodes in the order of their numbers: see `OriginalIds`."""
 
     def __init__(
         self, shared: Part | None, node_type: NodeType, numbering: Numbering, text: list[int]
     ) -> None:
+        super().__init__()
         self._shared, self._node_type, self._count = shared, node_type, len(numbering.ends)
         self._files: dict[str, PartFiles] = {}
         self.text_ends = list(text)
@@ -179,12 +177,9 @@ class _Ids:
     def _write(self, what: str, partition: int, offset: int, array: Array) -> None:
         if what not in self._files:  # integer ids have no texts
             assert self._shared is not None
-            self._files[what] = PartFiles(
-                [
-                    self._shared.path(f"ids/{self._node_type}/part{k}.{what}")
-                    for k in range(self._count)
-                ]
-            )
+            names = [f"ids/{self._node_type}/part{k}.{what}" for k in range(self._count)]
+            paths = [self._shared.path(name) for name in names]
+            self._files[what] = self.enter_context(PartFiles(paths))
         self._files[what].write(partition, offset, array)
 
     def add(self, ids: Any, pieces: list[tuple[int, int, Array]]) -> None:
@@ -204,10 +199,6 @@ class _Ids:
             self._write("text", partition, start, content)
             self._write("ends", partition, 8 * first, start + (ends[1:] - ends[0]).astype(np.int64))
             self.text_ends[partition] += len(content)
-
-    def close(self) -> None:
-        for files in self._files.values():
-            files.close()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gigl_loader.dataset.mapped import LOOKUPS, ArraySpec, Part, rows_at
+from gigl_loader.dataset.mapped import LOOKUPS, ArraySpec, Part, open_array, rows_at
 from gigl_loader.dataset.mapped_writer import (
     PartFiles,
     allow_files,
@@ -51,7 +51,7 @@ def _attribute(table: Table, column: str) -> str:
     return column
 
 
-class _InPlace:
+class _InPlace(ExitStack):
     """Writes rows in the order of ids.
 
     Args:
@@ -60,18 +60,11 @@ class _InPlace:
     """
 
     def __init__(self, parts: list[Part], names: Iterable[str]) -> None:
-        self._parts, self._names = parts, names
-        self._files: dict[str, PartFiles] = {}
-        self._stack = ExitStack()
-
-    def __enter__(self) -> "_InPlace":
-        for name in self._names:
-            files = PartFiles([part.path(f"{name}/values") for part in self._parts])
-            self._files[name] = self._stack.enter_context(files)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
+        super().__init__()
+        self._files = {
+            name: self.enter_context(PartFiles([part.path(f"{name}/values") for part in parts]))
+            for name in names
+        }
 
     def add(self, rows: Mapping[str, Array], pieces: list[tuple[int, int, Array]]) -> None:
         """Write a batch: by name, ``[n, width]``; and the places from `Placer`."""
@@ -371,13 +364,13 @@ def _write(
     # One number per node, so rows are positions in the file. Mapped: neighbours of a partition are
     # in all others, in no order, and all times together are those of the whole graph.
     allow_files(2 * len(parts))  # a mapping keeps a descriptor of its file
-    times = [_open(other, kept) for other in parts]
+    times = [open_array(other, kept).reshape(-1) for other in parts]
     positions = f"{LOOKUPS}/{kept.split('/')[1]}"  # if rows are not in the order of ids
-    ordered = [_open(other, positions) for other in parts if positions in other.arrays]
+    ordered = [open_array(other, positions) for other in parts if positions in other.arrays]
     # By degree, all partitions have look-ups, else none: a look-up is indexed by its owner.
     starts = np.concatenate([[0], ends[:-1]])
     most = ResumableJob.sizes.table_rows
-    neighbors = _open(parts[k], f"{rows_at('edges', edge_type)}/indices")
+    neighbors = open_array(parts[k], f"{rows_at('edges', edge_type)}/indices")
     with new_file(parts[k].path(f"{where}/values")) as file:
         for first in range(0, len(neighbors), most):
             asked = neighbors[first : first + most].astype(np.int64)
@@ -388,11 +381,3 @@ def _write(
                 rows = asked[mine] - starts[owner]
                 found[mine] = times[owner][ordered[owner][rows] if ordered else rows]
             file.write(found.data)
-
-
-def _open(part: Part, name: str) -> Any:
-    spec = part.arrays[name]
-    count = int(np.prod(spec.shape))
-    if count == 0:  # an empty file cannot be mapped
-        return np.empty(0, spec.dtype)
-    return np.memmap(part.path(name), spec.dtype, "r", 0, (count,))
