@@ -25,10 +25,9 @@ from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.config import SamplerClass
-from gigl_loader.loader.device_source import DeviceSource, check_on_device
-from gigl_loader.loader.in_process import InProcessSource, check_in_process
+from gigl_loader.loader.device_source import DeviceSource, PartitionedSource
+from gigl_loader.loader.in_process import InProcessSource
 from gigl_loader.loader.pad_keyword import Padding, make_padding
-from gigl_loader.loader.partitioned_source import PartitionedSource
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, runtime_or_alone
 from gigl_loader.loader.seed_input import RankInput, share_input, told_to_others, weighted_types
 from gigl_loader.loader.world import agree_on_seed
@@ -350,3 +349,40 @@ def check_edge_ids(data: DistDataset, with_edge: bool) -> None:
     ]
     if with_edge and missing:
         raise ConfigError(f"with_edge=True, but edge types {missing} keep no edge ids")
+
+
+def check_in_process(data: DistDataset, exchange: str) -> None:
+    """Raise `ConfigError` unless this process has the whole graph."""
+    if exchange != "collective" and data.num_partitions > 1:
+        raise ConfigError(
+            f"num_workers=0 samples in this process, which holds partition {data.partition_idx} of "
+            f'{data.num_partitions}: add exchange="collective", by which the ranks ask each other, '
+            "or give the loader workers"
+        )
+
+
+def check_on_device(data: DistDataset, device: torch.device, *, in_process: bool) -> None:
+    """Check that a loader can sample where its dataset was placed.
+
+    Raises:
+        ConfigError: It cannot; the message says what to change.
+    """
+    placement = data.placement
+    if placement is None:
+        return
+    if not in_process:
+        raise ConfigError(
+            f"the dataset was moved to {placement.device}, where this process samples: add "
+            "num_workers=0, or take it back with dataset.to('cpu') and sample with workers"
+        )
+    if placement.device != device:
+        raise ConfigError(
+            f"the dataset was moved to {placement.device}, and batches go to {device}: move it "
+            "there, or name its device in pin_memory_device"
+        )
+    if data.num_partitions > 1 and placement.cache is not None:
+        raise ConfigError(
+            f"partition {data.partition_idx} of {data.num_partitions} was moved to "
+            f"{placement.device} with a cache: that is for a graph in one partition; "
+            " leave cache= out of dataset.to()"
+        )
