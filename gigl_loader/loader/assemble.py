@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -19,7 +19,7 @@ from gigl_loader._glt import (
     init_worker_group,
 )
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import DatasetSchema, NodeType, is_label_edge_type
+from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import ConfigError, explained_limits
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.base import BaseDistLoader
@@ -27,7 +27,7 @@ from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.config import SamplerClass
 from gigl_loader.loader.device_source import DeviceSource, PartitionedSource
 from gigl_loader.loader.in_process import InProcessSource
-from gigl_loader.loader.pad_keyword import Padding, make_padding
+from gigl_loader.loader.pad_keyword import make_padding
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, runtime_or_alone
 from gigl_loader.loader.seed_input import RankInput, share_input, told_to_others, weighted_types
 from gigl_loader.loader.world import agree_on_seed
@@ -144,9 +144,10 @@ def colocated_arguments(
         given = options.with_chosen_sampler(sampler, data.schema, whole.input_type)
         epoch_options, device = given.epoch_options(), given.device(runtime.local_rank)
         check_on_device(data, device, in_process=given.in_process)
-        padding = _padding(
-            options, config, data.schema, data.view().num_nodes, [whole], sampler, runtime
-        )
+        padding = make_padding(
+            options, config.num_neighbors, data.schema, data.view().num_nodes, [whole], sampler,
+            runtime.world_size,
+        )  # fmt: skip
     same = given.same_on_all_ranks(config, epoch_options)
     told = RankInput(
         weighted=weighted_types(data) if given.is_weighted else None,
@@ -306,23 +307,11 @@ def remote_arguments(
         "epoch_options": replace(given.epoch_options(), cache=given.cache),
         "worker_options": worker_options, "producer": DistServer.create_sampling_producer,
         "sampler_options": given.sampler_options,
-        "padding": _padding(options, config, schema, num_nodes, inputs, default_sampler, runtime),
+        "padding": make_padding(
+            options, config.num_neighbors, schema, num_nodes, inputs, default_sampler,
+            runtime.world_size,
+        ),
     }  # fmt: skip
-
-
-def _padding(
-    given: LoaderOptions, config: SamplingConfig, schema: DatasetSchema,
-    num_nodes: Mapping[NodeType, int], inputs: list[NodeSamplerInput],
-    sampler: SamplerClass | None, runtime: DistributedRuntimeInfo,
-) -> Padding | None:  # fmt: skip
-    """Return how batches are padded, as far as the user's options alone decide it."""
-    in_step = given.even_ranks is not None or given.shard == "world"
-    return make_padding(
-        given.pad, fanouts=config.num_neighbors, batch_size=given.batch_size,
-        expansion=given.expansion, schema=schema, num_nodes=num_nodes, inputs=inputs,
-        sampler=sampler, chosen=given.sampler_options,
-        in_step=in_step and runtime.world_size > 1,
-    )  # fmt: skip
 
 
 def check_weights(data: DistDataset, with_weight: bool) -> None:
