@@ -177,14 +177,6 @@ def _from_context(
     )
 
 
-def agree_on_port(runtime: DistributedRuntimeInfo) -> int:
-    """Return a port that is free on the master, the same on every rank of the process group."""
-    # Free at this moment: another program may take it before anything listens, so nothing of ours
-    # listens there; it is for GLT's options.
-    port = free_port(runtime.master_ip_address) if runtime.rank == 0 else 0
-    return tell_ranks(port, runtime.world_size, int)
-
-
 def initialize_colocated_sampling_worker(
     *,
     local_rank: int,
@@ -203,19 +195,12 @@ def initialize_colocated_sampling_worker(
     """
     if torch.device(device).type == "cpu":
         torch.set_num_threads(num_cpu_threads or _DEFAULT_CPU_THREADS)
-    runtime = DistributedRuntimeInfo(
-        node_world_size=node_world_size,
-        node_rank=node_rank,
-        rank=node_rank * local_world_size + local_rank,
-        world_size=node_world_size * local_world_size,
-        local_rank=local_rank,
-        local_world_size=local_world_size,
-        master_ip_address=master_ip_address,
-        should_cleanup_distributed_context=False,
-    )
+    rank, world_size = node_rank * local_world_size + local_rank, node_world_size * local_world_size
     context = get_context()
     # Joined again only after a change: GLT has one group per process, and a second loader must not
     # take it from the first one.
-    if context is None or not context.is_worker() or context.world_size != runtime.world_size:
-        init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
-    return agree_on_port(runtime)
+    if context is None or not context.is_worker() or context.world_size != world_size:
+        init_worker_group(world_size, rank, "gigl_loader_workers")
+    # Free at this moment: another program may take it before anything listens, so nothing of ours
+    # listens there; it is for GLT's options.
+    return tell_ranks(free_port(master_ip_address) if rank == 0 else 0, world_size, int)

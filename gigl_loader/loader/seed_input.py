@@ -27,7 +27,7 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
 )
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, WrongTypeError
-from gigl_loader.loader.deployment import open_inputs
+from gigl_loader.loader.deployment import open_loaders
 from gigl_loader.loader.runtime import DistributedRuntimeInfo
 from gigl_loader.memory.tensors import bytes_of
 from gigl_loader.message import SEED_TIME
@@ -420,9 +420,9 @@ _exchanges = count()
 
 def _opened() -> dict[int, bytes]:
     """Return the digests of the inputs that the open loaders of this process share with ranks."""
-    return dict(
-        one.shared_as for one in open_inputs() if getattr(one, "shared_as", (0, b""))[1]
-    )  # fmt: skip
+    # None by servers: those of a graph store are compared there.
+    inputs = [getattr(loader, "input_data", None) for loader in list(open_loaders)]
+    return dict(one.shared_as for one in inputs if getattr(one, "shared_as", (0, b""))[1])
 
 
 def tell_ranks_of_input(runtime: DistributedRuntimeInfo, told: RankInput) -> list[SeedsTold]:
