@@ -258,8 +258,7 @@ class Epochs:
 
     def set_next(self, epoch: int) -> None:
         """Say which epoch the next `begin` starts."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise ConfigError(f"epoch must be an integer >= 0, got {epoch!r}")
+        _check_number("epoch", epoch, None)
         resumes_at = self._progress.epoch if self._resumed else None
         if resumes_at is not None and epoch != resumes_at:
             logger.warning(
