@@ -365,7 +365,6 @@ def share_input(sampler_input: Any, runtime: DistributedRuntimeInfo, told: RankI
     The processes of a machine with the same input share it. One with its own input, such as the
     nodes of a partition that no other process of the machine holds, keeps it whole: a split would
     lose the rest. With another ``shard`` than ``"machine"`` each keeps its input whole.
-    its input whole.
 
     Args:
         sampler_input: The input of this process.
