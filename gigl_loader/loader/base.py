@@ -30,7 +30,7 @@ from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
 from gigl_loader.loader import config, deployment
 from gigl_loader.loader.batch_source import BatchSource
-from gigl_loader.loader.epoch import EpochProgress, HandedOut, link_bytes_per_s
+from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s
 from gigl_loader.loader.iterator import EpochIterator, Epochs, check_length
 from gigl_loader.loader.pad_keyword import Padding
 from gigl_loader.loader.runtime import (
@@ -162,8 +162,8 @@ class BaseDistLoader(DistLoader):
         )
         # One engine for all epochs: its side stream, and device memory, are reused.
         self._engine = self._make_engine()
-        self._handed_out = HandedOut()
-        self._recorders = self._handed_out.recorders
+        self._stats = LoaderStats()
+        self._recorders = self._stats.recorders
         deployment.check_context(is_remote)
         self._source = self._make_source(producer, is_remote, epoch_options)
         self._epochs = Epochs(self._source)
@@ -252,7 +252,7 @@ class BaseDistLoader(DistLoader):
     @property
     def _num_recv(self) -> int:
         """GLT's name for the batches of the epoch that were received."""
-        return self._handed_out.num_received
+        return self._stats.num_received
 
     @property
     def _epoch(self) -> int:
@@ -308,10 +308,10 @@ class BaseDistLoader(DistLoader):
             check_same_start(epoch, yielded, self._runtime.world_size)
 
     def _make_iterator(self, positions: list[int], progress: EpochProgress) -> EpochIterator:
-        self._handed_out.num_received = progress.yielded
+        self._stats.num_received = progress.yielded
         return EpochIterator(
             self._source, positions, progress,
-            collate=self._collate_fn, handed_out=self._handed_out, engine=self._engine,
+            collate=self._collate_fn, stats=self._stats, engine=self._engine,
             depth=self._device_prefetch,
             split=self._padding.split if self._padding and self._may_split else None,
         )  # fmt: skip
@@ -391,10 +391,9 @@ class BaseDistLoader(DistLoader):
         other machines that ``remote_cache`` had; None without), ``verdict`` (the limit of the loop,
         in one line).
         """
-        counts = self._handed_out
-        summary = counts.stats.summary(self._source.remote_bytes, link_bytes_per_s())
+        summary = self._stats.summary(self._source.remote_bytes, link_bytes_per_s())
         if reset:
-            counts.stats = counts.stats.after()
+            self._stats.reset()
         return summary
 
     # -- batches --------------------------------------------------------------------------------
