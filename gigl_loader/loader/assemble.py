@@ -51,12 +51,6 @@ def is_remote(dataset: Any) -> bool:
     return hasattr(dataset, "fetch_node_ids")
 
 
-def end_own_group(runtime: DistributedRuntimeInfo) -> None:
-    """End the process group that `resolve_runtime` started for a deprecated context."""
-    if runtime.should_cleanup_distributed_context and dist.is_initialized():
-        end_group()
-
-
 LocalInput = Callable[[DistDataset], tuple[NodeSamplerInput, SamplerClass | None]]
 """Returns the checked input of all processes of this machine, and the sampler class, with its
 keywords, for a loader of its kind; None: the neighbour sampler."""
@@ -102,7 +96,8 @@ def start_loader(
     finally:
         # With a deprecated `context`, a group exists for the exchange while the loader is built,
         # and ends before workers start: GiGL's loaders leave none behind.
-        end_own_group(runtime)
+        if runtime.should_cleanup_distributed_context and dist.is_initialized():
+            end_group()
     BaseDistLoader.__init__(
         loader, **arguments, **{name: getattr(options, name) for name in _AS_GIVEN}
     )
@@ -161,10 +156,7 @@ def colocated_arguments(
     if given.shard == "world":
         epoch_options = agree_on_seed(epoch_options, given.seed, runtime.world_size)
     samples = _in_this_process if given.in_process else _in_workers
-    if data.placement is not None:
-        source = DeviceSource if data.num_partitions == 1 else PartitionedSource
-        samples = partial(_in_this_process, source=source)
-    worker_options, producer = samples(given, runtime, device, data.num_partitions)
+    worker_options, producer = samples(given, runtime, device, data)
     return {
         "dataset": data, "sampler_input": sampler_input, "dataset_schema": data.schema,
         "sampling_config": config, "device": device, "runtime": runtime,
@@ -178,7 +170,7 @@ def colocated_arguments(
 
 
 def _in_workers(
-    given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, partitions: int
+    given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, data: DistDataset
 ) -> tuple[MpDistSamplingWorkerOptions, MakeSource]:
     """Return the options of sampling processes, and a function that makes their producer."""
     # These are GiGL's steps, in its order: its subclasses call the same static methods. The port is
@@ -194,7 +186,7 @@ def _in_workers(
         num_cpu_threads=given.num_cpu_threads or torch.get_num_threads(),
     )
     options = BaseDistLoader.create_colocated_worker_options(
-        dataset_num_partitions=partitions,
+        dataset_num_partitions=data.num_partitions,
         num_workers=given.num_workers,
         worker_concurrency=given.worker_concurrency,
         master_ip_address=runtime.master_ip_address,
@@ -210,15 +202,17 @@ def _in_workers(
 
 
 def _in_this_process(
-    given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, partitions: int,
-    source: MakeSource = InProcessSource,
-) -> tuple[CollocatedDistSamplingWorkerOptions, MakeSource]:  # fmt: skip
+    given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, data: DistDataset
+) -> tuple[CollocatedDistSamplingWorkerOptions, MakeSource]:
     """Return the replacement of worker options, and a maker of sources without workers."""
     if device.type == "cpu" and given.num_cpu_threads is not None:
         torch.set_num_threads(given.num_cpu_threads)
     # GLT's context, which `check_context` requires in every colocated loader.
     init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
     options = CollocatedDistSamplingWorkerOptions(runtime.master_ip_address, NO_PORT)
+    source: MakeSource = InProcessSource
+    if data.placement is not None:
+        source = DeviceSource if data.num_partitions == 1 else PartitionedSource
     return options, partial(source, concurrency=given.worker_concurrency, device=device)
 
 
