@@ -267,7 +267,17 @@ class LoaderStats(BatchCounts):
                 "loader remote_cache or more of it, lower num_neighbors, or store rows in fewer "
                 "bytes"
             )
-        return _verdict(wait_share, busy)
+        if wait_share < _MUCH_WAIT:
+            return "training-bound: batches are ready before they are asked for"
+        # Workers that are mostly busy are too few; those that are not wait for responses.
+        mean_busy = sum(busy.values()) / max(len(busy), 1)
+        if mean_busy > 0.7:
+            return "sampling-bound: add workers (num_workers), or lower num_neighbors"
+        return (
+            "latency-bound: workers wait, for other partitions or for a CPU: raise "
+            "worker_concurrency where there are several partitions, and look at the load of the "
+            "machine"
+        )
 
     def _network_verdict(self, remote_bytes: int) -> str:
         """Describe the sources of rows, and the effect of a cache, present or not."""
@@ -299,19 +309,6 @@ _CACHE_TO_SUGGEST = 2 * 10**9
 
 
 _NO_BATCH = "no batch was handed out yet: nothing to tell"
-
-
-def _verdict(wait_share: float, busy: dict[int, float]) -> str:
-    if wait_share < _MUCH_WAIT:
-        return "training-bound: batches are ready before they are asked for"
-    # Workers that are mostly busy are too few; those that are not wait for responses.
-    mean_busy = sum(busy.values()) / max(len(busy), 1)
-    if mean_busy > 0.7:
-        return "sampling-bound: add workers (num_workers), or lower num_neighbors"
-    return (
-        "latency-bound: workers wait, for other partitions or for a CPU: raise worker_concurrency "
-        "where there are several partitions, and look at the load of the machine"
-    )
 
 
 def link_bytes_per_s(interfaces: Path = Path("/sys/class/net")) -> float | None:
