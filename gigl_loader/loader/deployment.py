@@ -9,7 +9,7 @@ import contextlib
 import os
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gigl_loader._glt import (
     CollocatedDistSamplingWorkerOptions,
@@ -21,9 +21,6 @@ from gigl_loader._glt import (
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.loader.in_process import InProcessSource
 from gigl_loader.workers.producer import DistSamplingProducer
-
-if TYPE_CHECKING:
-    from gigl_loader.loader.base import BaseDistLoader
 
 
 def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, producer: Any) -> bool:
@@ -104,7 +101,7 @@ def the_producer(producer: Any, sampler: Any) -> Any:
 
 
 # Weak: else no loader would ever be dropped, and its finaliser could not report it.
-open_loaders: "weakref.WeakSet[BaseDistLoader]" = weakref.WeakSet()
+open_loaders: weakref.WeakSet[Any] = weakref.WeakSet()
 """Those that are not shut down yet: the end of the interpreter does it."""
 
 

@@ -410,7 +410,7 @@ _exchanges = count()
 def _opened() -> dict[int, bytes]:
     """Return the digests of the inputs that the open loaders of this process share with ranks."""
     # None by servers: those of a graph store are compared there.
-    inputs = [getattr(loader, "input_data", None) for loader in list(open_loaders)]
+    inputs: list[Any] = [getattr(loader, "input_data", None) for loader in list(open_loaders)]
     return dict(one.shared_as for one in inputs if getattr(one, "shared_as", (0, b""))[1])
 
 
