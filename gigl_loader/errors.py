@@ -109,8 +109,8 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-class SamplingError(PeerError):
-    """A sampler raised. ``remote_traceback`` is the traceback in the process that failed."""
+class _RaisedElsewhere(PeerError):
+    """``remote_traceback`` is the traceback in the process that failed."""
 
     def __init__(self, where: str, cause: str, remote_traceback: str = "") -> None:
         super().__init__(where, cause, remote_traceback)
@@ -119,6 +119,10 @@ class SamplingError(PeerError):
     def _text(self) -> str:
         tail = f"\n--- traceback of {self.where} ---\n{self.remote_traceback}"
         return f"{self.where} failed: {self.cause}" + (tail if self.remote_traceback else "")
+
+
+class SamplingError(_RaisedElsewhere):
+    """A sampler raised. ``remote_traceback`` is the traceback in the process that failed."""
 
 
 class PeerTimeoutError(PeerError, TimeoutError):
@@ -141,16 +145,8 @@ class PeerLostError(PeerError):
         return str(self.args[0])
 
 
-class RemoteError(PeerError):
+class RemoteError(_RaisedElsewhere):
     """A call on a peer raised an error of a class that is not gigl_loader's."""
-
-    def __init__(self, where: str, cause: str, remote_traceback: str = "") -> None:
-        super().__init__(where, cause, remote_traceback)
-        self.where, self.cause, self.remote_traceback = where, cause, remote_traceback
-
-    def _text(self) -> str:
-        tail = f"\n--- traceback of {self.where} ---\n{self.remote_traceback}"
-        return f"{self.where} failed: {self.cause}" + (tail if self.remote_traceback else "")
 
 
 class JoinRefusedError(PeerLostError):

@@ -119,7 +119,7 @@ class Footprint:
 
     def look(self, pid: int, *, itself: bool = False) -> None:
         """Add the current resources of the processes below ``pid``."""
-        pids = _descendants(pid, self.others) + ([pid] if itself else [])
+        pids = descendants(pid, self.others) + ([pid] if itself else [])
         # the start time now: later the pid may belong to another process
         for one in pids:
             started = _start_time(one)
@@ -160,7 +160,11 @@ def _start_time(pid: int) -> str | None:
     return None if stat is None or stat[0] in "ZX" else stat[19]
 
 
-def _descendants(root: int, others: Collection[int] = ()) -> list[int]:
+def descendants(root: int, others: Collection[int] = ()) -> list[int]:
+    """Return the processes below ``root``, each after its parent; ``others`` and theirs left out.
+
+    Names in `IGNORED` are left out, too.
+    """
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (stat := read_stat(int(entry.name))) is not None:

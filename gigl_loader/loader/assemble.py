@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -19,16 +19,15 @@ from gigl_loader._glt import (
     init_worker_group,
 )
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import DatasetSchema, NodeType, is_label_edge_type
+from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import ConfigError, explained_limits
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.config import SamplerClass
-from gigl_loader.loader.device_source import DeviceSource, check_on_device
-from gigl_loader.loader.in_process import InProcessSource, check_in_process
-from gigl_loader.loader.pad_keyword import Padding, make_padding
-from gigl_loader.loader.partitioned_source import PartitionedSource
+from gigl_loader.loader.device_source import DeviceSource, PartitionedSource
+from gigl_loader.loader.in_process import InProcessSource
+from gigl_loader.loader.pad_keyword import make_padding
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, runtime_or_alone
 from gigl_loader.loader.seed_input import RankInput, share_input, told_to_others, weighted_types
 from gigl_loader.loader.world import agree_on_seed
@@ -50,12 +49,6 @@ def is_remote(dataset: Any) -> bool:
     """Return whether ``dataset`` is a handle on a graph store."""
     # By its methods: wrappers of a `RemoteDistDataset` count as one.
     return hasattr(dataset, "fetch_node_ids")
-
-
-def end_own_group(runtime: DistributedRuntimeInfo) -> None:
-    """End the process group that `resolve_runtime` started for a deprecated context."""
-    if runtime.should_cleanup_distributed_context and dist.is_initialized():
-        end_group()
 
 
 LocalInput = Callable[[DistDataset], tuple[NodeSamplerInput, SamplerClass | None]]
@@ -103,7 +96,8 @@ def start_loader(
     finally:
         # With a deprecated `context`, a group exists for the exchange while the loader is built,
         # and ends before workers start: GiGL's loaders leave none behind.
-        end_own_group(runtime)
+        if runtime.should_cleanup_distributed_context and dist.is_initialized():
+            end_group()
     BaseDistLoader.__init__(
         loader, **arguments, **{name: getattr(options, name) for name in _AS_GIVEN}
     )
@@ -145,9 +139,10 @@ def colocated_arguments(
         given = options.with_chosen_sampler(sampler, data.schema, whole.input_type)
         epoch_options, device = given.epoch_options(), given.device(runtime.local_rank)
         check_on_device(data, device, in_process=given.in_process)
-        padding = _padding(
-            options, config, data.schema, data.view().num_nodes, [whole], sampler, runtime
-        )
+        padding = make_padding(
+            options, config.num_neighbors, data.schema, data.view().num_nodes, [whole], sampler,
+            runtime.world_size,
+        )  # fmt: skip
     same = given.same_on_all_ranks(config, epoch_options)
     told = RankInput(
         weighted=weighted_types(data) if given.is_weighted else None,
@@ -161,10 +156,7 @@ def colocated_arguments(
     if given.shard == "world":
         epoch_options = agree_on_seed(epoch_options, given.seed, runtime.world_size)
     samples = _in_this_process if given.in_process else _in_workers
-    if data.placement is not None:
-        source = DeviceSource if data.num_partitions == 1 else PartitionedSource
-        samples = partial(_in_this_process, source=source)
-    worker_options, producer = samples(given, runtime, device, data.num_partitions)
+    worker_options, producer = samples(given, runtime, device, data)
     return {
         "dataset": data, "sampler_input": sampler_input, "dataset_schema": data.schema,
         "sampling_config": config, "device": device, "runtime": runtime,
@@ -178,7 +170,7 @@ def colocated_arguments(
 
 
 def _in_workers(
-    given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, partitions: int
+    given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, data: DistDataset
 ) -> tuple[MpDistSamplingWorkerOptions, MakeSource]:
     """Return the options of sampling processes, and a function that makes their producer."""
     # These are GiGL's steps, in its order: its subclasses call the same static methods. The port is
@@ -194,7 +186,7 @@ def _in_workers(
         num_cpu_threads=given.num_cpu_threads or torch.get_num_threads(),
     )
     options = BaseDistLoader.create_colocated_worker_options(
-        dataset_num_partitions=partitions,
+        dataset_num_partitions=data.num_partitions,
         num_workers=given.num_workers,
         worker_concurrency=given.worker_concurrency,
         master_ip_address=runtime.master_ip_address,
@@ -210,15 +202,17 @@ def _in_workers(
 
 
 def _in_this_process(
-    given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, partitions: int,
-    source: MakeSource = InProcessSource,
-) -> tuple[CollocatedDistSamplingWorkerOptions, MakeSource]:  # fmt: skip
+    given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, data: DistDataset
+) -> tuple[CollocatedDistSamplingWorkerOptions, MakeSource]:
     """Return the replacement of worker options, and a maker of sources without workers."""
     if device.type == "cpu" and given.num_cpu_threads is not None:
         torch.set_num_threads(given.num_cpu_threads)
     # GLT's context, which `check_context` requires in every colocated loader.
     init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
     options = CollocatedDistSamplingWorkerOptions(runtime.master_ip_address, NO_PORT)
+    source: MakeSource = InProcessSource
+    if data.placement is not None:
+        source = DeviceSource if data.num_partitions == 1 else PartitionedSource
     return options, partial(source, concurrency=given.worker_concurrency, device=device)
 
 
@@ -307,23 +301,11 @@ def remote_arguments(
         "epoch_options": replace(given.epoch_options(), cache=given.cache),
         "worker_options": worker_options, "producer": DistServer.create_sampling_producer,
         "sampler_options": given.sampler_options,
-        "padding": _padding(options, config, schema, num_nodes, inputs, default_sampler, runtime),
+        "padding": make_padding(
+            options, config.num_neighbors, schema, num_nodes, inputs, default_sampler,
+            runtime.world_size,
+        ),
     }  # fmt: skip
-
-
-def _padding(
-    given: LoaderOptions, config: SamplingConfig, schema: DatasetSchema,
-    num_nodes: Mapping[NodeType, int], inputs: list[NodeSamplerInput],
-    sampler: SamplerClass | None, runtime: DistributedRuntimeInfo,
-) -> Padding | None:  # fmt: skip
-    """Return how batches are padded, as far as the user's options alone decide it."""
-    in_step = given.even_ranks is not None or given.shard == "world"
-    return make_padding(
-        given.pad, fanouts=config.num_neighbors, batch_size=given.batch_size,
-        expansion=given.expansion, schema=schema, num_nodes=num_nodes, inputs=inputs,
-        sampler=sampler, chosen=given.sampler_options,
-        in_step=in_step and runtime.world_size > 1,
-    )  # fmt: skip
 
 
 def check_weights(data: DistDataset, with_weight: bool) -> None:
@@ -350,3 +332,40 @@ def check_edge_ids(data: DistDataset, with_edge: bool) -> None:
     ]
     if with_edge and missing:
         raise ConfigError(f"with_edge=True, but edge types {missing} keep no edge ids")
+
+
+def check_in_process(data: DistDataset, exchange: str) -> None:
+    """Raise `ConfigError` unless this process has the whole graph."""
+    if exchange != "collective" and data.num_partitions > 1:
+        raise ConfigError(
+            f"num_workers=0 samples in this process, which holds partition {data.partition_idx} of "
+            f'{data.num_partitions}: add exchange="collective", by which the ranks ask each other, '
+            "or give the loader workers"
+        )
+
+
+def check_on_device(data: DistDataset, device: torch.device, *, in_process: bool) -> None:
+    """Check that a loader can sample where its dataset was placed.
+
+    Raises:
+        ConfigError: It cannot; the message says what to change.
+    """
+    placement = data.placement
+    if placement is None:
+        return
+    if not in_process:
+        raise ConfigError(
+            f"the dataset was moved to {placement.device}, where this process samples: add "
+            "num_workers=0, or take it back with dataset.to('cpu') and sample with workers"
+        )
+    if placement.device != device:
+        raise ConfigError(
+            f"the dataset was moved to {placement.device}, and batches go to {device}: move it "
+            "there, or name its device in pin_memory_device"
+        )
+    if data.num_partitions > 1 and placement.cache is not None:
+        raise ConfigError(
+            f"partition {data.partition_idx} of {data.num_partitions} was moved to "
+            f"{placement.device} with a cache: that is for a graph in one partition; "
+            " leave cache= out of dataset.to()"
+        )

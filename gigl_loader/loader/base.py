@@ -30,8 +30,7 @@ from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
 from gigl_loader.loader import config, deployment
 from gigl_loader.loader.batch_source import BatchSource
-from gigl_loader.loader.deployment import check_context, check_deployment, the_producer
-from gigl_loader.loader.epoch import EpochProgress, HandedOut, link_bytes_per_s
+from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s
 from gigl_loader.loader.iterator import EpochIterator, Epochs, check_length
 from gigl_loader.loader.pad_keyword import Padding
 from gigl_loader.loader.runtime import (
@@ -41,7 +40,7 @@ from gigl_loader.loader.runtime import (
 )
 from gigl_loader.loader.seed_input import Positions, digest_of_seeds, read_positions
 from gigl_loader.loader.world import check_same_input, check_same_start, check_shard
-from gigl_loader.message import IS_HETERO, SampleMessage, stays_on_host
+from gigl_loader.message import IS_HETERO, Received, SampleMessage, stays_on_host
 from gigl_loader.options import EpochOptions, SamplerOptions, options_of_batches
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler.plan import DRAW_VERSION, WEIGHTED_VERSION
@@ -138,8 +137,8 @@ class BaseDistLoader(DistLoader):
         padding: Padding | None = None,
         sampler: DistSamplingProducer | Callable[..., int] | None = None,
     ) -> None:
-        producer = the_producer(producer, sampler)
-        is_remote = check_deployment(dataset, sampler_input, worker_options, producer)
+        producer = deployment.the_producer(producer, sampler)
+        is_remote = deployment.check_deployment(dataset, sampler_input, worker_options, producer)
         if even_ranks not in (None, "drop", "wrap"):
             raise ConfigError(f"even_ranks must be 'drop', 'wrap' or None, got {even_ranks!r}")
         self._set_glt_attributes(
@@ -163,14 +162,14 @@ class BaseDistLoader(DistLoader):
         )
         # One engine for all epochs: its side stream, and device memory, are reused.
         self._engine = self._make_engine()
-        self._handed_out = HandedOut()
-        self._recorders = self._handed_out.recorders
-        check_context(is_remote)
+        self._stats = LoaderStats()
+        self._recorders = self._stats.recorders
+        deployment.check_context(is_remote)
         self._source = self._make_source(producer, is_remote, epoch_options)
         self._epochs = Epochs(self._source)
         self._shutdowned = False
         # Before workers start: an interpreter that ends during their start has to stop them, too.
-        deployment.opened(self)
+        deployment.open_loaders.add(self)
         try:
             self._open_source(
                 StartTurns(
@@ -239,13 +238,11 @@ class BaseDistLoader(DistLoader):
     @explained_limits("starting the workers of a loader")
     def _open_source(self, turns: StartTurns) -> None:
         source = self._source
+        self._input_len = source.input_len
         # Ranks that differ learn it before any of them has started a worker.
-        self._epoch_options, self._input_len = source.epoch_options, source.input_len
         self._check_shard()
         source.open(turns)
-        self._epoch_options = source.epoch_options  # for ranks that share a key: their leader's
-        self._channel = source.channel
-        self._num_expected = source.num_batches
+        self._channel, self._num_expected = source.channel, source.num_batches
 
     @property
     def _mp_producer(self) -> DistSamplingProducer | None:
@@ -255,7 +252,7 @@ class BaseDistLoader(DistLoader):
     @property
     def _num_recv(self) -> int:
         """GLT's name for the batches of the epoch that were received."""
-        return self._handed_out.num_received
+        return self._stats.num_received
 
     @property
     def _epoch(self) -> int:
@@ -264,7 +261,7 @@ class BaseDistLoader(DistLoader):
 
     def _check_shard(self) -> None:
         """Check that ranks that share their input were given the same; before workers start."""
-        options = self._epoch_options
+        options = self._source.epoch_options
         check_shard(self._shard, in_order=options.in_order)
         # A graph store's source itself compares ranks, when they meet for their producers.
         if self._shard == "world" and self._runtime.world_size > 1 and not self._is_remote_worker:
@@ -311,10 +308,10 @@ class BaseDistLoader(DistLoader):
             check_same_start(epoch, yielded, self._runtime.world_size)
 
     def _make_iterator(self, positions: list[int], progress: EpochProgress) -> EpochIterator:
-        self._handed_out.num_received = progress.yielded
+        self._stats.num_received = progress.yielded
         return EpochIterator(
             self._source, positions, progress,
-            collate=self._collate_fn, handed_out=self._handed_out, engine=self._engine,
+            collate=self._collate_fn, stats=self._stats, engine=self._engine,
             depth=self._device_prefetch,
             split=self._padding.split if self._padding and self._may_split else None,
         )  # fmt: skip
@@ -356,7 +353,8 @@ class BaseDistLoader(DistLoader):
 
     def _identity(self) -> dict[str, Any]:
         of_world = self._shard == "world"
-        by_logarithm = self.with_weight and not self._epoch_options.replace
+        options = self._source.epoch_options  # of ranks that share a key: their leader's
+        by_logarithm = self.with_weight and not options.replace
         # One state is valid for any number of ranks if batches are numbered over the job.
         of_rank = {"rank": self._runtime.rank, "world_size": self._runtime.world_size}
         return {
@@ -367,7 +365,7 @@ class BaseDistLoader(DistLoader):
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
-            "seed": self._epoch_options.seed,
+            "seed": options.seed,
             "draw_version": WEIGHTED_VERSION if by_logarithm else DRAW_VERSION,
             **({} if of_world else of_rank),
             **({"pad": str(self._padding)} if self._may_split else {}),
@@ -393,10 +391,9 @@ class BaseDistLoader(DistLoader):
         other machines that ``remote_cache`` had; None without), ``verdict`` (the limit of the loop,
         in one line).
         """
-        counts = self._handed_out
-        summary = counts.stats.summary(self._source.remote_bytes, link_bytes_per_s())
+        summary = self._stats.summary(self._source.remote_bytes, link_bytes_per_s())
         if reset:
-            counts.stats = counts.stats.after()
+            self._stats.reset()
         return summary
 
     # -- batches --------------------------------------------------------------------------------
@@ -445,7 +442,11 @@ class BaseDistLoader(DistLoader):
             PeerError: A worker failed.
         """
         self._check_usable()
-        message = self._source.sample(read_positions(index, self._input_len)).whole()
+        return self._alone(self._source.sample(read_positions(index, self._input_len)))
+
+    def _alone(self, received: Received) -> Data | HeteroData:
+        """Return the batch of a message that came beside an epoch."""
+        message = received.whole()
         # `_collate_fn` assumes that messages were copied ahead; this one was not. It does not use
         # the epoch's engine: that copies in the order of the epoch.
         if self._engine is not None:
@@ -515,7 +516,7 @@ class BaseDistLoader(DistLoader):
         # First: a second call, from a signal handler or a finaliser, finds nothing to do, even if
         # this one raises half-way.
         self._shutdowned = True
-        deployment.closed(self)
+        deployment.open_loaders.discard(self)
         # The iterator before its source: it cancels its epoch there, and drops batches copied
         # ahead, which may lie in memory that goes with the source.
         self._epochs.end("shutdown() ended it")

@@ -4,7 +4,7 @@
 
     this process            InProcessSource        loader/in_process.py
       and its GPU           DeviceSource           loader/device_source.py
-      GPUs of all ranks     PartitionedSource      loader/partitioned_source.py
+      GPUs of all ranks     PartitionedSource      the same
     a pool of workers       DistSamplingProducer   workers/producer.py
     a graph store           RemoteSource           remote/source.py
 

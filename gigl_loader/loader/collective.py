@@ -204,8 +204,9 @@ class CollectivePeers:
     def __init__(self, view: PartitionView[Array], timeout_s: float, num_words: int = 0) -> None:
         self.store = LocalReader(view)
         """This rank's partition, for the thread of this lane."""
-        self._timeout_s, self._num_words = timeout_s, num_words
+        self.timeout_s, self._num_words = timeout_s, num_words
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._groups: list[Any] = []
         self.is_broken = False
         """Whether the group is broken: a rank ended or stopped."""
         self.on_failure: Callable[[BaseException], None] = lambda error: None
@@ -213,9 +214,7 @@ class CollectivePeers:
         are then not the first one."""
         with self.named_failures():
             # a group of its own: the trainer's collectives go on in another thread meanwhile
-            self.group: Any = dist.new_group(
-                backend=host_backend(), timeout=timedelta(seconds=max(timeout_s, 1.0))
-            )
+            self.group = self.new_group(host_backend())
         # All ranks receive the same list, so all of them raise or none does.
         held = [part for (part,) in self._gather([view.partition_idx])]
         holders = holders_of(view.num_partitions, held)
@@ -227,6 +226,12 @@ class CollectivePeers:
         self._kept = 0
         """Rounds of this batch with responses for this rank: these stay in place."""
         self._asked = self._nothing()
+
+    def new_group(self, backend: str) -> Any:
+        """Return a process group of all ranks, which `close` ends. Collective."""
+        timeout = timedelta(seconds=max(self.timeout_s, 1.0))
+        self._groups.append(dist.new_group(backend=backend, timeout=timeout))
+        return self._groups[-1]
 
     def draw(self, partition: int, request: DrawRequest) -> CollectiveCall[Drawn]:
         """Keep a request for neighbours for the next round."""
@@ -353,10 +358,10 @@ class CollectivePeers:
         return [one.state for one in told]
 
     def close(self) -> None:
-        """Release the group."""
-        if self.group is not None and dist.is_initialized():
-            dist.destroy_process_group(self.group)
-        self.group = None
+        """Release its groups."""
+        # Ending the default group ends all others with it.
+        while self._groups and dist.is_initialized():
+            dist.destroy_process_group(self._groups.pop())
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -492,7 +497,7 @@ class CollectivePeers:
             # torch has one class for all of them, and gloo gives the cause only in its text.
             if "timed out" in str(error).lower():
                 raise PeerTimeoutError(
-                    f"a rank did not take part in sampling for {self._timeout_s:.0f} s: {error}; "
+                    f"a rank did not take part in sampling for {self.timeout_s:.0f} s: {error}; "
                     "it has stopped, or computes for longer than that between batches: then raise "
                     "`timeout`"
                 ) from error

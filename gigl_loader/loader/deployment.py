@@ -9,8 +9,7 @@ import contextlib
 import os
 import warnings
 import weakref
-from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from gigl_loader._glt import (
     CollocatedDistSamplingWorkerOptions,
@@ -101,40 +100,14 @@ def the_producer(producer: Any, sampler: Any) -> Any:
     return sampler
 
 
-class Closable(Protocol):
-    """Entry of a loader in the table of live loaders."""
-
-    _shutdowned: bool
-    _is_forked: bool
-
-    def shutdown(self, idle_timeout: float | None = None) -> None:
-        """Stop its workers."""
-        ...
-
-
 # Weak: else no loader would ever be dropped, and its finaliser could not report it.
-_loaders: "weakref.WeakSet[Closable]" = weakref.WeakSet()
-
-
-def opened(loader: Closable) -> None:
-    """Shut ``loader`` down when the interpreter ends, if it is still open then."""
-    _loaders.add(loader)
-
-
-def closed(loader: Closable) -> None:
-    """Forget a loader that was shut down."""
-    _loaders.discard(loader)
-
-
-def open_inputs() -> Iterator[Any]:
-    """Yield the inputs of the open loaders: one input, or those of all storage servers."""
-    for loader in list(_loaders):
-        yield getattr(loader, "input_data", None)
+open_loaders: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Those that are not shut down yet: the end of the interpreter does it."""
 
 
 def _disown() -> None:
     """Count all loaders as shut down: a forked child owns none of its parent's workers."""
-    for loader in list(_loaders):
+    for loader in list(open_loaders):
         # Without a call of `shutdown`: the child has copies of the parent's pipes and sockets, and
         # closing messages there would end the parent's workers.
         loader._shutdowned = loader._is_forked = True
@@ -143,7 +116,7 @@ def _disown() -> None:
 # At exit and not by finalisers: when these run, modules may be gone already.
 @atexit.register
 def _shut_all_down() -> None:
-    for loader in list(_loaders):
+    for loader in list(open_loaders):
         with contextlib.suppress(Exception):  # the interpreter is ending: nobody could handle it
             loader.shutdown(idle_timeout=0.0)
 

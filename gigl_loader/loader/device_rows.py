@@ -14,7 +14,6 @@ is the same on all ranks: NCCL waits for ever if ranks exchange in different ord
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -29,6 +28,7 @@ from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, Protoco
 from gigl_loader.loader.collective import AnswerFailedError, CollectivePeers, Packing
 from gigl_loader.memory.segments import Array, align, nbytes_of
 from gigl_loader.message import Field
+from gigl_loader.on_device.sampler import DeviceTensors
 from gigl_loader.ranks import backends_of
 from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.sampler.reader import LocalReader
@@ -47,7 +47,7 @@ def backend_for(device: torch.device) -> str | None:
 
 
 def device_rows(
-    peers: CollectivePeers, view: PartitionView[Array], device: torch.device, timeout_s: float
+    peers: CollectivePeers, view: PartitionView[Array], device: torch.device
 ) -> "DeviceRows | None":
     """Return the exchange of rows between devices; None if some rank has no backend for that.
 
@@ -56,29 +56,9 @@ def device_rows(
     Raises:
         ConfigError: There is a backend, but its exchange fails.
     """
-    backend = backend_for(device)
-    # All ranks take the same path: one that exchanged rows on the host would wait for the others.
-    if not peers.least(int(backend is not None)):
-        return None
-    assert backend is not None, "the least of all ranks is at most this one's"
-    return DeviceRows(peers, view, DeviceMemory(device), backend, timeout_s)
-
-
-class RowsOnDevice:
-    """Rows of one batch, complete, by key of the message."""
-
-    def __init__(self, found: dict[str, Tensor], memory: DeviceMemory) -> None:
-        self._found, self._memory = found, memory
-
-    @property
-    def nbytes(self) -> int:
-        """Total bytes."""
-        return sum(one.nbytes for one in self._found.values())
-
-    def lent(self) -> dict[str, Tensor]:
-        """Return them, for use on the stream that is current in the calling thread."""
-        self._memory.lend(self._found.values())
-        return self._found
+    memory = DeviceMemory(device)
+    group = device_group(peers, memory)
+    return None if group is None else DeviceRows(view, memory, group)
 
 
 class _Part:
@@ -150,29 +130,18 @@ class DeviceRows:
     """Exchanges rows between the devices of all ranks; shared by the lanes of a loader.
 
     Args:
-        peers: Peers of one lane, by which the ranks are built together.
         view: This rank's partition.
         memory: Memory of the batches' device.
-        backend: Name of the process group's backend for it.
-        timeout_s: Seconds that a rank waits for the others.
-
-    Raises:
-        ConfigError: The exchange of the backend fails. Collective.
-        PeerTimeoutError: Another rank's device did not respond.
+        group: From `device_group`.
     """
 
-    def __init__(
-        self, peers: CollectivePeers, view: PartitionView[Array], memory: DeviceMemory,
-        backend: str, timeout_s: float,
-    ) -> None:  # fmt: skip
-        self._view, self._memory, self._timeout_s = view, memory, timeout_s
-        self._size = peers.size
-        self._group: Any = device_group(backend, memory, timeout_s)
+    def __init__(self, view: PartitionView[Array], memory: DeviceMemory, group: Any) -> None:
+        self._view, self._memory, self._group = view, memory, group
 
     def fetch(
         self, peers: CollectivePeers, fields: Sequence[Field], turn: Callable[[], bool],
         passed: Callable[[], None],
-    ) -> RowsOnDevice | None:  # fmt: skip
+    ) -> DeviceTensors | None:  # fmt: skip
         """Return the rows of a batch; None if `turn` returned False. Collective.
 
         Args:
@@ -216,15 +185,8 @@ class DeviceRows:
             event = self._memory.mark()
         peers.check(None)  # a dead rank is known at once here; a device waits for it
         with peers.named_failures():
-            wait_for_ranks(self._memory, event, self._timeout_s)
-        return RowsOnDevice(found, self._memory)
-
-    def close(self) -> None:
-        """Release the group."""
-        # Ending the default group ends all others with it.
-        if self._group is not None and dist.is_initialized():
-            dist.destroy_process_group(self._group)
-        self._group = None
+            wait_for_ranks(self._memory, event, peers.timeout_s)
+        return DeviceTensors(found, self._memory, event)
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -232,7 +194,7 @@ class DeviceRows:
         self, peers: CollectivePeers, wanted: Sequence[_Wanted]
     ) -> tuple[list[list[RowsRequest]], list[int]]:
         """Return the requests for each rank, and its response's bytes, which parts then know."""
-        by_rank: list[list[tuple[_Wanted, _Part]]] = [[] for _ in range(self._size)]
+        by_rank: list[list[tuple[_Wanted, _Part]]] = [[] for _ in range(peers.size)]
         for one in wanted:
             for part in one.parts:
                 if part.partition != self._view.partition_idx:
@@ -281,28 +243,34 @@ class DeviceRows:
         return _Load(self._memory.uploaded(host), send, receive, came, out)
 
 
-def device_group(backend: str, memory: DeviceMemory, timeout_s: float) -> Any:
+def device_group(peers: CollectivePeers, memory: DeviceMemory) -> Any:
     """Return a process group of all ranks that exchanges memory of their devices. Collective.
 
+    None: some rank has no backend for its device.
+
     Args:
-        backend: Name of the process group's backend for the device.
+        peers: The other ranks; they own the group.
         memory: Memory of this rank's device.
-        timeout_s: Seconds that a rank waits for the others.
 
     Raises:
         ConfigError: The exchange of the backend fails.
         PeerTimeoutError: Another rank's device did not respond.
     """
+    backend = backend_for(memory.device)
+    # All ranks take the same path: one that exchanged on the host would wait for the others.
+    if not peers.least(int(backend is not None)):
+        return None
+    assert backend is not None, "the least of all ranks is at most this one's"
     try:
-        group: Any = dist.new_group(backend=backend, timeout=timedelta(seconds=max(timeout_s, 1.0)))
+        group = peers.new_group(backend)
         # A byte each: NCCL connects devices with the first exchange, and may fail.
-        size = dist.get_world_size()
+        size = peers.size
         with memory.in_use():
             # Zeroed, and a byte for each rank: only its arrival matters, not its value.
             sent, came = (memory.empty(size).zero_() for _ in range(2))
             dist.all_to_all_single(came, sent, [1] * size, [1] * size, group=group)
             event = memory.mark()
-        wait_for_ranks(memory, event, timeout_s)
+        wait_for_ranks(memory, event, peers.timeout_s)
     # Ours, from the wait: it names its cause already, and is a RuntimeError as torch's are.
     except PeerError:
         raise

@@ -1,48 +1,47 @@
-"""Sampling on the device of the model, ahead of the step, by the thread that takes the batches.
+"""Sampling on the device of the model, ahead of the step.
 
-::
+With the whole graph on one device, the thread that takes the batches samples them::
 
     next()   launch batch 3 | finish batch 0: counts are there, rows are gathered | hand it over
     next()   launch batch 4 | finish batch 1 ...
 
 Launching waits for nothing on the device. When a batch is finished, its counts were launched some
 steps ago, so the host can usually read them without a wait.
+
+With a partition of the graph on the device of each rank, one thread of each rank samples ahead of
+the step, in step with the threads of the other ranks::
+
+    place    roots of this rank's batch, on the host     rounds, until all ranks have theirs
+    launch   hops                                        an exchange each
+    cut      nodes and edges at their exact sizes
+    finish   rows                                        one exchange
+
+There is one such thread and not several lanes: exchanges between devices have to start in the same
+order on all ranks.
 """
 
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-import torch
+import numpy as np
+from torch import Tensor
 
-from gigl_loader._glt import NodeSamplerInput, SamplingConfig
-from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.placement import Placement
+from gigl_loader.dataset.view import PartitionView
 from gigl_loader.device.memory import DeviceMemory
-from gigl_loader.errors import ConfigError, SamplingError, UsageError
-from gigl_loader.loader.in_process import EpochBatches, InProcessSource, named_errors
+from gigl_loader.errors import SamplingError
+from gigl_loader.loader.collective import BROKEN_OFF, COMPLETE, CollectivePeers
+from gigl_loader.loader.device_rows import wait_for_ranks
+from gigl_loader.loader.in_process import EpochBatches, InProcessSource, named_errors, with_rows
+from gigl_loader.loader.partitioned_graph import PartitionedGraph, words_of
 from gigl_loader.memory.leases import OwnMessages
-from gigl_loader.message import (
-    AT_ONCE_EPOCH,
-    AT_ONCE_STREAM,
-    Attempt,
-    BatchTicket,
-    Received,
-    SampleMessage,
-)
+from gigl_loader.message import Attempt, BatchTicket, Received, SampleMessage
 from gigl_loader.on_device.choose import kernels_for
-from gigl_loader.on_device.device_graph import WholeGraph
-from gigl_loader.on_device.sampler import (
-    CutBatch,
-    DeviceSampler,
-    DeviceTensors,
-    Launched,
-    check_plan,
-    checked,
-)
-from gigl_loader.options import EpochOptions, SamplerOptions
+from gigl_loader.on_device.device_graph import DeviceGraph, WholeGraph
+from gigl_loader.on_device.device_kernels import Kernels
+from gigl_loader.on_device.sampler import CutBatch, DeviceSampler, Launched, check_plan, checked
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.workers.agreement import StartTurns
 from gigl_loader.workers.sampled_input import view_of
@@ -50,62 +49,35 @@ from gigl_loader.workers.worker import load_sampler
 
 _MOST_AHEAD = 256
 """Most batches that are drawn before the cache knows enough; each keeps its edges."""
+B = TypeVar("B", Launched, CutBatch)
 
 
 class PlacedSource(InProcessSource):
     """What sources on devices have in common: a placement, and a plan that devices can sample.
 
-    Args:
-        data: The dataset, with a placement.
-        sampler_input: Seeds; further columns in the attribute ``extra``.
-        config: How to sample.
-        epoch_options: Seed, order, deadline.
-        sampler_options: Another sampler than the k-hop neighbour sampler: the roots of links.
-        concurrency: Batches that are under way at once.
-        device: Device of the batches: that of the placement.
+    Arguments as for `InProcessSource`: a dataset with a placement; as sampler options only the
+    roots of links; and its device.
 
     Raises:
         ConfigError: The device lacks a requested feature, or memory.
     """
 
-    def __init__(
-        self,
-        data: DistDataset,
-        sampler_input: NodeSamplerInput,
-        config: SamplingConfig,
-        epoch_options: EpochOptions,
-        sampler_options: SamplerOptions | None = None,
-        concurrency: int = 1,
-        device: torch.device | None = None,
-    ) -> None:
-        super().__init__(
-            data, sampler_input, config, epoch_options, sampler_options, concurrency, device
-        )
-        assert data.placement is not None, "only placed datasets are sampled on a device"
-        self._placement: Placement = data.placement
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        assert self.data.placement is not None, "only placed datasets are sampled on a device"
+        self._placement = self.data.placement
         # Before there is a sampler, which may open resources of a refused plan; and before ranks
         # meet, so that all of them refuse it.
         check_plan(self._plan)
         self._roots = checked(load_sampler(self._view, self._plan, None, self._custom))
 
-
-class DeviceSource(PlacedSource):
-    """Samples one input on one device; a `gigl_loader.loader.batch_source.BatchSource`."""
-
-    def __init__(self, *args: Any, **keywords: Any) -> None:
-        super().__init__(*args, **keywords)
-        self._launched: deque[_UnderWay] = deque()
-        self._drawn: deque[RowlessBatch] = deque()
-        self._num_launched = 0
-
     def open(self, turns: StartTurns) -> None:
-        """Copy missing data to the device. No process is started."""
-        view = view_of(self.data, self.epoch_options.expansion.time_attr)
+        """Copy missing data to the device, and meet other ranks. No process is started."""
         place = self._placement
-        self._memory = [OwnMessages()]
-        self._device_memory = DeviceMemory(place.device)
+        self._memory, self._device_memory = [OwnMessages()], DeviceMemory(place.device)
         kernels = kernels_for(place.device, place.kernels)
-        graph = WholeGraph(place.place(view), list(self._plan.fanouts), kernels)
+        placed = place.place(view_of(self.data, self.epoch_options.expansion.time_attr))
+        graph = self._graph_of(placed, kernels)
         self._sampler = DeviceSampler(
             self._roots, self._plan, graph, kernels, self._device_memory,
             self.epoch_options.timeout_s,
@@ -113,6 +85,23 @@ class DeviceSource(PlacedSource):
         )  # fmt: skip
         # seeds alone: links and labels add roots, which are counted when they are there
         self._sampler.check(self.sampling_config.batch_size)
+
+    def _graph_of(self, placed: PartitionView[Tensor], kernels: Kernels) -> DeviceGraph:
+        """Return the whole graph, for draws and rows."""
+        raise NotImplementedError
+
+
+class DeviceSource(PlacedSource):
+    """Samples one input on one device; a `gigl_loader.loader.batch_source.BatchSource`."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._launched: deque[_UnderWay[Launched]] = deque()
+        self._drawn: deque[_UnderWay[CutBatch]] = deque()
+        self._num_launched = 0
+
+    def _graph_of(self, placed: PartitionView[Tensor], kernels: Kernels) -> DeviceGraph:
+        return WholeGraph(placed, list(self._plan.fanouts), kernels)
 
     def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
         """Begin an epoch; the rest of the previous one is dropped."""
@@ -123,34 +112,24 @@ class DeviceSource(PlacedSource):
         """Break the epoch off: no further batch of it is sampled."""
         super().cancel_epoch()
         for under_way in self._drawn:
-            self._sampler.forget(under_way.drawn)
+            self._sampler.forget(under_way.batch)
         # work on the device ends by itself; its memory is reused after that
         self._launched.clear()
         self._drawn.clear()
 
-    def next(self, timeout_s: float | None = None) -> Received | None:
-        """Return the next batch, or None at the end of the epoch.
-
-        Raises:
-            SamplingError: The sampler raised.
-            PeerTimeoutError: The device did not get so far in time.
-        """
-        epoch = self._epoch
-        if epoch is None or epoch.is_broken_off:
-            raise UsageError("no epoch is under way: start one first")
-        if epoch.taken == len(epoch.batches):
-            return None
+    def _next_here(self, epoch: EpochBatches) -> Received:
         self._launch_ahead(epoch)
         # Those whose counts, or ids, have come: the more the cache knows, the better it keeps.
-        while self._launched and (not self._drawn or self._has_come(self._launched[0].launched)):
+        while self._launched and (
+            not self._drawn or self._sampler.has_come(self._launched[0].batch)
+        ):
             self._drawn.append(self._cut(self._launched.popleft()))
         for one in self._drawn:
-            if one is not self._drawn[0] and not self._sampler.has_come(one.drawn):
+            if one is not self._drawn[0] and not self._sampler.has_come(one.batch):
                 break
-            self._tell(one)
-        found = self._finish(self._drawn.popleft())
-        epoch.taken += 1
-        return found
+            with named_errors(one.batch.request.ticket):
+                self._sampler.tell(one.batch)
+        return self._finish(self._drawn.popleft())
 
     def _launch_ahead(self, epoch: EpochBatches) -> None:
         while self._num_launched < len(epoch.batches) and self._may_launch(epoch):
@@ -172,29 +151,19 @@ class DeviceSource(PlacedSource):
             return True
         return ahead < _MOST_AHEAD and self._sampler.wants_more(ahead)
 
-    def sample(self, index: Any) -> Received:
-        """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch under way.
-
-        Raises:
-            SamplingError: The sampler raised.
-        """
-        if self._shut_down:
-            raise UsageError("this loader was shut down: build a new one")
-        ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
-        size = self.sampling_config.batch_size
-        return self._finish(
-            self._cut(self._launch(self._input.request(ticket, index.numpy(), size)))
-        )
+    def _sample_now(self, request: SampleRequest) -> Received:
+        return self._finish(self._cut(self._launch(request)))
 
     def ready(self) -> bool:
         """Return whether `next` would return at once."""
-        return bool(self._drawn or (self._launched and self._has_come(self._launched[0].launched)))
+        launched = self._launched
+        return bool(self._drawn or (launched and self._sampler.has_come(launched[0].batch)))
 
     def count_waiting(self) -> int:
         """Return how many batches were launched and not taken."""
         return len(self._launched) + len(self._drawn)
 
-    def _launch(self, request: SampleRequest) -> "_UnderWay":
+    def _launch(self, request: SampleRequest) -> "_UnderWay[Launched]":
         started = time.perf_counter()
         with named_errors(request.ticket):
             placed = self._sampler.place(request)
@@ -203,90 +172,87 @@ class DeviceSource(PlacedSource):
             message, nbytes = self._memory[0].write(placed.fields)
         return _UnderWay(launched, message, nbytes, time.perf_counter() - started)
 
-    def _tell(self, under_way: "RowlessBatch") -> None:
-        with named_errors(under_way.drawn.request.ticket):
-            self._sampler.tell(under_way.drawn)
-
-    def _has_come(self, launched: Launched) -> bool:
-        return self._device_memory.has_passed(launched.event)
-
-    def _cut(self, under_way: "_UnderWay") -> "RowlessBatch":
+    def _cut(self, one: "_UnderWay[Launched]") -> "_UnderWay[CutBatch]":
         started = time.perf_counter()
-        with named_errors(under_way.launched.request.ticket):
-            drawn = self._sampler.cut(under_way.launched)
-        seconds = under_way.seconds + time.perf_counter() - started
-        return RowlessBatch(drawn, under_way.message, under_way.nbytes, seconds)
+        with named_errors(one.batch.request.ticket):
+            drawn = self._sampler.cut(one.batch)
+        seconds = one.seconds + time.perf_counter() - started
+        return _UnderWay(drawn, one.message, one.nbytes, seconds)
 
-    def _finish(self, under_way: "RowlessBatch") -> Received:
-        started = time.perf_counter()
-        with named_errors(under_way.drawn.request.ticket):
-            host, rows = self._sampler.finish(under_way.drawn)
-        return under_way.received(host, rows, time.perf_counter() - started)
+    def _finish(self, one: "_UnderWay[CutBatch]") -> Received:
+        started, request = time.perf_counter(), one.batch.request
+        with named_errors(request.ticket):
+            host, rows = self._sampler.finish(one.batch)
+        seconds = one.seconds, time.perf_counter() - started
+        found = self._received(request, {**one.message, **host}, one.nbytes, *seconds)
+        return with_rows(found, rows)
 
 
 @dataclass(frozen=True)
-class _UnderWay:
-    """A launched batch, and the fields of its roots."""
+class _UnderWay(Generic[B]):
+    """A batch without rows, and the fields of its roots."""
 
-    launched: Launched
+    batch: B
     message: SampleMessage
     nbytes: int
     seconds: float
-    """Seconds of the host to launch it."""
+    """Seconds of the host for it so far."""
 
 
-@dataclass(frozen=True)
-class RowlessBatch:
-    """A batch that lacks only its rows."""
+class PartitionedSource(PlacedSource):
+    """Samples one input on the devices of all ranks; a `loader.batch_source.BatchSource`.
 
-    drawn: CutBatch
-    message: SampleMessage
-    nbytes: int
-    seconds: float
-    """Seconds to place and draw it."""
-
-    def received(
-        self, host: SampleMessage, rows: DeviceTensors, gather_s: float, asked: int = 0
-    ) -> Received:
-        """Return the whole batch.
-
-        Args:
-            host: Its tensors that stay on the host, besides those of the roots.
-            rows: Its tensors on the device.
-            gather_s: Seconds that its rows took.
-            asked: Other ranks that took part.
-        """
-        request = self.drawn.request
-        stats = {
-            "seeds": request.seeds.size, "idle_s": 0.0, "sample_s": self.seconds,
-            "gather_s": gather_s, "ended_ns": time.time_ns(), "asked": asked, "worker": 0,
-            "nbytes": self.nbytes + rows.nbytes,
-        }  # fmt: skip
-        return Received(request.ticket, {**self.message, **host}, stats, rows)
-
-
-def check_on_device(data: DistDataset, device: torch.device, *, in_process: bool) -> None:
-    """Check that a loader can sample where its dataset was placed.
-
-    Raises:
-        ConfigError: It cannot; the message says what to change.
+    The dataset is this rank's partition; ``concurrency`` batches are sampled ahead. The rest is as
+    `PlacedSource` says.
     """
-    placement = data.placement
-    if placement is None:
-        return
-    if not in_process:
-        raise ConfigError(
-            f"the dataset was moved to {placement.device}, where this process samples: add "
-            "num_workers=0, or take it back with dataset.to('cpu') and sample with workers"
-        )
-    if placement.device != device:
-        raise ConfigError(
-            f"the dataset was moved to {placement.device}, and batches go to {device}: move it "
-            "there, or name its device in pin_memory_device"
-        )
-    if data.num_partitions > 1 and placement.cache is not None:
-        raise ConfigError(
-            f"partition {data.partition_idx} of {data.num_partitions} was moved to "
-            f"{placement.device} with a cache: that is for a graph in one partition; "
-            " leave cache= out of dataset.to()"
-        )
+
+    def _graph_of(self, placed: PartitionView[Tensor], kernels: Kernels) -> DeviceGraph:
+        num_words = words_of(placed, self._plan)
+        peers = CollectivePeers(self._view, self.epoch_options.timeout_s, num_words)
+        self._peers = [peers]
+        self._roots = checked(load_sampler(self._view, self._plan, peers, self._custom))
+        with self._device_memory.in_use():
+            return PartitionedGraph(placed, self._plan, kernels, self._device_memory, peers)
+
+    def _room(self) -> int:
+        return max(super()._room(), self._concurrency)
+
+    def _take_step(self, epoch: EpochBatches, step: int, lane: int) -> bool:
+        """Sample a batch with the other ranks, or only theirs; return whether the epoch goes on."""
+        # Looked at once: the trainer may break the epoch off at any time.
+        has_batch = step < len(epoch.batches) and not epoch.is_broken_off
+        request = self._request_of(epoch, step) if has_batch else _no_request(epoch, step)
+        where = None if has_batch else f"what other ranks asked for in step {step}"
+        with self._told_to_others(epoch, lane), named_errors(request.ticket, where):
+            found = self._sampled(epoch, request, has_batch)
+        if found is not None and has_batch:
+            epoch.hand_over(step, found)
+        return found is not None
+
+    def _sampled(
+        self, epoch: EpochBatches, request: SampleRequest, has_batch: bool
+    ) -> Received | None:
+        """Return a batch, empty without a batch of this rank; None if all broke the epoch off."""
+        peers, sampler = self._peers[0], self._sampler
+        started = time.perf_counter()
+        placed = sampler.place(request) if has_batch else sampler.no_roots(request)
+        # now: responses that fields may read are overwritten by later rounds
+        message, nbytes = self._memory[0].write(placed.fields)
+        if peers.finish(BROKEN_OFF if epoch.is_broken_off else COMPLETE):
+            return None
+        drawn = sampler.cut(sampler.launch(placed))
+        cut_at = time.perf_counter()
+        host, rows = sampler.finish(drawn)
+        # All of it, so that no trainer waits for the device of a dead rank; then for all ranks: one
+        # that raised would find nobody to tell after the last step.
+        wait_for_ranks(self._device_memory, self._device_memory.mark(), peers.timeout_s)
+        peers.meet()
+        seconds = cut_at - started, time.perf_counter() - cut_at
+        return with_rows(self._received(request, {**message, **host}, nbytes, *seconds), rows)
+
+
+def _no_request(epoch: EpochBatches, step: int) -> SampleRequest:
+    """Return a request without seeds, for a step in which only other ranks have a batch."""
+    none = np.empty(0, np.int64)
+    ticket = BatchTicket(0, epoch.attempt.serial, epoch.attempt.epoch, 0, step)
+    return SampleRequest(ticket, none, none)

@@ -155,21 +155,36 @@ class LoaderStats(BatchCounts):
     """Rows of other machines that a cache had."""
     has_cache: bool = False
     started: float = field(default_factory=time.perf_counter)
+    num_received: int = 0
+    """Batches of the epoch under way, those before a resume included."""
+    recorders: list[Callable[[dict[str, Any]], None]] = field(default_factory=list)
+    """Called with the workers' notes on each batch; see `profile_workers`."""
 
-    def after(self) -> "LoaderStats":
-        """Return counts that begin now."""
-        return LoaderStats(
-            restarts=dict(self.restarts), restarts_before=sum(self.restarts.values())
-        )
+    def reset(self) -> None:
+        """Begin to count now."""
+        now = LoaderStats(
+            restarts=self.restarts, restarts_before=sum(self.restarts.values()),
+            num_received=self.num_received, recorders=self.recorders,
+        )  # fmt: skip
+        vars(self).update(vars(now))
 
-    def add(self, received: Received, wait_s: float, depth: int) -> None:
-        """Count one batch."""
+    def add(self, received: Received, wait_s: float, depth: int, collate_s: float = 0.0) -> None:
+        """Count one batch.
+
+        Args:
+            received: The batch.
+            wait_s: Seconds that the training loop waited for it.
+            depth: Batches that could be handed out next without waiting.
+            collate_s: Seconds to make a PyG batch of it.
+        """
         stats = received.stats
         worker = stats.get("worker", 0)
         # With a graph store a worker is (server, number), and replaced workers are counted by
         # server; a colocated producer counts as one place.
         self.count(stats, worker, worker[0] if isinstance(worker, tuple) else 0)
+        self.num_received += 1
         self.wait_s += wait_s
+        self.collate_s += collate_s
         self.depth += depth
         # Not a sum: each batch has the total number of partitions that its worker asks.
         self.asked = max(self.asked, stats.get("asked", 0))
@@ -178,6 +193,8 @@ class LoaderStats(BatchCounts):
         self.rows_from.update(stats.get("rows_from", {}))
         self.cached_rows += stats.get("cached_rows", 0)
         self.has_cache = self.has_cache or "cached_rows" in stats
+        for record in self.recorders:
+            record(stats)
 
     def summary(
         self, remote_bytes: int = 0, link_bytes_per_s: float | None = None
@@ -250,7 +267,17 @@ class LoaderStats(BatchCounts):
                 "loader remote_cache or more of it, lower num_neighbors, or store rows in fewer "
                 "bytes"
             )
-        return _verdict(wait_share, busy)
+        if wait_share < _MUCH_WAIT:
+            return "training-bound: batches are ready before they are asked for"
+        # Workers that are mostly busy are too few; those that are not wait for responses.
+        mean_busy = sum(busy.values()) / max(len(busy), 1)
+        if mean_busy > 0.7:
+            return "sampling-bound: add workers (num_workers), or lower num_neighbors"
+        return (
+            "latency-bound: workers wait, for other partitions or for a CPU: raise "
+            "worker_concurrency where there are several partitions, and look at the load of the "
+            "machine"
+        )
 
     def _network_verdict(self, remote_bytes: int) -> str:
         """Describe the sources of rows, and the effect of a cache, present or not."""
@@ -270,32 +297,6 @@ class LoaderStats(BatchCounts):
         )
 
 
-@dataclass
-class HandedOut:
-    """Counts of the batches that a loader handed out, over all epochs."""
-
-    stats: LoaderStats = field(default_factory=LoaderStats)
-    recorders: list[Callable[[dict[str, Any]], None]] = field(default_factory=list)
-    """Called with the workers' notes on each batch; see `profile_workers`."""
-    num_received: int = 0
-    """Batches of the epoch under way, those before a resume included."""
-
-    def add(self, received: Received, wait_s: float, collate_s: float, waiting: int) -> None:
-        """Count one batch.
-
-        Args:
-            received: The batch.
-            wait_s: Seconds that the training loop waited for it.
-            collate_s: Seconds to make a PyG batch of it.
-            waiting: Batches that could be handed out next without waiting.
-        """
-        self.num_received += 1
-        self.stats.add(received, wait_s, waiting)
-        self.stats.collate_s += collate_s
-        for record in self.recorders:
-            record(received.stats)
-
-
 # Share of the elapsed time: below it, a faster loader would hardly be noticed.
 _MUCH_WAIT = 0.1
 # Share of the workers' time: above it, they do more of this than of all else.
@@ -308,19 +309,6 @@ _CACHE_TO_SUGGEST = 2 * 10**9
 
 
 _NO_BATCH = "no batch was handed out yet: nothing to tell"
-
-
-def _verdict(wait_share: float, busy: dict[int, float]) -> str:
-    if wait_share < _MUCH_WAIT:
-        return "training-bound: batches are ready before they are asked for"
-    # Workers that are mostly busy are too few; those that are not wait for responses.
-    mean_busy = sum(busy.values()) / max(len(busy), 1)
-    if mean_busy > 0.7:
-        return "sampling-bound: add workers (num_workers), or lower num_neighbors"
-    return (
-        "latency-bound: workers wait, for other partitions or for a CPU: raise worker_concurrency "
-        "where there are several partitions, and look at the load of the machine"
-    )
 
 
 def link_bytes_per_s(interfaces: Path = Path("/sys/class/net")) -> float | None:

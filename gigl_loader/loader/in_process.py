@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,13 +26,7 @@ import torch
 
 from gigl_loader._glt import NodeSamplerInput, SamplingConfig
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.errors import (
-    ConfigError,
-    PeerError,
-    PeerTimeoutError,
-    SamplingError,
-    UsageError,
-)
+from gigl_loader.errors import PeerError, PeerTimeoutError, SamplingError, UsageError
 from gigl_loader.loader.collective import (
     BROKEN_OFF,
     COMPLETE,
@@ -39,7 +34,7 @@ from gigl_loader.loader.collective import (
     CollectivePeers,
     RankFailedError,
 )
-from gigl_loader.loader.device_rows import DeviceRows, RowsOnDevice, device_rows
+from gigl_loader.loader.device_rows import DeviceRows, device_rows
 from gigl_loader.memory import tensors
 from gigl_loader.memory.leases import OwnMessages
 from gigl_loader.message import (
@@ -49,7 +44,9 @@ from gigl_loader.message import (
     BatchTicket,
     Field,
     Received,
+    SampleMessage,
 )
+from gigl_loader.on_device.sampler import DeviceTensors
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
 from gigl_loader.sampler.plan import Sampler, SampleRequest
 from gigl_loader.sampler.row_exchange import LaterPeers, LaterRows
@@ -257,15 +254,15 @@ class InProcessSource:
         No process is started whose memory would need a turn.
         """
         if self._view.num_partitions > 1:
-            timeout_s = self.epoch_options.timeout_s
             # Lanes of all ranks are built in one order, since each makes a process group. Ranks
             # with fewer lanes would be missing in the last ones, so ranks first agree on the
             # number.
+            timeout_s = self.epoch_options.timeout_s
             first = CollectivePeers(self._view, timeout_s)
             self._peers = [first]
             for _ in range(first.least(self._concurrency) - 1):
                 self._peers.append(CollectivePeers(self._view, timeout_s))
-            self._rows = device_rows(first, self._view, self._device, timeout_s)
+            self._rows = device_rows(first, self._view, self._device)
         # A sampler owns scratch memory and a lane runs in its own thread, so nothing is shared.
         lanes: Sequence[CollectivePeers | None] = self._peers or [None]
         self._samplers = [
@@ -374,9 +371,13 @@ class InProcessSource:
             return None
         if self._peers:
             return epoch.take(self.epoch_options.timeout_s if timeout_s is None else timeout_s)
-        found, _ = self._sample(self._request_of(epoch, epoch.taken), 0)
+        found = self._next_here(epoch)
         epoch.taken += 1
         return found
+
+    def _next_here(self, epoch: EpochBatches) -> Received:
+        """Return the next batch of an epoch that this thread samples."""
+        return self._sample_now(self._request_of(epoch, epoch.taken))
 
     def sample(self, index: Any) -> Received:
         """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch under way.
@@ -395,7 +396,10 @@ class InProcessSource:
         # Draws are keyed by epoch and batch: the same ones for the same seeds, in no real epoch.
         ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
         size = self.sampling_config.batch_size
-        return self._sample(self._input.request(ticket, index.numpy(), size), 0)[0]
+        return self._sample_now(self._input.request(ticket, index.numpy(), size))
+
+    def _sample_now(self, request: SampleRequest) -> Received:
+        return self._sample(request, 0)[0]
 
     def ready(self) -> bool:
         """Return whether `next` would return at once."""
@@ -443,7 +447,7 @@ class InProcessSource:
             if rows is None:
                 return False
             if found:
-                found = _with_rows(found[0], rows), []
+                found = with_rows(found[0], rows), []
         if found:
             epoch.hand_over(step, found[0])
         return True
@@ -467,9 +471,8 @@ class InProcessSource:
 
     def _sample(self, request: SampleRequest, lane: int) -> tuple[Received, list[Field]]:
         """Return a batch, and the fields whose rows are to be exchanged between devices."""
-        ticket = request.ticket
         started = time.perf_counter()
-        with named_errors(ticket):
+        with named_errors(request.ticket):
             fields = sampled_fields(self._samplers[lane], request, self._view)
             # Rows that go from device to device stay out of the message, and are read for the
             # exchange.
@@ -477,13 +480,20 @@ class InProcessSource:
             fields = [one for one in fields if not isinstance(one.write, LaterRows)]
             sampled = time.perf_counter()
             message, nbytes = self._memory[lane].write(fields)
+        seconds = sampled - started, time.perf_counter() - sampled
+        return self._received(request, message, nbytes, *seconds, lane), later
+
+    def _received(
+        self, request: SampleRequest, message: SampleMessage, nbytes: int, sample_s: float,
+        gather_s: float, lane: int = 0,
+    ) -> Received:  # fmt: skip
+        """Return a batch with its measurements, which are those that workers send."""
         stats = {
-            "seeds": request.seeds.size, "idle_s": 0.0, "sample_s": sampled - started,
-            "gather_s": time.perf_counter() - sampled, "ended_ns": time.time_ns(),
-            "asked": self._peers[0].size - 1 if self._peers else 0, "worker": lane,
-            "nbytes": nbytes,
+            "seeds": request.seeds.size, "idle_s": 0.0, "sample_s": sample_s, "gather_s": gather_s,
+            "ended_ns": time.time_ns(), "asked": self._peers[0].size - 1 if self._peers else 0,
+            "worker": lane, "nbytes": nbytes,
         }  # fmt: skip
-        return Received(ticket, message, stats), later
+        return Received(request.ticket, message, stats)
 
     def _request_of(self, epoch: EpochBatches, step: int) -> SampleRequest:
         attempt = epoch.attempt
@@ -510,8 +520,6 @@ class InProcessSource:
         if any(thread.is_alive() for thread in self._threads):
             logger.warning("other ranks are in an epoch that this one has left: they will fail")
             return
-        if self._rows is not None:
-            self._rows.close()
         for peers in self._peers:
             peers.close()
 
@@ -529,16 +537,7 @@ def named_errors(ticket: BatchTicket, where: str | None = None) -> Iterator[None
         raise SamplingError(where or here, cause, traceback.format_exc()) from error
 
 
-def _with_rows(found: Received, rows: RowsOnDevice) -> Received:
+def with_rows(found: Received, rows: DeviceTensors) -> Received:
+    """Return a batch with its tensors on the device."""
     stats = {**found.stats, "nbytes": found.stats["nbytes"] + rows.nbytes}
-    return Received(found.ticket, found.message, stats, rows)
-
-
-def check_in_process(data: DistDataset, exchange: str) -> None:
-    """Raise `ConfigError` unless this process has the whole graph."""
-    if exchange != "collective" and data.num_partitions > 1:
-        raise ConfigError(
-            f"num_workers=0 samples in this process, which holds partition {data.partition_idx} of "
-            f'{data.num_partitions}: add exchange="collective", by which the ranks ask each other, '
-            "or give the loader workers"
-        )
+    return replace(found, stats=stats, rows=rows)

@@ -15,7 +15,7 @@ from torch_geometric.data import Data, HeteroData
 from gigl_loader.device.prefetch import NOT_READY, CopyAhead, CopyEngine, NotReady
 from gigl_loader.errors import ConfigError, NoEarlyEnd, PeerError, UsageError
 from gigl_loader.loader.batch_source import BatchSource
-from gigl_loader.loader.epoch import EpochProgress, HandedOut
+from gigl_loader.loader.epoch import EpochProgress, LoaderStats
 from gigl_loader.loader.world import WorldShare, even_steps
 from gigl_loader.message import Attempt, Received, SampleMessage
 
@@ -32,7 +32,7 @@ class EpochIterator:
         positions: Remaining positions of the epoch, in order.
         progress: Notes the batches handed out.
         collate: Turns a message on the device into a batch.
-        handed_out: Counts the batches handed out.
+        stats: Counts the batches handed out.
         engine: Copies messages to the device ahead of use; None: `collate` takes them directly.
         depth: Messages that are copied ahead.
         split: Returns the messages that a message is handed out as; None: each is one batch.
@@ -45,13 +45,13 @@ class EpochIterator:
         progress: EpochProgress,
         *,
         collate: Callable[[SampleMessage], Any],
-        handed_out: HandedOut,
+        stats: LoaderStats,
         engine: CopyEngine | None = None,
         depth: int = 2,
         split: Callable[[SampleMessage], list[SampleMessage]] | None = None,
     ) -> None:
         self._source, self._progress = source, progress
-        self._collate, self._handed_out = collate, handed_out
+        self._collate, self._stats = collate, stats
         self._positions, self._left = positions, len(positions)
         self._ended: str | None = None
         self._split = split
@@ -117,7 +117,7 @@ class EpochIterator:
         self._parts = None
         self._left -= 1
         self._progress.note(position)
-        self._handed_out.add(received, parts.wait_s, parts.collate_s, self._num_waiting())
+        self._stats.add(received, parts.wait_s, self._num_waiting(), parts.collate_s)
         return batch
 
     def _position_of(self, received: Received) -> int:
@@ -258,8 +258,7 @@ class Epochs:
 
     def set_next(self, epoch: int) -> None:
         """Say which epoch the next `begin` starts."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise ConfigError(f"epoch must be an integer >= 0, got {epoch!r}")
+        _check_number("epoch", epoch, None)
         resumes_at = self._progress.epoch if self._resumed else None
         if resumes_at is not None and epoch != resumes_at:
             logger.warning(

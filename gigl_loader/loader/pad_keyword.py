@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gigl_loader.collate.padding import LEAST_DEAD, PadShape, padded
 from gigl_loader.collate.splitting import SeedLayout, parts_of
@@ -20,14 +20,12 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.config import SamplerClass
 from gigl_loader.message import NEGATIVE, POSITIVE, SampleMessage, label_column
-from gigl_loader.options import (
-    CustomSamplerOptions,
-    ExpansionOptions,
-    PPRSamplerOptions,
-    SamplerOptions,
-)
+from gigl_loader.options import CustomSamplerOptions, ExpansionOptions, PPRSamplerOptions
 from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
 from gigl_loader.sampler.edges import TRIPLET
+
+if TYPE_CHECKING:
+    from gigl_loader.loader.args import LoaderOptions
 
 SPLIT, BOUND = "split", "bound"
 """Treatments of a batch that is larger than the sizes given."""
@@ -70,8 +68,6 @@ class Padding:
 
     def split(self, message: SampleMessage) -> list[SampleMessage]:
         """Return the batches that a batch is handed out as: mostly the batch itself."""
-        if not self.may_split:
-            return [message]
         return parts_of(message, self.shape, self.layout, self.of_edges)
 
     def padded(self, message: SampleMessage) -> SampleMessage:
@@ -95,41 +91,31 @@ class Padding:
 
 
 def make_padding(
-    pad: Any,
-    *,
-    fanouts: Any,
-    batch_size: int,
-    expansion: ExpansionOptions,
-    schema: DatasetSchema,
-    num_nodes: Mapping[NodeType, int],
-    inputs: Sequence[Any],
-    sampler: SamplerClass | None,
-    chosen: SamplerOptions | None,
-    in_step: bool,
-) -> Padding | None:
-    """Return how batches are padded; None if they are not.
+    given: "LoaderOptions", fanouts: Any, schema: DatasetSchema,
+    num_nodes: Mapping[NodeType, int], inputs: Sequence[Any], sampler: SamplerClass | None,
+    world_size: int,
+) -> Padding | None:  # fmt: skip
+    """Return how batches are padded, as far as the user's options decide it; None: they are not.
 
     Args:
-        pad: The keyword, which `check_pad` has passed.
+        given: The user's options; `check_pad` has passed its ``pad``.
         fanouts: From the sampling config: by message-passing edge type, or a list.
-        batch_size: Seeds of a batch.
-        expansion: How batches grow.
         schema: Types and widths of the dataset.
         num_nodes: Nodes of the whole graph, by type.
         inputs: The sampler's inputs, all of one type; those of anchors with their columns.
         sampler: The loader's own sampler; None: around nodes.
-        chosen: The user's sampler in place of it.
-        in_step: Ranks have to take equally many steps, so no batch can be split.
+        world_size: Ranks of the job.
 
     Raises:
         ConfigError: There is no bound, or the sizes do not fit the graph or the loader.
     """
+    pad = given.pad
     if pad is False:
         return None
-    _check_sampler(sampler, chosen, expansion)
-    graph = _PaddedGraph(fanouts, schema, num_nodes, expansion)
+    _check_sampler(sampler, given)
+    graph = _PaddedGraph(fanouts, schema, num_nodes, given.expansion)
     roots = _Seeds(sampler, inputs, schema)
-    bound = _bound(pad, graph, roots, batch_size)
+    bound = _bound(pad, graph, roots, given.batch_size)
     layout = roots.layout(typed=graph.typed)
     of_edges = frozenset(name for names in schema.edge_attributes.values() for name in names)
     shape = bound if pad is True else graph.read(pad)
@@ -141,15 +127,16 @@ def make_padding(
     may_split = not enough and larger is None
     if may_split:
         _check_least(shape, graph, roots)
-    if may_split and in_step:
+    in_step = given.even_ranks is not None or given.shard == "world"
+    if may_split and in_step and world_size > 1:
         raise ConfigError(
             f"pad={pad!r} may split batches, and the ranks of this job take the same number of "
             'steps: add "larger": "bound", by which a batch that does not fit has the shape of '
             "the bound, or give pad=True"
         )
     return Padding(
-        shape=shape, larger=larger, may_split=may_split, layout=layout, batch_size=batch_size,
-        of_edges=of_edges,
+        shape=shape, larger=larger, may_split=may_split, layout=layout,
+        batch_size=given.batch_size, of_edges=of_edges,
     )  # fmt: skip
 
 
@@ -165,16 +152,15 @@ def _bound(pad: Any, graph: "_PaddedGraph", roots: "_Seeds", batch_size: int) ->
         return None
 
 
-def _check_sampler(
-    sampler: SamplerClass | None, chosen: SamplerOptions | None, expansion: ExpansionOptions
-) -> None:
+def _check_sampler(sampler: SamplerClass | None, given: "LoaderOptions") -> None:
+    chosen, subgraph_type = given.sampler_options, given.expansion.subgraph_type
     if isinstance(chosen, PPRSamplerOptions | CustomSamplerOptions):
         raise ConfigError(
             f"pad does not go with {type(chosen).__name__}: fan-outs do not bound its batches"
         )
-    if expansion.subgraph_type != "directional":
+    if subgraph_type != "directional":
         raise ConfigError(
-            f'pad does not go with subgraph_type="{expansion.subgraph_type}": edges are added '
+            f'pad does not go with subgraph_type="{subgraph_type}": edges are added '
             "to those that fan-outs bound; leave one of them out"
         )
     name = _kind(sampler)

@@ -21,14 +21,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.dataset.view import ROW_KINDS, Book, PartitionView
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.loader.collective import CollectivePeers
-from gigl_loader.loader.device_rows import backend_for, device_group, wait_for_ranks
+from gigl_loader.loader.device_rows import device_group, wait_for_ranks
 from gigl_loader.on_device.device_graph import (
     HopDrawn,
     HopRequest,
@@ -71,7 +70,6 @@ class PartitionedGraph:
         kernels: Kernels of the device.
         memory: Memory of the device.
         peers: The other ranks, with ``num_words`` of `words_of`.
-        timeout_s: Seconds that a rank waits for the others.
 
     Raises:
         ConfigError: The backend of the process group exchanges no memory of the device.
@@ -80,18 +78,13 @@ class PartitionedGraph:
 
     def __init__(
         self, view: PartitionView[Tensor], plan: SamplingPlan, kernels: Kernels,
-        memory: DeviceMemory, peers: CollectivePeers, timeout_s: float,
+        memory: DeviceMemory, peers: CollectivePeers,
     ) -> None:  # fmt: skip
         self.view, self._plan, self._kernels = view, plan, kernels
-        self._memory, self._peers, self._timeout_s = memory, peers, timeout_s
-        backend = backend_for(memory.device)
-        self._group: Any = None
-        # All ranks take the same path. Without a backend of the devices the host's group serves,
-        # through the memory of the CPU.
-        if peers.least(int(backend is not None)):
-            assert backend is not None, "the least of all ranks is at most this one's"
-            self._group = device_group(backend, memory, timeout_s)
-        own = peers.group if self._group is None else self._group
+        self._memory, self._peers = memory, peers
+        group = device_group(peers, memory)
+        # Without a backend of the devices the host's group serves, through the memory of the CPU.
+        own = peers.group if group is None else group
         self._exchange = RankExchange(own, "batches were sampled together")
         names = list(plan.fanouts)
         most = peers.most([max_degree(view.adjacency[name].indptr) for name in names])
@@ -108,12 +101,6 @@ class PartitionedGraph:
         """int64 of a requested node: its id; in trees the key of its draw; then its times."""
         if plan.expansion.in_trees:
             self._columns = 4 if view.times else 2
-
-    def close(self) -> None:
-        """Release the group of the devices."""
-        if self._group is not None and dist.is_initialized():
-            dist.destroy_process_group(self._group)
-        self._group = None
 
     # -- draws -------------------------------------------------------------------------------------
 
@@ -259,7 +246,7 @@ class PartitionedGraph:
 
     def _on_host(self, numbers: Tensor) -> list[list[int]]:
         host = self._memory.downloaded(numbers)
-        wait_for_ranks(self._memory, self._memory.mark(), self._timeout_s)
+        wait_for_ranks(self._memory, self._memory.mark(), self._peers.timeout_s)
         found: list[list[int]] = host.tolist()
         return found
 

@@ -202,7 +202,4 @@ def replay(loader: BaseDistLoader, epoch: int, batch: int) -> Data | HeteroData:
     if not isinstance(loader, BaseDistLoader):
         raise WrongTypeError(f"replay takes a loader of gigl_loader, got {type(loader).__name__}")
     loader._check_usable()
-    message = loader._epochs.again(epoch, batch).whole()
-    if loader._engine is not None:  # then the copies of an epoch go ahead of its batches
-        message = loader._copied(message)
-    return loader._collate_fn(message)
+    return loader._alone(loader._epochs.again(epoch, batch))

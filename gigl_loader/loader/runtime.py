@@ -127,15 +127,22 @@ def from_addresses(rank: int, addresses: list[str]) -> DistributedRuntimeInfo:
             "them with torchrun, or machine by machine (srun --distribution=block, mpirun "
             "--map-by slot)"
         )
+    return _runtime_of(rank, len(counts), local_world_size, addresses[0])
+
+
+def _runtime_of(
+    rank: int, machines: int, local_world_size: int, master: str, *, started: bool = False
+) -> DistributedRuntimeInfo:
+    """Return the runtime of ``rank``; ``started``: the process group was started for it alone."""
     return DistributedRuntimeInfo(
-        node_world_size=len(counts),
+        node_world_size=machines,
         node_rank=rank // local_world_size,
         rank=rank,
-        world_size=len(addresses),
+        world_size=machines * local_world_size,
         local_rank=rank % local_world_size,
         local_world_size=local_world_size,
-        master_ip_address=addresses[0],
-        should_cleanup_distributed_context=False,
+        master_ip_address=master,
+        should_cleanup_distributed_context=started,
     )
 
 
@@ -152,37 +159,20 @@ def _from_context(
             f"local_process_rank must be in [0, {local_world_size}), got {local_rank}"
         )
     rank = context.global_rank * local_world_size + local_rank
-    world_size = context.global_world_size * local_world_size
+    machines, master = context.global_world_size, context.main_worker_ip_address
     # An existing group belongs to its owner: it is used, and not ended.
     started = not dist.is_initialized()
     if started:
         # gloo would listen where the host's own name leads, which may be the loopback.
-        with interface_towards(context.main_worker_ip_address):
+        with interface_towards(master):
             dist.init_process_group(
                 "gloo",
-                init_method=f"tcp://{context.main_worker_ip_address}:{_CONTEXT_PORT}",
+                init_method=f"tcp://{master}:{_CONTEXT_PORT}",
                 rank=rank,
-                world_size=world_size,
+                world_size=machines * local_world_size,
                 timeout=_GROUP_TIMEOUT,
             )
-    return DistributedRuntimeInfo(
-        node_world_size=context.global_world_size,
-        node_rank=context.global_rank,
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        local_world_size=local_world_size,
-        master_ip_address=context.main_worker_ip_address,
-        should_cleanup_distributed_context=started,
-    )
-
-
-def agree_on_port(runtime: DistributedRuntimeInfo) -> int:
-    """Return a port that is free on the master, the same on every rank of the process group."""
-    # Free at this moment: another program may take it before anything listens, so nothing of ours
-    # listens there; it is for GLT's options.
-    port = free_port(runtime.master_ip_address) if runtime.rank == 0 else 0
-    return tell_ranks(port, runtime.world_size, int)
+    return _runtime_of(rank, machines, local_world_size, master, started=started)
 
 
 def initialize_colocated_sampling_worker(
@@ -203,19 +193,12 @@ def initialize_colocated_sampling_worker(
     """
     if torch.device(device).type == "cpu":
         torch.set_num_threads(num_cpu_threads or _DEFAULT_CPU_THREADS)
-    runtime = DistributedRuntimeInfo(
-        node_world_size=node_world_size,
-        node_rank=node_rank,
-        rank=node_rank * local_world_size + local_rank,
-        world_size=node_world_size * local_world_size,
-        local_rank=local_rank,
-        local_world_size=local_world_size,
-        master_ip_address=master_ip_address,
-        should_cleanup_distributed_context=False,
-    )
+    rank, world_size = node_rank * local_world_size + local_rank, node_world_size * local_world_size
     context = get_context()
     # Joined again only after a change: GLT has one group per process, and a second loader must not
     # take it from the first one.
-    if context is None or not context.is_worker() or context.world_size != runtime.world_size:
-        init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
-    return agree_on_port(runtime)
+    if context is None or not context.is_worker() or context.world_size != world_size:
+        init_worker_group(world_size, rank, "gigl_loader_workers")
+    # Free at this moment: another program may take it before anything listens, so nothing of ours
+    # listens there; it is for GLT's options.
+    return tell_ranks(free_port(master_ip_address) if rank == 0 else 0, world_size, int)

@@ -27,7 +27,7 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
 )
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, WrongTypeError
-from gigl_loader.loader.deployment import open_inputs
+from gigl_loader.loader.deployment import open_loaders
 from gigl_loader.loader.runtime import DistributedRuntimeInfo
 from gigl_loader.memory.tensors import bytes_of
 from gigl_loader.message import SEED_TIME
@@ -166,30 +166,37 @@ def typed_seeds(
     Raises:
         ConfigError: The type is missing or unknown, or the input is a graph store's.
     """
-    _refuse_remote(input_nodes)
-    plain = schema.edge_types is None or schema.is_homogeneous_with_labeled_edge_type
+    inner = input_nodes[1] if isinstance(input_nodes, tuple) and len(input_nodes) == 2 else None
+    if isinstance(input_nodes, Mapping) or isinstance(inner, Mapping):
+        raise ConfigError(
+            "input_nodes is by server, as for a graph store, but the dataset is local: pass a "
+            "tensor or (node_type, tensor)"
+        )
     if isinstance(input_nodes, str):
         input_nodes = (input_nodes, None)
-    if _is_typed(input_nodes):
-        node_type, seeds = input_nodes
-        _check_node_type(node_type, num_nodes, plain)
-    elif plain:
-        node_type, seeds = DEFAULT_HOMOGENEOUS_NODE_TYPE, input_nodes
-    else:
-        raise ConfigError(
-            "the graph is heterogeneous: pass input_nodes=(node_type, ids), for example "
-            f"(node_type, dataset.node_ids[node_type]), with one of {sorted(num_nodes)}"
-        )
-    return node_type, seeds
+    form = "(node_type, ids), for example (node_type, dataset.node_ids[node_type])"
+    return _type_of(input_nodes, schema, num_nodes, form)
 
 
-def _check_node_type(node_type: Any, num_nodes: Mapping[NodeType, int], plain: bool) -> None:
-    """Refuse a node type that the graph lacks; ``plain``: a graph of one type, which has none."""
-    if node_type not in num_nodes:
+def _type_of(
+    input_nodes: Any, schema: DatasetSchema, num_nodes: Mapping[NodeType, int], form: str
+) -> tuple[NodeType, Any]:
+    """Return (node type, the rest) of ``input_nodes``; ``form`` is how to name a type."""
+    plain = schema.edge_types is None or schema.is_homogeneous_with_labeled_edge_type
+    if not _is_typed(input_nodes):
+        if not plain:
+            raise ConfigError(
+                f"the graph is heterogeneous: pass input_nodes={form}, with one of "
+                f"{sorted(num_nodes)}"
+            )
+        return DEFAULT_HOMOGENEOUS_NODE_TYPE, input_nodes
+    node_type, given = input_nodes
+    if not isinstance(node_type, str) or node_type not in num_nodes:
         raise ConfigError(
             f"input_nodes names node type {node_type!r}, the graph has "
             + ("one type: pass the seeds alone" if plain else f"{sorted(num_nodes)}")
         )
+    return node_type, given
 
 
 def _is_typed(input_nodes: Any) -> bool:
@@ -197,15 +204,6 @@ def _is_typed(input_nodes: Any) -> bool:
     pair = isinstance(input_nodes, tuple) and len(input_nodes) == 2
     # `(3, 5)` are two seeds.
     return pair and not isinstance(input_nodes[0], int | np.integer)
-
-
-def _refuse_remote(input_nodes: Any) -> None:
-    inner = input_nodes[1] if isinstance(input_nodes, tuple) and len(input_nodes) == 2 else None
-    if isinstance(input_nodes, Mapping) or isinstance(inner, Mapping):
-        raise ConfigError(
-            "input_nodes is by server, as for a graph store, but the dataset is local: pass a "
-            "tensor or (node_type, tensor)"
-        )
 
 
 def typed_by_server(
@@ -216,21 +214,13 @@ def typed_by_server(
     Raises:
         ConfigError: The type is missing or unknown, or the input is a colocated loader's.
     """
-    plain = schema.edge_types is None or schema.is_homogeneous_with_labeled_edge_type
-    node_type, by_server = DEFAULT_HOMOGENEOUS_NODE_TYPE, input_nodes
-    if _is_typed(input_nodes):
-        node_type, by_server = input_nodes
-    elif not plain:
-        raise ConfigError(
-            "the graph is heterogeneous: pass input_nodes=(node_type, {server_rank: ids}), with "
-            f"one of {sorted(num_nodes)}"
-        )
+    form = "(node_type, {server_rank: ids})"
+    node_type, by_server = _type_of(input_nodes, schema, num_nodes, form)
     if not isinstance(by_server, Mapping):
         raise ConfigError(
             "with a graph store, input_nodes is {server_rank: ids}, as "
             f"RemoteDistDataset.fetch_node_ids returns it, got {type(by_server).__name__}"
         )
-    _check_node_type(node_type, num_nodes, plain)
     return node_type, {
         server: read_seeds(ids, num_nodes[node_type], f"input_nodes[{server}]")
         for server, ids in by_server.items()
@@ -375,7 +365,6 @@ def share_input(sampler_input: Any, runtime: DistributedRuntimeInfo, told: RankI
     The processes of a machine with the same input share it. One with its own input, such as the
     nodes of a partition that no other process of the machine holds, keeps it whole: a split would
     lose the rest. With another ``shard`` than ``"machine"`` each keeps its input whole.
-    its input whole.
 
     Args:
         sampler_input: The input of this process.
@@ -420,9 +409,9 @@ _exchanges = count()
 
 def _opened() -> dict[int, bytes]:
     """Return the digests of the inputs that the open loaders of this process share with ranks."""
-    return dict(
-        one.shared_as for one in open_inputs() if getattr(one, "shared_as", (0, b""))[1]
-    )  # fmt: skip
+    # None by servers: those of a graph store are compared there.
+    inputs: list[Any] = [getattr(loader, "input_data", None) for loader in list(open_loaders)]
+    return dict(one.shared_as for one in inputs if getattr(one, "shared_as", (0, b""))[1])
 
 
 def tell_ranks_of_input(runtime: DistributedRuntimeInfo, told: RankInput) -> list[SeedsTold]:

@@ -259,32 +259,10 @@ def asking_costs(sampling: list[float], found: list[Took]) -> dict[str, float]:
         sampling: Costs of a batch, an edge, a node and a byte without requests.
         found: For each width and batch size, then for each with rows and a cache.
     """
-    remote, num = 1 - 1 / trial_cluster.RANKS, len(_BATCH_SIZES)
-    plain, asked, cached = found[:num], found[num : num * len(_WIDTHS)], found[num * len(_WIDTHS) :]
-    # Three steps, each explains the rest of the one before: batches without rows give the cost of
-    # edges, those with rows that of rows, those with a cache that of caching.
-    left = [took.cpu_s - _alone_s(sampling, took, 0) for took in plain]
-    batch_s, edge_s = _explain([[1.0, remote * took.edges] for took in plain], left, plain)
-
-    def left_over(took: Took, width: int) -> float:
-        structure_s = batch_s + edge_s * remote * took.edges
-        return took.cpu_s - _alone_s(sampling, took, width) - structure_s
-
-    amounts = [_rows_and_bytes(remote * took.nodes, width) for took, width in _with_rows(asked)]
-    left = [left_over(*one) for one in _with_rows(asked)]
-    rows_s, row_s, byte_s = _explain(amounts, left, asked)
-    kept, left = [], []
-    for took, width in _with_rows(cached):
-        rows = remote * took.nodes
-        missed = rows * (1 - took.hit_rate)
-        left.append(left_over(took, width) - rows_s - missed * (row_s + byte_s * width * 4))
-        kept.append(_rows_and_bytes(rows, width, took.hit_rate))
-    kept_s, kept_row_s, kept_byte_s = _explain(kept, left, cached)
-    return {
-        "asked_batch_s": batch_s, "asked_edge_s": edge_s,
-        "asked_rows_s": rows_s, "asked_row_s": row_s, "asked_byte_s": byte_s,
-        "cached_batch_s": kept_s, "cached_row_s": kept_row_s, "cached_byte_s": kept_byte_s,
-    }  # fmt: skip
+    remote = 1 - 1 / trial_cluster.RANKS
+    left = [took.cpu_s - _alone_s(sampling, took, width) for took, width in _with_widths(found)]
+    costs = _costs_of_a_step("asked", left, found, remote)
+    return costs | _caching_costs("cached", costs, "asked", left, found, remote)
 
 
 def _measure_delivering(roots: dict[int, str]) -> list[Took]:
@@ -310,49 +288,76 @@ def delivering_costs(
         asking: From there.
         found: For each width and batch size, then for each with rows and a cache.
     """
-    remote, num = 1 - 1 / trial_cluster.RANKS, len(_BATCH_SIZES)
-    asked = [
-        asking["asked_batch_s"] + asking["asked_edge_s"] * remote * took.edges for took in found
-    ]
+    remote = 1 - 1 / trial_cluster.RANKS
+    asked = [asking["asked_batch_s"] + asking["asked_edge_s"] * remote * t.edges for t in found]
     sent = [
         took.storage_s - _alone_s(sampling, took, 0) - seconds
         for took, seconds in zip(found, asked, strict=True)
     ]
-    plain, rows = found[:num], found[num : num * len(_WIDTHS)]
-    costs: dict[str, float] = {}
     received = [took.training_s for took in found]
-    for name, seconds in (("sent", sent), ("received", received)):
-        edges = [[1.0, took.edges] for took in plain]
-        batch_s, edge_s = _explain(edges, seconds[:num], plain)
-        left = [
-            one - batch_s - edge_s * took.edges
-            for one, took in zip(seconds[num : num * len(_WIDTHS)], rows, strict=True)
-        ]
-        amounts = [_rows_and_bytes(took.nodes, width) for took, width in _with_rows(rows)]
-        rows_s, row_s, byte_s = _explain(amounts, left, rows)
-        costs |= {
-            f"{name}_batch_s": batch_s, f"{name}_edge_s": edge_s,
-            f"{name}_rows_s": rows_s, f"{name}_row_s": row_s, f"{name}_byte_s": byte_s,
-        }  # fmt: skip
-    return costs | _keeping_costs(costs, found[num * len(_WIDTHS) :])
+    costs = _costs_of_a_step("sent", sent, found) | _costs_of_a_step("received", received, found)
+    return costs | _caching_costs("kept", costs, "received", received, found)
 
 
-def _keeping_costs(costs: dict[str, float], cached: list[Took]) -> dict[str, float]:
-    """Return the costs of caching rows at a rank that receives batches from storage servers."""
+def _costs_of_a_step(
+    name: str, seconds: list[float], found: list[Took], share: float = 1.0
+) -> dict[str, float]:
+    """Return the costs that explain CPU seconds: of batches and edges, then of rows.
+
+    Args:
+        name: Of the step, before the names of its costs.
+        seconds: CPU seconds of each measurement that earlier steps do not explain.
+        found: As for `asking_costs`.
+        share: Share of edges and nodes that take part.
+    """
+    # Each explains the rest of the one before: batches without rows give the cost of edges, those
+    # with rows that of rows.
+    num = len(_BATCH_SIZES)
+    plain, rows = found[:num], slice(num, num * len(_WIDTHS))
+    edges = [[1.0, share * took.edges] for took in plain]
+    batch_s, edge_s = _explain(edges, seconds[:num], plain)
+    left, amounts = [], []
+    for one, (took, width) in zip(seconds[rows], _with_widths(found)[rows], strict=True):
+        left.append(one - batch_s - edge_s * share * took.edges)
+        amounts.append(_rows_and_bytes(share * took.nodes, width))
+    rows_s, row_s, byte_s = _explain(amounts, left, found[rows])
+    return {
+        f"{name}_batch_s": batch_s, f"{name}_edge_s": edge_s,
+        f"{name}_rows_s": rows_s, f"{name}_row_s": row_s, f"{name}_byte_s": byte_s,
+    }  # fmt: skip
+
+
+def _caching_costs(
+    name: str, costs: dict[str, float], step: str, seconds: list[float], found: list[Took],
+    share: float = 1.0,
+) -> dict[str, float]:  # fmt: skip
+    """Return the costs of caching rows, which explain the rest of the batches with a cache.
+
+    Args:
+        name: Of the costs.
+        costs: From `_costs_of_a_step`, of ``step``.
+        step: Name of the step that rows in the cache do without.
+        seconds: As there, and so are the others.
+        found: As there.
+        share: As there.
+    """
+    first = len(_BATCH_SIZES) * len(_WIDTHS)
+    batch_s, edge_s, rows_s, row_s, byte_s = (
+        costs[f"{step}_{kind}_s"] for kind in ("batch", "edge", "rows", "row", "byte")
+    )
     left, kept = [], []
-    for took, width in _with_rows(cached):
-        missed = took.nodes * (1 - took.hit_rate)
-        row_s = costs["received_row_s"] + costs["received_byte_s"] * width * 4
-        received_s = costs["received_batch_s"] + costs["received_edge_s"] * took.edges
-        left.append(took.training_s - received_s - costs["received_rows_s"] - missed * row_s)
-        kept.append(_rows_and_bytes(took.nodes, width, took.hit_rate))
-    batch_s, row_s, byte_s = _explain(kept, left, cached)
-    return {"kept_batch_s": batch_s, "kept_row_s": row_s, "kept_byte_s": byte_s}
+    for one, (took, width) in zip(seconds[first:], _with_widths(found)[first:], strict=True):
+        missed = share * took.nodes * (1 - took.hit_rate)
+        structure_s = batch_s + edge_s * share * took.edges
+        left.append(one - structure_s - rows_s - missed * (row_s + byte_s * width * 4))
+        kept.append(_rows_and_bytes(share * took.nodes, width, took.hit_rate))
+    of_a_batch, of_a_row, of_a_byte = _explain(kept, left, found[first:])
+    return {f"{name}_batch_s": of_a_batch, f"{name}_row_s": of_a_row, f"{name}_byte_s": of_a_byte}
 
 
-def _with_rows(found: list[Took]) -> list[tuple[Took, int]]:
-    """Return each measurement with the width of its rows."""
-    widths = [width for width in _WIDTHS[1:] for _ in _BATCH_SIZES]
+def _with_widths(found: list[Took]) -> list[tuple[Took, int]]:
+    """Return each measurement with the width of its rows; those with a cache are last."""
+    widths = [width for width in (*_WIDTHS, *_WIDTHS[1:]) for _ in _BATCH_SIZES]
     return list(zip(found, widths, strict=True))
 
 
@@ -370,8 +375,8 @@ def _rows_and_bytes(rows: float, width: int, share: float = 1.0) -> list[float]:
 def _explain(amounts: list[list[float]], seconds: list[float], of: list[Took]) -> list[float]:
     """Return the costs, non-negative, of each kind of work.
 
-    amounts: The amount, by measurement and kind.
-        seconds: Remaining CPU seconds, by measurement.
+    Args:
+        amounts: The amount, by measurement and kind.
         seconds: CPU seconds that are left over, by measurement.
         of: The measurements: the error of each is relative to its total time, not to the rest.
     """

@@ -26,7 +26,7 @@ import gigl_loader
 from gigl_loader.errors import PeerError
 from gigl_loader.memory.segments import Array
 from gigl_loader.processes import ForkedProcess
-from gigl_loader.system import read_stat
+from gigl_loader.system import descendants, read_stat
 from gigl_loader.transport import Caller, Listener, Method, Mode, Security
 from gigl_loader.transport.certs import token
 
@@ -117,17 +117,8 @@ def cpu_s_below(pid: int) -> float:
 
 def _below(pid: int) -> list[tuple[int, float]]:
     """Return (pid, CPU seconds) of a process and of its descendants, each after its parent."""
-    used: dict[int, float] = {}
-    children: dict[int, list[int]] = {}
-    for one in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        fields = read_stat(one)
-        if fields is not None:
-            used[one] = (int(fields[11]) + int(fields[12])) / _TICKS
-            children.setdefault(int(fields[1]), []).append(one)
-    found = [pid]
-    for one in found:  # which grows meanwhile
-        found += children.get(one, [])
-    return [(one, used[one]) for one in found if one in used]
+    found = [(one, read_stat(one)) for one in (pid, *descendants(pid))]
+    return [(one, (int(stat[11]) + int(stat[12])) / _TICKS) for one, stat in found if stat]
 
 
 def idle() -> tuple[float, ...]:

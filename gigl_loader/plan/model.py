@@ -17,6 +17,7 @@ from gigl_loader.plan.needs import (
     Costs,
     Job,
     connections_of,
+    cores_of_a_worker,
     descriptors_of,
     memory_of,
     start_of,
@@ -293,7 +294,7 @@ def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[s
         sampled = storage - sum(cpu.get(name, 0.0) for name in _OF_SERVERS_THEMSELVES)
         found = {
             "workers": (
-                job.num_servers * ranks * job.num_workers * _cores_of_a_worker(job) / sampled
+                job.num_servers * ranks * job.num_workers * cores_of_a_worker(job) / sampled
             ),
             "cores of servers": job.num_servers * job.cores / storage,
             # Servers send both to each other and to ranks; ranks only receive.
@@ -305,7 +306,7 @@ def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[s
     else:
         work = sum(cpu.values())
         found = {
-            "workers": ranks * job.num_workers * _cores_of_a_worker(job) / work,
+            "workers": ranks * job.num_workers * cores_of_a_worker(job) / work,
             "cores": job.machines * job.cores / work,
         }
         if between > 0:
@@ -360,12 +361,6 @@ def _under_way(job: Job) -> int:
     if job.is_store:  # of each rank, on each server
         a_machine *= min(job.num_servers, job.machines)
     return min(_MOST_UNDER_WAY, a_machine)
-
-
-def _cores_of_a_worker(job: Job) -> float:
-    """Return the number of cores that the threads of a worker can use; see `Worker`."""
-    of_a_machine = job.machines * job.ranks_per_machine if job.is_store else job.ranks_per_machine
-    return max(1.0, min(CONCURRENCY, job.cores / (of_a_machine * job.num_workers)))
 
 
 # --- a GPU that samples the graph itself; see `DistDataset.to` ------------------------------------

@@ -321,7 +321,7 @@ def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     is_alone = job.parts == 1
     # Threads that wait for other partitions use no processor, so all of them sample; without
     # waiting, a worker starts as many as it has cores.
-    threads = workers * (_cores_of_a_worker(job) if is_alone else CONCURRENCY)
+    threads = workers * (cores_of_a_worker(job) if is_alone else CONCURRENCY)
     remote = batch.nodes * job.share_elsewhere * job.row_bytes
     answered = 0 if is_alone else workers * min(LANES, CONCURRENCY)
     # Finished ones wait for the trainer only if the model is the slow part; else as many slots are
@@ -465,8 +465,10 @@ def _ahead(job: Job, batch: BatchSize) -> float:
     return max(1.0, min(window * growth, most)) + CONCURRENCY * job.num_workers
 
 
-def _cores_of_a_worker(job: Job) -> float:
-    return max(1.0, min(CONCURRENCY, job.cores / (job.ranks_per_machine * job.num_workers)))
+def cores_of_a_worker(job: Job) -> float:
+    """Return the number of cores that the threads of a worker can use; see `Worker`."""
+    of_a_machine = job.machines * job.ranks_per_machine if job.is_store else job.ranks_per_machine
+    return max(1.0, min(CONCURRENCY, job.cores / (of_a_machine * job.num_workers)))
 
 
 # --- processes ------------------------------------------------------------------------------------

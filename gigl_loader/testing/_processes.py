@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,7 @@ class Processes:
 def running_processes(folder: Path) -> Iterator[Processes]:
     """Give a `Processes`; none of its processes outlives the ``with`` block.
 
-    folder: An empty one, for tracebacks.
+    Args:
         folder: An empty one, for tracebacks.
     """
     started = Processes(folder)
@@ -276,20 +277,15 @@ def run_cluster(
         AssertionError: A process failed, or does not end. None is left.
     """
     info = store_info(servers, clients)
+    serving = partial(serve, allow_samplers=tuple(allow_samplers))
     with running_processes(tmp_path) as started:
         roles = [
             # servers first: clients wait for them, and would only retry
-            started.start(_serve_one_job, info, rank, dataset, tuple(allow_samplers))
+            started.start(serving, info, rank, dataset, name=f"server {rank}")
             for rank in range(servers)
         ]
         roles += [started.start(compute, info, rank, client, *args) for rank in range(clients)]
         started.join(roles, timeout)
-
-
-def _serve_one_job(
-    info: GraphStoreInfo, rank: int, dataset: MakePartition, allow_samplers: tuple[str, ...]
-) -> None:
-    serve(info, rank, dataset, allow_samplers=allow_samplers)
 
 
 def serve(

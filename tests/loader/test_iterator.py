@@ -8,7 +8,7 @@ import torch
 
 from gigl_loader import SamplingError, UsageError
 from gigl_loader.device.prefetch import CopyEngine
-from gigl_loader.loader.epoch import EpochProgress, HandedOut, LoaderStats
+from gigl_loader.loader.epoch import EpochProgress, LoaderStats
 from gigl_loader.loader.iterator import EpochIterator, Epochs
 from gigl_loader.message import Attempt, BatchTicket, Received
 
@@ -55,11 +55,7 @@ class Owner:
         self.source, self.progress = source, EpochProgress()
         self.engine = CopyEngine("cpu", non_blocking=False) if ahead else None
         self.recorded: list[dict[str, Any]] = []
-        self.handed_out = HandedOut(recorders=[self.recorded.append])
-
-    @property
-    def stats(self) -> LoaderStats:
-        return self.handed_out.stats
+        self.stats = LoaderStats(recorders=[self.recorded.append])
 
     def collate(self, message: dict[str, torch.Tensor]) -> int:
         assert set(message) == {"x"}
@@ -70,7 +66,7 @@ def _iterate(owner: Owner, positions: list[int]) -> EpochIterator:
     source: Any = owner.source
     return EpochIterator(
         source, positions, owner.progress,
-        collate=lambda message: owner.collate(message), handed_out=owner.handed_out,
+        collate=lambda message: owner.collate(message), stats=owner.stats,
         engine=owner.engine,
     )  # fmt: skip
 
@@ -81,7 +77,7 @@ def test_batches_come_and_are_counted(ahead: bool) -> None:
     iterator = _iterate(owner, [0, 1, 2])
     assert (iter(iterator), len(iterator)) == (iterator, 3)
     assert next(iterator) == 0
-    assert (len(iterator), owner.progress.yielded, owner.handed_out.num_received) == (2, 1, 1)
+    assert (len(iterator), owner.progress.yielded, owner.stats.num_received) == (2, 1, 1)
     assert list(iterator) == [1, 2]
     assert iterator.is_over
     assert (owner.progress.yielded, owner.progress.finished) == (3, True)
@@ -174,7 +170,7 @@ def test_nor_is_one_of_what_makes_the_batch(ahead: bool) -> None:
     for name in ("collate", "recorders", "count_waiting"):
         owner = Owner(Source(0, 1), ahead)
         if name == "recorders":
-            owner.handed_out.recorders = [fail]
+            owner.stats.recorders = [fail]
         elif name == "collate":
             setattr(owner, name, fail)
         else:

@@ -8,8 +8,8 @@ import torch
 
 from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.errors import ConfigError
+from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.pad_keyword import Padding, make_padding
-from gigl_loader.options import ExpansionOptions
 
 BUYS, BOUGHT = ("user", "buys", "item"), ("item", "rev_buys", "user")
 ANCHORS, EDGES = (
@@ -26,13 +26,17 @@ def _made(pad: Any = True, *, typed: bool = True, edge_dir: str = "in", **how: A
     num_nodes = (
         {"user": 10**6, "item": 10**6} if typed else {"default_homogeneous_node_type": 10**6}
     )
+    fanouts: Any = {BUYS: [2], BOUGHT: [3]} if typed else [2, 3]
+    in_step = how.pop("in_step", False)
     given: dict[str, Any] = {
-        "fanouts": {BUYS: [2], BOUGHT: [3]} if typed else [2, 3], "batch_size": 10,
-        "expansion": ExpansionOptions(), "schema": schema, "num_nodes": num_nodes,
+        "fanouts": fanouts, "schema": schema, "num_nodes": num_nodes,
         "inputs": [SimpleNamespace(input_type="user" if typed else None)],
-        "sampler": None, "chosen": None, "in_step": False,
+        "sampler": None, "world_size": 2,
     }  # fmt: skip
-    found = make_padding(pad, **{**given, **how})
+    options = LoaderOptions(
+        num_neighbors=fanouts, batch_size=10, pad=pad, even_ranks="drop" if in_step else None
+    )
+    found = make_padding(options, **{**given, **how})
     assert found is not None
     return found
 

@@ -29,7 +29,7 @@ from gigl_loader.errors import GiglLoaderError
 from gigl_loader.loader import config as loader_config
 from gigl_loader.loader import iterator
 from gigl_loader.loader import world as loader_world
-from gigl_loader.loader.epoch import EpochProgress, HandedOut
+from gigl_loader.loader.epoch import EpochProgress, LoaderStats
 from gigl_loader.loader.world import WorldShare, check_same_start
 from gigl_loader.message import BATCH, Attempt
 from gigl_loader.options import CacheOptions, EpochOptions
@@ -452,11 +452,10 @@ class SimulatedJob:
         left = self.size.ranks * self.size.batches - progress.yielded
         common = left // world_size  # steps that all ranks make: the last may be one of a few
         loaded.start_epoch(Attempt(progress.epoch, progress.epoch + 1), positions)
-        handed_out = HandedOut()
-        stats = handed_out.stats
+        stats = LoaderStats()
         batches = iterator.EpochIterator(
             loaded, positions, progress,
-            collate=lambda message: message, handed_out=handed_out,
+            collate=lambda message: message, stats=stats,
         )  # fmt: skip
         for step, message in enumerate(batches):
             if self.size.cache:
