@@ -17,6 +17,7 @@ from gigl_loader._glt import (
     NodeSamplerInput,
     RemoteDistSamplingWorkerOptions,
     SamplingConfig,
+    get_context,
 )
 from gigl_loader.collate.pyg import (
     batch_types,
@@ -165,7 +166,7 @@ class BaseDistLoader(DistLoader):
         self._engine = self._make_engine()
         self._handed_out = HandedOut()
         self._recorders = self._handed_out.recorders
-        check_context(is_remote)
+        check_context(is_remote, get_context())
         self._source = self._make_source(producer, is_remote, epoch_options)
         self._epochs = Epochs(self._source)
         self._shutdowned = False
