@@ -17,6 +17,7 @@ from gigl_loader._glt import (
     NodeSamplerInput,
     RemoteDistSamplingWorkerOptions,
     SamplingConfig,
+    get_context,
 )
 from gigl_loader.collate.pyg import (
     batch_types,
@@ -164,7 +165,7 @@ class BaseDistLoader(DistLoader):
         self._engine = self._make_engine()
         self._stats = LoaderStats()
         self._recorders = self._stats.recorders
-        deployment.check_context(is_remote)
+        deployment.check_context(is_remote, get_context())
         self._source = self._make_source(producer, is_remote, epoch_options)
         self._epochs = Epochs(self._source)
         self._shutdowned = False

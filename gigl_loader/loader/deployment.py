@@ -16,7 +16,6 @@ from gigl_loader._glt import (
     MpDistSamplingWorkerOptions,
     NodeSamplerInput,
     RemoteDistSamplingWorkerOptions,
-    get_context,
 )
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.loader.in_process import InProcessSource
@@ -69,14 +68,17 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
     )
 
 
-def check_context(is_remote: bool) -> None:
+def check_context(is_remote: bool, context: Any) -> None:
     """Check that this process has the role in GLT's context that a loader of it needs.
+
+    Args:
+        is_remote: Whether the loader samples on a graph store.
+        context: As ``get_context`` of GLT returns it.
 
     Raises:
         UsageError: It has another role.
     """
     # GLT's own code and its users' read this context, so a loader runs only beside the right one.
-    context = get_context()
     if is_remote and (context is None or not context.is_client()):
         raise UsageError(
             "a graph-store loader needs a client context: call "

@@ -40,6 +40,8 @@ _MOST_RANGES = 1024
 _PROCESS_MADVISE = 440
 """Number of the system call, on every processor."""
 _WILLNEED = 3
+_ROOT = ""
+"""Parent of ``/proc`` and ``/sys``, if not ``/``."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -91,7 +93,7 @@ def _look_at_memory() -> None:
     All: read-ahead in a small file costs the pages of the large one.
     """
     files = mapped_files()
-    if sum(file.nbytes for file in files) <= available_memory():
+    if sum(file.nbytes for file in files) <= available_memory(_ROOT):
         return
     for file in files:
         _libc.madvise(file.address, file.nbytes, mmap.MADV_RANDOM)  # advice: nothing fails by it

@@ -44,6 +44,8 @@ from gigl_loader.transport.codec import ARRAY_EXTENSION
 
 _LEAST_PAGES = 16
 """Smallest tensor: its last page is not full, and a small tensor stays in the cache anyway."""
+_ROOT = ""
+"""Parent of ``/proc`` and ``/sys``, if not ``/``."""
 _SET_ASIDE = "/sys/kernel/mm/hugepages/hugepages-{}kB/{}_hugepages"
 _MADE = "/sys/kernel/mm/transparent_hugepage/{}"
 _POPULATE_WRITE = 23
@@ -85,12 +87,12 @@ def _of_pages_set_aside(nbytes: int, name: str) -> tuple[int, int] | None:
     Raises:
         OSError: Others took them, or this container may not have them.
     """
-    page = meminfo("Hugepagesize")
+    page = meminfo("Hugepagesize", _ROOT)
     if page == 0 or nbytes < _LEAST_PAGES * page:
         return None
     # promised: reserved by others; they count as free until they are touched
     free, promised = (
-        number_in(_SET_ASIDE.format(page // 1024, which)) or 0 for which in ("free", "resv")
+        number_in(_ROOT + _SET_ASIDE.format(page // 1024, which)) or 0 for which in ("free", "resv")
     )
     reserved = -(-nbytes // page) * page
     if (free - promised) * page < reserved:
@@ -109,7 +111,7 @@ def _ask_for_huge_pages(fd: int, nbytes: int) -> None:
 
     It makes them for memory that is mapped and marked. A part that it does not fill is unchanged.
     """
-    page = number_in(_MADE.format("hpage_pmd_size"))
+    page = number_in(_ROOT + _MADE.format("hpage_pmd_size"))
     if page is None or nbytes < _LEAST_PAGES * page or _is_off():
         return
     os.ftruncate(fd, nbytes)  # beyond the end of a file, a mapping has no pages to enter
@@ -125,7 +127,7 @@ def _ask_for_huge_pages(fd: int, nbytes: int) -> None:
 def _is_off() -> bool:
     """Return whether the kernel makes no huge pages for shared memory."""
     try:
-        with open(_MADE.format("shmem_enabled")) as file:
+        with open(_ROOT + _MADE.format("shmem_enabled")) as file:
             words = file.read()
     except OSError:
         return True

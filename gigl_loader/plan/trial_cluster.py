@@ -114,16 +114,22 @@ def measure(kinds: Sequence[BatchKind]) -> list[Took]:
         return [measure_one(ranks, servers, kind.counted) for kind in kinds]
 
 
-def measure_one(ranks: Sequence[Child], servers: Sequence[Child], counted: int) -> Took:
-    """Return the costs of batches of one kind; each rank counts ``counted`` of them."""
+def measure_one(
+    ranks: Sequence[Child], servers: Sequence[Child], counted: int,
+    cpu_s: Callable[[int], float] = cpu_s_below,
+) -> Took:  # fmt: skip
+    """Return the costs of batches of one kind; each rank counts ``counted`` of them.
+
+    ``cpu_s`` returns the processor time of a process and those that it started.
+    """
     # Processor time is counted while all ranks are stopped: workers are as far ahead then as at the
     # end, so the work under way cancels out.
     _hear(ranks)  # each has had its warm-up
-    before = [cpu_s_below(one.pid) for one in (*ranks, *servers)]
+    before = [cpu_s(one.pid) for one in (*ranks, *servers)]
     for rank in ranks:
         rank.go_on()
     found = _hear(ranks)
-    after = [cpu_s_below(one.pid) for one in (*ranks, *servers)]
+    after = [cpu_s(one.pid) for one in (*ranks, *servers)]
     for rank in ranks:
         rank.go_on()
     spent = [now - was for now, was in zip(after, before, strict=True)]

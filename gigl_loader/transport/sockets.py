@@ -85,18 +85,21 @@ def address_towards(host: str) -> str:
         raise ConfigError(f"cannot reach {host!r} from this machine: {error}") from error
 
 
-def own_address() -> str:
+def own_address(towards: Callable[[str], str] = address_towards) -> str:
     """Return this machine's address as the other machines of the job see it.
 
     That is the address of the interface that leads to ``MASTER_ADDR``; if that name is a loopback
     address in this machine's own hosts file only, the interface of the default route.
+
+    Args:
+        towards: Returns the address of the interface that leads to a host.
     """
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    address = address_towards(master)
+    address = towards(master)
     # Debian maps a machine's own name to 127.0.1.1: all machines would seem to be one.
     if address.startswith("127.") and master != "localhost" and not master.startswith("127."):
         with suppress(ConfigError):  # no default route: most likely a single machine
-            address = address_towards("192.0.2.1")  # a documentation address; nothing is sent
+            address = towards("192.0.2.1")  # a documentation address; nothing is sent
     return address
 
 

@@ -41,7 +41,7 @@ from gigl_loader.rowcache.look_ahead import AheadMemory, DrawnAhead, LookAhead
 from gigl_loader.rowcache.machine import MachineRows, name_of_rows, shared_memory
 from gigl_loader.rowcache.tables import remote_bytes, tables_for
 from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.transport import Mode, Security, address_towards
+from gigl_loader.transport import Mode, Security
 from gigl_loader.workers import pipe
 from gigl_loader.workers.peers import (
     Access,
@@ -179,14 +179,16 @@ class Agreement:
 
     # -- the ranks meet -------------------------------------------------------------------------
 
-    def join(self, rendezvous: Rendezvous | None, security: Security, towards: str) -> None:
+    def join(
+        self, rendezvous: Rendezvous | None, security: Security, own_host: Callable[[], str]
+    ) -> None:
         """Meet the other ranks, and agree on how workers reach each other.
 
         Args:
             rendezvous: Closed here. None: this process is alone.
             security: Authentication of workers that other machines can reach.
-            towards: Address or name of the machine that all ranks can reach, rank 0's: workers
-                listen on the interface that leads there.
+            own_host: Returns the address of this machine that the other ranks can reach, on which
+                workers listen; called if there are other partitions.
 
         Raises:
             ConfigError: There are more partitions than processes to hold them, or workers would be
@@ -198,10 +200,10 @@ class Agreement:
         holders = 1 if rendezvous is None else rendezvous.world_size
         check_enough(self._view.num_partitions, self._view.partition_idx, holders, who=_holder())
         if rendezvous is not None and self.has_peers:
-            self.access = self._agree_on_access(rendezvous, security, towards)
+            self.access = self._agree_on_access(rendezvous, security, own_host())
 
-    def _agree_on_access(self, rendezvous: Rendezvous, security: Security, towards: str) -> Access:
-        own_host, graph = address_towards(towards), self._view.identity
+    def _agree_on_access(self, rendezvous: Rendezvous, security: Security, own_host: str) -> Access:
+        graph = self._view.identity
         own = "" if graph is None else f"{graph.run} {graph.digest}"
         nonce = secrets.token_bytes(32) if rendezvous.rank == 0 else b""
         told = rendezvous.agree("host", (own_host, own, nonce), tuple[str, str, bytes])

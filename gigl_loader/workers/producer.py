@@ -14,6 +14,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -40,7 +41,7 @@ from gigl_loader.options import (
     SamplerOptions,
 )
 from gigl_loader.system import usable_cpus
-from gigl_loader.transport import Security
+from gigl_loader.transport import Security, address_towards
 from gigl_loader.workers.agreement import Agreement, StartTurns
 from gigl_loader.workers.pipe import (
     Plugins,
@@ -175,9 +176,9 @@ class DistSamplingProducer:
             PeerError: Another rank failed, or did not arrive in time.
         """
         with self._ending_on_failure():
-            self._ranks.join(
-                rendezvous, security or Security.resolve(), self.worker_options.master_addr
-            )
+            # rank 0's machine is one that all ranks can reach
+            own_host = partial(address_towards, self.worker_options.master_addr)
+            self._ranks.join(rendezvous, security or Security.resolve(), own_host)
 
     def start(self) -> None:
         """Start this producer's workers; return when each is ready.

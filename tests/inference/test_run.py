@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +113,11 @@ def test_a_run_goes_on_at_the_last_layer_that_is_whole(tmp_path: Path) -> None:
 
 
 def test_freed_memory_goes_back_every_few_chunks(
-    monkeypatch: pytest.MonkeyPatch, constants: SetConstants
+    libc_is: Callable[..., None], constants: SetConstants
 ) -> None:
     given: list[int] = []
     chunks: list[int] = []
-    monkeypatch.setattr(layerwise, "give_back_freed", lambda: given.append(len(chunks)))
+    libc_is(malloc_trim=lambda kept: given.append(len(chunks)))
     constants(layerwise, _GIVE_BACK_EVERY=5)
 
     def layer(x: torch.Tensor, edge_index: torch.Tensor, num_dst: int) -> torch.Tensor:

@@ -1,10 +1,11 @@
 """Bad input is a clear error before any process starts."""
 
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from support.zygote import Zygote, use_zygote
 
 from gigl_loader import (
     BaseDistLoader,
@@ -29,12 +30,20 @@ def _group(tmp_path_factory: pytest.TempPathFactory):
         yield
 
 
-@pytest.fixture(autouse=True)
-def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object, **how: object) -> None:
+class _NoZygote(Zygote):
+    def __init__(self) -> None:
+        pass
+
+    def start(self, *how: Any) -> Any:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(subprocess, "Popen", refuse)
+    fork = start
+
+
+@pytest.fixture(autouse=True)
+def _no_process() -> Iterator[None]:
+    with use_zygote(_NoZygote()):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from support.glt import (
 )
 
 from gigl_loader import BaseDistLoader, ConfigError, UsageError, WrongTypeError
-from gigl_loader.loader import deployment
 from gigl_loader.loader.deployment import (
     check_context,
     check_deployment,
@@ -55,19 +54,18 @@ def test_one_part_of_the_other_deployment_is_named(part: str, is_remote: bool) -
 
 @pytest.mark.parametrize("role", [None, "worker", "client"])
 @pytest.mark.parametrize("is_remote", [True, False])
-def test_a_loader_needs_its_role(role: str | None, is_remote: bool, monkeypatch) -> None:
-    context = None
+def test_a_loader_needs_its_role(role: str | None, is_remote: bool) -> None:
+    context: Any = None
     if role is not None:
         context = SimpleNamespace(
             is_client=lambda: role == "client", is_worker=lambda: role == "worker"
         )
-    monkeypatch.setattr(deployment, "get_context", lambda: context)
     if role == ("client" if is_remote else "worker"):
-        check_context(is_remote)
+        check_context(is_remote, context)
         return
     first = "init_compute_process" if is_remote else "initialize_colocated_sampling_worker"
     with pytest.raises(UsageError, match=first):
-        check_context(is_remote)
+        check_context(is_remote, context)
 
 
 def test_the_old_name_of_the_producer() -> None:

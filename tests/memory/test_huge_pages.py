@@ -1,6 +1,7 @@
 """Large tensors lie in huge pages where the machine has some, and nobody notices where not."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from support.conditions import SetConstants, files_up_to
 from gigl_loader.memory import segments, tensors
 from gigl_loader.system import number_in
 
+SET_ASIDE = "sys/kernel/mm/hugepages/hugepages-2048kB"
+MADE = "sys/kernel/mm/transparent_hugepage"
 ROWS, WIDTH = 300_001, 32
 """More than 32 MiB of float32, and not a whole number of pages."""
 
@@ -42,29 +45,39 @@ def page_bytes(mapped: np.ndarray) -> int:
 
 
 @pytest.fixture
-def pages(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """A machine with huge pages of 2 MiB, none of them set aside; a test says how many are free."""
-    found = {"free": 0, "resv": 0, "hpage": 1 << 21}
-    monkeypatch.setattr(tensors, "meminfo", lambda field: found["hpage"])
-    monkeypatch.setattr(tensors, "number_in", lambda path: found[Path(path).name.partition("_")[0]])
-    return found
+def set_aside(tmp_path: Path, constants: SetConstants) -> Callable[[int], None]:
+    """A machine with huge pages of 2 MiB, which the kernel makes if it can; how many are free."""
+    folders = {name: tmp_path / name for name in ("proc", SET_ASIDE, MADE)}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+    (folders["proc"] / "meminfo").write_text("Hugepagesize:       2048 kB\n")
+    (folders[SET_ASIDE] / "resv_hugepages").write_text("0\n")
+    (folders[MADE] / "hpage_pmd_size").write_text(f"{1 << 21}\n")
+    (folders[MADE] / "shmem_enabled").write_text("always [advise] never\n")
+    constants(tensors, _ROOT=str(tmp_path))
+
+    def free(count: int) -> None:
+        (folders[SET_ASIDE] / "free_hugepages").write_text(f"{count}\n")
+
+    return free
 
 
 def test_pages_that_are_set_aside_are_taken() -> None:
-    folder = "/sys/kernel/mm/hugepages/hugepages-2048kB/{}_hugepages"
-    free = (number_in(folder.format("free")) or 0) - (number_in(folder.format("resv")) or 0)
+    free, promised = (
+        number_in(f"/{SET_ASIDE}/{which}_hugepages") or 0 for which in ("free", "resv")
+    )
     shared, mapped = share()
-    if free >= 20:
+    if free - promised >= 20:
         assert page_bytes(mapped) == 1 << 21
-    elif free == 0:
+    elif free == promised:
         assert page_bytes(mapped) == os.sysconf("SC_PAGE_SIZE")
     check(shared, mapped)
 
 
 def test_a_file_of_whole_huge_pages_is_larger_than_its_tensor(
-    pages: dict[str, int], constants: SetConstants
+    set_aside: Callable[[int], None], constants: SetConstants
 ) -> None:
-    pages["free"] = 10_000
+    set_aside(10_000)
     constants(os, MFD_HUGETLB=0)  # ordinary pages, but all the rest as with huge ones
     shared, mapped = share()
     assert shared.untyped_storage().nbytes() % (1 << 21) == 0
@@ -73,11 +86,9 @@ def test_a_file_of_whole_huge_pages_is_larger_than_its_tensor(
 
 @pytest.mark.parametrize("free", [0, 10_000])
 def test_nothing_fails_where_the_kernel_gives_none(
-    free: int, pages: dict[str, int], constants: SetConstants, tmp_path: Path
+    free: int, set_aside: Callable[[int], None]
 ) -> None:
-    pages["free"] = free
-    (tmp_path / "shmem_enabled").write_text("always [advise] never")  # it makes some, if it can
-    constants(tensors, _MADE=f"{tmp_path}/{{}}")
+    set_aside(free)
     before = len(os.listdir("/proc/self/fd"))
     with files_up_to(39_000_000):  # the tensor's bytes, and less than its whole huge pages
         shared, mapped = share()
@@ -85,8 +96,10 @@ def test_nothing_fails_where_the_kernel_gives_none(
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # torch keeps the memory's
 
 
-def test_small_tensors_and_those_that_do_not_fit_are_as_before(pages: dict[str, int]) -> None:
-    pages["free"] = 10
+def test_small_tensors_and_those_that_do_not_fit_are_as_before(
+    set_aside: Callable[[int], None],
+) -> None:
+    set_aside(10)
     small = tensors.share_tensor(torch.ones(5))
     assert small.untyped_storage().nbytes() == 20
     shared, mapped = share()  # 18 pages of ten

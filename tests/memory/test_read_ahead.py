@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.conditions import SetConstants
 
 from gigl_loader.dataset.view import Rows
 from gigl_loader.memory import read_ahead
@@ -91,11 +92,14 @@ def test_what_is_in_memory_is_not_asked_for(values: np.ndarray) -> None:
 
 @pytest.mark.parametrize("fits", [False, True])
 def test_the_kernel_reads_on_only_where_files_fit_into_memory(
-    fits: bool, values: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fits: bool, values: np.ndarray, tmp_path: Path, constants: SetConstants
 ) -> None:
     (tmp_path / "other.bin").write_bytes(bytes(64 * PAGE))
     other = map_file(tmp_path / "other.bin", "int32", (64, WIDTH)).numpy()
-    monkeypatch.setattr(read_ahead, "available_memory", lambda: values.nbytes * 10 * fits)
+    (tmp_path / "proc").mkdir()
+    available = values.nbytes // 1024 * 10 * fits
+    (tmp_path / "proc" / "meminfo").write_text(f"MemAvailable: {available:10} kB\n")
+    constants(read_ahead, _ROOT=str(tmp_path))
     _mapped(values).tells_residency = False
     read_ahead.want(values, np.arange(0, ROWS, 40))
     shown = Path("/proc/self/smaps").read_text()

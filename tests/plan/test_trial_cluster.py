@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from gigl_loader.errors import PeerError
-from gigl_loader.plan import trial_cluster
 from gigl_loader.plan.measure import Child, cpu_s_below, say
 from gigl_loader.plan.trial_cluster import BatchKind, Took, measure_one
 from gigl_loader.testing import wait_until
@@ -109,17 +108,17 @@ def _tell(pipe: Connection, *words: object) -> None:
 _ENDS: list[Connection] = []
 
 
-def test_a_batch_has_its_share_of_what_was_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_has_its_share_of_what_was_spent() -> None:
     """Two servers, two ranks: each rank counted 10 batches."""
     _ENDS.clear()
     spent = iter([5.0, 6.0, 1.0, 2.0, 7.0, 8.0, 1.5, 2.5])
-    monkeypatch.setattr(trial_cluster, "cpu_s_below", lambda pid: next(spent))
     kind: Any = _Here
     ranks = [
         Child(_tell, "at work", (1000 + 200 * number, 3000, 0.25 + 0.5 * number), kind=kind)
         for number in range(2)
     ]
-    found = measure_one(ranks, [Child(_tell, kind=kind) for _ in range(2)], 10)
+    servers = [Child(_tell, kind=kind) for _ in range(2)]
+    found = measure_one(ranks, servers, 10, cpu_s=lambda pid: next(spent))
     assert found == Took(110.0, 300.0, 0.5, 4.0 / 20, 1.0 / 20)
     for end in _ENDS[:2]:
         assert [end.recv(), end.recv()] == ["go on", "go on"]

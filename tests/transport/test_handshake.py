@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from network import AT_ONCE_S, Network, enter, refusals
+from network import AT_ONCE_S, Network, refusals
 from service import TOKEN, Answer, question
 from support.conditions import SetConstants
 
@@ -18,8 +18,8 @@ from gigl_loader.errors import JoinRefusedError, PeerLostError, ProtocolError
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import Caller, End, Security, certs, stream
 from gigl_loader.transport.codec import decode
-from gigl_loader.transport.handshake import Admitted, Goodbye, Greeting
-from gigl_loader.transport.stream import FrameKind, pack
+from gigl_loader.transport.handshake import NONCE_BYTES, Admitted, Goodbye, Greeting, Hello
+from gigl_loader.transport.stream import FrameKind, Steps, Stream, drive, pack, read_frame
 
 
 @pytest.fixture(scope="module")
@@ -171,16 +171,26 @@ def test_whoever_does_not_know_the_token_cannot_play_the_listener() -> None:
         thread.join(10)
 
 
-@pytest.mark.parametrize("length", [0, 31, 33, 64])
-def test_a_nonce_of_another_length_is_refused(
-    plain: Network, monkeypatch: pytest.MonkeyPatch, length: int
-) -> None:
+def _prove(stream: Stream, security: Security, nonce: bytes) -> Steps:
+    """Do a caller's handshake with a nonce of its choice; return what the listener says to it."""
+    yield from stream.start_tls(security.context(server=False), server=False)
+    greeting = decode((yield from read_frame(stream, 0)).body, [], Greeting)
+    proof = security.proof(b"caller", nonce + greeting.nonce, stream.peer_certificate())
+    stream.push(pack(FrameKind.HELLO, Hello("x", "s", "lane", nonce, proof)))
+    return (yield from read_frame(stream, 0))
+
+
+@pytest.mark.parametrize("length", [0, 31, NONCE_BYTES, 33, 64])
+def test_a_nonce_of_another_length_is_refused(plain: Network, length: int) -> None:
     """It would move the border between the two nonces, so that one proof stood for two pairs."""
     service = plain.service(security=token(TOKEN))
-    monkeypatch.setattr("gigl_loader.transport.handshake.os.urandom", lambda count: bytes(length))
-    with pytest.raises(JoinRefusedError) as caught:
-        enter(service.listener.address, token(TOKEN), "lane").close()
-    assert caught.value.end is End.REFUSED_TOKEN
+    caller = Stream(socket.create_connection(service.listener.address))
+    with contextlib.closing(caller):
+        said = drive(_prove(caller, token(TOKEN), bytes(length)), caller, lambda: AT_ONCE_S)
+        if length == NONCE_BYTES:
+            assert said.kind is FrameKind.ADMITTED, "the rest of it is as a caller's"
+            return
+    assert decode(said.body, [], Goodbye).end is End.REFUSED_TOKEN
     assert service.peers == []
 
 

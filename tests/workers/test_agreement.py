@@ -1,7 +1,6 @@
 """What producers agree on: who may reach their workers, who has which partition, whose turn."""
 
 import hashlib
-import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.conditions import SetConstants
+from support.glt import init_worker_group
 from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
@@ -51,7 +51,7 @@ def _together(
 
     def start(rank: int) -> Agreement:
         found = _ranks(parts[rank], caches[rank])
-        found.join(StoreRendezvous(store, rank, len(parts), 30.0), Security(), "towards")
+        found.join(StoreRendezvous(store, rank, len(parts), 30.0), Security(), lambda: "10.0.0.1")
         found.connect(on[rank])
         then(found)
         found.settle()
@@ -68,10 +68,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     Not a storage server, whatever tests before this one made of this process. Partitions of one
     machine are asked for, as those of another are.
     """
-    here = SimpleNamespace(address="10.0.0.1", name_of_rows=name_of_rows)
+    here = SimpleNamespace(told=[], name_of_rows=name_of_rows)
     monkeypatch.setenv(SAME_MEMORY_VARIABLE, "0")
-    monkeypatch.setattr(agreement, "get_context", lambda: None)
-    monkeypatch.setattr(agreement, "address_towards", lambda host: here.address)
+    init_worker_group(1, 0, "workers")
     monkeypatch.setattr(agreement, "name_of_rows", lambda view: here.name_of_rows(view))
     return here
 
@@ -84,7 +83,6 @@ def _access(here: SimpleNamespace, own: str, other: str, security: Security) -> 
 
     ``other`` is an address, and after a space which graph the rank there has.
     """
-    here.address = own
     store, (host, _, graph) = HashStore(), other.partition(" ")
     told = (host, graph, b"")
     found = _ranks(PARTS[0])
@@ -92,10 +90,10 @@ def _access(here: SimpleNamespace, own: str, other: str, security: Security) -> 
         meeting = StoreRendezvous(store, 1, 2, 10.0)
         there = pool.submit(meeting.agree, "host", told, tuple[str, str, bytes])
         try:
-            found.join(StoreRendezvous(store, 0, 2, 10.0), security, "towards")
+            found.join(StoreRendezvous(store, 0, 2, 10.0), security, lambda: own)
             return found.access
         finally:
-            there.result(20)
+            here.told = there.result(20)
             found.close()
             meeting.close()
 
@@ -142,10 +140,11 @@ def test_several_machines_need_one_of_three_ways(here) -> None:
     assert len(tokens) == 3, "no two jobs have the same, and a plain one has none"
 
 
-def test_the_secret_depends_on_nonce_and_token(here, monkeypatch) -> None:
-    monkeypatch.setattr(secrets, "token_bytes", lambda count: b"n" * count)
+def test_the_secret_depends_on_nonce_and_token(here) -> None:
     access = _access(here, "10.0.0.1", "10.0.0.2", Security.resolve("", GOOD_TOKEN, False))
-    expected = hashlib.sha256(GOOD_TOKEN.encode() + b"n" * 32).hexdigest()
+    (_, _, nonce), _ = here.told
+    assert len(nonce) == 32
+    expected = hashlib.sha256(GOOD_TOKEN.encode() + nonce).hexdigest()
     assert access.security.token == expected
     assert access.job not in expected
 
@@ -153,7 +152,7 @@ def test_the_secret_depends_on_nonce_and_token(here, monkeypatch) -> None:
 def test_a_partition_alone_is_refused() -> None:
     """It would be sampled as if it were the whole graph, without a word."""
     with pytest.raises(ConfigError, match=r"no process loaded partitions \[0\] of 2"):
-        _ranks(PARTS[1]).join(None, Security(), "127.0.0.1")
+        _ranks(PARTS[1]).join(None, Security(), lambda: "127.0.0.1")
 
 
 # --- workers --------------------------------------------------------------------------------------
@@ -171,7 +170,7 @@ def test_before_it_has_joined() -> None:
 
 def test_alone_a_worker_is_told_that_it_may_begin() -> None:
     ranks = _ranks(GRAPH.dataset().view())
-    ranks.join(None, Security(), "127.0.0.1")
+    ranks.join(None, Security(), lambda: "127.0.0.1")
     ranks.connect([None])
     assert ranks.access is None
     assert not ranks.has_peers

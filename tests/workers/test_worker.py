@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -41,9 +41,9 @@ def _exit(code: int) -> None:
 
 
 @pytest.fixture
-def setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerSetup]:
+def setup(monkeypatch: pytest.MonkeyPatch, libc_is: Callable[..., None]) -> Iterator[WorkerSetup]:
     """What a trainer tells a worker, which leaves this process as it is."""
-    monkeypatch.setattr(module, "keep_freed_memory", lambda: None)
+    libc_is()  # none that keeps freed memory
     monkeypatch.setattr(module, "os", SimpleNamespace(_exit=_exit, close=os.close))
     producer, pool = make_producer(TinyGraph.random(50, 300).dataset(), SEEDS, batch_size=4)
     yield pool.setup

@@ -104,7 +104,7 @@ def meet_colocated(ranks: int, *, ranks_per_machine: int = 8, workers: int = 4) 
         own: Any = replace(view, num_partitions=ranks, partition_idx=rank)
         meeting = StoreRendezvous(store, rank, ranks, _TIMEOUT_S)  # type: ignore[arg-type]
         one = Agreement(own, None, None, EpochOptions(seed=0))  # type: ignore[arg-type]
-        one.join(meeting, Security.resolve(insecure=True), processes[0].host)
+        one.join(meeting, Security.resolve(insecure=True), lambda: world.process.host)
         # between the two meetings, as in a loader's start
         world.sleep(_WORKERS_START_S)
         listening = [(world.process.host, 30_000 + number) for number in range(workers)]
@@ -115,10 +115,7 @@ def meet_colocated(ranks: int, *, ranks_per_machine: int = 8, workers: int = 4) 
             held for held in vars(one).values() if held is not meeting and held is not own
         ]
 
-    names = {
-        "address_towards": lambda _: world.process.host, "reads_same_memory": lambda: False,
-        "remote_bytes": lambda *_: 0,
-    }  # fmt: skip
+    names = {"reads_same_memory": lambda: False, "remote_bytes": lambda *_: 0}
     with world.installed((agreement, rendezvous), **names):
         for rank, process in enumerate(processes):
             # drawn delays: ranks that all come at the same moment would hide who waits for whom
