@@ -13,7 +13,7 @@ def certs(argv: Sequence[str]) -> int:
     """Write a folder of certificates; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="gigl-loader certs",
-        description="Write ca.pem, cert.pem and key.pem for all machines of a cluster, to begin with. "
+        description="Write ca.pem, cert.pem and key.pem for all machines of a cluster. "
         "ca-key.pem signs further certificates: keep it off the machines.",
         epilog="example:\n  gigl-loader certs /etc/gigl storage0 storage1 compute0\n"
         "  gigl-loader serve --root /data/graph --tls /etc/gigl",
