@@ -30,7 +30,7 @@ TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
 SCRIPTS = .ci/in-venv .ci/run .ci/wheel $(wildcard examples/slurm/*.sbatch)
 ARGS ?=
 
-# Where it is set, each process of the tests would compile the package and rewrite all tests anew.
+# Where it is set, each process of the tests would compile the package and rewrite all tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help

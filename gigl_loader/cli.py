@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 
 VERBS: dict[str, tuple[str, str]] = {
     "serve": ("gigl_loader.commands.storage:serve_main", "serve a partition to compute processes"),
-    "status": ("gigl_loader.commands.status:main", "ask a storage server how it is"),
-    "certs": ("gigl_loader.commands.secrets:certs", "make a folder of certificates, for trying"),
+    "status": ("gigl_loader.commands.status:main", "print the health of a storage server"),
+    "certs": ("gigl_loader.commands.secrets:certs", "make a folder of certificates"),
     "token": ("gigl_loader.commands.secrets:token", "print a fresh cluster token"),
-    "diagnose": ("gigl_loader.diagnose:main", "say what this machine can do"),
+    "diagnose": ("gigl_loader.diagnose:main", "check this machine, and try a loader"),
     "partition": (
         "gigl_loader.commands.partitioning:main",
         "partition tables, or a saved PyG graph",
     ),
-    "plan": ("gigl_loader.commands.planning:main", "say how many machines a graph needs"),
+    "plan": ("gigl_loader.commands.planning:main", "predict machines, memory and speed"),
     "infer": ("gigl_loader.commands.infer:main", "run a model on the whole graph"),
 }
 """Verb: (module and function that takes the arguments and returns the exit code, description)."""

@@ -45,11 +45,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="a class or function that returns the model: a BasicGNN, or a list of layers",
     )  # fmt: skip
     parser.add_argument(
-        "--model-options", type=json.loads, default={}, metavar="JSON", help="its keywords"
+        "--model-options", type=json.loads, default={}, metavar="JSON", help="keywords of --model"
     )
-    parser.add_argument("--checkpoint", help="its state_dict, as torch.save wrote it")
-    parser.add_argument("--batch-size", type=int, help="rows of a chunk")
-    parser.add_argument("--format", choices=("npy", "parquet"), default="npy")
+    parser.add_argument("--checkpoint", help="state_dict of the model, from torch.save")
+    parser.add_argument("--batch-size", type=int, help="nodes that are computed at a time")
+    parser.add_argument("--format", choices=("npy", "parquet"), default="npy", help="default npy")
     parser.add_argument(
         "--edge-weight", action=argparse.BooleanOptionalAction,
         help="give the layers the edges' weights",
@@ -57,8 +57,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--edge-attr", action="store_true", help="give the layers the edges' features"
     )
-    parser.add_argument("--device", default="cpu", help='"cuda": the GPU of the local rank')
-    parser.add_argument("--quiet", action="store_true", help="no progress line")
+    parser.add_argument(
+        "--device", default="cpu", help='default cpu; "cuda": the GPU of the local rank'
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     return parser.parse_args(argv)
 
 

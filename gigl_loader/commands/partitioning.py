@@ -107,14 +107,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pyg", metavar="FILE", help="a Data or HeteroData that torch.save wrote, "
                         "in place of tables")  # fmt: skip
     parser.add_argument("--root", required=True, help="directory to write")
-    parser.add_argument("--num-partitions", type=int, required=True, help="how many")
-    parser.add_argument("--method", choices=METHODS, default="contiguous",
-                        help="column and ldg: for tables")  # fmt: skip
-    parser.add_argument("--edge-dir", choices=("in", "out"), default="in")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--num-partitions", type=int, required=True, help="number of partitions")
+    parser.add_argument(
+        "--method",
+        choices=METHODS,
+        default="contiguous",
+        help="who owns a node (default contiguous); column and ldg: for tables",
+    )
+    parser.add_argument("--edge-dir", choices=("in", "out"), default="in",
+                        help="direction in which loaders walk edges (default in)")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="for random and metis (default 0)")
     parser.add_argument("--memory", default="2GB", help="memory limit of the process (default 2GB)")
     parser.add_argument("--scratch", help="directory for temporary files (default: beside --root)")
-    parser.add_argument("--threads", type=int, help="default: one for each CPU")
+    parser.add_argument("--threads", type=int, help="threads of the engine (default: one per CPU)")
     parser.add_argument("--drop-dangling", action="store_true",
                         help="leave out edges to unknown nodes")  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace partitions at --root")
@@ -124,12 +129,16 @@ def _parser() -> argparse.ArgumentParser:
                         help="ray: joins and sorts as tasks of a Ray cluster")  # fmt: skip
     parser.add_argument("--time-attr", help="attribute of nodes to sample by: edges keep the "
                         "times of neighbours (in YAML: time_attr)")  # fmt: skip
-    parser.add_argument("--order", choices=ORDERS, help="rows of nodes; degree: those that most "
-                        "edges lead to first, for training from disk (in YAML: order)")  # fmt: skip
+    parser.add_argument(
+        "--order",
+        choices=ORDERS,
+        help="order of the rows of nodes; degree: those "
+        "with most edges first, for training from disk (in YAML: order)",
+    )
     parser.add_argument("--edge-rows", action="store_true", default=None,
-                        help="keep the row of each edge in its table, 8 bytes an edge (in YAML: "
+                        help="keep the row of each edge in its table, 8 bytes per edge (in YAML: "
                         "edge_rows)")  # fmt: skip
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     one = parser.add_argument_group("a graph of one type, without a YAML file")
     one.add_argument("--nodes", help="files of nodes: a path, a pattern, a directory or a URL")
     one.add_argument("--edges", help="files of edges")
@@ -141,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--feature-dtype",
         metavar="DTYPE",
-        help="of the features of nodes: "
+        help="type to store the features of nodes in: "
         f"{', '.join(FEATURE_DTYPES)}; with --pyg int8, uint8, float16, bfloat16",
     )
     for name in ("src", "dst", "weight"):

@@ -108,49 +108,74 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     graph = parser.add_argument_group("the graph: a directory, or figures")
     graph.add_argument("--root", help="partitions that partition_graph or partition_tables wrote")
-    graph.add_argument("--nodes", type=count, help="as in 111M")
-    graph.add_argument("--edges", type=count, help="as in 1.6B")
-    graph.add_argument("--dim", type=int, help="columns of the node features")
-    graph.add_argument("--dtype", choices=list(DTYPE_BYTES))
+    graph.add_argument("--nodes", type=count, help="number of nodes, such as 111M")
+    graph.add_argument("--edges", type=count, help="number of edges, such as 1.6B")
+    graph.add_argument("--dim", type=int, help="number of feature columns of nodes")
+    graph.add_argument("--dtype", choices=list(DTYPE_BYTES), help="type of the features")
     graph.add_argument("--degree-distribution", choices=("uniform", "power-law"), default="uniform",
-                       help="without --root (default uniform)")  # fmt: skip
+                       help="degrees of the nodes, without --root (default uniform)")  # fmt: skip
     graph.add_argument("--remote-share", type=share, help="share of neighbours in other partitions "
-                       "(default: that of --root, else of random parts)")  # fmt: skip
+                       "(default: as in --root; else as in random partitions)")  # fmt: skip
     work = parser.add_argument_group("the work")
-    work.add_argument("--num-neighbors", type=fanouts, default=(15, 10),
-                      help="default 15,10; all, or -1, for all neighbours")  # fmt: skip
-    work.add_argument("--batch-size", type=int, default=1024, help="seeds (default 1024)")
-    work.add_argument("--step-ms", type=float, default=0.0, help="of the model, for a batch")
-    work.add_argument("--remote-cache", type=cache_size, default=0.0,
-                      help="of remote rows, as in 20%% or, of each machine, 2GB")  # fmt: skip
+    work.add_argument(
+        "--num-neighbors",
+        type=fanouts,
+        default=(15, 10),
+        help="neighbours per hop (default 15,10); -1 or all: all of them",
+    )
+    work.add_argument("--batch-size", type=int, default=1024, help="seeds per batch (default 1024)")
+    work.add_argument(
+        "--step-ms", type=float, default=0.0, help="milliseconds of the model per batch"
+    )
+    work.add_argument(
+        "--remote-cache",
+        type=cache_size,
+        default=0.0,
+        help="cache of remote rows: a share such as 20%%, or 2GB per machine",
+    )
     machines = parser.add_argument_group("the machines")
-    machines.add_argument("--deployment", choices=("colocated", "graph-store"), default="colocated")
-    machines.add_argument("--machines", type=int, help="that train (default 1; colocated, as "
-                          "many as --root has partitions)")  # fmt: skip
-    machines.add_argument("--num-servers", type=int, help="storage machines of a graph store "
-                          "(default: as many as --root has partitions)")  # fmt: skip
-    machines.add_argument("--ranks-per-machine", type=int, default=1)
-    machines.add_argument("--num-workers", type=int, default=1, help="of each rank (and server)")
-    machines.add_argument("--cores", type=int, default=16, help="of each machine (default 16)")
-    machines.add_argument("--memory", type=gigabytes, metavar="GB", help="of each machine, as in "
-                          "64GB")  # fmt: skip
+    machines.add_argument("--deployment", choices=("colocated", "graph-store"), default="colocated",
+                          help="where sampling runs (default colocated)")  # fmt: skip
+    machines.add_argument("--machines", type=int, help="machines that train (default 1; "
+                          "colocated: the number of partitions in --root)")  # fmt: skip
+    machines.add_argument("--num-servers", type=int, help="storage servers of a graph store "
+                          "(default: the number of partitions in --root)")  # fmt: skip
+    machines.add_argument("--ranks-per-machine", type=int, default=1,
+                          help="training processes per machine (default 1)")  # fmt: skip
+    machines.add_argument("--num-workers", type=int, default=1, help="workers per "
+                          "rank; in a graph store per rank and server (default 1)")  # fmt: skip
+    machines.add_argument("--cores", type=int, default=16, help="cores per machine (default 16)")
+    machines.add_argument("--memory", type=gigabytes, metavar="GB", help="memory per "
+                          "machine, such as 64GB")  # fmt: skip
     machines.add_argument("--gpu", type=gigabytes, metavar="GB", help="memory of a GPU that "
-                          "samples the graph itself, as in 80GB")  # fmt: skip
-    machines.add_argument("--link", type=gigabits, help="as in 25Gbit (default: as measured "
-                          "with a second host, else 10)")  # fmt: skip
-    machines.add_argument("--disk", type=gigabytes, default=1.0, metavar="GB", help="that a "
-                          "second reads of partitions (default 1GB)")  # fmt: skip
+                          "samples the graph itself, such as 80GB")  # fmt: skip
+    machines.add_argument(
+        "--link",
+        type=gigabits,
+        help="network of a machine, such as "
+        "25Gbit (default: as measured with a second host, else 10Gbit)",
+    )
+    machines.add_argument("--disk", type=gigabytes, default=1.0, metavar="GB", help="bytes "
+                          "per second that the disk reads (default 1GB)")  # fmt: skip
     machines.add_argument("--encrypted", action="store_true", help="connections use TLS")
-    parser.add_argument("--costs", help="file of --calibrate (default: the costs of this package)")
+    parser.add_argument("--costs", help="a file of --calibrate (default: costs in this package)")
     measure = parser.add_argument_group("measuring machines")
-    measure.add_argument("--calibrate", metavar="FILE", help="measure this machine, a minute")
-    measure.add_argument("--with", dest="other", metavar="HOST:PORT", type=host_and_port,
-                         help="and the link to a second host, where --answer runs")  # fmt: skip
+    measure.add_argument("--calibrate", metavar="FILE", help="measure this machine for a "
+                         "minute, and write its costs")  # fmt: skip
+    measure.add_argument(
+        "--with",
+        dest="other",
+        metavar="HOST:PORT",
+        type=host_and_port,
+        help="measure the link to a second host, too; it runs --answer",
+    )
     measure.add_argument("--answer", metavar="HOST:PORT", type=host_and_port,
                          help="be the second host, and listen at this address")  # fmt: skip
     add_security(parser)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--picture", metavar="FILE", help="seeds/s over machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--picture", metavar="FILE", help="draw seeds/s over the number of machines"
+    )
     return parser
 
 
@@ -277,7 +302,7 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 
 def _answer(args: argparse.Namespace) -> int:
-    """Answer whoever measures, until this process is told to stop."""
+    """Be the second host of a measurement, until this process is told to stop."""
     ends = {signal.SIGINT, signal.SIGTERM}
     security, (host, port) = security_of(args), args.answer
     # Before any threads, which inherit it; restored afterwards, as children would inherit it, too.

@@ -13,7 +13,7 @@ def certs(argv: Sequence[str]) -> int:
     """Write a folder of certificates; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="gigl-loader certs",
-        description="Write ca.pem, cert.pem and key.pem for all machines of a cluster, for trying. "
+        description="Write ca.pem, cert.pem and key.pem for all machines of a cluster. "
         "ca-key.pem signs further certificates: keep it off the machines.",
         epilog="example:\n  gigl-loader certs /etc/gigl storage0 storage1 compute0\n"
         "  gigl-loader serve --root /data/graph --tls /etc/gigl",
@@ -21,7 +21,9 @@ def certs(argv: Sequence[str]) -> int:
     )
     parser.add_argument("folder", metavar="DIR")
     parser.add_argument("hosts", metavar="HOST", nargs="+", help="names and addresses of machines")
-    parser.add_argument("--days", type=float, default=365, help="how long it is valid")
+    parser.add_argument(
+        "--days", type=float, default=365, help="days that it is valid (default 365)"
+    )
     args = parser.parse_args(argv)
     try:
         print(make_folder(args.folder, args.hosts, args.days))

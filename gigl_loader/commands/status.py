@@ -1,4 +1,7 @@
-"""`gigl-loader status`: asks a storage server how it is. Probes are frequent: it needs no torch."""
+"""`gigl-loader status`: prints the health of a storage server.
+
+Probes are frequent, so it needs no torch.
+"""
 
 import argparse
 import json
@@ -18,10 +21,10 @@ NOT_WHOLE = 4
 _EXAMPLE = """example:
   gigl-loader status STORAGE0:29600 --tls /etc/gigl
 exit codes:
-  0  health is "serving"; with --live: the server answers, whatever its health
-  1  no answer in time, or the server does not let this process in
+  0  health is "serving"; with --live: the server responds, whatever its health
+  1  no response in time, or the server does not let this process in
   3  nothing listens there: the server still loads, or its process is gone
-  4  the server answers, but is not whole: another server is away or lost, or a producer failed
+  4  the server responds, but is not whole: another server is away or lost, or a producer failed
 """
 
 
@@ -46,15 +49,23 @@ def security_of(args: argparse.Namespace) -> Security:
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(
-        prog="gigl-loader status", description="Ask a storage server how it is.", epilog=_EXAMPLE,
+        prog="gigl-loader status",
+        description="Print the health of a storage server.",
+        epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("where", metavar="HOST:PORT", type=host_and_port)
     parser.add_argument(
-        "--timeout", type=float, default=_TIMEOUT_S, metavar="SECONDS", help="for the answer"
+        "--timeout",
+        type=float,
+        default=_TIMEOUT_S,
+        metavar="SECONDS",
+        help="longest wait for the response",
     )
     parser.add_argument(
-        "--live", action="store_true", help="exit with 0 wherever it answers: a liveness probe"
+        "--live",
+        action="store_true",
+        help="exit with 0 if the server responds at all: a liveness probe",
     )
     add_security(parser)
     return parser.parse_args(argv)
@@ -80,7 +91,7 @@ def ask(
     """Return the status of the server at ``where``.
 
     Raises:
-        PeerError: Nothing listens there, or it does not answer in time.
+        PeerError: Nothing listens there, or it does not respond in time.
         JoinRefusedError: It does not let this process in, or is another service.
     """
     deadline = time.monotonic() + timeout_s

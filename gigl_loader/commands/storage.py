@@ -24,7 +24,7 @@ _SERVE_EXAMPLE = """example, two machines:
   torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint STORAGE0:29500 \\
       -m gigl_loader serve --root /data/graph --master-addr STORAGE0 --master-port 29600 \\
       --tls /etc/gigl
-one machine, for trying:
+one machine:
   gigl-loader serve --root /data/graph --master-port 29600 --num-jobs 1
 """
 
@@ -78,7 +78,7 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="package, module or class that clients may name as a sampler; may be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--timeout", type=float, default=JOIN_TIMEOUT_S, metavar="SECONDS", help="to meet server 0"
+        "--timeout", type=float, default=JOIN_TIMEOUT_S, metavar="SECONDS", help="wait for server 0"
     )
     parser.add_argument(
         "--network-timeout", type=float, default=PATIENCE_S, metavar="SECONDS",

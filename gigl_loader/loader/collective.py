@@ -418,7 +418,7 @@ class CollectivePeers:
             return *self._filled(readers, self._answer), None
         # Any exception: one that left here would leave the others waiting for this rank.
         except Exception as error:
-            failed = self.failed("an answer to another rank", error)
+            failed = self.failed("a response to another rank", error)
             return np.empty(0, np.uint8), [0] * self.size, failed
 
     def failed(self, what: str, error: Exception) -> AnswerFailedError:
@@ -521,7 +521,7 @@ def host_backend() -> str:
         return own
     if not dist.is_gloo_available():
         raise ConfigError(
-            'exchange="collective" sends questions between CPUs, and the process group '
+            'exchange="collective" sends requests between CPUs, and the process group '
             f"({dist.get_backend_config()}) has no backend for that; this torch was built without "
             'gloo: add one to init_process_group, as in "cpu:ucc,cuda:nccl"'
         )

@@ -90,8 +90,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
 
     A batch has ``edge_label_index`` (``[2, num]`` int64, local; seed edges first, then binary
     negatives), ``edge_label`` (0 for negatives) and ``input_id`` (``[num_edges]``, positions in
-    ``edge_label_index`` as given); with triplets ``src_index``, ``dst_pos_index`` and
-    ``dst_neg_index`` (``[num_edges]``, or ``[num_edges, amount]``) in place of the first two. On a
+    ``edge_label_index`` as given). With triplets, ``src_index``, ``dst_pos_index`` and
+    ``dst_neg_index`` (``[num_edges]``, or ``[num_edges, amount]``) replace the first two. On a
     `HeteroData` they are in the stores that PyG has them in. The ends of all edges come first among
     the nodes of their type, each once.
 
@@ -110,7 +110,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         neg_sampling_ratio: PyG's older way to say ``NegativeSampling("binary", ratio)``.
         batch_size: Seed edges per batch.
         sampler_options: Another sampler, one with ``EdgeRoots``, or again the fanout.
-        strict: No negative is an edge of the graph; asks the owner of each. A node may be a
+        strict: No negative is an edge of the graph: the owner of each is asked. A node may be a
             negative of itself, as in PyG.
         edge_label_time: The time of each seed edge, ``[num_edges]`` numbers (by server where the
             edges are): needed with ``time_attr``. Negatives are not later either.

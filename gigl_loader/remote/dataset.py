@@ -337,7 +337,7 @@ class RemoteDistDataset:
     # -- rows of all servers --------------------------------------------------------------------
 
     def get_features(self, ids: Tensor, node_type: NodeType | None = None) -> Tensor:
-        """Return the features of nodes of any server; each process asks for itself.
+        """Return the features of nodes of any server; each process alone.
 
         Args:
             ids: ``[n]`` int64, global; repeats allowed.
@@ -345,7 +345,7 @@ class RemoteDistDataset:
 
         Raises:
             ConfigError: There is no such id or feature.
-            PeerTimeoutError: A server did not answer in time.
+            PeerTimeoutError: A server did not respond in time.
             ServerDiedError: A server is gone.
         """
         name = self.lookup.type_of("node_features", node_type)

@@ -157,7 +157,7 @@ class LocalReader:
         self, draw: Draw, adjacency: Adjacency[Array], order: TimeOrder[Array], at: Array,
         asked: Asked, replace: bool, rows: tuple[Array, Array, Array],
     ) -> tuple[int, int]:  # fmt: skip
-        assert asked.until is not None, "timed questions say until when"
+        assert asked.until is not None, "requests by time say until when"
         since = _NO_TIMES if asked.since is None else asked.since
         found: tuple[int, int] = tree_kernels.count_timed(
             adjacency.indptr, order.times, at, since, asked.until, draw.fanout, replace, draw.last,

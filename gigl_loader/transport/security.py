@@ -274,7 +274,7 @@ def _files(folder: str) -> list[Path]:
         if not os.access(file, os.R_OK):
             raise ConfigError(
                 f"{file} is missing or cannot be read: the folder of certificates holds ca.pem, "
-                "cert.pem and key.pem (`gigl-loader certs` makes one for trying)"
+                "cert.pem and key.pem (`gigl-loader certs` makes one to begin with)"
             )
     return files
 

@@ -31,7 +31,7 @@ PAGES = (
     "docs/guide/tuning.md",
     "docs/guide/migrating.md",
     "docs/guide/ppr.md",
-    "docs/guide/elsewhere.md",
+    "docs/guide/feature_store.md",
 )
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
