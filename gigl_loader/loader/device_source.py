@@ -112,7 +112,9 @@ class DeviceSource(PlacedSource):
             None if place.cache is None else place.cache.size,
         )  # fmt: skip
         # seeds alone: links and labels add roots, which are counted when they are there
-        self._sampler.check(self.sampling_config.batch_size)
+        self._sampler.check(
+            self.sampling_config.batch_size, self._concurrency, self._device_memory.free_bytes()
+        )
 
     def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
         """Begin an epoch; the rest of the previous one is dropped."""

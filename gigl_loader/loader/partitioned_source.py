@@ -15,15 +15,19 @@ import time
 
 import numpy as np
 
+from gigl_loader.dataset.placement import Placement
 from gigl_loader.device.memory import DeviceMemory
+from gigl_loader.errors import ConfigError
 from gigl_loader.loader.collective import BROKEN_OFF, COMPLETE, CollectivePeers
 from gigl_loader.loader.device_rows import wait_for_ranks
 from gigl_loader.loader.device_source import PlacedSource, RowlessBatch
 from gigl_loader.loader.in_process import EpochBatches, named_errors
 from gigl_loader.loader.partitioned_graph import PartitionedGraph, words_of
+from gigl_loader.loader.whole_edges import WholeEdgesGraph
 from gigl_loader.memory.leases import OwnMessages
 from gigl_loader.message import BatchTicket, Received
 from gigl_loader.on_device.choose import kernels_for
+from gigl_loader.on_device.device_graph import DeviceGraph
 from gigl_loader.on_device.sampler import DeviceSampler, checked
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.workers.agreement import StartTurns
@@ -49,12 +53,22 @@ class PartitionedSource(PlacedSource):
         self._peers, self._memory = [peers], [OwnMessages()]
         kernels = kernels_for(place.device, place.kernels)
         with memory.in_use():
-            self._graph = PartitionedGraph(placed, self._plan, kernels, memory, peers, timeout_s)
+            partitions = PartitionedGraph(placed, self._plan, kernels, memory, peers, timeout_s)
+            graph: DeviceGraph = partitions
+            self._graph = partitions
+            if _wants_whole_edges(place, partitions):
+                graph = WholeEdgesGraph(partitions, place, list(self._plan.fanouts), kernels)
         roots = checked(load_sampler(self._view, self._plan, peers, self._custom))
         self._device_memory = memory
-        self._sampler = DeviceSampler(roots, self._plan, self._graph, kernels, memory, timeout_s)
+        self._sampler = DeviceSampler(roots, self._plan, graph, kernels, memory, timeout_s)
         # seeds alone: links and labels add roots, which are counted when they are there
-        self._sampler.check(self.sampling_config.batch_size)
+        # By numbers of all ranks, so that all of them refuse it.
+        (under_way,) = peers.most([self._concurrency])
+        free = memory.free_bytes()
+        least = peers.least(-1 if free is None else free)
+        self._sampler.check(
+            self.sampling_config.batch_size, under_way, None if least < 0 else least
+        )
 
     def _room(self) -> int:
         return max(super()._room(), self._concurrency)
@@ -99,6 +113,17 @@ class PartitionedSource(PlacedSource):
         super().shutdown(linger_s)
         if self._graph is not None and self._peers[0].group is None:
             self._graph.close()
+
+
+def _wants_whole_edges(place: Placement, partitions: PartitionedGraph) -> bool:
+    """Return whether each device gets all edges, which all ranks have to want."""
+    wants = place.edges == "whole"
+    all_want, none_wants = partitions.all_ranks(wants), partitions.all_ranks(not wants)
+    if all_want or none_wants:
+        return wants
+    raise ConfigError(
+        "ranks moved their partitions in different ways: give dataset.to() the same edges= on all"
+    )
 
 
 def _no_request(epoch: EpochBatches, step: int) -> SampleRequest:
