@@ -1,3 +1,4 @@
+from gigl_loader.collate.check_padding import check_padding as check_padding
 from gigl_loader.collate.padding import padding_sizes as padding_sizes
 from gigl_loader.dataset.links import LinkSplit as LinkSplit
 from gigl_loader.dataset.links import LinkSplits as LinkSplits

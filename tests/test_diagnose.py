@@ -70,3 +70,28 @@ def test_the_master_is_looked_for(
     (finding,) = [found for found in diagnose.network() if found.name == "master"]
     assert text in finding.text
     assert finding.bad == bad
+
+
+def test_gpus_and_their_kernels_are_named(
+    gpus: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> dict[str, str]:
+        return {one.name: one.text for one in diagnose.versions()}
+
+    assert told()["GPUs"].startswith("none found (torch is built for ")
+    gpus += [None, None]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (10**9 * number, 80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"H{number}00")
+    assert told()["GPUs"] == "2: H000 (0.0 of 80.0 GB free), H100 (1.0 of 80.0 GB free)"
+    versions = {"warp-lang": "1.19"}
+    known = diagnose.importlib.metadata.version
+
+    def version(package: str) -> str:
+        if package == "warp-lang" and not versions:
+            raise diagnose.importlib.metadata.PackageNotFoundError(package)
+        return versions.get(package) or known(package)
+
+    monkeypatch.setattr(diagnose.importlib.metadata, "version", version)
+    assert told()["kernels for GPUs"] == "Warp 1.19"
+    versions.clear()
+    assert "pip install 'gigl_loader[gpu]'" in told()["kernels for GPUs"]

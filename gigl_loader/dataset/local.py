@@ -29,7 +29,13 @@ from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.mapped import is_mapped_format
 from gigl_loader.dataset.mapped_reader import MappedPart, Memory, OriginalIds
 from gigl_loader.dataset.partition_output import PartitionBook, PartitionOutput, read_output
-from gigl_loader.dataset.placement import FeaturesOn, KernelsBy, Placement, existing_device
+from gigl_loader.dataset.placement import (
+    EdgesOn,
+    FeaturesOn,
+    KernelsBy,
+    Placement,
+    existing_device,
+)
 from gigl_loader.dataset.progress import showing
 from gigl_loader.dataset.pyg_graph import (
     CheckedGraph,
@@ -422,6 +428,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         features: FeaturesOn = "device",
         cache: int | str | None = None,
         kernels: KernelsBy | None = None,
+        edges: EdgesOn = "own",
     ) -> "DistDataset":
         """Move this dataset to a device, where loaders with ``num_workers=0`` then sample it.
 
@@ -441,6 +448,9 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
             kernels: ``"torch"`` or ``"warp"``: the sampling kernels. None: Warp if it is installed
                 (extra ``gpu``). Named with ``"cpu"``, the CPU does all work of a device: for tests
                 and rehearsals.
+            edges: For a partition. ``"whole"``: the first loader gathers the edges of all
+                partitions on each device; then only rows are asked of other devices. ``"own"``:
+                neighbours are, too, in each hop.
 
         Raises:
             ConfigError: There is no such device, or not enough free memory on it; or ``kernels``
@@ -457,7 +467,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
                 )
             self._placement = None
             return self
-        placement = Placement(target, features, kernels, cache)
+        placement = Placement(target, features, kernels, cache, edges)
         placement.place(view)
         self._placement = placement
         return self

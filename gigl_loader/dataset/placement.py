@@ -18,6 +18,7 @@ from gigl_loader.sizes import size_in_words
 
 FeaturesOn = Literal["device", "host"]
 KernelsBy = Literal["torch", "warp"]
+EdgesOn = Literal["own", "whole"]
 _ROWS = ("node_features", "edge_features")
 """The parts that may stay on the host; the others are small beside them, or read more often."""
 _SPARE = 0.9
@@ -56,6 +57,7 @@ class Placement:
         features: ``"device"``, or ``"host"``: features lie in pinned memory of the host.
         kernels: ``"torch"`` or ``"warp"``; None: chosen by the kind of device.
         cache: Device memory for features on the host, as ``remote_cache`` of a loader.
+        edges: Of a partition: ``"own"``, or ``"whole"``: also the edges of all others.
 
     Raises:
         ConfigError: A value cannot work.
@@ -67,7 +69,10 @@ class Placement:
         features: FeaturesOn = "device",
         kernels: KernelsBy | None = None,
         cache: int | str | None = None,
+        edges: EdgesOn = "own",
     ) -> None:
+        if edges not in ("own", "whole"):
+            raise ConfigError(f'edges must be "own" or "whole", got {edges!r}')
         if features not in ("device", "host"):
             raise ConfigError(f'features must be "device" or "host", got {features!r}')
         if kernels not in (None, "torch", "warp"):
@@ -76,7 +81,9 @@ class Placement:
             raise ConfigError(
                 f'cache={cache!r} is for features="host": all features are on the device anyway'
             )
-        self.device, self.features, self.kernels = device, features, kernels
+        self.device, self.features, self.kernels, self.edges = device, features, kernels, edges
+        self.whole_edges: dict[Any, Any] = {}
+        """Edges of all ranks, for all loaders; see `loader.whole_edges`."""
         self.cache = CacheOptions.of(cache, "cache")
         # by the memory of a tensor: views of one partition share most of theirs
         self._copies: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
@@ -119,7 +126,8 @@ class Placement:
         if wanted > _SPARE * free:
             raise ConfigError(
                 f"the graph takes {size_in_words(wanted)} of {self.device}, which has "
-                f"{size_in_words(free)} free: leave the features in pinned memory of the host with "
+                f"{size_in_words(free)} free, and the model needs some, too (`gigl-loader plan "
+                "--gpu` counts the same): leave the features in pinned memory of the host with "
                 'dataset.to(device, features="host"), take more partitions, or sample with workers'
             )
 

@@ -43,6 +43,13 @@ class DeviceMemory:
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             yield
 
+    def free_bytes(self) -> int | None:
+        """Return its free memory, with what torch keeps to use again; None: it is the host's."""
+        if not self._on_cuda:
+            return None
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return torch.cuda.mem_get_info(self.device)[0] + kept
+
     def on_host(self, nbytes: int) -> Tensor:
         """Return ``[nbytes]`` uint8 of the host to copy from.
 

@@ -29,13 +29,15 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from torch import Tensor
 
+from gigl_loader.dataset.placement import Placement
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.device.memory import DeviceMemory
-from gigl_loader.errors import SamplingError
+from gigl_loader.errors import ConfigError, SamplingError
 from gigl_loader.loader.collective import BROKEN_OFF, COMPLETE, CollectivePeers
 from gigl_loader.loader.device_rows import wait_for_ranks
 from gigl_loader.loader.in_process import EpochBatches, InProcessSource, named_errors, with_rows
 from gigl_loader.loader.partitioned_graph import PartitionedGraph, words_of
+from gigl_loader.loader.whole_edges import WholeEdgesGraph
 from gigl_loader.memory.leases import OwnMessages
 from gigl_loader.message import Attempt, BatchTicket, Received, SampleMessage
 from gigl_loader.on_device.choose import kernels_for
@@ -84,11 +86,15 @@ class PlacedSource(InProcessSource):
             None if place.cache is None else place.cache.size,
         )  # fmt: skip
         # seeds alone: links and labels add roots, which are counted when they are there
-        self._sampler.check(self.sampling_config.batch_size)
+        self._sampler.check(self.sampling_config.batch_size, *self._under_way_and_free())
 
     def _graph_of(self, placed: PartitionView[Tensor], kernels: Kernels) -> DeviceGraph:
         """Return the whole graph, for draws and rows."""
         raise NotImplementedError
+
+    def _under_way_and_free(self) -> tuple[int, int | None]:
+        """Return how many batches are under way at once, and the free bytes of the device."""
+        return self._concurrency, self._device_memory.free_bytes()
 
 
 class DeviceSource(PlacedSource):
@@ -212,7 +218,18 @@ class PartitionedSource(PlacedSource):
         self._peers = [peers]
         self._roots = checked(load_sampler(self._view, self._plan, peers, self._custom))
         with self._device_memory.in_use():
-            return PartitionedGraph(placed, self._plan, kernels, self._device_memory, peers)
+            partitions = PartitionedGraph(placed, self._plan, kernels, self._device_memory, peers)
+            if _wants_whole_edges(self._placement, partitions):
+                names = list(self._plan.fanouts)
+                return WholeEdgesGraph(partitions, self._placement, names, kernels)
+            return partitions
+
+    def _under_way_and_free(self) -> tuple[int, int | None]:
+        # By numbers of all ranks, so that all of them refuse it.
+        under_way, free = super()._under_way_and_free()
+        (most,) = self._peers[0].most([under_way])
+        least = self._peers[0].least(-1 if free is None else free)
+        return most, None if least < 0 else least
 
     def _room(self) -> int:
         return max(super()._room(), self._concurrency)
@@ -249,6 +266,17 @@ class PartitionedSource(PlacedSource):
         peers.meet()
         seconds = cut_at - started, time.perf_counter() - cut_at
         return with_rows(self._received(request, {**message, **host}, nbytes, *seconds), rows)
+
+
+def _wants_whole_edges(place: Placement, partitions: PartitionedGraph) -> bool:
+    """Return whether each device gets all edges, which all ranks have to want."""
+    wants = place.edges == "whole"
+    all_want, none_wants = partitions.all_ranks(wants), partitions.all_ranks(not wants)
+    if all_want or none_wants:
+        return wants
+    raise ConfigError(
+        "ranks moved their partitions in different ways: give dataset.to() the same edges= on all"
+    )
 
 
 def _no_request(epoch: EpochBatches, step: int) -> SampleRequest:

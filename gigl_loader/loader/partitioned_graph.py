@@ -26,6 +26,7 @@ from torch import Tensor
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.dataset.view import ROW_KINDS, Book, PartitionView
 from gigl_loader.device.memory import DeviceMemory
+from gigl_loader.errors import ConfigError
 from gigl_loader.loader.collective import CollectivePeers
 from gigl_loader.loader.device_rows import device_group, wait_for_ranks
 from gigl_loader.on_device.device_graph import (
@@ -43,8 +44,11 @@ from gigl_loader.ranks import RankExchange
 from gigl_loader.rowcache.tables import Matrix, Owner, owner_of
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.sampler.reader import row_type
+from gigl_loader.sizes import size_in_words
 
 _LOWEST = torch.iinfo(torch.int64).min
+_SLICE = 1 << 24
+"""Edges that each rank sends at once to all others, when all edges are gathered."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,40 @@ class PartitionedGraph:
         """int64 of a requested node: its id; in trees the key of its draw; then its times."""
         if plan.expansion.in_trees:
             self._columns = 4 if view.times else 2
+
+    # -- all edges: see `whole_edges` --------------------------------------------------------------
+
+    def all_ranks(self, agrees: bool) -> bool:
+        """Return whether all ranks say yes."""
+        return bool(self._peers.least(int(agrees)))
+
+    def check_room(self, nbytes: int) -> None:
+        """Raise `ConfigError` on all ranks if one has no room for ``nbytes`` of each of them."""
+        wanted, free = sum(self._exchange.gather(nbytes, int)), self._memory.free_bytes()
+        least = self._peers.least(wanted if free is None else free)
+        if wanted > least:
+            raise ConfigError(
+                f"all edges of a type take {size_in_words(wanted)} of {self._memory.device}, and "
+                f"some rank has {size_in_words(least)} free: leave the edges with their owners, "
+                'with dataset.to(device, edges="own"), or take more of the features to the host'
+            )
+
+    def gathered(self, own: Tensor) -> Tensor:
+        """Return the rows of all ranks, in rank order."""
+        counts, begin = self._exchange.gather(own.shape[0], int), 0
+        found = own.new_empty((sum(counts), *own.shape[1:]))
+        while begin < max(counts):  # slices: what is sent has a copy for each rank
+            part = own[begin : begin + _SLICE]
+            receive = [min(max(count - begin, 0), _SLICE) for count in counts]
+            sent = part.repeat(len(counts), *[1] * (part.dim() - 1))
+            came = self._exchange.swap_values(sent, [part.shape[0]] * len(counts), receive)
+            wait_for_ranks(self._memory, self._memory.mark(), self._peers.timeout_s)
+            first = begin
+            for count, piece in zip(counts, came.split(receive), strict=True):
+                found[first : first + piece.shape[0]] = piece
+                first += count
+            begin += _SLICE
+        return found
 
     # -- draws -------------------------------------------------------------------------------------
 

@@ -185,6 +185,10 @@ class DeviceExpansion:
                     "sample with workers"
                 )
 
+    def device_bytes(self, num_roots: Mapping[NodeType, int]) -> int:
+        """Return the bytes that a batch of so many roots takes on the device, without its rows."""
+        return self._bounds(num_roots).device_bytes
+
     def width(self, edge_type: EdgeType, hop: int) -> int:
         """Return the most neighbours drawn for a node in a hop."""
         fanout, degree = self._plan.fanouts[edge_type][hop], self._degrees[edge_type]

@@ -55,8 +55,10 @@ from gigl_loader.on_device.device_graph import DeviceGraph
 from gigl_loader.on_device.device_kernels import Kernels
 from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.rowcache.tables import Matrix, Owner
+from gigl_loader.sampler.bounds import BATCHES_HELD
 from gigl_loader.sampler.neighbor import NeighborSampler, attribute_names
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SamplingPlan
+from gigl_loader.sizes import size_in_words
 
 logger = logging.getLogger(__name__)
 
@@ -166,10 +168,26 @@ class DeviceSampler:
             return None
         return KeptRows(self._view, kinds, cache, self._kernels, self._memory)
 
-    def check(self, batch_size: int) -> None:
-        """Raise `ConfigError` if a batch of so many seeds does not fit on the device."""
+    def check(self, batch_size: int, under_way: int, free: int | None) -> None:
+        """Raise `ConfigError` if batches do not fit on the device; nothing was allocated for them.
+
+        Args:
+            batch_size: Seeds of a batch.
+            under_way: Batches at once.
+            free: Free bytes of the device; None: not known.
+        """
         seeds = {self._plan.input_type: batch_size}
-        self._expansion.check({name: seeds.get(name, 0) for name in self._view.num_nodes})
+        roots = {name: seeds.get(name, 0) for name in self._view.num_nodes}
+        self._expansion.check(roots)
+        wanted = (under_way + BATCHES_HELD) * self._expansion.device_bytes(roots)
+        if free is not None and wanted > free:
+            raise ConfigError(
+                f"batches take up to {size_in_words(wanted)} of {self._memory.device}, which has "
+                f"{size_in_words(free)} free: {under_way} are under way, with room for all "
+                f"neighbours that they may draw, and {BATCHES_HELD} more are held (`gigl-loader "
+                "plan --gpu` counts the same); give smaller fan-outs or batches, a lower "
+                "worker_concurrency, or sample with workers"
+            )
 
     # -- launch ------------------------------------------------------------------------------------
 

@@ -22,17 +22,12 @@ from gigl_loader.plan.needs import (
     memory_of,
     start_of,
 )
-from gigl_loader.sampler.bounds import batch_bounds
+from gigl_loader.sampler.bounds import BATCHES_HELD, batch_bounds
 
 __all__ = ["DevicePlan", "Job", "Plan", "estimate", "plan_device"]
 
 _GPU_SHARE = 0.9
 """Share of a GPU's memory that the graph and its batches may take: the model needs some, too."""
-# Eight bytes each for the position of an edge, its neighbour, two labels and its place among the
-# existing edges; and the keys and places that are sorted to give labels.
-_PLACE_BYTES, _SORTED_BYTES = 5 * 8, 4 * 8
-_BATCHES_HELD = 2
-"""Batches beside those under way: the current one in training, and the next."""
 
 
 @dataclass(frozen=True)
@@ -373,7 +368,7 @@ class DevicePlan:
     gpu_gb: float
     """10**9 bytes of its memory."""
     structure: float
-    """Edges, labels and the indexes of rows."""
+    """Edges with their ids, labels and the indexes of rows."""
     features: float
     """On the device, or in pinned memory of the host."""
     batches: float
@@ -408,13 +403,13 @@ def plan_device(job: Job, batch: BatchSize, gpu_gb: float) -> DevicePlan:
     bounds = batch_bounds(
         {EDGE: job.num_neighbors}, {NODE: job.batch_size}, {NODE: nodes}, edge_dir="in"
     )
-    places, labels = bounds.edges[EDGE], bounds.nodes[NODE]
     row_bytes = job.row_bytes
-    one = places * _PLACE_BYTES + (places + labels) * _SORTED_BYTES + batch.nodes * row_bytes
+    one = bounds.device_bytes + batch.nodes * row_bytes
     index = 4 if job.nodes < 2**31 else 8
     return DevicePlan(
         gpu_gb,
-        structure=8 * job.nodes + index * job.edges + 8 * job.nodes,
+        # begins of rows and labels; neighbours and edge ids, as partitions have them
+        structure=(8 + 8) * job.nodes + (index + 8) * job.edges,
         features=job.nodes * row_bytes,
-        batches=(CONCURRENCY + _BATCHES_HELD) * one,
+        batches=(CONCURRENCY + BATCHES_HELD) * one,
     )

@@ -10,6 +10,12 @@ from dataclasses import dataclass
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 
+# Eight bytes each for the position of an edge, its neighbour, two labels and its place among the
+# existing edges; and the keys and places that are sorted to give labels.
+_PLACE_BYTES, _SORTED_BYTES = 5 * 8, 4 * 8
+BATCHES_HELD = 2
+"""Batches that a device holds beside those under way: the current one in training, and the next."""
+
 
 @dataclass(frozen=True)
 class BatchBounds:
@@ -26,6 +32,12 @@ class BatchBounds:
     """Total over all hops."""
     edges: dict[EdgeType, int]
     """Total over all hops."""
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of a device that draws such a batch, without the rows of its nodes and edges."""
+        places, labels = sum(self.edges.values()), sum(self.nodes.values())
+        return places * _PLACE_BYTES + (places + labels) * _SORTED_BYTES
 
 
 def batch_bounds(

@@ -12,8 +12,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.broken_groups import end_at_once, meet_in_store
+from torch_geometric.data import Data
 
-from gigl_loader import ConfigError, DistNeighborLoader, PeerError, PeerTimeoutError, SamplingError
+from gigl_loader import (
+    ConfigError,
+    DistDataset,
+    DistNeighborLoader,
+    PeerError,
+    PeerTimeoutError,
+    SamplingError,
+    partition_graph,
+)
+from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.loader import partitioned_graph
 from gigl_loader.loader.partitioned_graph import PartitionedGraph
 from gigl_loader.on_device.sampler import DeviceSampler
@@ -84,6 +94,28 @@ def resumed_and_left_by_all(rank: int, size: int) -> None:
     with loader_of(rank, size, torch.arange(cases.NODES).repeat(2000)) as parts:
         for _ in range(3):
             next(iter(parts))
+
+
+def quantised_rows(rank: int, size: int, folder: Path) -> None:
+    """Rows travel between devices as they are stored, and batches have float32."""
+    rows = torch.linspace(-1, 1, 120).reshape(40, 3)
+    if rank == 0:
+        data = Data(x=rows, edge_index=cases.edges(2)[:, :200] % 40)
+        partition_graph(data, size, folder / "parts", feature_dtype="int8")
+    dist.barrier()
+    how: dict[str, Any] = {
+        "num_neighbors": [3, 2], "input_nodes": torch.arange(rank, 40, size), "batch_size": 5,
+        "seed": 1, "exchange": "collective",
+    }  # fmt: skip
+    dataset = DistDataset.load(folder / "parts", rank)
+    with DistNeighborLoader(dataset, **how) as loader:
+        known = [batch_digest(batch) for batch in loader]
+    for features in ("device", "host"):
+        placed = dataset.to("cpu", kernels="torch", features=features)
+        with DistNeighborLoader(placed, num_workers=0, **how) as loader:
+            batches = list(loader)
+        assert [batch_digest(batch) for batch in batches] == known
+        assert batches[0].x.dtype == torch.float32
 
 
 def degrees_that_differ(rank: int, size: int) -> None:
@@ -170,3 +202,40 @@ def ranks_that_differ(rank: int, size: int) -> None:
         loader.set_epoch(rank)
         with pytest.raises(ConfigError, match=r"they start \[0, 1\]"):
             list(loader)
+
+
+def hops_over_all_edges_ask_nobody(rank: int, size: int) -> None:
+    """Only rows are exchanged; edges are gathered once, for all loaders of a dataset."""
+    dataset = cases.partition(rank, size, typed=False).to("cpu", kernels="torch", edges="whole")
+    how: dict[str, Any] = {"batch_size": 8, "seed": 1, "num_workers": 0}
+    swaps, own = [], torch.arange(rank, cases.NODES, size)
+    swap = partitioned_graph.RankExchange.swap_values
+
+    def noted(self: Any, rows: torch.Tensor, *args: Any) -> torch.Tensor:
+        swaps.append(rows.shape)
+        return swap(self, rows, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partitioned_graph.RankExchange, "swap_values", noted)
+        patch.setattr(partitioned_graph, "_SLICE", 50)  # edges come in several slices
+        for number in range(2):
+            with DistNeighborLoader(
+                dataset, [3, 2, 2], own, exchange="collective", **how
+            ) as loader:
+                gathered = len(swaps)
+                assert gathered > 10 if number == 0 else gathered == 0
+                found = [batch_digest(batch) for batch in loader]
+                # ids of rows, then features and labels; of each batch, and of no hop
+                assert (len(swaps) - gathered) % len(found) == 0
+                assert len(swaps) - gathered <= 5 * len(found)
+            swaps.clear()
+    with DistNeighborLoader(cases.partition(0, 1, typed=False), [3, 2, 2], own, **how) as whole:
+        assert found == [batch_digest(batch) for batch in whole]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeviceMemory, "free_bytes", lambda memory: 1000 if rank else 10**9)
+        placed = dataset.to("cpu", kernels="torch", edges="whole")
+        with pytest.raises(ConfigError, match=r"all edges of a type take .* some rank has 1000"):
+            DistNeighborLoader(placed, [3], own, exchange="collective", **how)
+    one_way = dataset.to("cpu", kernels="torch", edges="whole" if rank else "own")
+    with pytest.raises(ConfigError, match="the same edges= on all"):
+        DistNeighborLoader(one_way, [3], own, exchange="collective", **how)

@@ -209,16 +209,26 @@ def test_an_epoch_that_is_broken_off_leaves_the_cache_right() -> None:
     assert found == known
 
 
-def test_quantised_rows_are_widened(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "features", [{}, {"features": "host"}, {"features": "host", "cache": "50%"}]
+)
+def test_quantised_rows_are_widened(features: dict[str, Any], tmp_path: Path) -> None:
     rows = torch.linspace(-1, 1, 60).reshape(20, 3)
     edges = torch.stack([torch.arange(40) % 20, torch.arange(40) * 7 % 20])
     partition_graph(Data(x=rows, edge_index=edges), 1, tmp_path, feature_dtype="int8")
     loaded = DistDataset.load(tmp_path, 0)
     with DistNeighborLoader(loaded, [3], torch.arange(20), **ONE) as loader:
         known = [batch_digest(batch) for batch in loader]
-    loaded.to("cpu", kernels="torch")
+    loaded.to("cpu", kernels="torch", **features)
     with DistNeighborLoader(loaded, [3], torch.arange(20), **ONE) as loader:
         batches = list(loader)
+        source = loader._source
+        assert isinstance(source, DeviceSource)
+        kept = source._sampler.kept
+        stored = [] if kept is None else list(kept._slots.values())
+        view = source._sampler._graph.view
+    for rows in (*(one.values for one in view.node_features.values()), *stored):
+        assert rows.dtype == torch.int8, "small until they are in a batch"
     assert [batch_digest(batch) for batch in batches] == known
     assert batches[0].x.dtype == torch.float32
 
@@ -262,6 +272,8 @@ def test_mistakes_are_named() -> None:
         small().to("cpu", kernels="cuda")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match='features must be "device" or "host"'):
         small().to("cpu", kernels="torch", features="disk")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match='edges must be "own" or "whole"'):
+        small().to("cpu", kernels="torch", edges="all")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match='is for features="host"'):
         small().to("cpu", kernels="torch", cache="20%")
     with pytest.raises(ConfigError, match="cache as a share must be above 0%"):

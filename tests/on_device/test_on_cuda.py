@@ -15,6 +15,7 @@ import pytest
 import torch
 from digest_cases import CASES
 from test_device_batches import REFUSED
+from torch_geometric.nn import GraphSAGE
 
 from gigl_loader import DistNeighborLoader
 from gigl_loader.loader.device_source import DeviceSource
@@ -73,3 +74,23 @@ def test_no_launch_waits(kernels: Any) -> None:
             launched = source._launch(request)
         torch.cuda.synchronize()
         assert source._finish(source._cut(launched)).rows is not None
+
+
+def test_one_cuda_graph_serves_all_padded_batches() -> None:
+    placed = cases.partition(0, 1, typed=False).to("cuda")
+    model = GraphSAGE(3, 8, num_layers=2, out_channels=4).cuda()
+    with (
+        torch.no_grad(),
+        DistNeighborLoader(placed, [3, 2], torch.arange(40), pad=True, **ONE) as loader,
+    ):
+        batches = list(loader)
+        x, edge_index = batches[0].x.clone(), batches[0].edge_index.clone()
+        model(x, edge_index)  # what is made once is made before the capture
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = model(x, edge_index)
+        for batch in batches:
+            x.copy_(batch.x)
+            edge_index.copy_(batch.edge_index)
+            graph.replay()
+            torch.testing.assert_close(found, model(batch.x, batch.edge_index))

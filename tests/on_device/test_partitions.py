@@ -27,8 +27,10 @@ ALL = sorted(set(CASES) - REFUSED)
         (ALL, 2, {"kernels": "torch"}),
         (ALL[::3], 3, {"kernels": "torch", "features": "host"}),
         (ALL[1::3], 2, {"kernels": "warp"}),
+        (ALL, 2, {"kernels": "torch", "edges": "whole"}),
+        (ALL[2::3], 3, {"kernels": "torch", "edges": "whole", "features": "host"}),
     ],
-    ids=["torch", "three ranks", "warp"],
+    ids=["torch", "three ranks", "warp", "all edges", "all edges, three ranks"],
 )
 def test_the_bits_of_the_cpu(
     names: list[str], world: int, how: dict[str, Any], tmp_path: Path
@@ -53,6 +55,7 @@ def test_the_bits_of_the_cpu(
         ("a_rank_does_not_come", 2, []),
         ("a_rank_raises", 2, []),
         ("ranks_that_differ", 2, []),
+        ("hops_over_all_edges_ask_nobody", 3, []),
     ],
 )
 def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None:
@@ -60,3 +63,9 @@ def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None
         getattr(device_jobs, job), world_size=world, tmp_path=tmp_path, may_die=may_die,
         timeout=300,
     )  # fmt: skip
+
+
+def test_quantised_rows(tmp_path: Path) -> None:
+    ranks = tmp_path / "ranks"
+    ranks.mkdir()
+    run_ranks(device_jobs.quantised_rows, tmp_path, world_size=2, tmp_path=ranks, timeout=300)

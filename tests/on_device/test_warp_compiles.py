@@ -25,6 +25,9 @@ def test_all_kernels_compile_for(arch: int, tmp_path: Path) -> None:
         "gather_rows",
     ]
     assert all(f"{name}_" in source for name in kernels)
+    assert {name for name, one in vars(warp_programs).items() if isinstance(one, wp.Kernel)} == {
+        *kernels
+    }, "each kernel is named here"
 
 
 def test_no_product_is_fused_with_a_sum(tmp_path: Path) -> None:

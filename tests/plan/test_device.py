@@ -19,7 +19,8 @@ def plan(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
 def test_bytes_of_each_part(capsys: pytest.CaptureFixture[str]) -> None:
     found = plan(capsys, "--gpu", "80GB")
     assert found["where"] == "device"
-    assert found["structure"] == 16e6 + 40e6  # row pointers and labels, neighbours
+    # row pointers and labels, neighbours, edge ids: what `DistDataset.to` copies
+    assert found["structure"] == 16e6 + 40e6 + 80e6
     assert found["features"] == 400e6
     places, labels = 1000 * 10 + 10_000 * 5, 1000 + 10_000 + 50_000
     rows = found["batches"] / 6 - places * 72 - labels * 32

@@ -6,7 +6,8 @@
     make gpu ARGS="--rehearse"    the same on the CPU, small, in a minute; writes out/gpu.md
 
 Loaders take turns, several rounds; the page has medians and spreads, and each as a share of what
-the machine copies at most. A peer that is not installed is named as such.
+the machine copies at most. A peer that is not installed is named as such. The benchmarks of copies
+and of draws, which have pages of their own, are run once.
 """
 
 import argparse
@@ -32,6 +33,17 @@ _OWN = (
     "on the device, one shape",
 )  # fmt: skip
 _TRAINING = ("R-GAT, workers", "R-GAT, on the device", "R-GAT, on the device, one shape")
+_SCRIPTS = {
+    "Copies that overlap compute": "device/bench_step.py",
+    "The draws of one hop": "draws/bench_draws.py",
+}
+"""Benchmarks with pages of their own, by what they measure."""
+_LEAST_SECONDS = 60.0
+"""Time that tests and other benchmarks have, if little is left."""
+_REHEARSAL = """\
+**No GPU has run this yet.** This page is of a rehearsal: everything once, small, on the CPU. It
+shows that each case runs; no figure on it says anything about a GPU. `make gpu`, on a machine that
+has one, writes the page again."""
 
 
 class Bench:
@@ -87,16 +99,38 @@ class Bench:
         """Run the tests that need a GPU; return pytest's last line."""
         if self.args.device == "cpu":
             return "not run: a rehearsal"
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "gpu", "tests"],
-            capture_output=True, text=True, timeout=max(60, self.left / 2), cwd=_ROOT,
-        )  # fmt: skip
+        found = self._output(["-m", "pytest", "-q", "-n", "0", "-m", "gpu", "tests"], self.left / 2)
+        return (found.strip().splitlines() or ["no output"])[-1].strip("= ")
+
+    def script(self, path: str) -> list[str]:
+        """Run another benchmark; return its table, or the last line of what it said."""
+        more = self.args.draws if path.startswith("draws") else []
+        given = ["--device", self.args.device, *more] if path.startswith("draws") else []
+        found = self._output([str(_HERE.parent / path), *given], self.left / 4).splitlines()
+        return [one for one in found if one.startswith("|")] or found[-1:] or ["no output"]
+
+    def _output(self, words: list[str], seconds: float) -> str:
+        """Return what Python prints, its errors too, or that it took too long."""
+        try:
+            done = subprocess.run(
+                [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, timeout=max(_LEAST_SECONDS, seconds), cwd=_ROOT,
+                env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"not done after {max(_LEAST_SECONDS, seconds):.0f} s"
         print(done.stdout[-3000:], flush=True)
-        return (done.stdout.strip().splitlines() or ["no output"])[-1].strip("= ")
+        return done.stdout
 
 
-def page(bench: Bench, tests: str) -> str:
-    """Return the results as a page."""
+def page(bench: Bench, tests: str, scripts: dict[str, list[str]]) -> str:
+    """Return the results as a page.
+
+    Args:
+        bench: The cases that were run.
+        tests: Result of the tests.
+        scripts: Tables of the other benchmarks, by title.
+    """
     args = bench.args
     on_cuda = args.device.startswith("cuda")
     device = torch.cuda.get_device_name() if on_cuda else f"the CPU ({platform.machine()})"
@@ -104,6 +138,7 @@ def page(bench: Bench, tests: str) -> str:
     lines = [
         "# On a GPU",
         "",
+        *([] if on_cuda else [_REHEARSAL, ""]),
         f"`make gpu`, {datetime.date.today()}, {device}, torch {torch.__version__}, "
         f"Python {platform.python_version()}. Written by `bench.py`; do not edit.",
         "",
@@ -123,6 +158,13 @@ def page(bench: Bench, tests: str) -> str:
         "",
         *_table(bench, list(_TRAINING), None),
     ]
+    for title, table in scripts.items():
+        lines += [
+            "",
+            f"{title} ([page](../{_SCRIPTS[title].partition('/')[0]}/README.md)):",
+            "",
+            *table,
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -134,7 +176,7 @@ def _table(bench: Bench, names: list[str], copied: float | None) -> list[str]:
     for name in names:
         runs = bench.found[name]
         if not runs:
-            lines.append(f"| {name} | {bench.problems.get(name, 'not run')} | | | |")
+            lines.append(f"| {name} | {bench.problems.get(name, 'not run: needs a GPU')} | | | |")
             continue
         rates = [run["seeds_per_s"] for run in runs]
         rate = f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
@@ -167,13 +209,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--typed-dim", type=int, default=1024)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--out", type=Path)
+    parser.set_defaults(draws=[])
     return parser
 
 
 _SMALL = {
     "nodes": 2000, "degree": 8, "dim": 8, "fanout": [3, 2], "batch_size": 32, "warmup": 2,
     "batches": 6, "workers": 1, "typed_nodes": 600, "typed_dim": 16, "hidden": 16, "rounds": 1,
-    "minutes": 4,
+    "minutes": 4, "draws": ["--rows", "500", "--rounds", "1"],
 }  # fmt: skip
 
 
@@ -189,12 +232,13 @@ def main() -> int:
     bench = Bench(args)
     tests = bench.tests()
     bench.run("copies")
+    scripts = {title: bench.script(path) for title, path in _SCRIPTS.items()}
     for _ in range(args.rounds):
         for name in (*_OWN, *_TRAINING, *([] if args.rehearse else PEERS)):
             bench.run(name)
     out = args.out or (_ROOT / "out" / "gpu.md" if args.rehearse else _HERE / "README.md")
     out.parent.mkdir(exist_ok=True)
-    out.write_text(page(bench, tests))
+    out.write_text(page(bench, tests, scripts))
     print(out.read_text())
     failed = [name for name in (*_OWN, *_TRAINING, "copies") if name in bench.problems]
     print(f"failed: {failed}" if failed else f"written: {out}")

@@ -1,0 +1,119 @@
+"""Too little memory of a device is said before anything is allocated, with the plan's figures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, partition_graph
+from gigl_loader.commands.planning import main
+from gigl_loader.dataset.placement import Placement
+from gigl_loader.loader import device_source
+from gigl_loader.loader.device_source import DeviceSource
+from gigl_loader.sampler.bounds import BATCHES_HELD
+
+NODES, DEGREE, DIM = 2000, 25, 32
+ONE: dict[str, Any] = {"batch_size": 50, "num_workers": 0, "seed": 1}
+
+
+def _data() -> Data:
+    draw = torch.Generator().manual_seed(0)
+    target = torch.arange(NODES).repeat_interleave(DEGREE)
+    source = torch.randint(NODES, (NODES * DEGREE,), generator=draw)
+    return Data(
+        x=torch.rand(NODES, DIM), y=torch.arange(NODES), edge_index=torch.stack([source, target])
+    )
+
+
+def _planned(capsys: pytest.CaptureFixture[str], gpu: str = "80GB") -> dict[str, Any]:
+    words = [
+        "--nodes", str(NODES), "--edges", str(NODES * DEGREE), "--dim", str(DIM),
+        "--batch-size", "50", "--num-neighbors", "5,4", "--gpu", gpu, "--json",
+    ]  # fmt: skip
+    assert main(words) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)["gpu"]
+    return found
+
+
+def test_a_placed_graph_takes_what_was_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    partition_graph(_data(), 1, tmp_path)
+    planned, view = _planned(capsys), DistDataset.load(tmp_path, 0).view()
+    on_device, on_host = Placement(torch.device("cpu"), "host").nbytes(view)
+    assert on_host == planned["features"]
+    assert on_device == pytest.approx(planned["structure"], rel=0.01)
+    everything, _ = Placement(torch.device("cpu")).nbytes(view)
+    assert everything == on_device + on_host
+
+
+@pytest.mark.parametrize("features", ["device", "host"])
+def test_a_graph_that_does_not_fit_is_refused_before_it_is_copied(
+    features: Any, gpus: list[None], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Torch here has no CUDA: a copy would be another error."""
+    gpus.append(None)
+    dataset = DistDataset.from_pyg(_data())
+    wanted = Placement(torch.device("cuda", 0), features).nbytes(dataset.view())[0]
+    free = wanted  # a tenth of it is the model's
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * 10**9))
+    with pytest.raises(
+        ConfigError, match=r"the graph takes .* of cuda:0, which has .* free.*--gpu"
+    ):
+        dataset.to("cuda", features=features)
+    assert dataset.placement is None
+
+
+class SmallMemory(device_source.DeviceMemory):
+    """Memory of a device that has so much free."""
+
+    free: int
+
+    def free_bytes(self) -> int:
+        return self.free
+
+
+@pytest.fixture
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> type[SmallMemory]:
+    monkeypatch.setattr(device_source, "DeviceMemory", SmallMemory)
+    return SmallMemory
+
+
+def test_batches_that_do_not_fit_are_refused_before_one_is_launched(
+    small_memory: type[SmallMemory], capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = DistDataset.from_pyg(_data()).to("cpu", kernels="torch")
+    nodes = torch.arange(200)
+    small_memory.free = 10**12
+    with DistNeighborLoader(dataset, [5, 4], nodes, **ONE) as loader:
+        source = loader._source
+        assert isinstance(source, DeviceSource)
+        one = source._sampler._expansion.device_bytes({"default_homogeneous_node_type": 50})
+        under_way = source._concurrency
+    rows = _planned(capsys)["batches"] / (under_way + BATCHES_HELD) - one
+    assert 0 < rows <= 50 * (1 + 5 + 20) * DIM * 4, "the plan counts rows besides"
+    small_memory.free = one * (under_way + BATCHES_HELD)
+    with DistNeighborLoader(dataset, [5, 4], nodes, **ONE) as loader:
+        next(iter(loader))
+    small_memory.free -= 1
+    text = rf"batches take up to .* of cpu, .*: {under_way} are under way.*plan --gpu.*lower"
+    with pytest.raises(ConfigError, match=text):
+        DistNeighborLoader(dataset, [5, 4], nodes, **ONE)
+    with DistNeighborLoader(dataset, [5, 4], nodes, **ONE, worker_concurrency=1) as loader:
+        next(iter(loader))
+
+
+def test_memory_that_torch_keeps_to_use_again_is_free(
+    gpus: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = device_source.DeviceMemory(torch.device("cpu"))
+    assert memory.free_bytes() is None
+    memory._on_cuda = True
+    for name, told in (
+        ("mem_get_info", (5, 100)), ("memory_reserved", 40), ("memory_allocated", 30),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda device, told=told: told)
+    assert memory.free_bytes() == 5 + 40 - 30
