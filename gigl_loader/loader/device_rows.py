@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.device.memory import DeviceMemory
+from gigl_loader.device.memory import DeviceMemory, LentTensors
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, ProtocolError
 from gigl_loader.loader.collective import AnswerFailedError, CollectivePeers, Packing
 from gigl_loader.memory.segments import Array, align, nbytes_of
@@ -62,23 +62,6 @@ def device_rows(
         return None
     assert backend is not None, "the least of all ranks is at most this one's"
     return DeviceRows(peers, view, DeviceMemory(device), backend, timeout_s)
-
-
-class RowsOnDevice:
-    """Rows of one batch, complete, by key of the message."""
-
-    def __init__(self, found: dict[str, Tensor], memory: DeviceMemory) -> None:
-        self._found, self._memory = found, memory
-
-    @property
-    def nbytes(self) -> int:
-        """Total bytes."""
-        return sum(one.nbytes for one in self._found.values())
-
-    def lent(self) -> dict[str, Tensor]:
-        """Return them, for use on the stream that is current in the calling thread."""
-        self._memory.lend(self._found.values())
-        return self._found
 
 
 class _Part:
@@ -172,7 +155,7 @@ class DeviceRows:
     def fetch(
         self, peers: CollectivePeers, fields: Sequence[Field], turn: Callable[[], bool],
         passed: Callable[[], None],
-    ) -> RowsOnDevice | None:  # fmt: skip
+    ) -> LentTensors | None:  # fmt: skip
         """Return the rows of a batch; None if `turn` returned False. Collective.
 
         Args:
@@ -217,7 +200,7 @@ class DeviceRows:
         peers.check(None)  # a dead rank is known at once here; a device waits for it
         with peers.named_failures():
             wait_for_ranks(self._memory, event, self._timeout_s)
-        return RowsOnDevice(found, self._memory)
+        return LentTensors(found, self._memory)
 
     def close(self) -> None:
         """Release the group."""

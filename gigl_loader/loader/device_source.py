@@ -12,7 +12,6 @@ steps ago, so the host can usually read them without a wait.
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,10 +19,10 @@ import torch
 from gigl_loader._glt import NodeSamplerInput, SamplingConfig
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.placement import Placement
-from gigl_loader.device.memory import DeviceMemory
+from gigl_loader.device.memory import DeviceMemory, LentTensors
 from gigl_loader.errors import ConfigError, SamplingError, UsageError
 from gigl_loader.loader.in_process import EpochBatches, InProcessSource, named_errors
-from gigl_loader.memory.leases import OwnMessages
+from gigl_loader.memory.leases import own_messages
 from gigl_loader.message import (
     AT_ONCE_EPOCH,
     AT_ONCE_STREAM,
@@ -32,13 +31,13 @@ from gigl_loader.message import (
     Received,
     SampleMessage,
 )
-from gigl_loader.on_device.choose import kernels_for
-from gigl_loader.on_device.device_graph import WholeGraph
+from gigl_loader.on_device.device_graph import DeviceGraph
+from gigl_loader.on_device.device_kernels import kernels_for
 from gigl_loader.on_device.sampler import (
     CutBatch,
     DeviceSampler,
-    DeviceTensors,
     Launched,
+    PlacedRoots,
     check_plan,
     checked,
 )
@@ -94,21 +93,19 @@ class DeviceSource(PlacedSource):
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        self._launched: deque[_UnderWay] = deque()
-        self._drawn: deque[RowlessBatch] = deque()
+        self._launched: deque[Launched] = deque()
+        self._drawn: deque[CutBatch] = deque()
         self._num_launched = 0
 
     def open(self, turns: StartTurns) -> None:
         """Copy missing data to the device. No process is started."""
         view = view_of(self.data, self.epoch_options.expansion.time_attr)
         place = self._placement
-        self._memory = [OwnMessages()]
-        self._device_memory = DeviceMemory(place.device)
-        kernels = kernels_for(place.device, place.kernels)
-        graph = WholeGraph(place.place(view), list(self._plan.fanouts), kernels)
+        self._memory = [own_messages()]
+        memory, kernels = DeviceMemory(place.device), kernels_for(place.device, place.kernels)
+        graph = DeviceGraph(place.place(view), list(self._plan.fanouts), kernels)
         self._sampler = DeviceSampler(
-            self._roots, self._plan, graph, kernels, self._device_memory,
-            self.epoch_options.timeout_s,
+            self._roots, self._plan, graph, kernels, memory, self.epoch_options.timeout_s,
             None if place.cache is None else place.cache.size,
         )  # fmt: skip
         # seeds alone: links and labels add roots, which are counted when they are there
@@ -122,8 +119,8 @@ class DeviceSource(PlacedSource):
     def cancel_epoch(self) -> None:
         """Break the epoch off: no further batch of it is sampled."""
         super().cancel_epoch()
-        for under_way in self._drawn:
-            self._sampler.forget(under_way.drawn)
+        for drawn in self._drawn:
+            self._sampler.forget(drawn)
         # work on the device ends by itself; its memory is reused after that
         self._launched.clear()
         self._drawn.clear()
@@ -142,12 +139,13 @@ class DeviceSource(PlacedSource):
             return None
         self._launch_ahead(epoch)
         # Those whose counts, or ids, have come: the more the cache knows, the better it keeps.
-        while self._launched and (not self._drawn or self._has_come(self._launched[0].launched)):
+        while self._launched and (not self._drawn or self._sampler.has_come(self._launched[0])):
             self._drawn.append(self._cut(self._launched.popleft()))
         for one in self._drawn:
-            if one is not self._drawn[0] and not self._sampler.has_come(one.drawn):
+            if one is not self._drawn[0] and not self._sampler.has_come(one):
                 break
-            self._tell(one)
+            with named_errors(one.roots.request.ticket):
+                self._sampler.tell(one)
         found = self._finish(self._drawn.popleft())
         epoch.taken += 1
         return found
@@ -188,81 +186,52 @@ class DeviceSource(PlacedSource):
 
     def ready(self) -> bool:
         """Return whether `next` would return at once."""
-        return bool(self._drawn or (self._launched and self._has_come(self._launched[0].launched)))
+        return bool(self._drawn or (self._launched and self._sampler.has_come(self._launched[0])))
 
     def count_waiting(self) -> int:
         """Return how many batches were launched and not taken."""
         return len(self._launched) + len(self._drawn)
 
-    def _launch(self, request: SampleRequest) -> "_UnderWay":
+    def _launch(self, request: SampleRequest) -> Launched:
         started = time.perf_counter()
         with named_errors(request.ticket):
-            placed = self._sampler.place(request)
-            launched = self._sampler.launch(placed)
-            # now: the next launch may write to what the fields read
-            message, nbytes = self._memory[0].write(placed.fields)
-        return _UnderWay(launched, message, nbytes, time.perf_counter() - started)
+            launched = self._sampler.launch(*self._sampler.place(request))
+            launched.roots.write(self._memory[0])  # the next launch may write to what fields read
+        launched.roots.seconds = time.perf_counter() - started
+        return launched
 
-    def _tell(self, under_way: "RowlessBatch") -> None:
-        with named_errors(under_way.drawn.request.ticket):
-            self._sampler.tell(under_way.drawn)
-
-    def _has_come(self, launched: Launched) -> bool:
-        return self._device_memory.has_passed(launched.event)
-
-    def _cut(self, under_way: "_UnderWay") -> "RowlessBatch":
+    def _cut(self, launched: Launched) -> CutBatch:
         started = time.perf_counter()
-        with named_errors(under_way.launched.request.ticket):
-            drawn = self._sampler.cut(under_way.launched)
-        seconds = under_way.seconds + time.perf_counter() - started
-        return RowlessBatch(drawn, under_way.message, under_way.nbytes, seconds)
+        with named_errors(launched.roots.request.ticket):
+            drawn = self._sampler.cut(launched)
+        drawn.roots.seconds += time.perf_counter() - started
+        return drawn
 
-    def _finish(self, under_way: "RowlessBatch") -> Received:
+    def _finish(self, drawn: CutBatch) -> Received:
         started = time.perf_counter()
-        with named_errors(under_way.drawn.request.ticket):
-            host, rows = self._sampler.finish(under_way.drawn)
-        return under_way.received(host, rows, time.perf_counter() - started)
+        with named_errors(drawn.roots.request.ticket):
+            host, rows = self._sampler.finish(drawn)
+        return whole_batch(drawn.roots, host, rows, time.perf_counter() - started)
 
 
-@dataclass(frozen=True)
-class _UnderWay:
-    """A launched batch, and the fields of its roots."""
+def whole_batch(
+    roots: PlacedRoots, host: SampleMessage, rows: LentTensors, gather_s: float, asked: int = 0
+) -> Received:
+    """Return a batch with its measurements.
 
-    launched: Launched
-    message: SampleMessage
-    nbytes: int
-    seconds: float
-    """Seconds of the host to launch it."""
-
-
-@dataclass(frozen=True)
-class RowlessBatch:
-    """A batch that lacks only its rows."""
-
-    drawn: CutBatch
-    message: SampleMessage
-    nbytes: int
-    seconds: float
-    """Seconds to place and draw it."""
-
-    def received(
-        self, host: SampleMessage, rows: DeviceTensors, gather_s: float, asked: int = 0
-    ) -> Received:
-        """Return the whole batch.
-
-        Args:
-            host: Its tensors that stay on the host, besides those of the roots.
-            rows: Its tensors on the device.
-            gather_s: Seconds that its rows took.
-            asked: Other ranks that took part.
-        """
-        request = self.drawn.request
-        stats = {
-            "seeds": request.seeds.size, "idle_s": 0.0, "sample_s": self.seconds,
-            "gather_s": gather_s, "ended_ns": time.time_ns(), "asked": asked, "worker": 0,
-            "nbytes": self.nbytes + rows.nbytes,
-        }  # fmt: skip
-        return Received(request.ticket, {**self.message, **host}, stats, rows)
+    Args:
+        roots: Its roots, written.
+        host: Its tensors that stay on the host, besides those of the roots.
+        rows: Its tensors on the device.
+        gather_s: Seconds that its rows took.
+        asked: Other ranks that took part.
+    """
+    stats = {
+        "seeds": roots.request.seeds.size, "idle_s": 0.0, "sample_s": roots.seconds,
+        "gather_s": gather_s, "ended_ns": time.time_ns(), "asked": asked, "worker": 0,
+        "nbytes": roots.nbytes + rows.nbytes,
+    }  # fmt: skip
+    return Received(roots.request.ticket, {**roots.message, **host}, stats, rows)
 
 
 def check_on_device(data: DistDataset, device: torch.device, *, in_process: bool) -> None:

@@ -25,6 +25,7 @@ import torch
 
 from gigl_loader._glt import NodeSamplerInput, SamplingConfig
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.device.memory import LentTensors
 from gigl_loader.errors import (
     ConfigError,
     PeerError,
@@ -39,9 +40,9 @@ from gigl_loader.loader.collective import (
     CollectivePeers,
     RankFailedError,
 )
-from gigl_loader.loader.device_rows import DeviceRows, RowsOnDevice, device_rows
+from gigl_loader.loader.device_rows import DeviceRows, device_rows
 from gigl_loader.memory import tensors
-from gigl_loader.memory.leases import OwnMessages
+from gigl_loader.memory.leases import BufferPool, own_messages
 from gigl_loader.message import (
     AT_ONCE_EPOCH,
     AT_ONCE_STREAM,
@@ -244,7 +245,7 @@ class InProcessSource:
         # one of each per lane; with one partition no peers, and one sampler
         self._peers: list[CollectivePeers] = []
         self._samplers: list[Sampler] = []
-        self._memory: list[OwnMessages] = []
+        self._memory: list[BufferPool] = []
         self._threads: list[threading.Thread] = []
         self._epoch: EpochBatches | None = None
         self._shut_down = False
@@ -276,7 +277,7 @@ class InProcessSource:
             )
             for lane in lanes
         ]  # fmt: skip
-        self._memory = [OwnMessages() for _ in lanes]
+        self._memory = [own_messages() for _ in lanes]
 
     @property
     def input_len(self) -> int:
@@ -529,7 +530,7 @@ def named_errors(ticket: BatchTicket, where: str | None = None) -> Iterator[None
         raise SamplingError(where or here, cause, traceback.format_exc()) from error
 
 
-def _with_rows(found: Received, rows: RowsOnDevice) -> Received:
+def _with_rows(found: Received, rows: LentTensors) -> Received:
     stats = {**found.stats, "nbytes": found.stats["nbytes"] + rows.nbytes}
     return Received(found.ticket, found.message, stats, rows)
 

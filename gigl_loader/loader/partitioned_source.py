@@ -18,12 +18,12 @@ import numpy as np
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.loader.collective import BROKEN_OFF, COMPLETE, CollectivePeers
 from gigl_loader.loader.device_rows import wait_for_ranks
-from gigl_loader.loader.device_source import PlacedSource, RowlessBatch
+from gigl_loader.loader.device_source import PlacedSource, whole_batch
 from gigl_loader.loader.in_process import EpochBatches, named_errors
 from gigl_loader.loader.partitioned_graph import PartitionedGraph, words_of
-from gigl_loader.memory.leases import OwnMessages
+from gigl_loader.memory.leases import own_messages
 from gigl_loader.message import BatchTicket, Received
-from gigl_loader.on_device.choose import kernels_for
+from gigl_loader.on_device.device_kernels import kernels_for
 from gigl_loader.on_device.sampler import DeviceSampler, checked
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.workers.agreement import StartTurns
@@ -46,7 +46,7 @@ class PartitionedSource(PlacedSource):
         timeout_s = self.epoch_options.timeout_s
         placed, memory = place.place(view), DeviceMemory(place.device)
         peers = CollectivePeers(self._view, timeout_s, words_of(view, self._plan))
-        self._peers, self._memory = [peers], [OwnMessages()]
+        self._peers, self._memory = [peers], [own_messages()]
         kernels = kernels_for(place.device, place.kernels)
         with memory.in_use():
             self._graph = PartitionedGraph(placed, self._plan, kernels, memory, peers, timeout_s)
@@ -77,12 +77,12 @@ class PartitionedSource(PlacedSource):
         """Return a batch, empty without a batch of this rank; None if all broke the epoch off."""
         peers, sampler = self._peers[0], self._sampler
         started = time.perf_counter()
-        placed = sampler.place(request) if has_batch else sampler.no_roots(request)
+        roots, start = sampler.place(request) if has_batch else sampler.no_roots(request)
         # now: responses that fields may read are overwritten by later rounds
-        message, nbytes = self._memory[0].write(placed.fields)
+        roots.write(self._memory[0])
         if peers.finish(BROKEN_OFF if epoch.is_broken_off else COMPLETE):
             return None
-        drawn = sampler.cut(sampler.launch(placed))
+        drawn = sampler.cut(sampler.launch(roots, start))
         cut_at = time.perf_counter()
         host, rows = sampler.finish(drawn)
         # All of it, so that no trainer waits for the device of a dead rank; then for all ranks: one
@@ -91,8 +91,8 @@ class PartitionedSource(PlacedSource):
             self._device_memory, self._device_memory.mark(), self.epoch_options.timeout_s
         )
         peers.meet()
-        batch = RowlessBatch(drawn, message, nbytes, cut_at - started)
-        return batch.received(host, rows, time.perf_counter() - cut_at, peers.size - 1)
+        roots.seconds = cut_at - started
+        return whole_batch(roots, host, rows, time.perf_counter() - cut_at, peers.size - 1)
 
     def shutdown(self, linger_s: float | None = None) -> None:
         """End, but take part with the other ranks until they end their epoch."""
