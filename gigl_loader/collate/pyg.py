@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
+from gigl_loader.collate.padding import edge_fields, node_fields
 from gigl_loader.dataset.lookup import widened
 from gigl_loader.dataset.schema import (
     DatasetSchema,
@@ -338,12 +339,10 @@ def transformed(
         found = transform(_output(message))
         _check(found, SamplerOutput)
         changed = dict(message)
-        further = [name for name in message if name.startswith(ATTRIBUTE)]
-        own = [name for name in further if name[len(ATTRIBUTE) :] in of_edges]
-        rest = [name for name in further if name not in own]
-        _change_nodes(changed, None, found.node, found.batch, found.num_sampled_nodes, rest)
+        rows = node_fields(message, None, of_edges), edge_fields(message, None, of_edges)
+        _change_nodes(changed, None, found.node, found.batch, found.num_sampled_nodes, rows[0])
         ends = (found.row, found.col)
-        _change_edges(changed, None, ends, found.edge, found.num_sampled_edges, own)
+        _change_edges(changed, None, ends, found.edge, found.num_sampled_edges, rows[1])
         return changed
     found = transform(_hetero_output(message, node_types, edge_types))
     _check(found, HeteroSamplerOutput)
@@ -352,18 +351,13 @@ def transformed(
     changed = dict(message)
     for name in node_types:
         trees, counts = (found.batch or {}).get(name), (found.num_sampled_nodes or {}).get(name)
-        further = _further(message, name)
-        _change_nodes(changed, name, found.node[name], trees, counts, further)
+        _change_nodes(changed, name, found.node[name], trees, counts, node_fields(message, name))
     for edge_type in edge_types:
         ids, counts = (found.edge or {}), (found.num_sampled_edges or {})
         ends = (found.row[edge_type], found.col[edge_type])
-        further = _further(message, edge_type)
-        _change_edges(changed, edge_type, ends, ids.get(edge_type), counts.get(edge_type), further)
+        rows_of = edge_fields(message, edge_type)
+        _change_edges(changed, edge_type, ends, ids.get(edge_type), counts.get(edge_type), rows_of)
     return changed
-
-
-def _further(message: SampleMessage, name: NodeType | EdgeType) -> list[str]:
-    return [field for field in message if field.startswith(key(ATTRIBUTE, name))]
 
 
 def _check(found: Any, wanted: type) -> None:
@@ -378,8 +372,8 @@ def _output(message: SampleMessage) -> SamplerOutput:
     row, col = message[EDGE_INDEX]
     return SamplerOutput(
         message[NODE], row, col, message.get(EDGE), batch=message.get(TREE),
-        num_sampled_nodes=_list(message.get(NODES_PER_HOP)),
-        num_sampled_edges=_list(message.get(EDGES_PER_HOP)),
+        num_sampled_nodes=_ints(message.get(NODES_PER_HOP)),
+        num_sampled_edges=_ints(message.get(EDGES_PER_HOP)),
         metadata=_metadata(message),
     )  # fmt: skip
 
@@ -414,20 +408,15 @@ def _metadata(message: SampleMessage) -> tuple[Tensor | None, Tensor | None]:
     return found[0], found[1]
 
 
-def _list(counts: Tensor | None) -> list[int] | None:
-    return None if counts is None else counts.tolist()
-
-
 def _change_nodes(
     message: SampleMessage, name: NodeType | None, nodes: Tensor, trees: Tensor | None,
-    counts: list[int] | None, further: list[str],
+    counts: list[int] | None, rows: list[str],
 ) -> None:  # fmt: skip
     before = message[key(NODE, name)]
     # Most transforms change only edges: the same nodes need no look-up, and no copy of their
     # features.
     if nodes is not before and not torch.equal(nodes, before):
-        fields = [key(NODE_FEATURES, name), key(NODE_LABELS, name), *further]
-        _take(message, fields, _positions(before, nodes, f"a node of {name or 'the graph'}"))
+        _take(message, rows, _positions(before, nodes, f"a node of {name or 'the graph'}"))
         message[key(NODE, name)] = nodes
     _set(message, key(TREE, name), trees)
     _set(message, key(NODES_PER_HOP, name), None if counts is None else torch.tensor(counts))
@@ -435,7 +424,7 @@ def _change_nodes(
 
 def _change_edges(
     message: SampleMessage, name: EdgeType | None, ends: tuple[Tensor, Tensor], ids: Tensor | None,
-    counts: list[int] | None, further: list[str],
+    counts: list[int] | None, rows: list[str],
 ) -> None:  # fmt: skip
     row, col = ends
     if row.shape != col.shape:
@@ -445,15 +434,14 @@ def _change_edges(
         )
     links, before = torch.stack(ends), message.get(key(EDGE, name))
     if before is None:
-        _check_rows_fit(message, [key(EDGE_FEATURES, name), *further], links.size(1))
+        _check_rows_fit(message, rows, links.size(1))
     else:
         if ids is None or ids.numel() != links.size(1):
             raise ConfigError(
                 "transform_sampler_output must keep `edge` in step with `row` and `col`: there are "
                 f"{links.size(1)} edges and {'no ids' if ids is None else ids.numel()}"
             )
-        rows = _positions(before, ids, f"an edge of {name or 'the graph'}")
-        _take(message, [key(EDGE_FEATURES, name), *further], rows)
+        _take(message, rows, _positions(before, ids, f"an edge of {name or 'the graph'}"))
         message[key(EDGE, name)] = ids
     message[key(EDGE_INDEX, name)] = links
     _set(message, key(EDGES_PER_HOP, name), None if counts is None else torch.tensor(counts))
@@ -463,7 +451,7 @@ def _check_rows_fit(message: SampleMessage, fields: list[str], num_edges: int) -
     """Check that edges without ids are as many as before, if they have rows."""
     # Edges made by a sampler have no ids to match their rows by, such as PPR's scores.
     for field in fields:
-        if field in message and message[field].size(0) != num_edges:
+        if message[field].size(0) != num_edges:
             raise ConfigError(
                 f"transform_sampler_output left {num_edges} of {message[field].size(0)} edges that "
                 f"have {field!r} and no ids by which that could follow them: keep these edges"
@@ -471,10 +459,9 @@ def _check_rows_fit(message: SampleMessage, fields: list[str], num_edges: int) -
 
 
 def _take(message: SampleMessage, fields: list[str], rows: Tensor) -> None:
-    """Take ``rows`` of those ``fields`` that exist."""
+    """Take ``rows`` of ``fields``."""
     for field in fields:
-        if field in message:
-            message[field] = message[field].index_select(0, rows)
+        message[field] = message[field].index_select(0, rows)
 
 
 def _positions(known: Tensor, wanted: Tensor, what: str) -> Tensor:

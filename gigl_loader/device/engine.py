@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,86 +35,49 @@ T = TypeVar("T")
 CastMap = Mapping[Any, torch.dtype]
 
 
-class CopyEvent(Protocol):
-    """A point in the work of a stream."""
-
-    def query(self) -> bool:
-        """Whether that point has been passed. Does not wait."""
-
-    def synchronize(self) -> None:
-        """Let the host wait until it has."""
-
-
-class Backend(Protocol):
-    """The operations needed of a device. The tests have one that delays and reorders like a GPU."""
-
-    copy_stream: Any
-
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether ``tensor`` is on the device already."""
-
-    def current_stream(self) -> Any:
-        """The stream that the calling thread launches work on."""
-
-    def use(self, stream: Any) -> AbstractContextManager[Any]:
-        """Launch on ``stream`` inside the block."""
-
-    def copy(self, tensor: Tensor, *, non_blocking: bool) -> Tensor:
-        """A copy of ``tensor`` on the device, made by the stream in use."""
-
-    def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """``tensor``, which is on the device, in another dtype, made by the stream in use."""
-
-    def record_event(self, stream: Any) -> CopyEvent:
-        """An event behind all work launched on ``stream`` so far."""
-
-    def wait_event(self, stream: Any, event: CopyEvent) -> None:
-        """Let ``stream``, not the host, wait for ``event``."""
-
-    def record_stream(self, tensor: Tensor, stream: Any) -> None:
-        """Keep the memory of ``tensor``, once freed, until ``stream`` is through with it."""
-
-
 class TorchBackend:
-    """`Backend` of a CUDA device; other devices get only blocking copies."""
+    """The operations needed of a CUDA device; other devices get only blocking copies.
+
+    The tests have one that delays and reorders like a GPU.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.copy_stream: Any = _new_stream(device)
 
     def holds(self, tensor: Tensor) -> bool:
-        """See `Backend`."""
+        """Return whether ``tensor`` is on the device already."""
         return tensor.device == self.device
 
     def current_stream(self) -> Any:
-        """See `Backend`."""
+        """Return the stream that the calling thread launches work on."""
         return torch.cuda.current_stream(self.device)
 
     def use(self, stream: Any) -> AbstractContextManager[Any]:
-        """See `Backend`."""
+        """Launch on ``stream`` inside the block."""
         return torch.cuda.stream(stream)
 
     def copy(self, tensor: Tensor, *, non_blocking: bool) -> Tensor:
-        """See `Backend`."""
+        """Return a copy of ``tensor`` on the device, made by the stream in use."""
         return tensor.to(self.device, non_blocking=non_blocking)
 
     def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """See `Backend`."""
+        """Return ``tensor``, which is on the device, in another dtype."""
         return tensor.to(dtype)
 
-    def record_event(self, stream: Any) -> CopyEvent:
-        """See `Backend`."""
+    def record_event(self, stream: Any) -> Any:
+        """Return an event behind all work launched on ``stream`` so far."""
         # blocking: a host that waits for it sleeps
         event = torch.cuda.Event(blocking=True)
         event.record(stream)
-        return cast("CopyEvent", event)
+        return event
 
-    def wait_event(self, stream: Any, event: CopyEvent) -> None:
-        """See `Backend`."""
+    def wait_event(self, stream: Any, event: Any) -> None:
+        """Let ``stream``, not the host, wait for ``event``."""
         stream.wait_event(event)
 
     def record_stream(self, tensor: Tensor, stream: Any) -> None:
-        """See `Backend`."""
+        """Keep the memory of ``tensor``, once freed, until ``stream`` is through with it."""
         for part in plain_parts(tensor):
             part.record_stream(stream)
 
@@ -145,7 +108,12 @@ class _Transfer:
     """Rebuilds one batch with its tensors on the device; the source stays as it is."""
 
     def __init__(
-        self, backend: Backend, *, non_blocking: bool, cast: CastMap, keep: Callable[[Any], bool]
+        self,
+        backend: TorchBackend,
+        *,
+        non_blocking: bool,
+        cast: CastMap,
+        keep: Callable[[Any], bool],
     ) -> None:
         self.backend, self.non_blocking, self.cast, self.keep = backend, non_blocking, cast, keep
         # Taken before the copy stream is in use: after that, it is the current one.
@@ -269,7 +237,7 @@ class PendingCopy(Generic[T]):
 
     item: T
     made: list[Tensor] = field(default_factory=list)
-    event: CopyEvent | None = None
+    event: Any = None
 
 
 class CopyEngine:
@@ -294,18 +262,18 @@ class CopyEngine:
         non_blocking: bool = True,
         cast: CastMap | None = None,
         keep_on_host: Callable[[Any], bool] | None = None,
-        backend: Backend | None = None,
+        backend: TorchBackend | None = None,
     ) -> None:
         self.device = full_device(device)
         self.cast: CastMap = _checked_cast(cast)
         self.stats = CopyStats()
         self._keep = keep_on_host or (lambda key: False)
-        self._backend: Backend = backend or TorchBackend(self.device)
+        self._backend: TorchBackend = backend or TorchBackend(self.device)
         self.overlaps = non_blocking and self._backend.copy_stream is not None
         # In the order of their copies: one stream passes their events in that order, so the first
         # one that has not passed ends every search.
-        self._held: deque[tuple[CopyEvent, Any]] = deque()
-        self._unfinished: deque[CopyEvent] = deque()
+        self._held: deque[tuple[Any, Any]] = deque()
+        self._unfinished: deque[Any] = deque()
 
     @property
     def num_held(self) -> int:
@@ -397,10 +365,10 @@ class CopyEngine:
 
     # the three safeguards, one method each: the tests leave each out and see the damage
 
-    def _hold(self, event: CopyEvent, source: Any) -> None:
+    def _hold(self, event: Any, source: Any) -> None:
         self._held.append((event, source))
 
-    def _wait(self, consumer: Any, event: CopyEvent) -> None:
+    def _wait(self, consumer: Any, event: Any) -> None:
         self._backend.wait_event(consumer, event)
 
     def _record(self, consumer: Any, tensors: list[Tensor]) -> None:

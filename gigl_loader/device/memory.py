@@ -18,6 +18,30 @@ from gigl_loader.device.engine import full_device
 _POLL_S = 0.0002
 
 
+class LentTensors:
+    """Tensors of one batch on the device, by key; a `gigl_loader.message.OnDevice`.
+
+    Args:
+        found: The tensors.
+        memory: Their memory.
+        event: From `DeviceMemory.mark`, behind the work that writes them; None: it is done.
+    """
+
+    def __init__(self, found: dict[str, Tensor], memory: "DeviceMemory", event: Any = None) -> None:
+        self._found, self._memory, self._event = found, memory, event
+
+    @property
+    def nbytes(self) -> int:
+        """Total bytes."""
+        return sum(one.nbytes for one in self._found.values())
+
+    def lent(self) -> dict[str, Tensor]:
+        """Return them, for use on the stream that is current in the calling thread."""
+        self._memory.follow(self._event)
+        self._memory.lend(self._found.values())
+        return self._found
+
+
 class DeviceMemory:
     """Memory of one device, and host memory to copy from.
 

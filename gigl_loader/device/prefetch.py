@@ -20,17 +20,17 @@ import resource
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from gigl_loader.device.engine import (
-    Backend,
     CastMap,
     CopyEngine,
     CopyStats,
     PendingCopy,
+    TorchBackend,
     full_device,
 )
 from gigl_loader.errors import ConfigError, NoEarlyEnd, PeerError
@@ -71,21 +71,8 @@ class PinMemoryError(PeerError):
         )
 
 
-class HostRegistry(Protocol):
-    """The two CUDA runtime calls needed here, as ``torch.cuda.cudart()`` has them."""
-
-    def register(self, address: int, nbytes: int) -> int:
-        """Pin ``nbytes`` bytes at ``address``; return a ``cudaError_t``, 0 for success."""
-
-    def unregister(self, address: int) -> int:
-        """Undo `register`; return a ``cudaError_t``."""
-
-    def describe(self, code: int) -> str:
-        """Return the runtime's own words for ``code``."""
-
-
 class CudaHostRegistry:
-    """`HostRegistry` of the CUDA runtime that torch uses.
+    """The two calls needed of the CUDA runtime that torch uses (``torch.cuda.cudart()``).
 
     Args:
         device: The device whose context does the registering. (Without it the runtime would open a
@@ -150,7 +137,7 @@ class PinnedRange:
         nbytes: int,
         device: torch.device | None = None,
         *,
-        registry: HostRegistry | None = None,
+        registry: CudaHostRegistry | None = None,
     ) -> None:
         if address <= 0 or nbytes <= 0:
             raise ConfigError(
@@ -181,12 +168,12 @@ class PinnedRange:
             self._unpin()
 
 
-def _unpin(registry: HostRegistry, address: int, owner_pid: int) -> None:
+def _unpin(registry: CudaHostRegistry, address: int, owner_pid: int) -> None:
     if os.getpid() == owner_pid:
         registry.unregister(address)
 
 
-def _default_registry(device: torch.device | None) -> HostRegistry | None:
+def _default_registry(device: torch.device | None) -> CudaHostRegistry | None:
     if not torch.cuda.is_available() or (device is not None and device.type != "cuda"):
         return None
     index = device.index if device is not None else None
@@ -384,7 +371,7 @@ class DevicePrefetcher(Generic[T]):
         cast: CastMap | None = None,
         max_held: int | None = None,
         run_ahead: int | None = 4,
-        backend: Backend | None = None,
+        backend: TorchBackend | None = None,
     ) -> None:
         self.loader = loader
         self.engine = CopyEngine(device, non_blocking=non_blocking, cast=cast, backend=backend)

@@ -29,7 +29,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.inference.local_graph import NodeShares, message_types, position_of
 from gigl_loader.inference.results import tensor_digest
-from gigl_loader.memory.leases import OwnMessages
+from gigl_loader.memory.leases import own_messages
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array, bytes_of, dtype_name, dtype_named
 from gigl_loader.message import Field
@@ -90,7 +90,7 @@ class RowFetcher:
     def __init__(self, owners: Owners, exchange: RankExchange) -> None:
         self._owners, self._exchange = owners, exchange
         # both are for one thread: a ChunkReader has a RowFetcher, and reads in one thread at a time
-        self._scratch, self._memory = Scratch(), OwnMessages()
+        self._scratch, self._memory = Scratch(), own_messages()
         self._first = {}
         for name, own in owners.own.items():  # a range of ids needs no search
             is_range = own.numel() > 0 and int(own[-1]) - int(own[0]) == own.numel() - 1

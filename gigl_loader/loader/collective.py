@@ -170,7 +170,7 @@ class CollectiveCall(Generic[T]):
 
 def _read_drawn(reader: PieceReader) -> Drawn:
     _, body, arrays = reader.read()
-    return codec.decode(body, arrays, Drawn)
+    return codec.decode(body, arrays, Drawn[Array])
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,10 @@ class CollectivePeers:
         told = self._swap_words([list(pair) for pair in zip(lengths, expected, strict=True)])
         got = self._swap("questions", sent, [length for length, _ in told], lengths)
         read = [
-            [codec.decode(body, arrays, RowsRequest) for _, body, arrays in PieceReader(data)]
+            [
+                codec.decode(body, arrays, RowsRequest[Array])
+                for _, body, arrays in PieceReader(data)
+            ]
             for data in got
         ]
         return [(some, nbytes) for some, (_, nbytes) in zip(read, told, strict=True)]
@@ -431,10 +434,10 @@ class CollectivePeers:
     def _answer(self, packing: Packing, question: tuple[str, Any, list[Array]]) -> None:
         method, body, arrays = question
         if method == _DRAW:
-            drawn = self.store.answer_draw(codec.decode(body, arrays, DrawRequest))
+            drawn = self.store.answer_draw(codec.decode(body, arrays, DrawRequest[Array]))
             packing.add_packed(drawn)
         else:
-            packing.add(*self.store.rows_asked(codec.decode(body, arrays, RowsRequest)))
+            packing.add(*self.store.rows_asked(codec.decode(body, arrays, RowsRequest[Array])))
 
     def _filled(
         self, wanted: Iterable[Iterable[T]], add: Callable[[Packing, T], None]

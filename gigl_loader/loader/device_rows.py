@@ -23,12 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.device.memory import DeviceMemory
+from gigl_loader.device.memory import DeviceMemory, LentTensors
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, ProtocolError
 from gigl_loader.loader.collective import AnswerFailedError, CollectivePeers, Packing
 from gigl_loader.memory.segments import Array, align, nbytes_of
 from gigl_loader.message import Field
-from gigl_loader.on_device.sampler import DeviceTensors
 from gigl_loader.ranks import backends_of
 from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.sampler.reader import LocalReader
@@ -141,7 +140,7 @@ class DeviceRows:
     def fetch(
         self, peers: CollectivePeers, fields: Sequence[Field], turn: Callable[[], bool],
         passed: Callable[[], None],
-    ) -> DeviceTensors | None:  # fmt: skip
+    ) -> LentTensors | None:  # fmt: skip
         """Return the rows of a batch; None if `turn` returned False. Collective.
 
         Args:
@@ -186,7 +185,7 @@ class DeviceRows:
         peers.check(None)  # a dead rank is known at once here; a device waits for it
         with peers.named_failures():
             wait_for_ranks(self._memory, event, peers.timeout_s)
-        return DeviceTensors(found, self._memory, event)
+        return LentTensors(found, self._memory, event)
 
     # -- parts -------------------------------------------------------------------------------------
 

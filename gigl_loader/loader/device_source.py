@@ -23,27 +23,32 @@ order on all ranks.
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.device.memory import DeviceMemory
+from gigl_loader.device.memory import DeviceMemory, LentTensors
 from gigl_loader.errors import ConfigError, SamplingError
 from gigl_loader.loader.collective import BROKEN_OFF, COMPLETE, CollectivePeers
 from gigl_loader.loader.device_rows import wait_for_ranks
 from gigl_loader.loader.in_process import EpochBatches, InProcessSource, named_errors, with_rows
 from gigl_loader.loader.partitioned_graph import PartitionedGraph, words_of
 from gigl_loader.loader.whole_edges import WholeEdgesGraph
-from gigl_loader.memory.leases import OwnMessages
+from gigl_loader.memory.leases import own_messages
 from gigl_loader.message import Attempt, BatchTicket, Received, SampleMessage
-from gigl_loader.on_device.choose import kernels_for
-from gigl_loader.on_device.device_graph import DeviceGraph, WholeGraph
-from gigl_loader.on_device.device_kernels import Kernels
-from gigl_loader.on_device.sampler import CutBatch, DeviceSampler, Launched, check_plan, checked
+from gigl_loader.on_device.device_graph import DeviceGraph
+from gigl_loader.on_device.device_kernels import TorchKernels, kernels_for
+from gigl_loader.on_device.sampler import (
+    CutBatch,
+    DeviceSampler,
+    Launched,
+    PlacedRoots,
+    check_plan,
+    checked,
+)
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.workers.agreement import StartTurns
 from gigl_loader.workers.sampled_input import view_of
@@ -51,7 +56,6 @@ from gigl_loader.workers.worker import load_sampler
 
 _MOST_AHEAD = 256
 """Most batches that are drawn before the cache knows enough; each keeps its edges."""
-B = TypeVar("B", Launched, CutBatch)
 
 
 class PlacedSource(InProcessSource):
@@ -76,7 +80,7 @@ class PlacedSource(InProcessSource):
     def open(self, turns: StartTurns) -> None:
         """Copy missing data to the device, and meet other ranks. No process is started."""
         place = self._placement
-        self._memory, self._device_memory = [OwnMessages()], DeviceMemory(place.device)
+        self._memory, self._device_memory = [own_messages()], DeviceMemory(place.device)
         kernels = kernels_for(place.device, place.kernels)
         placed = place.place(view_of(self.data, self.epoch_options.expansion.time_attr))
         graph = self._graph_of(placed, kernels)
@@ -88,7 +92,7 @@ class PlacedSource(InProcessSource):
         # seeds alone: links and labels add roots, which are counted when they are there
         self._sampler.check(self.sampling_config.batch_size, *self._under_way_and_free())
 
-    def _graph_of(self, placed: PartitionView[Tensor], kernels: Kernels) -> DeviceGraph:
+    def _graph_of(self, placed: PartitionView[Tensor], kernels: TorchKernels) -> DeviceGraph:
         """Return the whole graph, for draws and rows."""
         raise NotImplementedError
 
@@ -96,18 +100,26 @@ class PlacedSource(InProcessSource):
         """Return how many batches are under way at once, and the free bytes of the device."""
         return self._concurrency, self._device_memory.free_bytes()
 
+    def _whole(
+        self, roots: PlacedRoots, host: SampleMessage, rows: LentTensors, gather_s: float
+    ) -> Received:
+        """Return a batch of written roots, of further tensors on the host, and of its rows."""
+        message = {**roots.message, **host}
+        found = self._received(roots.request, message, roots.nbytes, roots.seconds, gather_s)
+        return with_rows(found, rows)
+
 
 class DeviceSource(PlacedSource):
     """Samples one input on one device; a `gigl_loader.loader.batch_source.BatchSource`."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        self._launched: deque[_UnderWay[Launched]] = deque()
-        self._drawn: deque[_UnderWay[CutBatch]] = deque()
+        self._launched: deque[Launched] = deque()
+        self._drawn: deque[CutBatch] = deque()
         self._num_launched = 0
 
-    def _graph_of(self, placed: PartitionView[Tensor], kernels: Kernels) -> DeviceGraph:
-        return WholeGraph(placed, list(self._plan.fanouts), kernels)
+    def _graph_of(self, placed: PartitionView[Tensor], kernels: TorchKernels) -> DeviceGraph:
+        return DeviceGraph(placed, list(self._plan.fanouts), kernels)
 
     def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
         """Begin an epoch; the rest of the previous one is dropped."""
@@ -117,8 +129,8 @@ class DeviceSource(PlacedSource):
     def cancel_epoch(self) -> None:
         """Break the epoch off: no further batch of it is sampled."""
         super().cancel_epoch()
-        for under_way in self._drawn:
-            self._sampler.forget(under_way.batch)
+        for drawn in self._drawn:
+            self._sampler.forget(drawn)
         # work on the device ends by itself; its memory is reused after that
         self._launched.clear()
         self._drawn.clear()
@@ -126,15 +138,13 @@ class DeviceSource(PlacedSource):
     def _next_here(self, epoch: EpochBatches) -> Received:
         self._launch_ahead(epoch)
         # Those whose counts, or ids, have come: the more the cache knows, the better it keeps.
-        while self._launched and (
-            not self._drawn or self._sampler.has_come(self._launched[0].batch)
-        ):
+        while self._launched and (not self._drawn or self._sampler.has_come(self._launched[0])):
             self._drawn.append(self._cut(self._launched.popleft()))
         for one in self._drawn:
-            if one is not self._drawn[0] and not self._sampler.has_come(one.batch):
+            if one is not self._drawn[0] and not self._sampler.has_come(one):
                 break
-            with named_errors(one.batch.request.ticket):
-                self._sampler.tell(one.batch)
+            with named_errors(one.roots.request.ticket):
+                self._sampler.tell(one)
         return self._finish(self._drawn.popleft())
 
     def _launch_ahead(self, epoch: EpochBatches) -> None:
@@ -162,47 +172,32 @@ class DeviceSource(PlacedSource):
 
     def ready(self) -> bool:
         """Return whether `next` would return at once."""
-        launched = self._launched
-        return bool(self._drawn or (launched and self._sampler.has_come(launched[0].batch)))
+        return bool(self._drawn or (self._launched and self._sampler.has_come(self._launched[0])))
 
     def count_waiting(self) -> int:
         """Return how many batches were launched and not taken."""
         return len(self._launched) + len(self._drawn)
 
-    def _launch(self, request: SampleRequest) -> "_UnderWay[Launched]":
+    def _launch(self, request: SampleRequest) -> Launched:
         started = time.perf_counter()
         with named_errors(request.ticket):
-            placed = self._sampler.place(request)
-            launched = self._sampler.launch(placed)
-            # now: the next launch may write to what the fields read
-            message, nbytes = self._memory[0].write(placed.fields)
-        return _UnderWay(launched, message, nbytes, time.perf_counter() - started)
+            launched = self._sampler.launch(*self._sampler.place(request))
+            launched.roots.write(self._memory[0])  # the next launch may write to what fields read
+        launched.roots.seconds = time.perf_counter() - started
+        return launched
 
-    def _cut(self, one: "_UnderWay[Launched]") -> "_UnderWay[CutBatch]":
+    def _cut(self, launched: Launched) -> CutBatch:
         started = time.perf_counter()
-        with named_errors(one.batch.request.ticket):
-            drawn = self._sampler.cut(one.batch)
-        seconds = one.seconds + time.perf_counter() - started
-        return _UnderWay(drawn, one.message, one.nbytes, seconds)
+        with named_errors(launched.roots.request.ticket):
+            drawn = self._sampler.cut(launched)
+        drawn.roots.seconds += time.perf_counter() - started
+        return drawn
 
-    def _finish(self, one: "_UnderWay[CutBatch]") -> Received:
-        started, request = time.perf_counter(), one.batch.request
-        with named_errors(request.ticket):
-            host, rows = self._sampler.finish(one.batch)
-        seconds = one.seconds, time.perf_counter() - started
-        found = self._received(request, {**one.message, **host}, one.nbytes, *seconds)
-        return with_rows(found, rows)
-
-
-@dataclass(frozen=True)
-class _UnderWay(Generic[B]):
-    """A batch without rows, and the fields of its roots."""
-
-    batch: B
-    message: SampleMessage
-    nbytes: int
-    seconds: float
-    """Seconds of the host for it so far."""
+    def _finish(self, drawn: CutBatch) -> Received:
+        started, roots = time.perf_counter(), drawn.roots
+        with named_errors(roots.request.ticket):
+            host, rows = self._sampler.finish(drawn)
+        return self._whole(roots, host, rows, time.perf_counter() - started)
 
 
 class PartitionedSource(PlacedSource):
@@ -212,7 +207,7 @@ class PartitionedSource(PlacedSource):
     `PlacedSource` says.
     """
 
-    def _graph_of(self, placed: PartitionView[Tensor], kernels: Kernels) -> DeviceGraph:
+    def _graph_of(self, placed: PartitionView[Tensor], kernels: TorchKernels) -> DeviceGraph:
         num_words = words_of(placed, self._plan)
         peers = CollectivePeers(self._view, self.epoch_options.timeout_s, num_words)
         self._peers = [peers]
@@ -252,20 +247,20 @@ class PartitionedSource(PlacedSource):
         """Return a batch, empty without a batch of this rank; None if all broke the epoch off."""
         peers, sampler = self._peers[0], self._sampler
         started = time.perf_counter()
-        placed = sampler.place(request) if has_batch else sampler.no_roots(request)
+        roots, start = sampler.place(request) if has_batch else sampler.no_roots(request)
         # now: responses that fields may read are overwritten by later rounds
-        message, nbytes = self._memory[0].write(placed.fields)
+        roots.write(self._memory[0])
         if peers.finish(BROKEN_OFF if epoch.is_broken_off else COMPLETE):
             return None
-        drawn = sampler.cut(sampler.launch(placed))
+        drawn = sampler.cut(sampler.launch(roots, start))
         cut_at = time.perf_counter()
         host, rows = sampler.finish(drawn)
         # All of it, so that no trainer waits for the device of a dead rank; then for all ranks: one
         # that raised would find nobody to tell after the last step.
         wait_for_ranks(self._device_memory, self._device_memory.mark(), peers.timeout_s)
         peers.meet()
-        seconds = cut_at - started, time.perf_counter() - cut_at
-        return with_rows(self._received(request, {**message, **host}, nbytes, *seconds), rows)
+        roots.seconds = cut_at - started
+        return self._whole(roots, host, rows, time.perf_counter() - cut_at)
 
 
 def _wants_whole_edges(place: Placement, partitions: PartitionedGraph) -> bool:

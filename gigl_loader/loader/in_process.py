@@ -26,6 +26,7 @@ import torch
 
 from gigl_loader._glt import NodeSamplerInput, SamplingConfig
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.device.memory import LentTensors
 from gigl_loader.errors import PeerError, PeerTimeoutError, SamplingError, UsageError
 from gigl_loader.loader.collective import (
     BROKEN_OFF,
@@ -36,7 +37,7 @@ from gigl_loader.loader.collective import (
 )
 from gigl_loader.loader.device_rows import DeviceRows, device_rows
 from gigl_loader.memory import tensors
-from gigl_loader.memory.leases import OwnMessages
+from gigl_loader.memory.leases import BufferPool, own_messages
 from gigl_loader.message import (
     AT_ONCE_EPOCH,
     AT_ONCE_STREAM,
@@ -46,7 +47,6 @@ from gigl_loader.message import (
     Received,
     SampleMessage,
 )
-from gigl_loader.on_device.sampler import DeviceTensors
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
 from gigl_loader.sampler.plan import Sampler, SampleRequest
 from gigl_loader.sampler.row_exchange import LaterPeers, LaterRows
@@ -241,7 +241,7 @@ class InProcessSource:
         # one of each per lane; with one partition no peers, and one sampler
         self._peers: list[CollectivePeers] = []
         self._samplers: list[Sampler] = []
-        self._memory: list[OwnMessages] = []
+        self._memory: list[BufferPool] = []
         self._threads: list[threading.Thread] = []
         self._epoch: EpochBatches | None = None
         self._shut_down = False
@@ -273,7 +273,7 @@ class InProcessSource:
             )
             for lane in lanes
         ]  # fmt: skip
-        self._memory = [OwnMessages() for _ in lanes]
+        self._memory = [own_messages() for _ in lanes]
 
     @property
     def input_len(self) -> int:
@@ -537,7 +537,7 @@ def named_errors(ticket: BatchTicket, where: str | None = None) -> Iterator[None
         raise SamplingError(where or here, cause, traceback.format_exc()) from error
 
 
-def with_rows(found: Received, rows: DeviceTensors) -> Received:
+def with_rows(found: Received, rows: LentTensors) -> Received:
     """Return a batch with its tensors on the device."""
     stats = {**found.stats, "nbytes": found.stats["nbytes"] + rows.nbytes}
     return replace(found, stats=stats, rows=rows)

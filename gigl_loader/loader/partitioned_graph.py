@@ -30,7 +30,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.loader.collective import CollectivePeers
 from gigl_loader.loader.device_rows import device_group, wait_for_ranks
 from gigl_loader.on_device.device_graph import (
-    HopDrawn,
+    DeviceGraph,
     HopRequest,
     drawn_from,
     edge_ids_at,
@@ -38,7 +38,7 @@ from gigl_loader.on_device.device_graph import (
     read_rows,
     rows_of,
 )
-from gigl_loader.on_device.device_kernels import Kernels
+from gigl_loader.on_device.device_kernels import HopDrawn, TorchKernels
 from gigl_loader.on_device.torch_numbers import signed, unsigned
 from gigl_loader.ranks import RankExchange
 from gigl_loader.rowcache.tables import Matrix, Owner, owner_of
@@ -65,7 +65,7 @@ class _Routes:
     """By rank, what it told besides."""
 
 
-class PartitionedGraph:
+class PartitionedGraph(DeviceGraph):
     """The partitions of all ranks, for one thread of each. Every call is collective.
 
     Args:
@@ -81,7 +81,7 @@ class PartitionedGraph:
     """
 
     def __init__(
-        self, view: PartitionView[Tensor], plan: SamplingPlan, kernels: Kernels,
+        self, view: PartitionView[Tensor], plan: SamplingPlan, kernels: TorchKernels,
         memory: DeviceMemory, peers: CollectivePeers,
     ) -> None:  # fmt: skip
         self.view, self._plan, self._kernels = view, plan, kernels

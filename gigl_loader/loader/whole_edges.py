@@ -14,12 +14,12 @@ from gigl_loader.dataset.placement import Placement
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.dataset.view import Adjacency, TimeOrder
 from gigl_loader.loader.partitioned_graph import PartitionedGraph
-from gigl_loader.on_device.device_graph import WholeGraph
-from gigl_loader.on_device.device_kernels import Kernels
+from gigl_loader.on_device.device_graph import DeviceGraph
+from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.rowcache.tables import Matrix, Owner
 
 
-class WholeEdgesGraph(WholeGraph):
+class WholeEdgesGraph(DeviceGraph):
     """Draws from all edges on this device; rows come from the devices of all ranks. Collective.
 
     Args:
@@ -34,7 +34,7 @@ class WholeEdgesGraph(WholeGraph):
 
     def __init__(
         self, partitions: PartitionedGraph, place: Placement, edge_types: list[EdgeType],
-        kernels: Kernels,
+        kernels: TorchKernels,
     ) -> None:  # fmt: skip
         view = partitions.view
         edges, times = dict(view.adjacency), dict(view.times)

@@ -16,6 +16,7 @@ is never written again.
 """
 
 import ctypes
+import itertools
 import mmap
 import os
 import threading
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gigl_loader._glt import ChannelBase
@@ -36,6 +38,7 @@ from gigl_loader.memory.same_host import Region, region_of
 from gigl_loader.memory.slots import Layout, SlotWriter, Written, layout_of, write_fields
 from gigl_loader.memory.tensors import as_array, dtype_name, tensor_in
 from gigl_loader.message import Field, SampleMessage
+from gigl_loader.transport import IncomingArray
 
 _KEEP_FREE = 2
 """Free slots that a worker keeps beyond its concurrency: batches differ in size, and a large one
@@ -102,7 +105,7 @@ class Lease:
 
     @property
     def payload(self) -> memoryview:
-        """The bytes of the tensors, without the slot's spare end."""
+        """The bytes of the tensors, without the slot's spare end; they keep the slot."""
         return memoryview(self._buffer).cast("B")[: payload_bytes(self.layout)]
 
     def tensors(self) -> SampleMessage:
@@ -133,7 +136,7 @@ class LeaseTable:
         # consistent before it makes objects
         self._lock = threading.RLock()
         self._senders: dict[int, _Sender] = {}
-        self._closed = False
+        self.closed = False
 
     def take(self, sender: int, written: Written) -> Lease:
         """Return the message that worker ``sender`` wrote.
@@ -222,9 +225,9 @@ class LeaseTable:
     def close(self) -> None:
         """Release all memory that is not leased; the rest goes with its leases. Idempotent."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed = True
+            self.closed = True
             for state in self._senders.values():
                 for number in set(state.slots) - state.leased:
                     state.slots.pop(number).release()
@@ -236,7 +239,7 @@ class LeaseTable:
         with self._lock:
             state.leased.discard(number)
             state.lent.discard(number)
-            if self._closed or state.is_gone:
+            if self.closed or state.is_gone:
                 state.slots.pop(number).release()
             else:
                 # the worker is told with its next batch, see `returned`: this code runs in any
@@ -277,23 +280,43 @@ class Packed(dict[str, Tensor]):
         super().__init__()
         self.lease = lease
 
-    @property
-    def layout(self) -> Layout:
-        """Offset, dtype and shape of each tensor."""
-        return self.lease.layout
 
-    @property
-    def payload(self) -> memoryview:
-        """The bytes of all tensors; they keep the slot."""
-        return self.lease.payload
-
-    def tensors(self) -> SampleMessage:
-        """Return the message as tensors over the slot."""
-        return self.lease.tensors()
+TakeNext = Callable[[float | None], SampleMessage]
 
 
-class ServerMemory(LeaseTable):
-    """The slots of one producer on a storage server: a `MessageMemory` of that producer.
+class MessageMemory(LeaseTable):
+    """The messages of one producer: slots, how many may be under way, and who reads them.
+
+    Args:
+        capacity: Messages that may be under way or unread at once.
+        size: Bytes of shared memory for those messages. One message that is larger still passes,
+            alone.
+        register: As in `LeaseTable`.
+        lends: As in `LeaseTable`.
+    """
+
+    def __init__(
+        self, capacity: int, size: int, register: Register | None = None, *, lends: bool = False
+    ) -> None:
+        super().__init__(register, lends=lends)
+        self.capacity, self.size = capacity, size
+        self._source: TakeNext | None = None
+
+    def open(self, sender: int, written: Written) -> SampleMessage:
+        """Return the message that worker ``sender`` wrote, as tensors over its slot.
+
+        Raises:
+            SharedMemoryError: The slot cannot be mapped.
+        """
+        return self.take(sender, written).tensors()
+
+    def bind(self, source: TakeNext | None) -> None:
+        """Let readers call ``source(timeout_s)``, a producer, which also watches its workers."""
+        self._source = source
+
+
+class ServerMemory(MessageMemory):
+    """The messages of a producer on a storage server; read by `SharedProducer.fetch` alone.
 
     Bytes are limited by consumer (see `SharedProducer`), so that none can take another's.
 
@@ -301,71 +324,117 @@ class ServerMemory(LeaseTable):
         capacity: Batches that one consumer may have started and not fetched.
     """
 
-    size = 1 << 62  # no limit of its own
-
     def __init__(self, capacity: int) -> None:
-        super().__init__(lends=True)
-        self.capacity = capacity
+        super().__init__(capacity, 1 << 62, lends=True)  # no limit of its own
 
     def open(self, sender: int, written: Written) -> SampleMessage:
         """Return the message that worker ``sender`` wrote, as a `Packed`."""
         return Packed(self.take(sender, written))
 
-    def bind(self, source: Callable[[float | None], SampleMessage] | None) -> None:
-        """Do nothing: nobody receives from this memory, see `SharedProducer.fetch`."""
 
-
+_GRAIN = 1 << 16
+"""Sizes of buffers are multiples of this number, in bytes: 16 pages."""
 _LARGE = 1 << 18
-"""Smallest message that gets a block: a loop may keep many small ones, and mappings are few."""
-_SPARE = 1.2
-"""A new block is this much larger than its first message: batches vary a little."""
-_KEEP = 2
-"""Free blocks that are kept."""
+"""Smallest buffer with a mapping of its own: a process may have few of them."""
 
 
-class OwnMessages:
-    """The memory of one thread's messages: blocks that are used again once their tensors are gone.
+class BufferPool:
+    """Memory for batches: lent to a batch's tensors, returned once the last of them is gone.
 
-    Fresh memory costs a page fault every 4 KiB, which takes longer than to write the page.
+    New memory costs a page fault every 4 KiB, which takes longer than to write the page, and
+    pinning it costs more; so it is kept.
+
+    Args:
+        pin_memory: Pin the memory.
+        most_spare: Most unused buffers that are kept for the next batch.
+        drops_small: Drop unused buffers that are too small for a batch. Sizes soon grow to the
+            largest of a run, and then all fit.
     """
 
-    def __init__(self) -> None:
-        self._free: list[mmap.mmap] = []
-        # tensors end in whichever thread drops the last one; appending to a deque is atomic
-        self._returned: deque[mmap.mmap] = deque()
+    def __init__(
+        self, *, pin_memory: bool = False, most_spare: int = 8, drops_small: bool = False
+    ) -> None:
+        self._pin, self._most_spare, self._drops_small = pin_memory, most_spare, drops_small
+        self._free: list[Tensor] = []
+        self._lock = threading.RLock()  # re-entrant: a batch may be dropped during `take`
+
+    def take(self, nbytes: int) -> Tensor:
+        """Return a buffer of at least ``nbytes`` bytes."""
+        with self._lock:
+            fitting = [one for one in self._free if one.numel() >= nbytes]
+            if self._drops_small:
+                self._free = fitting
+            if fitting:
+                # the smallest that fits, so that a large one is left for a batch that needs it
+                best = min(fitting, key=Tensor.numel)
+                # Not `remove`, which compares tensors element by element. A buffer that is returned
+                # during this line may be lost to the pool, but is never lent twice.
+                self._free = [one for one in self._free if one is not best]
+                return best
+        # Rounded up (the floor of the negative), with a quarter more than requested: batches of one
+        # loader differ in size, and the next one should fit too.
+        size = -(-nbytes * 5 // 4 // _GRAIN) * _GRAIN
+        if self._pin or size < _LARGE:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
+        # Unmapped at once when it is dropped, which malloc need not do. Python's anonymous mappings
+        # are shared by default, and a forked child would write to them.
+        block = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(block, dtype=torch.uint8)
+
+    def lease(self, buffer: Tensor) -> Any:
+        """Return an object with the buffer protocol; ``buffer`` is returned when it is gone."""
+        lease = segments.buffer_at(buffer.data_ptr(), buffer.numel())
+        # The finalizer holds `buffer`; the lease is an address and a length, and owns nothing. Not
+        # at exit, when the pool may be gone and the memory goes with the process.
+        weakref.finalize(lease, self._give_back, buffer).atexit = False
+        return lease
+
+    def _give_back(self, buffer: Tensor) -> None:
+        with self._lock:
+            self._free.append(buffer)
+            if len(self._free) > self._most_spare:
+                # Drops the smallest: if it dropped the latest, a pool full of small buffers would
+                # make a new one for each larger batch.
+                del self._free[min(range(len(self._free)), key=lambda at: self._free[at].numel())]
+
+    def take_leased(self, nbytes: int) -> Any:
+        """Return memory of at least ``nbytes`` bytes, which is returned when nothing uses it."""
+        # at least one byte, for a batch without tensors: an empty tensor has no address
+        return self.lease(self.take(max(nbytes, 1)))
+
+    def room(self, specs: list[IncomingArray]) -> list[Any]:
+        """Return arrays to receive a response into: ``into`` of `gigl_loader.transport.Caller`.
+
+        All arrays of a response, which are a batch's, share one buffer of the pool.
+        """
+        ends = list(itertools.accumulate(segments.align(spec.nbytes) for spec in specs))
+        # One buffer, since the tensors of a batch are usually dropped together; a single tensor
+        # that is kept keeps all of it.
+        lease = self.take_leased(ends[-1] if ends else 0)
+        return [
+            np.ndarray(spec.shape, spec.dtype, lease, start)
+            for spec, start in zip(specs, [0, *ends], strict=False)
+        ]
 
     def write(self, fields: Sequence[Field]) -> tuple[SampleMessage, int]:
         """Let ``fields`` write themselves; return their tensors, and the tensors' bytes."""
         layout, nbytes = layout_of(fields)
-        if nbytes < _LARGE:
+        # a loop may keep many small messages: these take no more memory than they need
+        if nbytes < _LARGE and not self._pin:
             buffer: Any = (ctypes.c_char * nbytes)()
-            write_fields(fields, layout, buffer)
-            return tensors_over(buffer, layout), nbytes
-        block = self._take(nbytes)
-        buffer = (ctypes.c_char * len(block)).from_buffer(block)
-        # tied to the buffer, which every tensor and view keeps; a finalizer holds its arguments, so
-        # the block stays mapped until then. Not at exit: it goes with the process
-        weakref.finalize(buffer, self._returned.append, block).atexit = False
+        else:
+            buffer = self.take_leased(nbytes)
         write_fields(fields, layout, buffer)
         return tensors_over(buffer, layout), nbytes
 
-    def _take(self, nbytes: int) -> mmap.mmap:
-        while self._returned:
-            self._free.append(self._returned.popleft())
-        # takes the smallest block that fits, and keeps the next ones. Blocks that are too small are
-        # dropped, which unmaps them: sizes soon grow to the largest of a run, and then all fit
-        fitting = sorted((one for one in self._free if len(one) >= nbytes), key=len)
-        self._free = fitting[1 : 1 + _KEEP]
-        if fitting:
-            return fitting[0]
-        # Python's anonymous mappings are shared by default, and a forked child would write to them
-        return mmap.mmap(-1, int(nbytes * _SPARE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+def own_messages() -> BufferPool:
+    """Return the memory of one thread's messages in this process."""
+    return BufferPool(most_spare=2, drops_small=True)
 
 
 _LOCAL = -1
 """Sender number of messages that this process itself sends."""
-
-TakeNext = Callable[[float | None], SampleMessage]
 
 
 def field_of(key: str, tensor: Tensor) -> Field:
@@ -376,7 +445,7 @@ def field_of(key: str, tensor: Tensor) -> Field:
     )
 
 
-class ShmChannel(ChannelBase):
+class ShmChannel(MessageMemory, ChannelBase):
     """A queue of sample messages in shared memory.
 
     Args:
@@ -390,19 +459,12 @@ class ShmChannel(ChannelBase):
     def __init__(self, capacity: int, size: int, register: Register | None = None) -> None:
         if capacity < 1 or size < 1:
             raise ConfigError(f"channel capacity and size must be > 0, got {capacity} and {size}")
-        self.capacity, self.size = capacity, size
-        self.closed = False
-        self._leases = LeaseTable(register)
-        self._source: TakeNext | None = None
+        super().__init__(capacity, size, register)
         self._local: SlotWriter | None = None
         self._ready: deque[SampleMessage] = deque()
         self._arrival = threading.Condition()
 
     # -- receiving ------------------------------------------------------------------------------
-
-    def bind(self, source: TakeNext | None) -> None:
-        """Let ``recv`` call ``source(timeout_s)``, a producer, which also watches its workers."""
-        self._source = source
 
     def recv(self, timeout_s: float | None = None, **_: Any) -> SampleMessage:
         """Return the next message.
@@ -452,37 +514,11 @@ class ShmChannel(ChannelBase):
         """Return whether no message sent by this process waits."""
         return not self._ready
 
-    # -- memory ---------------------------------------------------------------------------------
-
-    def open(self, sender: int, written: Written) -> SampleMessage:
-        """Return the message that ``sender`` wrote, as tensors over its slot.
-
-        Raises:
-            SharedMemoryError: The slot cannot be mapped.
-        """
-        return self._leases.take(sender, written).tensors()
-
-    def returned(self, sender: int, concurrency: int) -> tuple[list[int], list[int]]:
-        """Return the slots of ``sender`` that no tensor uses any more: (to reuse, to give up)."""
-        return self._leases.returned(sender, concurrency)
-
-    def forget(self, sender: int) -> None:
-        """Release the messages of a worker that is gone, once no tensor uses them."""
-        self._leases.forget(sender)
-
-    @property
-    def largest(self) -> int:
-        """Bytes of the largest slot."""
-        return self._leases.largest
-
     def close(self) -> None:
         """Release all memory that no tensor uses; the rest goes with its tensors. Idempotent."""
-        if self.closed:
-            return
-        # set before the waiters are woken, since they check it. Dropping messages takes the table's
-        # lock inside this one; nothing takes the two in the other order
-        self.closed = True
+        super().close()  # first, as the waiters that are woken below look whether it is closed
+        # dropping messages takes the table's lock inside this one; nothing takes the two in the
+        # other order
         with self._arrival:
             self._ready.clear()
             self._arrival.notify_all()
-        self._leases.close()

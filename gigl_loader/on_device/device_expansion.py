@@ -15,8 +15,8 @@ from torch import Tensor
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.message import BatchTicket
-from gigl_loader.on_device.device_graph import DeviceGraph, HopDrawn, HopRequest
-from gigl_loader.on_device.device_kernels import DeviceLabels, Kernels
+from gigl_loader.on_device.device_graph import DeviceGraph, HopRequest
+from gigl_loader.on_device.device_kernels import DeviceLabels, HopDrawn, TorchKernels
 from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
 from gigl_loader.sampler.expansion import draw_of
 from gigl_loader.sampler.plan import SamplingPlan
@@ -160,7 +160,7 @@ class DeviceExpansion:
         self,
         graph: DeviceGraph,
         plan: SamplingPlan,
-        kernels: Kernels,
+        kernels: TorchKernels,
         bits: Mapping[NodeType, int] | None,
     ) -> None:
         self._graph, self._plan, self._kernels, self._bits = graph, plan, kernels, bits

@@ -1,20 +1,19 @@
 """The graph as a batch on a device reads it: draws and rows, from wherever they lie.
 
-`DeviceExpansion` and `DeviceSampler` read a `DeviceGraph`. Here is the one of a graph that is whole
-on the device; that of partitions on the devices of several ranks is
-`loader.partitioned_graph.PartitionedGraph`.
+`DeviceExpansion` and `DeviceSampler` read a `DeviceGraph`, which is whole on the device. That of
+partitions on the devices of several ranks is `loader.partitioned_graph.PartitionedGraph`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.dataset.view import Adjacency, PartitionView, Rows
-from gigl_loader.on_device.device_kernels import DeviceDraw, Kernels
+from gigl_loader.on_device.device_kernels import DeviceDraw, HopDrawn, TorchKernels
 from gigl_loader.rowcache.tables import Matrix, Owner, owner_of
 from gigl_loader.sampler.plan import Draw
 
@@ -38,56 +37,11 @@ class HopRequest:
     """``[n]`` int64, the earliest; None: any."""
 
 
-@dataclass(frozen=True)
-class HopDrawn:
-    """The drawn neighbours."""
+class DeviceGraph:
+    """All nodes, edges and rows of a graph in one partition, placed. No call waits for the device.
 
-    edges: Tensor
-    """``[n, width]`` int64, what `DeviceGraph.edge_ids` turns into ids; a row's draws are its first
-    ``counts`` places."""
-    counts: Tensor
-    """``[n]`` int64."""
-    neighbors: Tensor | None = None
-    """``[n, width]`` int64, global ids; None: `DeviceGraph.neighbors` looks them up."""
-
-
-class DeviceGraph(Protocol):
-    """All nodes, edges and rows of a graph. Called by one thread, in the order of its batches."""
-
-    @property
-    def view(self) -> PartitionView[Tensor]:
-        """This rank's partition on its device, which tells the types and sizes of the graph."""
-        ...
-
-    @property
-    def degrees(self) -> Mapping[EdgeType, int]:
-        """Largest degree of the expanded nodes by walked edge type."""
-        ...
-
-    def draw(self, asked: Sequence[HopRequest]) -> list[HopDrawn | None]:
-        """Draw neighbours of one hop, of all edge types; None: nothing is drawn."""
-        ...
-
-    def neighbors(self, edge_type: EdgeType, drawn: HopDrawn) -> Tensor:
-        """Return ``[n, width]`` int64, the drawn neighbours."""
-        ...
-
-    def edge_ids(self, edge_type: EdgeType, edges: Tensor) -> Tensor:
-        """Return the id of each edge, of `HopDrawn.edges`, as int64."""
-        ...
-
-    def rows(self, ids: Mapping[Owner, Tensor], wanted: Sequence[Matrix]) -> dict[Matrix, Tensor]:
-        """Return the rows of a batch on the device.
-
-        Args:
-            ids: By owner of rows ``[n]`` int64, the global ids in the batch.
-            wanted: Matrices whose rows are wanted.
-        """
-        ...
-
-
-class WholeGraph:
-    """A graph in one partition, placed; a `DeviceGraph`. No call waits for the device.
+    Called by one thread, in the order of its batches. Another graph overrides all methods, and has
+    its own ``view`` and ``degrees``.
 
     Args:
         view: The graph, with its tensors in their places.
@@ -96,17 +50,22 @@ class WholeGraph:
     """
 
     def __init__(
-        self, view: PartitionView[Tensor], edge_types: Sequence[EdgeType], kernels: Kernels
+        self, view: PartitionView[Tensor], edge_types: Sequence[EdgeType], kernels: TorchKernels
     ) -> None:
-        self.view, self._kernels = view, kernels
+        self._kernels = kernels
+        self.view = view
+        """This rank's partition on its device, which tells the types and sizes of the graph."""
         # once, when the loader is built: the only time that the host waits for the device
-        self.degrees = {name: max_degree(view.adjacency[name].indptr) for name in edge_types}
+        self.degrees: Mapping[EdgeType, int] = {
+            name: max_degree(view.adjacency[name].indptr) for name in edge_types
+        }
+        """Largest degree of the expanded nodes by walked edge type."""
 
     def draw(self, asked: Sequence[HopRequest]) -> list[HopDrawn | None]:
         """Draw neighbours of one hop, of all edge types; None: nothing is drawn."""
-        return [self._drawn(one) if one.width and one.ids.numel() else None for one in asked]
+        return [self._hop(one) if one.width and one.ids.numel() else None for one in asked]
 
-    def _drawn(self, asked: HopRequest) -> HopDrawn:
+    def _hop(self, asked: HopRequest) -> HopDrawn:
         edge_type = asked.draw.edge_type
         rows = torch.where(asked.there, self.view.adjacency[edge_type].locate(asked.ids), -1)
         return drawn_from(self.view, self._kernels, asked, rows, self.degrees[edge_type])
@@ -120,12 +79,17 @@ class WholeGraph:
         return edge_ids_at(self.view.adjacency[edge_type], edges)
 
     def rows(self, ids: Mapping[Owner, Tensor], wanted: Sequence[Matrix]) -> dict[Matrix, Tensor]:
-        """Return the rows of a batch on the device."""
+        """Return the rows of a batch on the device.
+
+        Args:
+            ids: By owner of rows ``[n]`` int64, the global ids in the batch.
+            wanted: Matrices whose rows are wanted.
+        """
         return read_rows(self.view, self._kernels, ids, wanted)
 
 
 def drawn_from(
-    view: PartitionView[Tensor], kernels: Kernels, asked: HopRequest, rows: Tensor, degree: int
+    view: PartitionView[Tensor], kernels: TorchKernels, asked: HopRequest, rows: Tensor, degree: int
 ) -> HopDrawn:
     """Draw neighbours in a partition.
 
@@ -142,12 +106,11 @@ def drawn_from(
         draw, view.adjacency[name], rows, asked.drawn_by, asked.width, times, asked.until,
         asked.since, degree,
     )  # fmt: skip
-    found = kernels.draw(request)
-    return HopDrawn(found.offsets, found.counts)
+    return kernels.draw(request)
 
 
 def read_rows(
-    view: PartitionView[Tensor], kernels: Kernels, ids: Mapping[Owner, Tensor],
+    view: PartitionView[Tensor], kernels: TorchKernels, ids: Mapping[Owner, Tensor],
     wanted: Sequence[Matrix],
 ) -> dict[Matrix, Tensor]:  # fmt: skip
     """Return rows of a partition; see `DeviceGraph.rows`."""

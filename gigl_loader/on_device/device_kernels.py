@@ -1,19 +1,40 @@
 """A device's computations for a batch: draws and labels, in tensors whose sizes the host knows.
 
 A host that asked the device for the size of each result would wait for it at every hop. So a result
-has its largest possible size, known from the fan-outs, and its unused places are marked.
-Two implementations return the same bits as `sampler.compiled` on the CPU:
-`torch_kernels` in plain operators, for any device, and `warp_kernels`, compiled, for CUDA (and, in
-tests, for the CPU).
+has its largest possible size, known from the fan-outs, and its unused places are marked. Two
+implementations return the same bits as `sampler.compiled` on the CPU: `TorchKernels` in plain
+operators, for any device and without an extra, and `warp_kernels.WarpKernels`, compiled, for CUDA
+(and, in tests, for the CPU).
+
+No plain operator waits for the device: none whose result's shape depends on values (``nonzero``,
+``unique``, a boolean mask), and no value is read. `tests/on_device/test_waits.py` runs all of them
+on tensors that have no values.
+
+Draws by weight, and LABOR, read whole rows. A host that does not wait knows no bound of a row's
+length but the largest of all rows. So rows are read side by side, column after column up to that
+length, whatever their own. On a graph with hubs that is slow, and Warp is faster.
 """
 
+import importlib
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cache
 
+import torch
 from torch import Tensor
 
 from gigl_loader.dataset.view import Adjacency, TimeOrder
+from gigl_loader.errors import ConfigError
+from gigl_loader.on_device.torch_numbers import exponentials, row_keys, units
 from gigl_loader.sampler.plan import Draw
+
+logger = logging.getLogger(__name__)
+
+_MISSING = "compiled kernels for GPUs need NVIDIA Warp: pip install 'gigl_loader[gpu]'"
+_LOWEST, _LAST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+_BLOCK = 256
+"""Columns that are read at once: for 100,000 rows, 200 MB for each intermediate number."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +62,17 @@ class DeviceDraw:
 
 
 @dataclass(frozen=True)
-class DeviceDrawn:
-    """Positions of the drawn edges in the adjacency (canonical order, also where drawn by time)."""
+class HopDrawn:
+    """The drawn neighbours of some nodes."""
 
-    offsets: Tensor
-    """``[n, width]`` int64; a row's draws are its first ``counts`` places, the rest is 0."""
+    edges: Tensor
+    """``[n, width]`` int64, what `DeviceGraph.edge_ids` turns into ids; kernels return positions in
+    the adjacency (canonical order, also where drawn by time). A row's draws are its first
+    ``counts`` places, the rest is 0."""
     counts: Tensor
     """``[n]`` int64."""
+    neighbors: Tensor | None = None
+    """``[n, width]`` int64, global ids; None: `DeviceGraph.neighbors` looks them up."""
 
 
 @dataclass
@@ -61,19 +86,52 @@ class DeviceLabels:
     """``[]`` int64, on the device."""
 
 
-class Kernels(Protocol):
-    """The operations on one device. One object per sampling thread: it may own scratch memory.
+class TorchKernels:
+    """The operations in plain operators, on any device that torch has.
 
-    None of them waits for the device, unless its docstring says so.
+    One object per sampling thread, as those in Warp own scratch memory. None of them waits for the
+    device, unless its docstring says so.
+
+    Args:
+        device: Where all tensors are.
     """
 
-    def draw(self, asked: DeviceDraw) -> DeviceDrawn:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def draw(self, asked: DeviceDraw) -> HopDrawn:
         """Draw neighbours; the same ones, in the same order, as `LocalReader.draw`."""
-        ...
+        draw, adjacency, width = asked.draw, asked.adjacency, asked.width
+        if not adjacency.indices.numel() or not width:
+            # A gather has nothing to read from, not even for unused places.
+            empty = torch.zeros((asked.rows.numel(), width), dtype=torch.int64, device=self.device)
+            return HopDrawn(empty, torch.zeros_like(asked.rows))
+        replace = draw.replace and draw.fanout >= 0  # all neighbours are all, once each
+        starts, degrees = _rows(asked)
+        places = torch.arange(width, device=self.device)
+        if draw.labor or (draw.with_weight and adjacency.weights is not None):
+            drawn, counts = _draw_whole_rows(asked, starts, degrees)
+            return HopDrawn(torch.where(places < counts[:, None], drawn, 0), counts)
+        counts = _counts(degrees, draw.fanout, replace=replace)
+        used = places < counts[:, None]
+        drawn = places.expand(used.shape)  # the whole row, in stored order
+        if draw.fanout >= 0:
+            numbers = units(row_keys(draw.key, asked.ids)[:, None], places)
+            if replace:
+                drawn = (numbers * degrees[:, None].double()).long()
+            else:
+                some = _without_replacement(numbers, degrees, counts)
+                drawn = torch.where((counts < degrees)[:, None], some, drawn)
+        offsets = torch.where(used, starts[:, None] + drawn, 0)
+        if asked.times is not None:  # positions in the order of times, to those of edges
+            offsets = torch.where(used, asked.times.order[offsets], 0)
+        return HopDrawn(offsets, counts)
 
     def append(self, labels: DeviceLabels, keys: Tensor) -> None:
         """Give each of ``keys`` (``[n]`` int64) a label of its own, repeats too."""
-        ...
+        at = labels.count + torch.arange(keys.numel(), device=self.device)
+        labels.keys.scatter_(0, at, keys)
+        labels.count = labels.count + keys.numel()
 
     def label(self, labels: DeviceLabels, keys: Tensor, valid: Tensor) -> Tensor:
         """Return the label of each of ``keys``; those without one get the next free ones.
@@ -86,13 +144,231 @@ class Kernels(Protocol):
         Returns:
             ``[n]`` int64; a repeated key has the label of its first place; -1 where not valid.
         """
-        ...
+        capacity, num_keys = labels.keys.numel(), keys.numel()
+        # Places in order of appearance: labels first, so that a known key's first place is its
+        # label. Unused ones hold -1, which is no key.
+        every = torch.cat([labels.keys, torch.where(valid, keys, -1)])
+        first = self._first_places(every)[capacity:]
+        places = torch.arange(capacity, capacity + num_keys, device=self.device)
+        is_new = valid & (first == places)
+        ranks = is_new.long().cumsum(0) - 1
+        # The first place of a new key in ``keys``; known keys have any place, as it is not used.
+        known, first_here = first < capacity, (first - capacity).clamp(min=0)
+        found = torch.where(known, first, labels.count + ranks[first_here])
+        # All valid places write: a repeat writes the same as its first place, so the order does
+        # not matter. Invalid ones write to a place past the end.
+        room = torch.cat([labels.keys, labels.keys.new_zeros(1)])
+        room.scatter_(0, torch.where(valid, found, capacity), every[capacity:])
+        labels.keys.copy_(room[:capacity])
+        labels.count = labels.count + is_new.sum()
+        return torch.where(valid, found, -1)
 
     def gather(self, values: Tensor, rows: Tensor) -> Tensor:
-        """Return ``values[rows]`` on the device.
+        """Return ``values[rows]``; for values on the host the ids go there, and the host waits.
 
         Args:
             values: ``[num_rows, ...]``, on the device or in pinned memory of the host.
             rows: ``[n]`` int64, on the device.
         """
-        ...
+        if values.device == rows.device:
+            return values.index_select(0, rows)
+        return values.index_select(0, rows.to(values.device)).to(rows.device)
+
+    def _first_places(self, keys: Tensor) -> Tensor:
+        """Return the first place of each of ``keys``; any place for those below 0."""
+        places = torch.arange(keys.numel(), device=keys.device)
+        ordered, order = torch.sort(keys, stable=True)
+        starts = torch.ones_like(keys, dtype=torch.bool)
+        starts[1:] = ordered[1:] != ordered[:-1]
+        # A stable sort keeps equal keys in the order of their places: a run starts with the first.
+        run = torch.where(starts, places, 0).cummax(0).values
+        return torch.empty_like(keys).scatter_(0, order, order[run])
+
+
+def _rows(asked: DeviceDraw) -> tuple[Tensor, Tensor]:
+    """Return ([n] start of each row, [n] its degree), cut to its time limits."""
+    indptr, draw = asked.adjacency.indptr, asked.draw
+    num_rows = indptr.numel() - 1
+    # -1 and rows past the end come to one position, and so to a degree of 0
+    starts = indptr[asked.rows.clamp(0, num_rows)].long()
+    stops = indptr[(asked.rows + 1).clamp(0, num_rows)].long()
+    if asked.times is None:
+        return starts, stops - starts
+    order = asked.times
+    if asked.until is not None:
+        stops = _first_after(order, starts, stops, asked.until)
+    if asked.since is not None:
+        # Times are integers: times after ``since - 1`` are not before ``since``. The lowest integer
+        # has none below it.
+        later = _first_after(order, starts, stops, asked.since - 1)
+        starts = torch.where(asked.since > _LOWEST, later, starts)
+    if draw.last and draw.fanout >= 0:
+        starts = torch.maximum(starts, stops - draw.fanout)
+    return starts, stops - starts
+
+
+def _counts(degrees: Tensor, fanout: int, *, replace: bool) -> Tensor:
+    """Return the number of neighbours drawn from rows of ``degrees``."""
+    if fanout < 0:
+        return degrees
+    return torch.where(degrees > 0, fanout, 0) if replace else degrees.clamp(max=fanout)
+
+
+def _without_replacement(numbers: Tensor, degrees: Tensor, counts: Tensor) -> Tensor:
+    """Return ``[n, width]`` draws by Floyd's method; see `compiled.draw_uniform`."""
+    drawn = torch.zeros_like(numbers, dtype=torch.int64)
+    for place in range(numbers.shape[1]):
+        last = degrees - counts + place
+        choice = (numbers[:, place] * (last + 1).double()).long()
+        taken = (drawn[:, :place] == choice[:, None]).any(1)
+        drawn[:, place] = torch.where(taken, last, choice)
+    return drawn
+
+
+def _first_after(order: TimeOrder[Tensor], starts: Tensor, stops: Tensor, times: Tensor) -> Tensor:
+    """Return the first place of each row whose time is above that of ``times``; its end if none."""
+    # As many steps as the longest possible row needs: the host knows no other bound.
+    for _ in range(order.times.numel().bit_length()):
+        middle = (starts + stops) >> 1
+        searched = starts < stops
+        # an empty row may end behind the last edge
+        early = order.times[middle.clamp(max=order.times.numel() - 1)] <= times
+        starts = torch.where(searched & early, middle + 1, starts)
+        stops = torch.where(searched & ~early, middle, stops)
+    return starts
+
+
+# -- draws that read whole rows ------------------------------------------------------------------
+
+
+def _draw_whole_rows(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (``[n, width]`` positions, ``[n]`` number of draws of each row), all int64.
+
+    Places past a row's count hold any number. See `weighted_kernels.draw_weighted` and
+    `weighted_kernels.draw_labor`.
+    """
+    draw = asked.draw
+    if draw.replace and draw.fanout >= 0 and not draw.labor:
+        return _with_replacement(asked, starts, degrees)
+    width = asked.width
+    possible = torch.zeros_like(degrees)
+    values = torch.empty((degrees.numel(), 0), dtype=torch.float64, device=degrees.device)
+    chosen = torch.empty((degrees.numel(), 0), dtype=torch.int64, device=degrees.device)
+    for offsets, inside, uniform in _numbers(asked, starts, degrees):
+        found = uniform
+        if draw.with_weight and asked.adjacency.weights is not None:
+            weights = asked.adjacency.weights[offsets]
+            inside = inside & (weights > 0)
+            found = exponentials(uniform) / weights.double()
+        possible += inside.sum(1)
+        # The smallest so far beside the next ones. Stable: among equal numbers the earlier
+        # position.
+        values = torch.cat([values, torch.where(inside, found, torch.inf)], 1)
+        values, order = torch.sort(values, dim=1, stable=True)
+        chosen = torch.cat([chosen, offsets], 1).gather(1, order)[:, :width]
+        values = values[:, :width]
+    counts = possible if draw.fanout < 0 else possible.clamp(max=draw.fanout)
+    used = torch.arange(width, device=degrees.device) < counts[:, None]
+    # Ascending: places that are not drawn go to the end.
+    return torch.where(used, chosen, _LAST).sort(1).values, counts
+
+
+def _columns(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield ``[b]`` columns and ``[n, b]`` positions there, up to the longest row; 0 past a row."""
+    longest = asked.largest_degree
+    assert longest is not None, "draws by weight and LABOR read whole rows"
+    for begin in range(0, max(longest, asked.width), _BLOCK):
+        end = min(begin + _BLOCK, max(longest, asked.width))
+        columns = torch.arange(begin, end, device=starts.device)
+        inside = columns < degrees[:, None]
+        yield columns, torch.where(inside, starts[:, None] + columns, 0)
+
+
+def _numbers(
+    asked: DeviceDraw, starts: Tensor, degrees: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield positions, whether they are in the row, and their random numbers, block by block."""
+    draw, indices = asked.draw, asked.adjacency.indices
+    keys = None if draw.labor else row_keys(draw.key, asked.ids)[:, None]
+    run = torch.zeros_like(starts)[:, None]
+    """The column where the latest run of parallel edges begins."""
+    for columns, offsets in _columns(asked, starts, degrees):
+        inside = columns < degrees[:, None]
+        if keys is not None:
+            yield offsets, inside, units(keys, columns)
+            continue
+        neighbors = indices[offsets].long()
+        before = indices[(offsets - 1).clamp(min=0)].long()
+        begins = torch.where((neighbors != before) | (columns == 0), columns, 0)
+        runs = torch.cat([run, begins], 1).cummax(1).values[:, 1:]
+        run = runs[:, -1:]
+        # the copy among parallel edges: they lie side by side
+        yield offsets, inside, units(row_keys(draw.key, neighbors), columns - runs)
+
+
+def _with_replacement(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw by weight with replacement.
+
+    Sums of float64 depend on the order of additions, which `torch.cumsum` chooses by device. So
+    each column is added in turn, as on the CPU: one rounded sum at a time, the same everywhere.
+    """
+    weights = asked.adjacency.weights
+    assert weights is not None
+    total = torch.zeros_like(starts, dtype=torch.float64)
+    some = torch.zeros_like(starts, dtype=torch.bool)
+    for weight in _weights_in_turn(asked, weights, starts, degrees):
+        total = total + weight
+        some |= weight > 0
+    places = torch.arange(asked.width, device=starts.device)
+    goals = units(row_keys(asked.draw.key, asked.ids)[:, None], places) * total[:, None]
+    position = torch.zeros_like(goals, dtype=torch.int64)
+    total = torch.zeros_like(total)
+    for weight in _weights_in_turn(asked, weights, starts, degrees):
+        total = total + weight
+        position += total[:, None] <= goals
+    # Only weights that are not finite get past the end, where the CPU takes the last position.
+    drawn = starts[:, None] + torch.minimum(position, (degrees - 1)[:, None])
+    return drawn, torch.where(some, asked.draw.fanout, 0)
+
+
+def _weights_in_turn(
+    asked: DeviceDraw, weights: Tensor, starts: Tensor, degrees: Tensor
+) -> Iterator[Tensor]:
+    """Yield the weights of all rows (float64) in each column; 0 past the end of a row."""
+    for columns, offsets in _columns(asked, starts, degrees):
+        block = weights[offsets].double()
+        block = torch.where(columns < degrees[:, None], block, 0.0)
+        yield from block.unbind(1)
+
+
+# -- choice --------------------------------------------------------------------------------------
+
+
+def kernels_for(device: torch.device, kind: str | None = None) -> TorchKernels:
+    """Return the kernels of a device; one call for each thread that samples.
+
+    Args:
+        device: Device of the graph.
+        kind: ``"torch"`` or ``"warp"``, which draw the same; None: Warp's on CUDA if Warp is
+            installed, otherwise torch's.
+
+    Raises:
+        ConfigError: Warp's were requested, and it is not installed.
+    """
+    if kind == "torch" or (kind is None and device.type != "cuda"):
+        return TorchKernels(device)
+    try:
+        # Warp takes half a second to load; processes that sample elsewhere save that.
+        found = importlib.import_module("gigl_loader.on_device.warp_kernels")
+    except ImportError as error:
+        if kind is not None:
+            raise ConfigError(_MISSING) from error
+        _warn()
+        return TorchKernels(device)
+    kernels: TorchKernels = found.WarpKernels(device)
+    return kernels
+
+
+@cache  # once for the process, not for each thread
+def _warn() -> None:
+    logger.warning("%s; until then torch's operators draw there, slower", _MISSING)

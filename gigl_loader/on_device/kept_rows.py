@@ -13,6 +13,7 @@ planned row when a copy reads it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -20,13 +21,14 @@ from torch import Tensor
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.memory.segments import Array
-from gigl_loader.on_device.device_kernels import Kernels
+from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.rowcache.cache import MISSING, RowCache
 from gigl_loader.rowcache.tables import (
     WINDOW,
     CacheMemory,
     Matrix,
     Owner,
+    by_owner,
     owner_of,
     segment_bytes,
     tables_of,
@@ -60,22 +62,21 @@ class KeptRows:
 
     def __init__(
         self, view: PartitionView[Tensor], kinds: tuple[str, ...], size: int | float,
-        kernels: Kernels, memory: DeviceMemory,
+        kernels: TorchKernels, memory: DeviceMemory,
     ) -> None:  # fmt: skip
         self._kernels, self._memory = kernels, memory
-        self._rows: dict[Matrix, Rows[Tensor]] = {}
-        matrices: dict[Owner, dict[Matrix, tuple[str, tuple[int, ...]]]] = {}
-        counts: dict[Owner, int] = {}
-        num_ids: dict[Owner, int] = {}
-        for kind in kinds:
-            for name, rows in getattr(view, kind).items():
-                owner, shape = owner_of(kind, name), tuple(rows.values.shape[1:])
-                if 0 in shape or not rows.values.shape[0]:
-                    continue
-                self._rows[kind, name] = rows
-                matrices.setdefault(owner, {})[kind, name] = rows.dtype, shape
-                counts[owner] = rows.values.shape[0]
-                num_ids[owner] = view.num_nodes.get(owner[1], counts[owner])  # type: ignore[arg-type]
+        self._rows: dict[Matrix, Rows[Tensor]] = {
+            (kind, name): rows
+            for kind in kinds
+            for name, rows in getattr(view, kind).items()
+            if rows.values.numel()
+        }
+        matrices = by_owner(
+            {one: (rows.dtype, tuple(rows.values.shape[1:])) for one, rows in self._rows.items()}
+        )
+        counts = {owner_of(*one): rows.values.shape[0] for one, rows in self._rows.items()}
+        nodes: dict[Any, int] = view.num_nodes
+        num_ids = {owner: nodes.get(owner[1], count) for owner, count in counts.items()}
         tables = tables_of(matrices, num_ids, counts, size)
         self._slots = {
             matrix: self._rows[matrix].values.new_empty(

@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType, NodeType, reverse_edge_type
-from gigl_loader.device.memory import DeviceMemory
+from gigl_loader.device.memory import DeviceMemory, LentTensors
 from gigl_loader.errors import ConfigError, PeerTimeoutError
+from gigl_loader.memory.leases import BufferPool
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import (
     ATTRIBUTE,
@@ -42,6 +43,7 @@ from gigl_loader.message import (
     SCALES,
     TREE,
     Field,
+    SampleMessage,
     key,
 )
 from gigl_loader.on_device.device_expansion import (
@@ -52,7 +54,7 @@ from gigl_loader.on_device.device_expansion import (
     pair_keys,
 )
 from gigl_loader.on_device.device_graph import DeviceGraph
-from gigl_loader.on_device.device_kernels import Kernels
+from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.rowcache.tables import Matrix, Owner
 from gigl_loader.sampler.bounds import BATCHES_HELD
@@ -65,44 +67,32 @@ logger = logging.getLogger(__name__)
 _NO_IDS = np.empty(0, np.int64)
 
 
-class DeviceTensors:
-    """Tensors of one batch on the device; a `gigl_loader.message.OnDevice`."""
-
-    def __init__(self, found: dict[str, Tensor], memory: DeviceMemory, event: Any) -> None:
-        self._found, self._memory, self._event = found, memory, event
-
-    @property
-    def nbytes(self) -> int:
-        """Total bytes."""
-        return sum(one.nbytes for one in self._found.values())
-
-    def lent(self) -> dict[str, Tensor]:
-        """Return them, for use on the stream that is current in the calling thread."""
-        self._memory.follow(self._event)
-        self._memory.lend(self._found.values())
-        return self._found
-
-
-@dataclass(frozen=True)
+@dataclass
 class PlacedRoots:
-    """The roots of a batch, on their way to the device."""
+    """The roots of a batch, as the host has them."""
 
     request: SampleRequest
     fields: list[Field]
     """The fields of the roots, on the host; to be written before the next batch is placed."""
-    start: DeviceRoots
     seeds: Tensor | None
     """``[num_trees]`` int64, the seed of each tree."""
+    message: SampleMessage = field(default_factory=dict)
+    """``fields``, once written."""
+    nbytes: int = 0
+    seconds: float = 0.0
+    """Seconds of the host to place and draw the batch."""
+
+    def write(self, memory: BufferPool) -> None:
+        """Write the fields of the roots."""
+        self.message, self.nbytes = memory.write(self.fields)
 
 
 @dataclass(frozen=True)
 class Launched:
     """A batch under way."""
 
-    request: SampleRequest
+    roots: PlacedRoots
     grown: Grown
-    seeds: Tensor | None
-    """``[num_trees]`` int64, the seed of each tree."""
     counts: Tensor
     """Counts of `grown`, on the host once ``event`` has passed."""
     event: Any
@@ -112,11 +102,10 @@ class Launched:
 class CutBatch:
     """A batch whose nodes and edges are known, without rows."""
 
-    request: SampleRequest
+    roots: PlacedRoots
     keys: dict[NodeType, Tensor]
     per_hop: dict[NodeType, list[int]]
     edges: dict[EdgeType, SampledEdges]
-    seeds: Tensor | None
     ids: dict[Owner, Tensor]
     """Owners with kept features: the ids of a batch, on the host once ``event`` has passed."""
     event: Any
@@ -126,6 +115,13 @@ class CutBatch:
     """``ids``, each once."""
     places: dict[Owner, Array] = field(default_factory=dict)
     """Position of each id's row among ``wanted``, if some ids repeat."""
+
+
+_FIELDS = {
+    "node": (("node_features", NODE_FEATURES), ("node_labels", NODE_LABELS)),
+    "edge": (("edge_features", EDGE_FEATURES),),
+}
+"""Matrices of nodes and of edges, and their names in a message."""
 
 
 class DeviceSampler:
@@ -146,7 +142,7 @@ class DeviceSampler:
     """
 
     def __init__(
-        self, sampler: Sampler, plan: SamplingPlan, graph: DeviceGraph, kernels: Kernels,
+        self, sampler: Sampler, plan: SamplingPlan, graph: DeviceGraph, kernels: TorchKernels,
         memory: DeviceMemory, timeout_s: float, cache: int | float | None = None,
     ) -> None:  # fmt: skip
         self._roots = checked(sampler)
@@ -191,7 +187,7 @@ class DeviceSampler:
 
     # -- launch ------------------------------------------------------------------------------------
 
-    def place(self, request: SampleRequest) -> PlacedRoots:
+    def place(self, request: SampleRequest) -> tuple[PlacedRoots, DeviceRoots]:
         """Find the roots of a batch on the host, and start to copy them to the device."""
         roots = self._roots
         placed = roots.place(request)
@@ -208,21 +204,21 @@ class DeviceSampler:
                 self._pairs(dropped),
             )
             seeds = self._memory.uploaded_array(nodes.seeds) if nodes.disjoint else None
-        return PlacedRoots(request, list(placed.fields), start, seeds)
+        return PlacedRoots(request, list(placed.fields), seeds), start
 
-    def no_roots(self, request: SampleRequest) -> PlacedRoots:
+    def no_roots(self, request: SampleRequest) -> tuple[PlacedRoots, DeviceRoots]:
         """Return an empty batch, for a rank that only takes part in the exchanges of others."""
         with self._memory.in_use():
             none = self._memory.uploaded_array(_NO_IDS)
         start = DeviceRoots({name: none for name in self._roots.nodes.types})
-        return PlacedRoots(request, [], start, none)
+        return PlacedRoots(request, [], none), start
 
-    def launch(self, placed: PlacedRoots) -> Launched:
+    def launch(self, roots: PlacedRoots, start: DeviceRoots) -> Launched:
         """Start a batch; waits for nothing on the device if the whole graph is there."""
         with self._memory.in_use():
-            grown = self._expansion.run(placed.request.ticket, placed.start)
+            grown = self._expansion.run(roots.request.ticket, start)
             counts = self._memory.downloaded(grown.counts)
-            return Launched(placed.request, grown, placed.seeds, counts, self._memory.mark())
+            return Launched(roots, grown, counts, self._memory.mark())
 
     def _pairs(self, dropped: dict[EdgeType, tuple[Array, Array]]) -> dict[EdgeType, Tensor]:
         found = {}
@@ -244,7 +240,7 @@ class DeviceSampler:
         Raises:
             PeerTimeoutError: The device did not get so far in time.
         """
-        self._wait(launched.event, launched.request)
+        self._wait(launched.event, launched.roots.request)
         with self._memory.in_use():
             keys, per_hop, edges = launched.grown.sampled(
                 launched.counts.tolist(), list(self._plan.fanouts)
@@ -254,9 +250,7 @@ class DeviceSampler:
                 # without unused places, as many batches are kept now
                 keys = {name: one.clone() for name, one in keys.items()}
                 ids = self._ids_of_kept(self.kept.owners, keys, edges)
-            return CutBatch(
-                launched.request, keys, per_hop, edges, launched.seeds, ids, self._memory.mark()
-            )
+            return CutBatch(launched.roots, keys, per_hop, edges, ids, self._memory.mark())
 
     def _ids_of_kept(
         self, owners: Container[Owner], keys: dict[NodeType, Tensor],
@@ -281,7 +275,7 @@ class DeviceSampler:
         """
         if self.kept is None or drawn.number >= 0:
             return
-        self._wait(drawn.event, drawn.request)
+        self._wait(drawn.event, drawn.roots.request)
         for owner, ids in drawn.ids.items():
             drawn.wanted[owner], drawn.places[owner] = np.unique(ids.numpy(), return_inverse=True)
         drawn.number = self.kept.add(drawn.wanted)
@@ -296,19 +290,19 @@ class DeviceSampler:
         if self.kept is not None and drawn.number >= 0:
             self.kept.forget(drawn.number)
 
-    def finish(self, drawn: CutBatch) -> tuple[dict[str, Tensor], DeviceTensors]:
+    def finish(self, drawn: CutBatch) -> tuple[dict[str, Tensor], LentTensors]:
         """Return the tensors of a batch that stay on the host, and those on the device."""
         with self._memory.in_use():
-            rows = self._rows(drawn)
+            ids, rows = self._rows(drawn)
             host: dict[str, Tensor] = {}
             found: dict[str, Tensor] = {}
             for node_type in self._roots.nodes.types:
                 name = node_type if self._view.is_heterogeneous else None
                 host[key(NODES_PER_HOP, name)] = torch.tensor(drawn.per_hop[node_type])
-                self._add_nodes(found, node_type, name, drawn, rows)
+                self._add_nodes(found, node_type, name, drawn, ids, rows)
             for edge_type, sampled in drawn.edges.items():
-                self._add_edges(host, found, edge_type, sampled, rows)
-            return host, DeviceTensors(found, self._memory, self._memory.mark())
+                self._add_edges(host, found, edge_type, sampled, ids, rows)
+            return host, LentTensors(found, self._memory, self._memory.mark())
 
     def _wait(self, event: Any, request: SampleRequest) -> None:
         if self._memory.wait(event, self._timeout_s):
@@ -340,7 +334,7 @@ class DeviceSampler:
             raise
         return found
 
-    def _rows(self, drawn: CutBatch) -> "_BatchRows":
+    def _rows(self, drawn: CutBatch) -> tuple[dict[Owner, Tensor], dict[Matrix, Tensor]]:
         """Return ids and rows of a batch."""
         ids: dict[Owner, Tensor] = {
             ("node", name): self._node_ids(name, drawn.keys[name]) for name in drawn.keys
@@ -350,7 +344,7 @@ class DeviceSampler:
                 ids["edge", edge_type] = self._graph.edge_ids(edge_type, sampled.offsets)
         kept = self._kept_features(drawn)
         wanted = [one for one in self._matrices if one not in kept]
-        return _BatchRows(ids, {**kept, **self._graph.rows(ids, wanted)})
+        return ids, {**kept, **self._graph.rows(ids, wanted)}
 
     def _matrices_of_batches(self) -> list[Matrix]:
         """Return the matrices whose rows batches have, in an order that all ranks share."""
@@ -368,22 +362,28 @@ class DeviceSampler:
 
     def _add_nodes(
         self, found: dict[str, Tensor], node_type: NodeType, name: Any, drawn: CutBatch,
-        rows: "_BatchRows",
+        ids: dict[Owner, Tensor], rows: dict[Matrix, Tensor],
     ) -> None:  # fmt: skip
-        bits = self._roots.nodes.bits
+        bits, seeds = self._roots.nodes.bits, drawn.roots.seeds
         if bits is not None:
-            assert drawn.seeds is not None, "trees have seeds"
-            found[key(TREE, name)] = drawn.seeds[drawn.keys[node_type] >> bits[node_type]]
-        found[key(NODE, name)] = rows.ids["node", node_type]
-        rows.add(found, key(NODE_FEATURES, name), ("node_features", node_type))
+            assert seeds is not None, "trees have seeds"
+            found[key(TREE, name)] = seeds[drawn.keys[node_type] >> bits[node_type]]
+        found[key(NODE, name)] = ids["node", node_type]
+        self._add_rows(found, "node", node_type, name, rows)
         if key(NODE_FEATURES, name) in found:
             scales = self._view.node_features[node_type].scales
             if scales is not None:
                 found[SCALES + key(NODE_FEATURES, name)] = scales
-        rows.add(found, key(NODE_LABELS, name), ("node_labels", node_type))
-        for attribute in self._attributes.get(node_type, ()):
-            matrix = ("node_attributes", (node_type, attribute))
-            rows.add(found, key(ATTRIBUTE + attribute, name), matrix)
+
+    def _add_rows(
+        self, found: dict[str, Tensor], kind: str, owner: NodeType | EdgeType, name: Any,
+        rows: dict[Matrix, Tensor],
+    ) -> None:  # fmt: skip
+        """Add rows of the nodes or edges of a type, of those matrices that batches have."""
+        wanted: list[tuple[str, Matrix]] = [(here, (one, owner)) for one, here in _FIELDS[kind]]
+        for attribute in self._attributes.get(owner, ()):
+            wanted.append((ATTRIBUTE + attribute, (f"{kind}_attributes", (owner, attribute))))
+        found.update({key(here, name): rows[one] for here, one in wanted if one in rows})
 
     def _node_ids(self, node_type: NodeType, keys: Tensor) -> Tensor:
         bits = self._roots.nodes.bits
@@ -391,33 +391,16 @@ class DeviceSampler:
 
     def _add_edges(
         self, host: dict[str, Tensor], found: dict[str, Tensor], edge_type: EdgeType,
-        sampled: SampledEdges, rows: "_BatchRows",
+        sampled: SampledEdges, ids: dict[Owner, Tensor], rows: dict[Matrix, Tensor],
     ) -> None:  # fmt: skip
         view, name = self._view, None
         if view.is_heterogeneous:
             name = reverse_edge_type(edge_type) if view.edge_dir == "out" else edge_type
         found[key(EDGE_INDEX, name)] = sampled.edge_index
         host[key(EDGES_PER_HOP, name)] = torch.tensor(sampled.per_hop, dtype=torch.int64)
-        if not self._plan.with_edge:
-            return
-        found[key(EDGE, name)] = rows.ids["edge", edge_type]
-        rows.add(found, key(EDGE_FEATURES, name), ("edge_features", edge_type))
-        for attribute in self._attributes.get(edge_type, ()):
-            matrix = ("edge_attributes", (edge_type, attribute))
-            rows.add(found, key(ATTRIBUTE + attribute, name), matrix)
-
-
-@dataclass(frozen=True)
-class _BatchRows:
-    """Ids and rows of one batch, on the device."""
-
-    ids: dict[Owner, Tensor]
-    rows: dict[Matrix, Tensor]
-
-    def add(self, found: dict[str, Tensor], name: str, matrix: Matrix) -> None:
-        """Add the rows of ``matrix``, if batches have them, to ``found`` as ``name``."""
-        if matrix in self.rows:
-            found[name] = self.rows[matrix]
+        if self._plan.with_edge:
+            found[key(EDGE, name)] = ids["edge", edge_type]
+            self._add_rows(found, "edge", edge_type, name, rows)
 
 
 def check_plan(plan: SamplingPlan) -> None:

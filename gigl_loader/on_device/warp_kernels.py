@@ -1,4 +1,4 @@
-"""`Kernels` in NVIDIA Warp: its programs, launched on torch's current stream.
+"""A device's computations in NVIDIA Warp: its programs, launched on torch's current stream.
 
 Nothing waits for the device, as all results have sizes that the host knows.
 """
@@ -10,8 +10,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gigl_loader.on_device.device_kernels import DeviceDraw, DeviceDrawn
-from gigl_loader.on_device.torch_kernels import TorchKernels
+from gigl_loader.on_device.device_kernels import DeviceDraw, HopDrawn, TorchKernels
 from gigl_loader.on_device.warp_programs import (
     PAGE_BITS,
     WORDS,
@@ -25,7 +24,7 @@ from gigl_loader.on_device.warp_programs import (
 
 
 class WarpKernels(TorchKernels):
-    """`Kernels` in Warp: draws, and the first place of each key; the rest is torch's.
+    """Draws, and the first place of each key; the rest is torch's.
 
     Args:
         device: A CUDA device, or the CPU.
@@ -38,12 +37,12 @@ class WarpKernels(TorchKernels):
         wp.init()
         self._on = wp.device_from_torch(device)
 
-    def draw(self, asked: DeviceDraw) -> DeviceDrawn:
+    def draw(self, asked: DeviceDraw) -> HopDrawn:
         """Draw neighbours; the same ones, in the same order, as `LocalReader.draw`."""
         draw, adjacency, num_rows = asked.draw, asked.adjacency, asked.rows.numel()
         offsets = torch.empty((num_rows, asked.width), dtype=torch.int64, device=self.device)
         counts = torch.empty_like(asked.rows)
-        drawn = DeviceDrawn(offsets, counts)
+        drawn = HopDrawn(offsets, counts)
         if not adjacency.indices.numel() or not asked.width:
             offsets.zero_()
             counts.zero_()

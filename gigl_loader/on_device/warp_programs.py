@@ -1,4 +1,4 @@
-"""Programs in NVIDIA Warp for the operations of `Kernels`; `warp_kernels` launches them.
+"""Programs in NVIDIA Warp for the operations of a device; `warp_kernels` launches them.
 
 One source is compiled for CUDA and, in tests, for the CPU.
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from gigl_loader.errors import GiglLoaderError, PeerError, ProtocolError, ServerDiedError
-from gigl_loader.memory.leases import Packed, payload_bytes, tensors_over
+from gigl_loader.memory.leases import BufferPool, Packed, payload_bytes, tensors_over
 from gigl_loader.memory.same_host import Mappings, Region
 from gigl_loader.message import Attempt, Received, SampleMessage
 from gigl_loader.remote.calls import dtype_of
 from gigl_loader.remote.connection import ServerConnection
-from gigl_loader.remote.payload import BufferPool, pack_batch, unpack_batch, wire_bytes
+from gigl_loader.remote.payload import pack_batch, unpack_batch, wire_bytes
 from gigl_loader.remote.requests import BatchMessage, FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.service import DistServer
 from gigl_loader.threads import new_thread
@@ -316,11 +316,12 @@ class BatchSender:
             return FetchAnswer(None, finished)
         message = received.message
         assert isinstance(message, Packed)
-        about = (received.ticket, received.stats, message.layout)
+        written = message.lease
+        about = (received.ticket, received.stats, written.layout)
         if request.same_host:
             lease, region = self._leases.lend(peer.session, request, message)
             return FetchAnswer(BatchMessage(*about, region=region, lease=lease), finished)
-        columns, parts = pack_batch(message.layout, message.payload)  # keeps the slot until sent
+        columns, parts = pack_batch(written.layout, written.payload)  # keeps the slot until sent
         return FetchAnswer(BatchMessage(*about, columns=columns, parts=parts), finished)
 
     def give_back(self, request: GiveBack, peer: Peer) -> Nothing:

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.errors import GiglLoaderError, PeerError, PeerTimeoutError, UsageError
-from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
-from gigl_loader.memory.tensors import tensor_in
+from gigl_loader.memory.leases import BufferPool
+from gigl_loader.memory.segments import Array
 from gigl_loader.message import ROWS, Attempt, Field, Received, SampleMessage
 from gigl_loader.options import CacheOptions
-from gigl_loader.remote.payload import BufferPool, PoolRoom
+from gigl_loader.remote.payload import PoolRoom
 from gigl_loader.remote.receiving_channel import RemoteReceivingChannel
 from gigl_loader.remote.row_requests import RowQuestions
 from gigl_loader.remote.storage_cluster import Cluster
@@ -35,7 +35,7 @@ from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import DrawnAhead, DrawnBatch, LookAhead, keep_structure
 from gigl_loader.rowcache.machine import MachineRows, memory_for
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, READY_S, Filling, Pipeline
-from gigl_loader.rowcache.tables import Matrix, Owner, owner_of, tables_of
+from gigl_loader.rowcache.tables import Matrix, Owner, Row, by_owner, owner_of, tables_of
 from gigl_loader.sampler.row_exchange import LaterRows, Split, read_rows_apart
 from gigl_loader.threads import new_thread
 
@@ -87,7 +87,7 @@ class FillingChannel:
     ) -> None:  # fmt: skip
         self._machine_rows = machine_rows
         self._options, self._room, self._timeout_s = options, room, timeout_s
-        self._pin, self._pool = pin_memory, BufferPool(pin_memory)
+        self._pin, self._pool = pin_memory, BufferPool(pin_memory=pin_memory)
         self._questions = questions or RowQuestions(cluster, timeout_s)
         # separate connections, since responses come in the order of the requests: a batch beside
         # the epoch would wait for the rows of several of its batches
@@ -323,13 +323,11 @@ class FillingChannel:
         self, options: CacheOptions, batch: DrawnBatch, attempt: Attempt, total: int
     ) -> None:
         """Allocate the memory for rows, whose kinds the first batch tells."""
-        matrices: dict[Owner, dict[Matrix, tuple[str, tuple[int, ...]]]] = {}
+        found: dict[Matrix, Row] = {}
         for one in batch.fields:
             later: Any = one.write
-            # a matrix without columns has nothing to keep; its rows are made when needed
-            if 0 not in (shape := one.shape[1:]):
-                rows = matrices.setdefault(owner_of(later.kind, later.name), {})
-                rows[later.kind, later.name] = (one.dtype, shape)
+            found[later.kind, later.name] = one.dtype, one.shape[1:]
+        matrices = by_owner(found)
         # all rows count as other machines', since a compute process owns none
         sizes = {owner: self._questions.num_ids(owner) for owner in matrices}
         matrices = {owner: some for owner, some in matrices.items() if sizes[owner]}
@@ -357,7 +355,7 @@ class FillingChannel:
         def write(fields: list[Field]) -> SampleMessage:
             nonlocal waited_s
             waited_s = time.perf_counter() - started
-            return self._written(fields)
+            return self._pool.write(fields)[0]
 
         found = pipeline.complete(batch.rows, write, under_way)
         message = {**batch.received.message, **found}
@@ -378,17 +376,6 @@ class FillingChannel:
             **stats, "received": received, "rows_from": dict(rows.counts.by_owner), **hits,
             "network_s": waited_s, "gather_s": stats.get("gather_s", 0.0) + took_s,
         }  # fmt: skip
-
-    def _written(self, fields: list[Field]) -> SampleMessage:
-        """Return the tensors of rows, one after the other in one new buffer."""
-        sizes = [align(nbytes_of(one.dtype, one.shape)) for one in fields]
-        buffer, at = self._pool.take_leased(sum(sizes)), 0
-        found: SampleMessage = {}
-        for one, size in zip(fields, sizes, strict=True):
-            one.write(array_in(buffer, one.dtype, one.shape, at))
-            found[one.key] = tensor_in(buffer, one.dtype, one.shape, at)
-            at += size
-        return found
 
 
 def _described(received: Received, questions: RowQuestions) -> _Unfilled:

@@ -27,8 +27,8 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
 from gigl_loader.remote.calls import FeatureInfos, PartitionBook, served
 from gigl_loader.remote.requests import ABLPRequest, EdgesRequest, NodeIdsRequest, RowBook
-from gigl_loader.sampler.packing import RowsQuestion
-from gigl_loader.sampler.plan import RowsAnswer
+from gigl_loader.sampler.packing import PackedInts, unpack_ints
+from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import ReaderOfThread, matrix_asked, row_type
 
 
@@ -204,7 +204,7 @@ class PartitionAnswers:
         return anchor_type, anchors, {positive: labels[positive]}, negatives
 
     @served
-    def get_rows(self, request: RowsQuestion) -> RowsAnswer:
+    def get_rows(self, request: RowsRequest[PackedInts]) -> RowsAnswer:
         """Return rows in the order of the ids, as they are stored.
 
         They are in memory of this thread until its next such request.
@@ -212,7 +212,7 @@ class PartitionAnswers:
         Raises:
             ConfigError: There is no such matrix, or an id is not this server's.
         """
-        view, asked = self.dataset.view(), request.unpacked()
+        view, asked = self.dataset.view(), request.map(unpack_ints)
         rows = matrix_asked(view, asked)
         if rows is None:
             raise ConfigError(f"the graph has no {asked.kind.replace('_', ' ')} of {asked.name!r}")

@@ -9,19 +9,15 @@ Received batches reuse memory, because new memory, and pinning it, are slow.
     here                  two buffers: received bytes, and unpacked ones
 """
 
-import itertools
 import math
-import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import segments
+from gigl_loader.memory.leases import BufferPool
 from gigl_loader.memory.segments import Array, array_in
 from gigl_loader.memory.slots import Layout
 from gigl_loader.memory.tensors import tensor_in
@@ -33,15 +29,9 @@ from gigl_loader.message import (
     SampleMessage,
 )
 from gigl_loader.sampler.packing import PackedRuns, pack_ints, pack_runs, unpack_runs
-from gigl_loader.transport import IncomingArray
 
 _LEAST = 256
 """Fewest integers in a packed tensor: below that, packing takes more bytes."""
-
-_GRAIN = 1 << 16
-"""Sizes of buffers are multiples of this number, in bytes: 16 pages."""
-_MOST_SPARE = 8
-"""Most unused buffers that are kept for the next batch."""
 
 Columns = dict[str, list[PackedRuns]]
 """Packed columns by key: one for ``[n]``, one for each row of ``[2, n]``."""
@@ -184,69 +174,6 @@ def wire_bytes(columns: Columns, parts: list[np.ndarray], layout: Layout) -> dic
 
 def _is_of_rows(name: str) -> bool:
     return name in (NODE_FEATURES, NODE_LABELS, EDGE_FEATURES) or name.startswith(ATTRIBUTE)
-
-
-class BufferPool:
-    """Memory for batches: lent to a batch's tensors, returned once the last of them is gone.
-
-    New memory costs a page fault per page, and pinning it costs more; so it is kept.
-    """
-
-    def __init__(self, pin_memory: bool) -> None:
-        self._pin = pin_memory
-        self._free: list[Tensor] = []
-        self._lock = threading.RLock()  # re-entrant: a batch may be dropped during `take`
-
-    def take(self, nbytes: int) -> Tensor:
-        """Return a buffer of at least ``nbytes`` bytes."""
-        with self._lock:
-            fitting = [one for one in self._free if one.numel() >= nbytes]
-            if fitting:
-                # the smallest that fits, so that a large one is left for a batch that needs it
-                best = min(fitting, key=Tensor.numel)
-                # Not `remove`, which compares tensors element by element. A buffer that is returned
-                # during this line may be lost to the pool, but is never lent twice.
-                self._free = [one for one in self._free if one is not best]
-                return best
-        # Rounded up (the floor of the negative), with a quarter more than requested: batches of one
-        # loader differ in size, and the next one should fit too.
-        size = -(-nbytes * 5 // 4 // _GRAIN) * _GRAIN
-        return torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
-
-    def lease(self, buffer: Tensor) -> Any:
-        """Return an object with the buffer protocol; ``buffer`` is returned when it is gone."""
-        lease = segments.buffer_at(buffer.data_ptr(), buffer.numel())
-        # The finalizer holds `buffer`; the lease is an address and a length, and owns nothing. Not
-        # at exit, when the pool may be gone and the memory goes with the process.
-        weakref.finalize(lease, self._give_back, buffer).atexit = False
-        return lease
-
-    def _give_back(self, buffer: Tensor) -> None:
-        with self._lock:
-            self._free.append(buffer)
-            if len(self._free) > _MOST_SPARE:
-                # Drops the smallest: if it dropped the latest, a pool full of small buffers would
-                # make a new one for each larger batch.
-                del self._free[min(range(len(self._free)), key=lambda at: self._free[at].numel())]
-
-    def take_leased(self, nbytes: int) -> Any:
-        """Return memory of at least ``nbytes`` bytes, which is returned when nothing uses it."""
-        # at least one byte, for a batch without tensors: an empty tensor has no address
-        return self.lease(self.take(max(nbytes, 1)))
-
-    def room(self, specs: list[IncomingArray]) -> list[Any]:
-        """Return arrays to receive a response into: ``into`` of `gigl_loader.transport.Caller`.
-
-        All arrays of a response, which are a batch's, share one buffer of the pool.
-        """
-        ends = list(itertools.accumulate(segments.align(spec.nbytes) for spec in specs))
-        # One buffer, since the tensors of a batch are usually dropped together; a single tensor
-        # that is kept keeps all of it.
-        lease = self.take_leased(ends[-1] if ends else 0)
-        return [
-            np.ndarray(spec.shape, spec.dtype, lease, start)
-            for spec, start in zip(specs, [0, *ends], strict=False)
-        ]
 
 
 class PoolRoom:

@@ -19,13 +19,13 @@ from gigl_loader.errors import (
     ServerDiedError,
     UsageError,
 )
+from gigl_loader.memory.leases import BufferPool
 from gigl_loader.memory.same_host import Mappings, sees
 from gigl_loader.message import Attempt, Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
 from gigl_loader.remote.batch_transfer import BatchFetcher
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.connection import result_of
-from gigl_loader.remote.payload import BufferPool
 from gigl_loader.remote.requests import EpochRequest, FetchAnswer, Runs
 from gigl_loader.remote.storage_cluster import Cluster, raise_if_broken
 from gigl_loader.workers.schedule import BatchStream
@@ -82,7 +82,7 @@ class RemoteReceivingChannel(ChannelBase):
         self._prefetch, self._consumer, self._in_order = prefetch_size, consumer, in_order
         self._timeout_s = timeout
         self._pin = pin_memory
-        self._pool = BufferPool(pin_memory)
+        self._pool = BufferPool(pin_memory=pin_memory)
         self._mappings = Mappings()
         # Guards the epoch's state, here and in the fetchers. Not held during requests and waits, as
         # filing threads need it for the responses.

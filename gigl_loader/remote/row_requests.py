@@ -31,7 +31,7 @@ from gigl_loader.remote.requests import EdgesRequest, RowBook
 from gigl_loader.remote.service import CALLS
 from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.rowcache.tables import Owner
-from gigl_loader.sampler.packing import RowsQuestion
+from gigl_loader.sampler.packing import pack_ints
 from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import row_type
 from gigl_loader.sampler.row_exchange import Split, gather_rows, split_by_owner
@@ -134,7 +134,7 @@ class StoreLookup:
     def _ask_rows(self, kind: Kind, name: NodeType | EdgeType, ids: Tensor, found: Any) -> None:
         pieces = self._pieces("edge" if kind == "edge_features" else "node", name, ids)
         requests = [
-            RowsQuestion.of(RowsRequest(kind, name, ids.numpy()[at]), with_scales=True)
+            RowsRequest(kind, name, pack_ints(ids.numpy()[at]), with_scales=True)
             for _, at in pieces
         ]
 
@@ -349,7 +349,7 @@ class RowQuestions:
             # sent in this thread and in order, so that all servers work while it waits for the
             # responses
             reply = self._caller(connection).ask(
-                call.name, call.ask({"request": RowsQuestion.of(request)}), call.response,
+                call.name, call.ask({"request": request.map(pack_ints)}), call.response,
                 into=into_array(out), timeout_s=self._timeout_s,
             )  # fmt: skip
         except GiglLoaderError as error:

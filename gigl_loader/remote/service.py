@@ -410,7 +410,7 @@ class DistServer(PartitionAnswers):
         if received is None:
             return None, finished
         assert isinstance(received.message, Packed)
-        return received.message.tensors(), finished
+        return received.message.lease.tensors(), finished
 
     @served
     def sample_seeds(self, producer_id: int, index: Tensor) -> SampleMessage:
@@ -433,7 +433,7 @@ class DistServer(PartitionAnswers):
             )
         message = shared.sample(index).message
         assert isinstance(message, Packed)
-        return message.tensors()
+        return message.lease.tensors()
 
     @served
     def memory_mark(self) -> Mark:

@@ -30,7 +30,7 @@ from gigl_loader.memory.segments import Array, storage_dtype
 from gigl_loader.message import BatchTicket, Field
 from gigl_loader.options import CacheOptions
 from gigl_loader.rowcache.cache import RowCache
-from gigl_loader.rowcache.tables import WINDOW, CacheMemory, Matrix, Owner, owner_of
+from gigl_loader.rowcache.tables import WINDOW, CacheMemory, Matrix, Owner, Row, owner_of
 from gigl_loader.sampler.row_exchange import LaterRows, Split
 
 RowsOf = tuple[Owner, int]
@@ -45,8 +45,8 @@ class RemoteIds:
     """Positions in the batch's ids, by the partition or server that has the rows."""
     ids: Array
     """``[n]`` int64, the ids of the first partition or server, then those of the next one."""
-    matrices: dict[Matrix, tuple[str, tuple[int, ...]]]
-    """By matrix, dtype and shape of one row; rows without columns are left out."""
+    matrices: dict[Matrix, Row]
+    """Rows without columns are left out."""
 
     @property
     def positions(self) -> Array:

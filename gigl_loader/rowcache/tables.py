@@ -28,6 +28,8 @@ Owner = tuple[str, NodeType | EdgeType]
 """``"node"`` or ``"edge"``, and a type: rows of its matrices are kept together."""
 Matrix = tuple[str, Any]
 """Kind and name, as `GraphReader.fetch` has them."""
+Row = tuple[str, tuple[int, ...]]
+"""Dtype and shape of one row of a matrix."""
 
 WINDOW = 5
 """Rows that the batches known ahead request, as a multiple of the rows that fit. With this value
@@ -56,8 +58,7 @@ class RowTable:
     num_ids: int
     capacity: int
     """Slots."""
-    matrices: dict[Matrix, tuple[str, tuple[int, ...]]]
-    """By matrix, dtype and shape of one row."""
+    matrices: dict[Matrix, Row]
     references: int
     """Rows that the batches known at once may request."""
 
@@ -128,21 +129,29 @@ def make_tables(
         size: Bytes of the whole cache; as a float, the share of the remote rows that are kept.
         kinds: By kind of matrix, whether the loader reads it.
     """
-    matrices: dict[Owner, dict[Matrix, tuple[str, tuple[int, ...]]]] = {}
+    found: dict[Matrix, Row] = {}
     for kind in (kind for kind, is_read in kinds.items() if is_read):
         for name, rows in getattr(view, kind).items():
             if kind.endswith("_attributes") and name[1].startswith(NEIGHBOR_TIME):
                 continue  # no batch has these
-            owner = owner_of(kind, name)
-            shape = tuple(rows.values.shape[1:])
-            # A row without columns needs no fetch, and no batch counts it among the matrices that
-            # it lacks.
-            if not rows.whole and remote.get(owner, 0) > 0 and 0 not in shape:
-                matrices.setdefault(owner, {})[kind, name] = (rows.dtype, shape)
-
+            if not rows.whole and remote.get(owner_of(kind, name), 0) > 0:
+                found[kind, name] = rows.dtype, tuple(rows.values.shape[1:])
+    matrices = by_owner(found)
     books: dict[Any, Book[Any]] = {**view.node_books, **view.edge_books}
     num_ids = {owner: books[owner[1]].num_ids for owner in matrices}
     return tables_of(matrices, num_ids, remote, size)
+
+
+def by_owner(rows: Mapping[Matrix, Row]) -> dict[Owner, dict[Matrix, Row]]:
+    """Return matrices by owner, without those that have no columns.
+
+    Such rows need no fetch, and no batch counts them among those that it lacks.
+    """
+    found: dict[Owner, dict[Matrix, Row]] = {}
+    for matrix, (dtype, shape) in rows.items():
+        if 0 not in shape:
+            found.setdefault(owner_of(*matrix), {})[matrix] = dtype, shape
+    return found
 
 
 def remote_rows(view: PartitionView[Any], remote: set[int]) -> dict[Owner, int]:
@@ -186,7 +195,7 @@ def remote_bytes(view: PartitionView[Any], plan: SamplingPlan, same_host: Mappin
 
 
 def tables_of(
-    matrices: Mapping[Owner, dict[Matrix, tuple[str, tuple[int, ...]]]],
+    matrices: Mapping[Owner, dict[Matrix, Row]],
     num_ids: Mapping[Owner, int],
     remote: Mapping[Owner, int],
     size: int | float,

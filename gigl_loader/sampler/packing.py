@@ -1,19 +1,19 @@
-"""Integers in as few bits as they need, and workers' requests made of them, for the network.
+"""Integers in as few bits as they need, for requests between workers and their responses.
 
 Ids and labels of a batch fit into 10 to 30 bits; in memory they have 64. `pack_ints` keeps the
 distance of each value to the smallest one, or, if values ascend, to the previous one. `pack_runs`
-keeps runs of equal values as values and counts. Both restore the exact input.
+keeps runs of equal values as values and counts. Both restore the exact input. A request is packed
+by `DrawRequest.map` with `pack_ints`, and unpacked with `unpack_ints`.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory.segments import Array
 from gigl_loader.sampler import packing_kernels as kernels
-from gigl_loader.sampler.plan import Asked, Draw, Drawn, DrawRequest, RowsRequest
+from gigl_loader.sampler.plan import Drawn
 
 _LEAST_RUN = 2
 """Mean length from which runs take less space than values."""
@@ -133,108 +133,8 @@ def unpack_runs(packed: PackedRuns, out: Array) -> None:
         raise ProtocolError(f"{values.size} runs do not make up {out.size} integers")
 
 
-@dataclass(frozen=True)
-class AskedQuestion:
-    """An `Asked`, packed."""
-
-    tree: PackedInts
-    until: PackedInts | None
-    since: PackedInts | None
-
-    @classmethod
-    def of(cls, asked: Asked) -> "AskedQuestion":
-        """Pack the trees and times of nodes."""
-        until = None if asked.until is None else pack_ints(asked.until)
-        since = None if asked.since is None else pack_ints(asked.since)
-        return cls(pack_ints(asked.tree), until, since)
-
-    def unpacked(self) -> Asked:
-        """Undo `of`.
-
-        Raises:
-            ProtocolError: A part of it is invalid.
-        """
-        until = None if self.until is None else unpack_ints(self.until)
-        since = None if self.since is None else unpack_ints(self.since)
-        return Asked(unpack_ints(self.tree), until, since)
-
-
-@dataclass(frozen=True)
-class DrawQuestion:
-    """A `DrawRequest`, packed."""
-
-    draw: Draw
-    nodes: PackedInts
-    asked: AskedQuestion | None
-
-    @classmethod
-    def of(cls, request: DrawRequest) -> "DrawQuestion":
-        """Pack a request."""
-        asked = None if request.asked is None else AskedQuestion.of(request.asked)
-        return cls(request.draw, pack_ints(request.nodes), asked)
-
-    def unpacked(self) -> DrawRequest:
-        """Undo `of`.
-
-        Raises:
-            ProtocolError: The ids are invalid.
-        """
-        asked = None if self.asked is None else self.asked.unpacked()
-        return DrawRequest(self.draw, unpack_ints(self.nodes), asked)
-
-
-@dataclass(frozen=True)
-class DrawAnswer:
-    """A `Drawn`, packed."""
-
-    counts: PackedInts
-    neighbors: PackedInts
-    edge_ids: PackedInts | None
-
-    @classmethod
-    def of(cls, drawn: Drawn) -> "DrawAnswer":
-        """Pack a response."""
-        edge_ids = None if drawn.edge_ids is None else pack_ints(drawn.edge_ids)
-        return cls(pack_ints(drawn.counts), pack_ints(drawn.neighbors), edge_ids)
-
-    def unpacked(self) -> Drawn:
-        """Undo `of`.
-
-        Raises:
-            ProtocolError: A part of it is invalid.
-        """
-        edge_ids = None if self.edge_ids is None else unpack_ints(self.edge_ids)
-        return Drawn(unpack_ints(self.counts), unpack_ints(self.neighbors), edge_ids)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays."""
-        parts = (self.counts, self.neighbors, self.edge_ids)
-        # the words alone: their description is a few bytes in each message
-        return sum(int(part.words.nbytes) for part in parts if part is not None)
-
-
-@dataclass(frozen=True)
-class RowsQuestion:
-    """A `RowsRequest`, packed. Rows travel as they are stored."""
-
-    kind: str
-    name: NodeType | EdgeType
-    ids: PackedInts
-    attribute: str | None
-    with_scales: bool = False
-    """Whether to send the scales of quantised rows; batches bring their own."""
-
-    @classmethod
-    def of(cls, request: RowsRequest, *, with_scales: bool = False) -> "RowsQuestion":
-        """Pack a request."""
-        ids = pack_ints(request.ids)
-        return cls(request.kind, request.name, ids, request.attribute, with_scales)
-
-    def unpacked(self) -> RowsRequest:
-        """Undo `of`.
-
-        Raises:
-            ProtocolError: The ids are invalid.
-        """
-        return RowsRequest(self.kind, self.name, unpack_ints(self.ids), self.attribute)
+def packed_bytes(drawn: Drawn[PackedInts]) -> int:
+    """Return the bytes of a packed response."""
+    parts = (drawn.counts, drawn.neighbors, drawn.edge_ids)
+    # the words alone: their description is a few bytes in each message
+    return sum(int(part.words.nbytes) for part in parts if part is not None)

@@ -10,7 +10,9 @@ import hashlib
 import struct
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol
+
+from typing_extensions import TypeVar
 
 from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 from gigl_loader.dataset.view import PartitionView
@@ -126,6 +128,9 @@ def scale_fields(view: PartitionView[Array], sent: Container[str]) -> list[Field
 
 
 T_co = TypeVar("T_co", covariant=True)
+Ids = TypeVar("Ids", default=Array)
+"""The form of ids, numbers and times: arrays, or for the way `sampler.packing.PackedInts`."""
+I2 = TypeVar("I2")
 
 
 @dataclass(frozen=True)
@@ -149,65 +154,85 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Asked(Generic[Ids]):
     """The tree of each requested node, and the times it allows, in disjoint sampling."""
 
-    tree: Array
+    tree: Ids
     """``[num_nodes]`` int64, number of its tree: with key and node it decides the draw."""
-    until: Array | None = None
+    until: Ids | None = None
     """``[num_nodes]`` int64, the latest time of a neighbour, as `TimeOrder.times`; None: any."""
-    since: Array | None = None
+    since: Ids | None = None
     """``[num_nodes]`` int64, the earliest time of a neighbour; None: any."""
 
-    def take(self, at: Array) -> "Asked":
+    def take(self: "Asked[Array]", at: Array) -> "Asked[Array]":
         """Return the trees and times of the nodes at the positions ``at``."""
-        return Asked(*(None if one is None else one.take(at) for one in self._columns()))  # type: ignore[arg-type]
+        return self.map(lambda one: one.take(at))
 
-    def fits(self, num_nodes: int, timed: bool) -> bool:
+    def map(self, form: Callable[[Ids], I2]) -> "Asked[I2]":
+        """Return the same in another form."""
+        return Asked(form(self.tree), _maybe(form, self.until), _maybe(form, self.since))
+
+    def fits(self: "Asked[Array]", num_nodes: int, timed: bool) -> bool:
         """Return whether there is a value for each node."""
-        there = [column for column in self._columns() if column is not None]
+        there = [one for one in (self.tree, self.until, self.since) if one is not None]
         alike = all(one.dtype == "int64" and one.shape == (num_nodes,) for one in there)
         return alike and (self.until is not None or not timed)
 
-    def _columns(self) -> tuple[Array | None, ...]:
-        return self.tree, self.until, self.since
+
+def _maybe(form: Callable[[Ids], I2], one: Ids | None) -> I2 | None:
+    return None if one is None else form(one)
 
 
 @dataclass(frozen=True)
-class DrawRequest:
+class DrawRequest(Generic[Ids]):
     """Requests neighbours of some nodes that the partition owns; the response is a `Drawn`."""
 
     draw: Draw
-    nodes: Array
+    nodes: Ids
     """``[num_nodes]`` int64, global ids."""
-    asked: Asked | None = None
+    asked: Asked[Ids] | None = None
     """None: trees are merged, and no time counts."""
 
+    def map(self, form: Callable[[Ids], I2]) -> "DrawRequest[I2]":
+        """Return the same in another form."""
+        asked = None if self.asked is None else self.asked.map(form)
+        return DrawRequest(self.draw, form(self.nodes), asked)
+
 
 @dataclass(frozen=True)
-class Drawn:
+class Drawn(Generic[Ids]):
     """Neighbours of some nodes, row after row."""
 
-    counts: Array
+    counts: Ids
     """``[num_nodes]`` int64, the number of neighbours of each."""
-    neighbors: Array
+    neighbors: Ids
     """``[counts.sum()]`` int64, global ids."""
-    edge_ids: Array | None
+    edge_ids: Ids | None
     """``[counts.sum()]`` int64; None if not requested."""
+
+    def map(self, form: Callable[[Ids], I2]) -> "Drawn[I2]":
+        """Return the same in another form."""
+        return Drawn(form(self.counts), form(self.neighbors), _maybe(form, self.edge_ids))
 
 
 @dataclass(frozen=True)
-class RowsRequest:
+class RowsRequest(Generic[Ids]):
     """Requests rows of one matrix; the response is a `RowsAnswer`."""
 
     kind: str
     """``node_features``, ``node_labels``, ``edge_features``, ``node_attributes``,
     ``edge_attributes``, or ``degrees`` of an edge type."""
     name: NodeType | EdgeType
-    ids: Array
+    ids: Ids
     """``[num_ids]`` int64, global ids that the partition owns."""
     attribute: str | None = None
     """Name among ``node_attributes`` and ``edge_attributes``; None: the features."""
+    with_scales: bool = False
+    """Whether to send the scales of quantised rows; batches bring their own."""
+
+    def map(self, form: Callable[[Ids], I2]) -> "RowsRequest[I2]":
+        """Return the same in another form."""
+        return RowsRequest(self.kind, self.name, form(self.ids), self.attribute, self.with_scales)
 
 
 @dataclass(frozen=True)

@@ -193,22 +193,35 @@ def _strict(expected: Any) -> Any:
     msgspec decodes dataclasses itself, but ignores fields that they lack and fills in defaults for
     those that did not come.
     """
-    if isinstance(expected, type) and dataclasses.is_dataclass(expected):
-        hints = typing.get_type_hints(expected)
-        fields = [
-            (field.name, _strict(hints[field.name])) for field in dataclasses.fields(expected)
-        ]
-        return msgspec.defstruct(
-            expected.__name__, fields, frozen=True, forbid_unknown_fields=True, kw_only=True
-        )
     arguments = typing.get_args(expected)
     origin = typing.get_origin(expected)
+    # a generic dataclass with the types of all its variables is checked like any other
+    is_filled = origin is not None and not getattr(expected, "__parameters__", ())
+    kind = origin if is_filled else expected
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints, given = typing.get_type_hints(kind), getattr(kind, "__parameters__", ())
+        forms = dict(zip(given, arguments, strict=False))
+        fields = [
+            (field.name, _strict(_with_forms(hints[field.name], forms)))
+            for field in dataclasses.fields(kind)
+        ]
+        return msgspec.defstruct(
+            kind.__name__, fields, frozen=True, forbid_unknown_fields=True, kw_only=True
+        )
     if origin is np.ndarray or not arguments or origin is typing.Literal:
         return np.ndarray if origin is np.ndarray else expected
     strict = tuple(argument if argument is ... else _strict(argument) for argument in arguments)
     if origin in (types.UnionType, typing.Union):
         return typing.Union[strict]  # noqa: UP007  (built from a tuple)
     return origin[strict]
+
+
+def _with_forms(hint: Any, forms: dict[Any, Any]) -> Any:
+    """Return the type of a field of a generic dataclass, given its type variables' values."""
+    if isinstance(hint, typing.TypeVar):
+        return forms.get(hint, hint)
+    open_ones = getattr(hint, "__parameters__", ()) if typing.get_origin(hint) else ()
+    return hint[tuple(forms.get(one, one) for one in open_ones)] if open_ones else hint
 
 
 def empty_arrays(specs: Sequence[IncomingArray]) -> list[Array]:

@@ -30,7 +30,7 @@ from gigl_loader.errors import (
     PeerTimeoutError,
 )
 from gigl_loader.memory.segments import Array
-from gigl_loader.sampler.packing import DrawAnswer, DrawQuestion, RowsQuestion
+from gigl_loader.sampler.packing import PackedInts, pack_ints, packed_bytes, unpack_ints
 from gigl_loader.sampler.plan import Drawn, DrawRequest, RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import ReaderOfThread
 from gigl_loader.transport import (
@@ -53,6 +53,8 @@ _MAX_ASK_BYTES = 1 << 32
 _MAX_REASON = 4000
 RETURN_S = 10.0
 """Seconds within which a caller whose connection was lost may come back."""
+_DRAW, _DRAWN, _ROWS = DrawRequest[PackedInts], Drawn[PackedInts], RowsRequest[PackedInts]
+"""What travels."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +169,8 @@ class Answering:
         """Time of the last request (`time.monotonic`)."""
         self._born = self.last_asked
         table = {
-            "draw": Method(DrawQuestion, DrawAnswer, self._draw),
-            "rows": Method(RowsQuestion, RowsAnswer, self._rows),
+            "draw": Method(_DRAW, _DRAWN, self._draw),
+            "rows": Method(_ROWS, RowsAnswer, self._rows),
         }
         self._listener = Listener(
             access.host, 0, access.security, table, name,
@@ -235,14 +237,15 @@ class Answering:
                 self._lost[peer.name] = (time.monotonic(), end)
             self._changed.notify_all()
 
-    def _draw(self, question: DrawQuestion, peer: Peer) -> DrawAnswer:
+    def _draw(self, question: DrawRequest[PackedInts], peer: Peer) -> Drawn[PackedInts]:
         self.last_asked = time.monotonic()
-        return DrawAnswer.of(self._of_thread.reader.answer_draw(question.unpacked()))
+        drawn = self._of_thread.reader.answer_draw(question.map(unpack_ints))
+        return drawn.map(pack_ints)
 
-    def _rows(self, question: RowsQuestion, peer: Peer) -> RowsAnswer:
+    def _rows(self, question: RowsRequest[PackedInts], peer: Peer) -> RowsAnswer:
         self.last_asked = time.monotonic()
         # in scratch memory of this thread, which sends the rows before its next request
-        return self._of_thread.reader.answer_rows(question.unpacked())
+        return self._of_thread.reader.answer_rows(question.map(unpack_ints))
 
 
 class Refusing:
@@ -264,8 +267,8 @@ class Refusing:
             raise PeerError(words)
 
         table = {
-            "draw": Method(DrawQuestion, DrawAnswer, refuse),
-            "rows": Method(RowsQuestion, RowsAnswer, refuse),
+            "draw": Method(_DRAW, _DRAWN, refuse),
+            "rows": Method(_ROWS, RowsAnswer, refuse),
         }
         self._listener = Listener(
             access.host, 0, access.security, table, name, max_ask_bytes=_MAX_ASK_BYTES,
@@ -392,20 +395,20 @@ class Asking:
 
     def draw(self, partition: int, request: DrawRequest) -> Answer[Drawn]:
         """Request neighbours; see `gigl_loader.sampler.plan.Peers`."""
-        question, traffic = DrawQuestion.of(request), self._of_thread.traffic
+        question, traffic = request.map(pack_ints), self._of_thread.traffic
         traffic.structure_bytes += question.nodes.words.nbytes
 
         # called in `Answer.wait` by the thread that sent the request, so this is its own traffic
-        def read(answer: DrawAnswer) -> Drawn:
-            traffic.structure_bytes += answer.nbytes
-            return answer.unpacked()
+        def read(answer: Drawn[PackedInts]) -> Drawn:
+            traffic.structure_bytes += packed_bytes(answer)
+            return answer.map(unpack_ints)
 
-        reply = self._caller(partition).ask("draw", question, DrawAnswer)
+        reply = self._caller(partition).ask("draw", question, _DRAWN)
         return self._answer(reply, partition, read)
 
     def rows(self, partition: int, request: RowsRequest, out: Array) -> Answer[RowsAnswer]:
         """Request rows, to be received into ``out``."""
-        question, traffic = RowsQuestion.of(request), self._of_thread.traffic
+        question, traffic = request.map(pack_ints), self._of_thread.traffic
         traffic.structure_bytes += question.ids.words.nbytes
         traffic.row_bytes += out.nbytes
         traffic.rows[partition] += request.ids.size

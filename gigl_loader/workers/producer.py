@@ -27,6 +27,7 @@ from gigl_loader._glt import (
 )
 from gigl_loader.errors import PeerTimeoutError, UsageError
 from gigl_loader.memory import tensors
+from gigl_loader.memory.leases import MessageMemory
 from gigl_loader.message import (
     AT_ONCE_EPOCH,
     AT_ONCE_STREAM,
@@ -56,7 +57,7 @@ from gigl_loader.workers.recovery import LOOK_EVERY_S, Recovery, RestartThread
 from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
 from gigl_loader.workers.sampled_input import SeedOrders, make_plan, seed_or_drawn, view_of
 from gigl_loader.workers.schedule import BatchStream
-from gigl_loader.workers.tasks import MessageMemory, Tasks
+from gigl_loader.workers.tasks import Tasks
 
 LINGER_S = 30.0
 """After their loader is shut down, workers go on serving other partitions until those are done or

@@ -11,13 +11,14 @@
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from gigl_loader.errors import GiglLoaderError, SamplingError
 from gigl_loader.memory import segments
+from gigl_loader.memory.leases import MessageMemory
 from gigl_loader.memory.slots import Written
-from gigl_loader.message import AT_ONCE_STREAM, Attempt, BatchTicket, Received, SampleMessage
+from gigl_loader.message import AT_ONCE_STREAM, Attempt, BatchTicket, Received
 from gigl_loader.ranks import suspect_ranks
 from gigl_loader.rowcache.look_ahead import STREAM, LookAhead
 from gigl_loader.workers import pipe
@@ -34,38 +35,6 @@ _MANY_MESSAGES = 1 << 20
 
 
 _OF_TASKS = {pipe.BATCH, pipe.ERROR, pipe.STALE, pipe.DRAWN}
-
-
-class MessageMemory(Protocol):
-    """Memory for messages in this process; see `gigl_loader.memory.leases.ShmChannel`."""
-
-    capacity: int
-    size: int
-
-    def open(self, sender: int, written: Written) -> SampleMessage:
-        """Return the message that worker ``sender`` wrote."""
-        ...
-
-    def returned(self, sender: int, concurrency: int) -> tuple[list[int], list[int]]:
-        """Return a worker's slots that are free again: (to reuse, to release)."""
-        ...
-
-    def forget(self, sender: int) -> None:
-        """Release the batches that a lost worker wrote, once they are no longer used."""
-        ...
-
-    def bind(self, source: Callable[[float | None], SampleMessage] | None) -> None:
-        """Make ``recv`` call ``source``."""
-        ...
-
-    def close(self) -> None:
-        """Release the memory."""
-        ...
-
-    @property
-    def largest(self) -> int:
-        """Bytes of the largest slot."""
-        ...
 
 
 class Tasks:

@@ -22,6 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 from gigl_loader.dataset.view import PartitionView
@@ -224,13 +225,12 @@ class Worker:
         # Threads that wait for peers or a disk cost nothing. Without such waits they share this
         # worker's CPUs: one samples while another gathers rows.
         alone = min(setup.concurrency, setup.cpus)
-        loop = self._sample_loop
         if memory is not None and self._asking is not None:
             self._cache, self._drawn = RowCache(memory.cache), DrawnAhead(memory.drawn)
-            self._user, loop = memory.user, self._draw_and_fill
+            self._user = memory.user
         for number in range(setup.concurrency):
             waits = self._asking is None and number >= alone
-            target = self._sample_from_disk if waits else loop
+            target = self._sample_from_disk if waits else self._sample_loop
             new_thread(target=target, name=f"samples {number}", on_death=_end_process).start()
 
     def _ask_from_now_on(self, name: str, assignment: Assignment) -> None:
@@ -294,38 +294,39 @@ class Worker:
         self._sample_loop()
 
     def _sample_loop(self) -> None:
-        sampler: Sampler | None = None
+        """Sample one batch after another, and report failures to the trainer.
 
-        def sample(ticket: BatchTicket, idle_s: float) -> None:
-            nonlocal sampler
-            request = self._request(ticket)
-            if request is None:
-                self._send((pipe.STALE, ticket))
-                return
-            # here, not in `__init__`: a sampler's work arrays belong to one thread, and a thread
-            # that never gets a task needs none
-            if sampler is None:
-                peers = LaterPeers(self._asking) if self._rows_apart else self._asking
-                sampler = self._load_sampler(peers)
-            self._sample(sampler, request, idle_s)
-
-        self._work(self._tasks.get, sample)
-
-    def _work(self, wait: Callable[[], Any], do: Callable[[Any, float], None]) -> None:
-        """Do one task after another, and report failures to the trainer.
-
-        Args:
-            wait: Returns a ticket or a drawn batch; None: there are no more.
-            do: Handles it; also takes the seconds that `wait` took.
+        If rows are cached, a batch is drawn first, and filled when its turn comes.
         """
+        pipeline, view = None, self._setup.view
+        wait: Callable[[], Waiting | BatchTicket | None] = self._tasks.get
+        if self._cache is not None and self._asking is not None:
+            pipeline = Pipeline(self._asking, Scratch(), self._cache, self._user, view=view)
+            wait = self._ahead.get
+        later = self._rows_apart or pipeline is not None
+        peers = LaterPeers(self._asking) if later else self._asking
+        # here, not in `__init__`: a sampler's work arrays belong to one thread, and a thread that
+        # never gets a task needs none
+        sampler = cache(partial(self._load_sampler, peers))
         while True:
             waited = time.perf_counter()
             found = wait()
             if found is None:
                 return
+            idle_s = time.perf_counter() - waited
             ticket = found.ticket if isinstance(found, Waiting) else found
             try:
-                do(found, time.perf_counter() - waited)
+                if isinstance(found, Waiting):
+                    self._fill(pipeline, found, idle_s)
+                    continue
+                request = self._request(ticket)
+                if request is None:
+                    self._send((pipe.STALE, ticket))
+                    continue
+                if pipeline is None:
+                    self._sample(sampler(), request, idle_s)
+                else:
+                    self._draw(pipeline, sampler(), request, idle_s)
             # A failure of shared memory or a disk is reported. If the socket failed, the report
             # fails too: the trainer is gone, and this process has no more purpose.
             except OSError as error:
@@ -342,44 +343,29 @@ class Worker:
         ticket = waiting.ticket
         return not self._goes_on(ticket) or self._drawn.may_fill(ticket.serial, ticket.position)
 
-    def _draw_and_fill(self) -> None:
+    def _draw(
+        self, pipeline: Pipeline, sampler: Sampler, request: SampleRequest, idle_s: float
+    ) -> None:
         assert self._cache is not None
         assert self._drawn is not None
-        assert self._asking is not None
-        cache, marks, asking = self._cache, self._drawn, self._asking
-        here = {self._setup.view.partition_idx, *self._setup.view.same_host}
-        pipeline = Pipeline(asking, Scratch(), cache, self._user, view=self._setup.view)
-        sampler: Sampler | None = None
+        started, view, ticket = time.perf_counter(), self._setup.view, request.ticket
+        here = {view.partition_idx, *view.same_host}
+        batch = keep_structure(sampled_fields(sampler, request, view), here)
+        is_ahead = ticket.stream == STREAM
+        drawn = Waiting(
+            ticket.serial, ticket.position, ticket, batch,
+            pipeline.add(batch) if is_ahead else NOT_PLANNED,
+            request.seeds.size, time.perf_counter() - started,
+        )  # fmt: skip
+        if not is_ahead:
+            self._fill(pipeline, drawn, idle_s)
+            return
+        self._drawn.note(ticket.serial, ticket.position)
+        self._ahead.put_drawn(drawn)
+        self._send((pipe.DRAWN, ticket, self._cache.bytes_of(batch.wanted()), batch.nbytes))
 
-        def draw_or_fill(found: Waiting | BatchTicket, idle_s: float) -> None:
-            nonlocal sampler
-            if isinstance(found, Waiting):
-                self._fill(pipeline, found, idle_s)
-                return
-            request = self._request(found)
-            if request is None:
-                self._send((pipe.STALE, found))
-                return
-            if sampler is None:
-                sampler = self._load_sampler(LaterPeers(asking))
-            started = time.perf_counter()
-            batch = keep_structure(sampled_fields(sampler, request, self._setup.view), here)
-            is_ahead = found.stream == STREAM
-            drawn = Waiting(
-                found.serial, found.position, found, batch,
-                pipeline.add(batch) if is_ahead else NOT_PLANNED,
-                request.seeds.size, time.perf_counter() - started,
-            )  # fmt: skip
-            if not is_ahead:
-                self._fill(pipeline, drawn, idle_s)
-                return
-            marks.note(found.serial, found.position)
-            self._ahead.put_drawn(drawn)
-            self._send((pipe.DRAWN, found, cache.bytes_of(batch.wanted()), batch.nbytes))
-
-        self._work(self._ahead.get, draw_or_fill)
-
-    def _fill(self, pipeline: Pipeline, drawn: Waiting, idle_s: float) -> None:
+    def _fill(self, pipeline: Pipeline | None, drawn: Waiting, idle_s: float) -> None:
+        assert pipeline is not None, "batches are drawn ahead for the cache"
         ticket = drawn.ticket
         if not self._goes_on(ticket):
             pipeline.forget(drawn.number)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gigl_loader.device.engine import TorchBackend
 from gigl_loader.device.prefetch import CopyEngine
 
 ON_THE_FAKE_GPU = "is_on_the_fake_gpu"  # set on a tensor that lies there
@@ -67,8 +68,8 @@ class FakeEvent:
         self.gpu.finish(self)
 
 
-class FakeGpu:
-    """A `Backend`. ``schedule`` says how far each stream gets when nobody makes it go on.
+class FakeGpu(TorchBackend):
+    """A device. ``schedule`` says how far each stream gets when nobody makes it go on.
 
     ``lazy``: nowhere. ``eager``: everything is done at once. ``compute_first``/``copy_first``: that
     stream goes as far as it can, the other nowhere. ``random``: any interleaving, from ``seed``.

@@ -14,7 +14,7 @@ from gigl_loader.device.prefetch import CudaHostRegistry, PinMemoryError, Pinned
 PAGE = resource.getpagesize()
 
 
-class FakeRegistry:
+class FakeRegistry(CudaHostRegistry):
     def __init__(self, code: int = 0) -> None:
         self.code, self.calls = code, list[tuple[str, int]]()
 

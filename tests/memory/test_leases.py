@@ -171,9 +171,9 @@ def test_a_packed_message_is_its_bytes() -> None:
     packed = _write(writer, memory, 3.0)
     assert isinstance(packed, Packed)
     assert dict(packed) == {}
-    assert bytes(packed.payload) == torch.full((1000,), 3.0).numpy().tobytes()
-    assert torch.equal(packed.tensors()["x"], torch.full((1000,), 3.0))
-    payload = packed.payload
+    assert bytes(packed.lease.payload) == torch.full((1000,), 3.0).numpy().tobytes()
+    assert torch.equal(packed.lease.tensors()["x"], torch.full((1000,), 3.0))
+    payload = packed.lease.payload
     del packed
     assert memory.returned(0, 4) == ([], []), "its bytes keep the slot"
     del payload
@@ -202,7 +202,9 @@ def test_a_slot_is_written_again_when_it_was_given_back_and_never_when_it_was_lo
     assert memory.leased_bytes > 0
     position = packed.lease.lend()
     assert memory.leased_bytes == 0, "what a client reads is not queued any more"
-    read = tensors_over(mappings.lease(position, lambda: dropped.append(1)), packed.layout)["x"]
+    read = tensors_over(mappings.lease(position, lambda: dropped.append(1)), packed.lease.layout)[
+        "x"
+    ]
     part = read[10:20]
     del read
     assert memory.returned(0, 4) == ([], [])
@@ -213,14 +215,14 @@ def test_a_slot_is_written_again_when_it_was_given_back_and_never_when_it_was_lo
     assert memory.returned(0, 4) == ([0], [])
     writer.give_back([0], [])
     packed = _write(writer, memory, 2.0)
-    kept = tensors_over(mappings.lease(packed.lease.lend(), lambda: None), packed.layout)["x"]
+    kept = tensors_over(mappings.lease(packed.lease.lend(), lambda: None), packed.lease.layout)["x"]
     packed.lease.poison()  # the client left, and still reads
     del packed
     assert memory.returned(0, 4) == ([], [0]), "given up, not written again"
     writer.give_back([], [0])
     for value in range(3, 9):
         del_me = _write(writer, memory, float(value))
-        assert float(tensors_over(del_me.payload, del_me.layout)["x"][0]) == value
+        assert float(tensors_over(del_me.lease.payload, del_me.lease.layout)["x"][0]) == value
         del del_me
     assert torch.equal(kept, torch.full((1000,), 2.0))
     memory.close()

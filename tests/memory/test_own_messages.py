@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gigl_loader.memory.leases import OwnMessages
+from gigl_loader.memory.leases import BufferPool, own_messages
 from gigl_loader.message import Field
 
 WIDTH = 1000
@@ -15,7 +15,7 @@ def _mapped_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
 
 
-def message(memory: OwnMessages, value: int, rows: int) -> torch.Tensor:
+def message(memory: BufferPool, value: int, rows: int) -> torch.Tensor:
     """Return the only tensor of a message whose numbers are all ``value``."""
     fill = lambda out: out.fill(value)  # noqa: E731
     found, nbytes = memory.write([Field("x", "float32", (rows, WIDTH), fill)])
@@ -26,14 +26,14 @@ def message(memory: OwnMessages, value: int, rows: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("rows", [0, 1, 500])
 def test_messages_that_are_kept_keep_their_values(rows: int) -> None:
-    memory = OwnMessages()
+    memory = own_messages()
     kept = [message(memory, value, rows) for value in range(5)]
     for value, tensor in enumerate(kept):
         assert torch.equal(tensor, torch.full((rows, WIDTH), float(value)))
 
 
 def test_memory_of_a_large_message_is_used_again_once_its_last_tensor_is_gone() -> None:
-    memory = OwnMessages()
+    memory = own_messages()
     first = message(memory, 1, 500)
     address, part = first.data_ptr(), first[7:9]
     del first
@@ -46,7 +46,7 @@ def test_memory_of_a_large_message_is_used_again_once_its_last_tensor_is_gone() 
 
 
 def test_few_blocks_are_kept() -> None:
-    memory, rows = OwnMessages(), 5000
+    memory, rows = own_messages(), 5000
     block, before = 4 * rows * WIDTH, _mapped_bytes()
     many = [message(memory, value, rows) for value in range(9)]
     assert _mapped_bytes() - before >= 9 * block

@@ -1,4 +1,4 @@
-"""Questions for `Kernels`, drawn by hypothesis, and what the compiled kernels of the CPU answer."""
+"""Questions for a device, drawn by hypothesis, and what the compiled kernels of the CPU answer."""
 
 import itertools
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from gigl_loader.dataset.view import Adjacency, PartitionView, TimeOrder, keys_of
-from gigl_loader.on_device.device_kernels import DeviceDraw, Kernels
+from gigl_loader.on_device.device_kernels import DeviceDraw, TorchKernels
 from gigl_loader.sampler.plan import Asked, Draw
 from gigl_loader.sampler.reader import LocalReader
 
@@ -63,19 +63,19 @@ class Question:
             until=spread[2], since=spread[3], largest_degree=largest,
         )  # fmt: skip
 
-    def check(self, kernels: Kernels, unused: np.ndarray, largest_degree: Any = None) -> None:
+    def check(self, kernels: TorchKernels, unused: np.ndarray, largest_degree: Any = None) -> None:
         """Make sure that ``kernels`` draw the positions that the CPU draws."""
         offsets, counts = self.on_cpu()
         asked = self.on_device(unused, largest_degree)
         drawn = kernels.draw(asked)
-        assert drawn.offsets.dtype == drawn.counts.dtype == torch.int64
-        assert drawn.offsets.shape == (unused.size, asked.width)
+        assert drawn.edges.dtype == drawn.counts.dtype == torch.int64
+        assert drawn.edges.shape == (unused.size, asked.width)
         wanted = np.zeros(unused.size, np.int64)
         wanted[~unused] = counts
         assert drawn.counts.tolist() == wanted.tolist()
         used = np.arange(asked.width) < wanted[:, None]
-        assert drawn.offsets.numpy()[used].tolist() == offsets.tolist()
-        assert not drawn.offsets.numpy()[~used].any(), "places that are unused hold 0"
+        assert drawn.edges.numpy()[used].tolist() == offsets.tolist()
+        assert not drawn.edges.numpy()[~used].any(), "places that are unused hold 0"
 
 
 def view_of(

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from gigl_loader import ConfigError
-from gigl_loader.on_device import choose
-from gigl_loader.on_device.choose import kernels_for
-from gigl_loader.on_device.torch_kernels import TorchKernels
+from gigl_loader.on_device import device_kernels
+from gigl_loader.on_device.device_kernels import TorchKernels, kernels_for
 from gigl_loader.on_device.warp_kernels import WarpKernels
 
 CPU = torch.device("cpu")
@@ -20,7 +19,7 @@ MODULE = "gigl_loader.on_device.warp_kernels"
 def without_warp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "warp", None)
     monkeypatch.delitem(sys.modules, MODULE)
-    choose._warn.cache_clear()
+    device_kernels._warn.cache_clear()
 
 
 def test_the_cpu_gets_torchs_unless_others_are_asked_for() -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigl_loader.on_device.torch_kernels import TorchKernels
+from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.on_device.warp_kernels import WarpKernels
 
 CPU = torch.device("cpu")

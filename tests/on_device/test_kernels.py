@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.dataset.view import Adjacency, TimeOrder
-from gigl_loader.on_device.device_kernels import DeviceLabels, Kernels
-from gigl_loader.on_device.torch_kernels import TorchKernels
+from gigl_loader.on_device.device_kernels import DeviceLabels, TorchKernels
 from gigl_loader.on_device.torch_numbers import mix, signed
 from gigl_loader.on_device.warp_kernels import WarpKernels
 from gigl_loader.sampler import compiled
@@ -21,7 +20,7 @@ from gigl_loader.sampler.nodes import NodeLabels, TreeLabels
 from gigl_loader.sampler.plan import Asked
 
 CPU = torch.device("cpu")
-ALL: tuple[Kernels, ...] = (TorchKernels(CPU), WarpKernels(CPU))
+ALL: tuple[TorchKernels, ...] = (TorchKernels(CPU), WarpKernels(CPU))
 each = pytest.mark.parametrize("kernels", ALL, ids=["torch", "warp"])
 
 
@@ -138,7 +137,7 @@ SOME_IDS = st.lists(st.integers(0, 12) | st.integers(2**40, 2**40 + 2), max_size
 @settings(max_examples=150, deadline=None)
 @given(roots=SOME_IDS, more=st.lists(SOME_IDS, max_size=4), data=st.data())
 def test_labels_are_those_of_the_cpu(
-    kernels: Kernels, roots: list[int], more: list[list[int]], data: st.DataObject
+    kernels: TorchKernels, roots: list[int], more: list[list[int]], data: st.DataObject
 ) -> None:
     wanted = NodeLabels()
     labels = _labels(sum(map(len, [roots, *more])) + data.draw(st.integers(0, 5)))
@@ -157,7 +156,11 @@ def _labels(capacity: int) -> DeviceLabels:
 
 
 def _check_label(
-    kernels: Kernels, labels: DeviceLabels, ids: np.ndarray, valid: np.ndarray, wanted: NodeLabels
+    kernels: TorchKernels,
+    labels: DeviceLabels,
+    ids: np.ndarray,
+    valid: np.ndarray,
+    wanted: NodeLabels,
 ) -> None:
     found = kernels.label(labels, torch.from_numpy(ids), torch.from_numpy(valid))
     assert found.dtype == torch.int64
@@ -169,7 +172,7 @@ def _check_label(
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), bits=st.sampled_from([4, 40]))
 def test_labels_of_trees_are_those_of_the_cpu(
-    kernels: Kernels, data: st.DataObject, bits: int
+    kernels: TorchKernels, data: st.DataObject, bits: int
 ) -> None:
     num_trees = data.draw(st.integers(1, 5))
     places = st.tuples(st.integers(0, num_trees - 1), st.integers(0, 9))

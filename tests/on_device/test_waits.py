@@ -14,8 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as ShapeOfValues
 
 from gigl_loader.dataset.view import Adjacency, TimeOrder
-from gigl_loader.on_device.device_kernels import DeviceDraw, DeviceLabels
-from gigl_loader.on_device.torch_kernels import TorchKernels
+from gigl_loader.on_device.device_kernels import DeviceDraw, DeviceLabels, TorchKernels
 from gigl_loader.sampler.plan import Draw
 
 DEVICE = torch.device("meta")
@@ -39,8 +38,8 @@ def _draw(draw: Draw, width: int) -> None:
             times=order, until=_ints(8), since=_ints(8),
         )  # fmt: skip
     drawn = TorchKernels(DEVICE).draw(asked)
-    assert drawn.offsets.shape == (8, width)
-    assert drawn.offsets.device == drawn.counts.device == DEVICE
+    assert drawn.edges.shape == (8, width)
+    assert drawn.edges.device == drawn.counts.device == DEVICE
 
 
 @pytest.mark.parametrize("fanout", [-1, 0, 4])

@@ -5,9 +5,10 @@ import gc
 import numpy as np
 import torch
 
+from gigl_loader.memory import leases
+from gigl_loader.memory.leases import BufferPool
 from gigl_loader.memory.segments import ALIGNMENT
-from gigl_loader.remote import payload
-from gigl_loader.remote.payload import BufferPool, PoolRoom
+from gigl_loader.remote.payload import PoolRoom
 from gigl_loader.transport import IncomingArray
 
 
@@ -50,13 +51,13 @@ def test_a_batch_that_is_a_quarter_larger_fits() -> None:
     for nbytes in (1, 65_536, 1_000_003):
         size = pool.take(nbytes).numel()
         assert size >= nbytes * 5 / 4
-        assert size % payload._GRAIN == 0
-        assert size < nbytes * 5 / 4 + payload._GRAIN
+        assert size % leases._GRAIN == 0
+        assert size < nbytes * 5 / 4 + leases._GRAIN
 
 
 def test_a_pool_that_is_full_of_small_buffers_makes_room_for_large_ones() -> None:
     """Else each larger batch would be received into fresh memory, which is then dropped."""
-    pool, most = BufferPool(pin_memory=False), payload._MOST_SPARE
+    pool, most = BufferPool(pin_memory=False), 8
     small = [pool.take_leased(1000) for _ in range(most + 3)]
     del small
     assert len(_sizes(pool)) == most, "no more are kept"

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from gigl_loader.errors import PeerError, ServerDiedError
+from gigl_loader.memory.leases import BufferPool
 from gigl_loader.memory.same_host import Region
 from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.remote.batch_transfer import BatchFetcher
-from gigl_loader.remote.payload import BufferPool
 from gigl_loader.remote.requests import BatchMessage, FetchAnswer
 from gigl_loader.testing import wait_until
 from gigl_loader.workers.schedule import BatchStream

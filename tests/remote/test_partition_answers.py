@@ -14,7 +14,7 @@ from gigl_loader.dataset.identity import Share
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote.partition_answers import PartitionAnswers, padded_rows
 from gigl_loader.remote.requests import ABLPRequest, EdgesRequest, NodeIdsRequest
-from gigl_loader.sampler.packing import RowsQuestion
+from gigl_loader.sampler.packing import pack_ints
 from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.testing import TinyGraph
 
@@ -120,7 +120,7 @@ def test_what_is_told_of_the_graph(plain: PartitionAnswers, typed: PartitionAnsw
 
 def _rows(answers: PartitionAnswers, kind: str, name: str, ids: list[int]) -> list:
     request = RowsRequest(kind, name, np.array(ids, np.int64))
-    return answers.get_rows(RowsQuestion.of(request)).values.tolist()
+    return answers.get_rows(request.map(pack_ints)).values.tolist()
 
 
 def test_a_server_answers_for_its_own_rows_only() -> None:

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ProtocolError
+from gigl_loader.memory.leases import BufferPool
 from gigl_loader.memory.slots import layout_of, write_fields
 from gigl_loader.message import BatchTicket, Field
-from gigl_loader.remote.payload import BufferPool, pack_batch, unpack_batch, wire_bytes
+from gigl_loader.remote.payload import pack_batch, unpack_batch, wire_bytes
 from gigl_loader.remote.requests import BatchMessage
 from gigl_loader.transport import codec
 

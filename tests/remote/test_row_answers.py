@@ -11,7 +11,7 @@ from gigl_loader.dataset.lookup import num_ids_of
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote.partition_answers import PartitionAnswers
-from gigl_loader.sampler.packing import RowsQuestion
+from gigl_loader.sampler.packing import pack_ints
 from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.testing import TinyGraph
 
@@ -30,7 +30,7 @@ def _answers(rank: int = 0, parts: int = NUM_PARTS) -> PartitionAnswers:
 
 def _rows(answers: PartitionAnswers, kind: str, name: Any, ids: list[int], *more: str) -> Any:
     request = RowsRequest(kind, name, np.array(ids, np.int64), *more)
-    return answers.get_rows(RowsQuestion.of(request)).values
+    return answers.get_rows(request.map(pack_ints)).values
 
 
 def _asked(answers: PartitionAnswers, kind: str, name: Any, ids: list[int]) -> np.ndarray:

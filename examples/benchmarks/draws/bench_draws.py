@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from gigl_loader.dataset.view import Adjacency, PartitionView
-from gigl_loader.on_device.choose import kernels_for
-from gigl_loader.on_device.device_kernels import DeviceDraw
+from gigl_loader.on_device.device_kernels import DeviceDraw, kernels_for
 from gigl_loader.sampler.plan import Draw
 from gigl_loader.sampler.reader import LocalReader
 
@@ -80,7 +79,7 @@ def calls(
         kernels = kernels_for(device, kind)
         drawn = kernels.draw(asked)
         used = torch.arange(draw.fanout, device=device) < drawn.counts[:, None]
-        assert torch.equal(drawn.offsets[used].cpu(), wanted), f"{kind} draws other edges"
+        assert torch.equal(drawn.edges[used].cpu(), wanted), f"{kind} draws other edges"
         found[kind] = partial(kernels.draw, asked)
     return found
 

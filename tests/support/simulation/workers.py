@@ -6,6 +6,7 @@ a worker does it: enough to see which batches came, and what was in them.
 
 from collections import deque
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from gigl_loader.memory.leases import Packed, ServerMemory
@@ -142,38 +143,24 @@ class SimulatedPool:
         self._news.set()
 
 
+def _written(layout: Layout, payload: memoryview) -> Any:
+    """Return what stands in for the lease of a slot."""
+    return SimpleNamespace(layout=layout, payload=payload)
+
+
 class _Seeds(Packed):
     """A batch of nothing but its seeds."""
 
     def __init__(self, seeds: Any) -> None:
-        self._seeds = seeds
-
-    @property
-    def layout(self) -> Layout:
-        """Where the seeds lie."""
-        return [(BATCH, "int64", self._seeds.shape, 0)]
-
-    @property
-    def payload(self) -> memoryview:
-        """Their bytes."""
-        return memoryview(self._seeds).cast("B")
+        layout = [(BATCH, "int64", seeds.shape, 0)]
+        self.lease = _written(layout, memoryview(seeds).cast("B"))
 
 
 class _WithoutRows(Packed):
     """A batch of seeds and of the ids of its rows."""
 
     def __init__(self, seeds: Any, law: RowLaw) -> None:
-        self._packed = packed(seeds, law)
-
-    @property
-    def layout(self) -> Layout:
-        """Where they lie."""
-        return self._packed[0]
-
-    @property
-    def payload(self) -> memoryview:
-        """Their bytes."""
-        return self._packed[1]
+        self.lease = _written(*packed(seeds, law))
 
 
 class SimulatedMemory(ServerMemory):
