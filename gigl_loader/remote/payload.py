@@ -189,7 +189,8 @@ def _is_of_rows(name: str) -> bool:
 class BufferPool:
     """Memory for batches: lent to a batch's tensors, returned once the last of them is gone.
 
-    New memory costs a page fault per page, and pinning it costs more; so it is kept.
+    New memory costs a page fault per page, and pinning it costs more; so it is kept. A
+    `gigl_loader.rowcache.pipeline.Room` for rows of batches, too.
     """
 
     def __init__(self, pin_memory: bool) -> None:
@@ -213,8 +214,10 @@ class BufferPool:
         size = -(-nbytes * 5 // 4 // _GRAIN) * _GRAIN
         return torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
 
-    def lease(self, buffer: Tensor) -> Any:
-        """Return an object with the buffer protocol; ``buffer`` is returned when it is gone."""
+    def take_leased(self, nbytes: int) -> Any:
+        """Return memory of at least ``nbytes`` bytes, which is returned when nothing uses it."""
+        # at least one byte, for a batch without tensors: an empty tensor has no address
+        buffer = self.take(max(nbytes, 1))
         lease = segments.buffer_at(buffer.data_ptr(), buffer.numel())
         # The finalizer holds `buffer`; the lease is an address and a length, and owns nothing. Not
         # at exit, when the pool may be gone and the memory goes with the process.
@@ -229,10 +232,9 @@ class BufferPool:
                 # make a new one for each larger batch.
                 del self._free[min(range(len(self._free)), key=lambda at: self._free[at].numel())]
 
-    def take_leased(self, nbytes: int) -> Any:
-        """Return memory of at least ``nbytes`` bytes, which is returned when nothing uses it."""
-        # at least one byte, for a batch without tensors: an empty tensor has no address
-        return self.lease(self.take(max(nbytes, 1)))
+    def matrix(self, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
+        """Return a contiguous array, whose memory returns to the pool when nothing uses it."""
+        return array_in(self.take_leased(segments.nbytes_of(dtype, shape)), dtype, shape, 0)
 
     def room(self, specs: list[IncomingArray]) -> list[Any]:
         """Return arrays to receive a response into: ``into`` of `gigl_loader.transport.Caller`.
@@ -247,15 +249,3 @@ class BufferPool:
             np.ndarray(spec.shape, spec.dtype, lease, start)
             for spec, start in zip(specs, [0, *ends], strict=False)
         ]
-
-
-class PoolRoom:
-    """Memory of a pool for the rows of one batch: `gigl_loader.rowcache.pipeline.Room`."""
-
-    def __init__(self, pool: BufferPool) -> None:
-        self._pool = pool
-
-    def matrix(self, name: str, dtype: str, shape: tuple[int, ...]) -> segments.Array:
-        """Return a contiguous array, whose memory returns to the pool when nothing uses it."""
-        nbytes = segments.nbytes_of(dtype, shape)
-        return segments.array_in(self._pool.take_leased(nbytes), dtype, shape, 0)
