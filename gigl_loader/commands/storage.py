@@ -14,7 +14,7 @@ from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.logs import showing_where
 from gigl_loader.options import DEFAULT_RECONNECT_S
-from gigl_loader.remote.info import GraphStoreInfo
+from gigl_loader.remote.info import info_of_servers
 from gigl_loader.remote.membership import PATIENCE_S
 from gigl_loader.remote.storage_process import JOIN_TIMEOUT_S, init_storage_process
 
@@ -29,21 +29,15 @@ one machine:
 """
 
 
-def _parser(prog: str, what: str, example: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog, description=what, epilog=example,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    add_security(parser)
-    return parser
-
-
 def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options; figures of the cluster come from torchrun's environment by default."""
     environ = os.environ
-    parser = _parser(
-        "gigl-loader serve", "Serve one partition of a graph to compute processes.", _SERVE_EXAMPLE
-    )
+    parser = argparse.ArgumentParser(
+        prog="gigl-loader serve", epilog=_SERVE_EXAMPLE,
+        description="Serve one partition of a graph to compute processes.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add_security(parser)
     # Defaults are torchrun's variables, so that one command line works on all machines; without
     # torchrun they give one server, for trials.
     parser.add_argument("--root", required=True, help="directory that partition_graph wrote")
@@ -113,14 +107,7 @@ def serve(args: argparse.Namespace) -> int:
     # so
     dataset = DistDataset.load(args.root, args.rank % count_partitions(args.root))
     _log.info("loaded %r in %.1f s", dataset, time.monotonic() - started)
-    # a server ignores the size of the compute cluster: the first client of a job sends it
-    info = GraphStoreInfo(
-        num_storage_nodes=args.num_servers, num_compute_nodes=1, num_processes_per_compute=1,
-        cluster_master_ip=args.master_addr, storage_cluster_master_ip=args.master_addr,
-        compute_cluster_master_ip=args.master_addr, cluster_master_port=0,
-        storage_cluster_master_port=0, compute_cluster_master_port=0,
-        rpc_master_port=args.master_port, rpc_wait_port=0,
-    )  # fmt: skip
+    info = info_of_servers(args.num_servers, args.master_addr, args.master_port)
     with init_storage_process(
         args.rank, info, dataset, num_jobs=args.num_jobs or None, tls_dir=args.tls,
         insecure=args.insecure, allow_samplers=args.allow_samplers, host=args.host,

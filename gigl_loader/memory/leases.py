@@ -402,6 +402,11 @@ class BufferPool:
         # at least one byte, for a batch without tensors: an empty tensor has no address
         return self.lease(self.take(max(nbytes, 1)))
 
+    def matrix(self, name: str, dtype: str, shape: tuple[int, ...]) -> segments.Array:
+        """Return a contiguous array, whose memory returns to the pool when nothing uses it."""
+        nbytes = segments.nbytes_of(dtype, shape)
+        return segments.array_in(self.take_leased(nbytes), dtype, shape, 0)
+
     def room(self, specs: list[IncomingArray]) -> list[Any]:
         """Return arrays to receive a response into: ``into`` of `gigl_loader.transport.Caller`.
 

@@ -7,8 +7,8 @@ Ray notices an actor that dies and a node that is lost. It does not notice an ac
 and it waits silently for a node to have room again. So the driver's `Watchdog` requests the health
 of servers, kills those that do not respond, and gives up after a limit.
 
-Neither torch nor Ray is imported here: the actor responds within milliseconds of its start, however
-long its server takes to load a graph.
+Neither torch nor Ray is imported with this module: the actor responds within milliseconds of its
+start, however long its server takes to load a graph.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from gigl_loader import cli
 from gigl_loader.commands import status
@@ -292,11 +292,21 @@ if __name__ == "__main__":
 # --- the watchdog ---------------------------------------------------------------------------------
 
 
-class Watched(Protocol):
-    """One server, as the watchdog reaches it."""
+class Actor:
+    """One server's actor, as the watchdog reaches it.
+
+    Args:
+        actor: Ray's handle of a `StorageServer`.
+        group: Ray's placement group of all actors.
+    """
+
+    def __init__(self, actor: Any, group: Any) -> None:
+        self.actor, self._group = actor, group
+        self._asked: Any = None
 
     def ask(self) -> None:
         """Request its health, which `answer` returns later."""
+        self._asked = self.actor.health.remote()
 
     def answer(self) -> dict[str, Any] | None:
         """Return its response to the last request; None: not yet there.
@@ -304,17 +314,33 @@ class Watched(Protocol):
         Raises:
             Exception: It will never respond again.
         """
+        import ray
+
+        # not `get`: one thread watches all servers, and a silent one must not block it
+        done, _ = ray.wait([self._asked], timeout=0)
+        if not done:
+            return None
+        found: dict[str, Any] = ray.get(self._asked)
+        return found
 
     def kill(self) -> None:
         """Kill its process, so that it is restarted."""
+        import ray
+
+        # Ray restarts it, with the same arguments, as often as `max_restarts` allows
+        ray.kill(self.actor, no_restart=False)
 
     def is_placed(self) -> bool:
         """Whether a node has room for it; if not, there is nothing to kill."""
+        from ray.util import placement_group_table
+
+        # the state is RESCHEDULING while a lost node's servers wait for another node
+        return bool(placement_group_table(self._group)["state"] == "CREATED")
 
 
 @dataclass
 class _Server:
-    way: Watched
+    way: Actor
     heard: float
     # one request at a time: Ray keeps requests to a stopped actor, which would serve them all later
     asked: float | None = None
@@ -338,7 +364,7 @@ class Watchdog:
     """
 
     def __init__(
-        self, servers: Sequence[Watched], *, interval_s: float, timeout_s: float,
+        self, servers: Sequence[Actor], *, interval_s: float, timeout_s: float,
         lost_after_s: float, num_partitions: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError
-from gigl_loader.ray.actor import ServerOptions, StorageServer, Watchdog, free_address
-from gigl_loader.remote.info import GraphStoreInfo
+from gigl_loader.ray.actor import Actor, ServerOptions, StorageServer, Watchdog, free_address
+from gigl_loader.remote.info import GraphStoreInfo, info_of_servers
 from gigl_loader.remote.membership import PATIENCE_S, check_patience
 from gigl_loader.transport import Security
 
@@ -31,7 +31,7 @@ class GraphStore:
     """
 
     def __init__(
-        self, servers: Sequence["_Actor"], group: Any, watchdog: Watchdog,
+        self, servers: Sequence[Actor], group: Any, watchdog: Watchdog,
         cluster_info: GraphStoreInfo, environment: Mapping[str, str],
     ) -> None:  # fmt: skip
         self._servers, self._group, self._watchdog = servers, group, watchdog
@@ -162,7 +162,7 @@ def start_graph_store(
     deadline = time.monotonic() + start_timeout
     total = num_servers * replicas  # server i serves partition i modulo num_servers
     group = _place(total, cpus_per_server, strategy, start_timeout)
-    servers: list[_Actor] = []
+    servers: list[Actor] = []
     watchdog = None
     try:
         # addresses before actors, as each server must know where server 0 will listen
@@ -186,7 +186,7 @@ def start_graph_store(
                 .options(max_restarts=max_restarts, max_task_retries=-1, max_concurrency=4, **how)
                 .remote(options)
             )
-            servers.append(_Actor(actor, group))
+            servers.append(Actor(actor, group))
         watchdog = Watchdog(
             servers, interval_s=_INTERVAL_S, timeout_s=health_timeout,
             lost_after_s=reconnect_timeout, num_partitions=num_servers,
@@ -199,7 +199,7 @@ def start_graph_store(
             watchdog.close()
         _end(servers, group)
         raise
-    return GraphStore(servers, group, watchdog, _info(total, addresses[0]), environment)
+    return GraphStore(servers, group, watchdog, info_of_servers(total, *addresses[0]), environment)
 
 
 # -- before anything starts -----------------------------------------------------------------------
@@ -249,39 +249,6 @@ def _connected_ray() -> Any:
 
 
 # -- on the Ray cluster ---------------------------------------------------------------------------
-
-
-class _Actor:
-    """One server's actor, as the watchdog reaches it."""
-
-    def __init__(self, actor: Any, group: Any) -> None:
-        self.actor, self._group = actor, group
-        self._asked: Any = None
-
-    def ask(self) -> None:
-        self._asked = self.actor.health.remote()
-
-    def answer(self) -> dict[str, Any] | None:
-        import ray
-
-        # not `get`: one thread watches all servers, and a silent one must not block it
-        done, _ = ray.wait([self._asked], timeout=0)
-        if not done:
-            return None
-        found: dict[str, Any] = ray.get(self._asked)
-        return found
-
-    def kill(self) -> None:
-        import ray
-
-        # Ray restarts it, with the same arguments, as often as `max_restarts` allows
-        ray.kill(self.actor, no_restart=False)
-
-    def is_placed(self) -> bool:
-        from ray.util import placement_group_table
-
-        # the state is RESCHEDULING while a lost node's servers wait for another node
-        return bool(placement_group_table(self._group)["state"] == "CREATED")
 
 
 def _place(num_servers: int, cpus: float, strategy: str, timeout_s: float) -> Any:
@@ -353,17 +320,7 @@ def _free_address(rank: int, num_servers: int) -> tuple[str, int]:
     return free_address(rank, num_servers, ray.util.get_node_ip_address())
 
 
-def _info(num_servers: int, master: tuple[str, int]) -> GraphStoreInfo:
-    host, port = master
-    return GraphStoreInfo(
-        num_storage_nodes=num_servers, num_compute_nodes=1, num_processes_per_compute=1,
-        cluster_master_ip=host, storage_cluster_master_ip=host, compute_cluster_master_ip=host,
-        cluster_master_port=0, storage_cluster_master_port=0, compute_cluster_master_port=0,
-        rpc_master_port=port, rpc_wait_port=0,
-    )  # fmt: skip
-
-
-def _end(servers: Sequence[_Actor], group: Any, silent: Sequence[bool] = ()) -> None:
+def _end(servers: Sequence[Actor], group: Any, silent: Sequence[bool] = ()) -> None:
     """Stop the servers in good order, kill the silent ones, then release the nodes."""
     import ray
     from ray.util import remove_placement_group

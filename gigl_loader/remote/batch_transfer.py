@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 
 from gigl_loader.errors import GiglLoaderError, PeerError, ProtocolError, ServerDiedError
@@ -213,99 +212,35 @@ class BatchFetcher:
 # --- a server's side ------------------------------------------------------------------------------
 
 _MOST_GONE = 10_000
-"""Most sessions of departed clients to remember; see `Leases.lend`."""
+"""Most sessions of departed clients to remember; see `BatchSender.lend`."""
 
 
-@dataclass(frozen=True)
-class _Lease:
-    message: Packed
-    request: FetchRequest
-
-
-class Leases:
-    """Which client on this host reads which batch in this process's memory. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # numbers are never reused, so returning a lease late or twice ends no other lease
-        self._numbers = itertools.count(1)
-        self._by_session: dict[str, dict[int, _Lease]] = {}
-        self._gone: dict[str, None] = {}  # oldest first
-
-    def lend(self, session: str, request: FetchRequest, message: Packed) -> tuple[int, Region]:
-        """Return the number of a new lease, and the location of the batch."""
-        with self._lock:
-            number = next(self._numbers)
-            # A worker's batch may come at the moment its client leaves. Nobody would end that
-            # lease, as sessions of clients that have left do not come back.
-            is_gone = session in self._gone
-            if not is_gone:
-                self._by_session.setdefault(session, {})[number] = _Lease(message, request)
-        if is_gone:
-            message.lease.poison()  # the response may still reach the client
-        # after it is filed, so that the lease of a client that leaves meanwhile is poisoned too
-        return number, message.lease.lend()
-
-    def give_back(self, session: str, numbers: Iterable[int]) -> None:
-        """End leases, so that their memory may be written again. Unknown ones are ignored."""
-        with self._lock:
-            leases = self._by_session.get(session, {})
-            ended = [leases.pop(number, None) for number in numbers]
-        del ended  # outside the lock; this frees the slots
-
-    def lose_from(self, session: str, request: FetchRequest) -> None:
-        """Give up the leases of lost responses: those at this position and after it.
-
-        Their numbers are unknown; and as the client might read them, nothing may be written there.
-        """
-        with self._lock:
-            leases = self._by_session.get(session, {})
-            # as many as the client holds: some prefetched batches, and those that its loop keeps
-            lost = [n for n, lease in leases.items() if _follows(lease.request, request)]
-            ended = [leases.pop(number) for number in lost]
-        self._lose(ended)
-
-    def lose(self, session: str) -> None:
-        """Give up all leases of a client that is gone, as it may still be reading."""
-        with self._lock:
-            ended = list(self._by_session.pop(session, {}).values())
-            self._gone[session] = None
-            while len(self._gone) > _MOST_GONE:
-                del self._gone[next(iter(self._gone))]
-        self._lose(ended)
-
-    @staticmethod
-    def _lose(leases: Iterable[_Lease]) -> None:
-        for lease in leases:
-            # the caller then drops it: the slot is released, not written again, once nothing holds
-            # it
-            lease.message.lease.poison()
-
-
-def _follows(one: FetchRequest, other: FetchRequest) -> bool:
-    same = (one.producer_id, one.consumer, one.attempt) == (
-        other.producer_id, other.consumer, other.attempt,
-    )  # fmt: skip
-    # fetches without a count are GLT's: they name no position, and are never repeated
-    if not same or one.position is None or other.position is None:
-        return False
-    return one.position >= other.position
+_Lease = tuple[Packed, FetchRequest]
+"""A batch that is lent, and the request for it."""
 
 
 class BatchSender:
-    """Serves fetches of clients, and takes back batches lent to those of the same machine.
+    """Serves fetches of clients; knows which client on this host reads which batch in this memory.
+
+    Thread-safe.
 
     Args:
         server: The server of the batches.
     """
 
     def __init__(self, server: DistServer) -> None:
-        self._server, self._leases = server, Leases()
+        self._server = server
+        self._lock = threading.Lock()
+        # numbers are never reused, so returning a lease late or twice ends no other lease
+        self._numbers = itertools.count(1)
+        self._leases: dict[str, dict[int, _Lease]] = {}
+        """By session of the client, and number."""
+        self._gone: dict[str, None] = {}  # oldest first
 
     def fetch(self, request: FetchRequest, peer: Peer) -> "Future[FetchAnswer]":
         """Return a batch of a consumer in its sent form, as soon as there is one."""
         # a client that requests a position has lost all responses from that position on
-        self._leases.lose_from(peer.session, request)
+        self.lose_from(peer.session, request)
         producer = self._server.producer(request.producer_id, request.consumer)
         return producer.fetch(request, peer.number, partial(self._packed, request, peer))
 
@@ -319,16 +254,66 @@ class BatchSender:
         written = message.lease
         about = (received.ticket, received.stats, written.layout)
         if request.same_host:
-            lease, region = self._leases.lend(peer.session, request, message)
+            lease, region = self.lend(peer.session, request, message)
             return FetchAnswer(BatchMessage(*about, region=region, lease=lease), finished)
         columns, parts = pack_batch(written.layout, written.payload)  # keeps the slot until sent
         return FetchAnswer(BatchMessage(*about, columns=columns, parts=parts), finished)
 
+    def lend(self, session: str, request: FetchRequest, message: Packed) -> tuple[int, Region]:
+        """Return the number of a new lease, and the location of the batch."""
+        with self._lock:
+            number = next(self._numbers)
+            # A worker's batch may come at the moment its client leaves. Nobody would end that
+            # lease, as sessions of clients that have left do not come back.
+            is_gone = session in self._gone
+            if not is_gone:
+                self._leases.setdefault(session, {})[number] = message, request
+        if is_gone:
+            message.lease.poison()  # the response may still reach the client
+        # after it is filed, so that the lease of a client that leaves meanwhile is poisoned too
+        return number, message.lease.lend()
+
     def give_back(self, request: GiveBack, peer: Peer) -> Nothing:
-        """Take back batches that the client no longer reads."""
-        self._leases.give_back(peer.session, request.leases)
+        """End leases, so that their memory may be written again. Unknown ones are ignored."""
+        with self._lock:
+            leases = self._leases.get(peer.session, {})
+            ended = [leases.pop(number, None) for number in request.leases]
+        del ended  # outside the lock; this frees the slots
         return Nothing()
 
+    def lose_from(self, session: str, request: FetchRequest) -> None:
+        """Give up the leases of lost responses: those at this position and after it.
+
+        Their numbers are unknown; and as the client might read them, nothing may be written there.
+        """
+        with self._lock:
+            leases = self._leases.get(session, {})
+            # as many as the client holds: some prefetched batches, and those that its loop keeps
+            lost = [number for number, (_, one) in leases.items() if _follows(one, request)]
+            ended = [leases.pop(number) for number in lost]
+        _poison(ended)
+
     def lose(self, session: str) -> None:
-        """Take back all batches of a client that is gone."""
-        self._leases.lose(session)
+        """Give up all leases of a client that is gone, as it may still be reading."""
+        with self._lock:
+            ended = self._leases.pop(session, {}).values()
+            self._gone[session] = None
+            while len(self._gone) > _MOST_GONE:
+                del self._gone[next(iter(self._gone))]
+        _poison(ended)
+
+
+def _poison(leases: Iterable[_Lease]) -> None:
+    for message, _ in leases:
+        # the caller then drops it: the slot is released, not written again, once nothing holds it
+        message.lease.poison()
+
+
+def _follows(one: FetchRequest, other: FetchRequest) -> bool:
+    same = (one.producer_id, one.consumer, one.attempt) == (
+        other.producer_id, other.consumer, other.attempt,
+    )  # fmt: skip
+    # fetches without a count are GLT's: they name no position, and are never repeated
+    if not same or one.position is None or other.position is None:
+        return False
+    return one.position >= other.position

@@ -235,35 +235,24 @@ class SamplerMessage:
 
 
 @dataclass(frozen=True)
-class FeatureInfoMessage:
-    """A ``FeatureInfo``, for a node or edge type or for all."""
-
-    graph_type: NodeType | EdgeType | None
-    dim: int
-    dtype: str
-
-
-@dataclass(frozen=True)
 class FeatureInfosMessage:
     """A ``FeatureInfo``, a dict of them by type, or None."""
 
     by_type: bool
-    infos: tuple[FeatureInfoMessage, ...]
+    infos: tuple[tuple[NodeType | EdgeType | None, int, str], ...]
+    """Type, or None for all, width and dtype of each."""
 
     @classmethod
     def of(cls, value: Any) -> "FeatureInfosMessage":
         """Return ``value`` as it travels."""
         found = value if isinstance(value, dict) else {} if value is None else {None: value}
-        infos = (
-            FeatureInfoMessage(graph_type, info.dim, dtype_name(info.dtype))
-            for graph_type, info in found.items()
-        )
+        infos = ((name, info.dim, dtype_name(info.dtype)) for name, info in found.items())
         return cls(isinstance(value, dict), tuple(infos))
 
     @property
     def result(self) -> Any:
         """The value that was encoded."""
-        found = {one.graph_type: FeatureInfo(one.dim, dtype_of(one.dtype)) for one in self.infos}
+        found = {name: FeatureInfo(dim, dtype_of(dtype)) for name, dim, dtype in self.infos}
         return found if self.by_type else found.get(None)
 
 

@@ -4,7 +4,7 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -212,21 +212,12 @@ def call_server(
         args: Positional arguments of the method.
         timeout_s: Seconds after which the future fails.
         kwargs: Keyword arguments of the method.
-    """
-    connection = current_cluster().connection(server_rank)
-    name, arguments = _named_call(func, args, kwargs)
-    found: Future[T] = connection.call(name, timeout_s, **arguments)
-    return found
-
-
-def _named_call(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[str, dict[str, Any]]:
-    """Return the name of a method in `CALLS`, and all its arguments by name.
 
     Raises:
-        ConfigError: There is no such method, or the arguments do not fit it.
+        ConfigError: Servers do not call ``func``, the arguments do not fit it, or there is no such
+            server.
     """
+    connection = current_cluster().connection(server_rank)
     name = getattr(func, "__name__", str(func))
     method = getattr(DistServer, name, None)
     # `is`, as a function of the same name elsewhere does something else
@@ -241,32 +232,9 @@ def _named_call(
         raise ConfigError(f"DistServer.{name}: {error}") from error
     # a request has a field for each parameter, and no defaults
     bound.apply_defaults()
-    return name, dict(list(bound.arguments.items())[1:])  # without self
-
-
-def ask_servers(
-    func: Callable[..., T], requests: Mapping[int, tuple[Any, ...]], timeout_s: float,
-    reconnect_s: float,
-) -> dict[int, T]:  # fmt: skip
-    """Let servers call a method of `DistServer`; return each result.
-
-    For a lost server, one that serves the same partition responds; see `Cluster.ask_each`.
-
-    Args:
-        func: The method; calls may be repeated.
-        requests: The arguments by server.
-        timeout_s: How long all of them may take together, in seconds.
-        reconnect_s: How many seconds a lost server without a replica may be away; 0: an error.
-
-    Raises:
-        PeerError: A server is lost, or did not respond in time.
-        ConfigError: Servers do not call ``func``, or there is no such server.
-    """
-    # all requests are made before the first is sent: a wrong argument leaves nothing under way
-    named = {server: _named_call(func, args, {}) for server, args in requests.items()}
-    each = {server: arguments for server, (_, arguments) in named.items()}
-    name = next(iter(named.values()))[0]
-    return current_cluster().ask_each(name, each, timeout_s, reconnect_s)
+    arguments = dict(list(bound.arguments.items())[1:])  # without self
+    found: Future[T] = connection.call(name, timeout_s, **arguments)
+    return found
 
 
 def async_request_server(

@@ -13,7 +13,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
@@ -36,6 +36,7 @@ from gigl_loader.remote.membership import Join, News, WaitReport, hear
 from gigl_loader.remote.service import CALLS
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, End, Security
+from gigl_loader.transport.failures import again
 
 _log = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class ServerConnection:
         )  # fmt: skip
         with self._changed:
             if self._error is not None:
-                raise self._copy_of_error()
+                raise again(self._error)
             self._callers[fresh] = None
         return fresh
 
@@ -145,12 +146,7 @@ class ServerConnection:
     @property
     def error(self) -> Exception | None:
         """Why the connection is over, as a new exception each time; None: it is up."""
-        return None if self._error is None else self._copy_of_error()
-
-    def _copy_of_error(self) -> Exception:
-        assert self._error is not None
-        # a new object, as one that several threads raise would collect all their tracebacks
-        return type(self._error)(*self._error.args)
+        return None if self._error is None else again(self._error)
 
     def close(self, reason: str = "this process left the cluster") -> None:
         """Say goodbye and end. Idempotent."""
@@ -211,7 +207,7 @@ class ServerConnection:
     def _wait_on(self, progress: WaitReport, why: str) -> None:
         if self._is_away():
             self.give_up(f"it does not answer ({why}), and storage server 0 says that it is away")
-            raise self._copy_of_error()
+            raise_if_broken([self])
         hint = " (nothing listens there: it loads, was not started, or has served its jobs)"
         progress.say(self.name + (hint if "refused" in why else ""))
 
@@ -251,7 +247,7 @@ class ServerConnection:
                 if self._refusal is not None:
                     raise self._refusal
                 if self._error is not None:
-                    raise self._copy_of_error()
+                    raise again(self._error)
                 if self.news.refused is not None:
                     raise ConfigError(f"{self.name}: {self.news.refused}")
                 if self.news.lost is not None:
@@ -347,6 +343,14 @@ class ServerConnection:
             with contextlib.suppress(TypeError):  # the class takes other arguments than one string
                 return type(error)(f"{self.name}: {error}")
         return error if isinstance(error, Exception) else PeerError(f"{self.name}: {error!r}")
+
+
+def raise_if_broken(connections: Iterable[ServerConnection]) -> None:
+    """Raise `ServerDiedError` if a server is gone, whether or not it has work to do."""
+    for connection in connections:
+        error = connection.error
+        if error is not None:
+            raise error
 
 
 def result_of(future: "Future[T]", timeout_s: float, what: str, limit_s: float | None = None) -> T:

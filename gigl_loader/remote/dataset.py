@@ -30,11 +30,10 @@ from gigl_loader.errors import (
 )
 from gigl_loader.options import DEFAULT_RECONNECT_S, DEFAULT_TIMEOUT_S, check_reconnect
 from gigl_loader.ranks import tell_ranks
-from gigl_loader.remote.client import ask_servers
+from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.info import GraphStoreInfo
-from gigl_loader.remote.requests import ABLPRequest, NodeIdsRequest
+from gigl_loader.remote.requests import NodeIdsRequest
 from gigl_loader.remote.row_requests import StoreLookup
-from gigl_loader.remote.service import DistServer
 from gigl_loader.transport.failures import Failure, describe, rebuild
 
 # The others wait at the barrier while local rank 0 calls the servers: by default for 120 s, and
@@ -120,7 +119,10 @@ class RemoteDistDataset:
         check_reconnect(reconnect_timeout)
         if (mp_sharing_dict is None) != (mp_barrier is None):
             raise ConfigError("mp_sharing_dict and mp_barrier are given together, or neither is")
-        self._cluster_info, self._local_rank = cluster_info, local_rank
+        self.cluster_info = cluster_info
+        """Addresses and sizes of both clusters."""
+        self.local_rank = local_rank
+        """Rank of this process on its machine."""
         self._sharing_dict: Any = mp_sharing_dict
         self._barrier: Any = mp_barrier
         self._schema: DatasetSchema | None = None
@@ -129,7 +131,7 @@ class RemoteDistDataset:
 
     def __repr__(self) -> str:
         """Name the cluster and known facts of the graph; this sends no request."""
-        info, types = self._cluster_info, ""
+        info, types = self.cluster_info, ""
         if self._schema is not None:
             count = 1 if self._schema.edge_types is None else len(self._schema.edge_types)
             types = f", edge types={count}"
@@ -137,16 +139,6 @@ class RemoteDistDataset:
             f"RemoteDistDataset(servers={info.num_storage_nodes} at "
             f"{info.storage_cluster_master_ip}:{info.rpc_master_port}{types})"
         )
-
-    @property
-    def cluster_info(self) -> GraphStoreInfo:
-        """Addresses and sizes of both clusters."""
-        return self._cluster_info
-
-    @property
-    def local_rank(self) -> int:
-        """Rank of this process on its machine."""
-        return self._local_rank
 
     # -- properties -----------------------------------------------------------------------------
 
@@ -199,11 +191,11 @@ class RemoteDistDataset:
 
     def fetch_node_partition_book(self, node_type: NodeType | None = None) -> Any:
         """Return the owner of each node of a type: GLT's range book, or a tensor."""
-        return self._ask(0, "get_node_partition_book", node_type)
+        return self._ask(0, "get_node_partition_book", node_type=node_type)
 
     def fetch_edge_partition_book(self, edge_type: EdgeType | None = None) -> Any:
         """Return the owner of each edge of a type; None where there is one partition."""
-        return self._ask(0, "get_edge_partition_book", edge_type)
+        return self._ask(0, "get_edge_partition_book", edge_type=edge_type)
 
     # -- input ----------------------------------------------------------------------------------
 
@@ -265,17 +257,14 @@ class RemoteDistDataset:
         """
         if supervision_edge_type is not None:
             supervision_edge_type = plain_edge_type(supervision_edge_type)
-        request = ABLPRequest(
-            split=split, anchor_node_type=anchor_node_type,
-            supervision_edge_type=supervision_edge_type,
-        )  # fmt: skip
         return self._fetch_shares(
-            "get_ablp_input", request, rank, world_size, _nodes_of, ABLPInputNodes.cut
-        )
+            "get_ablp_input", NodeIdsRequest(split=split, node_type=anchor_node_type), rank,
+            world_size, _nodes_of, ABLPInputNodes.cut, supervision_edge_type=supervision_edge_type,
+        )  # fmt: skip
 
     def _fetch_shares(
-        self, name: str, request: NodeIdsRequest | ABLPRequest, rank: int | None,
-        world_size: int | None, read: Callable[[Any], T], cut: Callable[[T, Share], T],
+        self, name: str, request: NodeIdsRequest, rank: int | None, world_size: int | None,
+        read: Callable[[Any], T], cut: Callable[[T, Share], T], **more: Any,
     ) -> dict[int, T]:  # fmt: skip
         """Return a rank's share of each server's values.
 
@@ -286,13 +275,14 @@ class RemoteDistDataset:
             world_size: Number of shares.
             read: Makes the user's values from a server's response.
             cut: Returns a share of the values.
+            more: Further arguments of the method.
         """
-        servers = range(self._cluster_info.num_storage_nodes)
+        servers = range(self.cluster_info.num_storage_nodes)
         shares = shares_of(len(servers), rank, world_size)
 
         def ask(shares: dict[int, Share]) -> dict[int, Any]:
             each = {
-                server: (replace(request, share=share, server=server),)
+                server: {"request": replace(request, share=share, server=server), **more}
                 for server, share in shares.items()
             }
             return self._ask_each(name, each)
@@ -303,8 +293,8 @@ class RemoteDistDataset:
             everything = shares_of(len(servers), None, None)
             # The ranks of this machine have different shares: each cuts its own from the same
             # memory.
-            wanted = {k: v for k, v in vars(request).items() if k not in ("share", "server")}
-            whole = self._once((name, *wanted.values()), lambda: ask(everything))
+            wanted = (request.split, request.node_type, *more.values())
+            whole = self._once((name, *wanted), lambda: ask(everything))
             found = {server: cut(read(whole[server]), share) for server, share in shares.items()}
         # every rank has a share of some server, as shares divide one line; see `shares_of`
         nothing = cut(next(iter(found.values())), Share(0, 0))
@@ -326,7 +316,7 @@ class RemoteDistDataset:
         ports: list[int] | Failure | None = None
         if dist.get_rank() == 0:
             try:
-                ports = self._ask(0, "get_free_ports", num_ports)
+                ports = self._ask(0, "get_free_ports", num_ports=num_ports)
             except Exception as error:  # sent to the other ranks, which wait for a result
                 ports = describe(error)
         ports = tell_ranks(ports, dist.get_world_size(), list[int] | Failure | None)
@@ -365,17 +355,17 @@ class RemoteDistDataset:
 
     # -- how ------------------------------------------------------------------------------------
 
-    def _ask(self, server_rank: int, name: str, *args: Any) -> Any:
-        return self._ask_each(name, {server_rank: args})[server_rank]
+    def _ask(self, server_rank: int, name: str, **arguments: Any) -> Any:
+        return self._ask_each(name, {server_rank: arguments})[server_rank]
 
-    def _ask_each(self, name: str, requests: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
-        function = getattr(DistServer, name)
-        return ask_servers(function, requests, self._timeout_s, self._reconnect_timeout)
+    def _ask_each(self, name: str, requests: dict[int, dict[str, Any]]) -> dict[int, Any]:
+        cluster = current_cluster()
+        return cluster.ask_each(name, requests, self._timeout_s, self._reconnect_timeout)
 
     def _once(self, key: tuple[Any, ...], fetch: Callable[[], T]) -> T:
         """Let local rank 0 fetch, and give its result to all processes of this machine."""
         name = repr(key)
-        if self._local_rank == 0 and name not in self._sharing_dict:
+        if self.local_rank == 0 and name not in self._sharing_dict:
             try:
                 found = _shared(fetch())
             except Exception as error:  # the others wait at the barrier
@@ -385,7 +375,7 @@ class RemoteDistDataset:
             self._barrier.wait(_SHARING_TIMEOUT_S)
         except Exception as error:
             raise PeerTimeoutError(
-                f"local rank {self._local_rank}: the processes of this machine did not all fetch "
+                f"local rank {self.local_rank}: the processes of this machine did not all fetch "
                 f"{name} within {_SHARING_TIMEOUT_S:.0f} s: a process died, or makes other fetches"
             ) from error
         if name not in self._sharing_dict:
@@ -398,7 +388,7 @@ class RemoteDistDataset:
             # processes come here, since all found the same.
             with contextlib.suppress(Exception):  # one or the manager died: `found` says more
                 self._barrier.wait(_READ_S)
-                if self._local_rank == 0:
+                if self.local_rank == 0:
                     del self._sharing_dict[name]
             raise found
         return cast("T", found)

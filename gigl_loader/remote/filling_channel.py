@@ -27,7 +27,6 @@ from gigl_loader.memory.leases import BufferPool
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import ROWS, Attempt, Field, Received, SampleMessage
 from gigl_loader.options import CacheOptions
-from gigl_loader.remote.payload import PoolRoom
 from gigl_loader.remote.receiving_channel import RemoteReceivingChannel
 from gigl_loader.remote.row_requests import RowQuestions
 from gigl_loader.remote.storage_cluster import Cluster
@@ -112,8 +111,7 @@ class FillingChannel:
     ) -> Pipeline:
         # at most half of the limit, which leaves time to fetch rows that others did not
         ready_s = min(READY_S, self._timeout_s / 2)
-        room = PoolRoom(self._pool)
-        return Pipeline(questions, room, cache, user, ready_s=ready_s, is_only=True)
+        return Pipeline(questions, self._pool, cache, user, ready_s=ready_s, is_only=True)
 
     # -- epochs ---------------------------------------------------------------------------------
 

@@ -147,6 +147,14 @@ class GraphStoreInfo:
         return _node_rank(0, self.num_compute_nodes, "compute")
 
 
+def info_of_servers(num_servers: int, host: str, port: int) -> GraphStoreInfo:
+    """Return a storage cluster by its server 0; its compute cluster counts as one process.
+
+    A server ignores the size of the compute cluster: the first client of a job sends it.
+    """
+    return GraphStoreInfo(num_servers, 1, 1, host, host, host, 0, 0, 0, port, 0)
+
+
 def _figure(name: str, given: int | None, *variables: str, least: str = "") -> int:
     """Return the given value, else the first variable that is set, else ``least``."""
     where, text = name, "" if given is None else str(given)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.errors import (
@@ -21,6 +21,9 @@ from gigl_loader.errors import (
 from gigl_loader.remote.requests import NOBODY, NOWHERE, Addresses, Runs
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, End, Security
+
+if TYPE_CHECKING:  # it imports this module
+    from gigl_loader.remote.presence import Presence
 
 _log = logging.getLogger(__name__)
 
@@ -305,42 +308,12 @@ class Refusal:
         of_now = isinstance(self.error, JoinRefusedError) and self.error.end in _MAY_CHANGE
         return self.is_one and not of_now
 
-    def copy(self) -> GiglLoaderError:
-        """Return the error with a traceback of its own."""
-        return type(self.error)(*self.error.args)
-
 
 # --- a storage server and server 0 ----------------------------------------------------------------
 
 # short, as between two attempts this server checks whether it was told to end
 _RENEW_S = 2.0
 """Longest attempt to reconnect to server 0, in seconds."""
-
-
-class Followed(Protocol):
-    """A storage server other than 0, as `Leader` uses it."""
-
-    over: threading.Event
-    """Set when there is nothing left to serve."""
-
-    def join(self) -> Join:
-        """Return this server's request to join, with what it knows."""
-
-    def hear(self, news: News) -> None:
-        """Handle the news of server 0."""
-
-    def lose(self, why: str) -> None:
-        """Handle the loss of server 0."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether this server is ending anyway."""
-
-    @property
-    def can_do_without_0(self) -> bool:
-        """Whether a job continues without server 0 while this server waits for it."""
-
-
 _NAME = "storage server 0"
 
 
@@ -405,7 +378,7 @@ class Leader:
 
     # -- following it ---------------------------------------------------------------------------
 
-    def start(self, server: Followed, rejoin_s: float) -> None:
+    def start(self, server: "Presence", rejoin_s: float) -> None:
         """Follow server 0 in a thread; see `follow`."""
         new_thread(
             target=self.follow, args=(server, rejoin_s), name="watch server 0",
@@ -414,7 +387,7 @@ class Leader:
             ),
         ).start()  # fmt: skip
 
-    def follow(self, server: Followed, rejoin_s: float) -> None:
+    def follow(self, server: "Presence", rejoin_s: float) -> None:
         """Join, receive news, and join again, until this server or its cluster ends.
 
         Args:
@@ -433,7 +406,7 @@ class Leader:
             if not self._is_back(server, rejoin_s, after):
                 return
 
-    def _is_back(self, server: Followed, rejoin_s: float, after: Exception) -> bool:
+    def _is_back(self, server: "Presence", rejoin_s: float, after: Exception) -> bool:
         """Handle the end of server 0; return whether it came back."""
         end = after.end if isinstance(after, PeerLostError) else None
         # it was told to end, perhaps to be restarted: it is expected back, but if it does not come
@@ -453,7 +426,7 @@ class Leader:
             server.lose(_loss(error))
         return error is None
 
-    def _rejoin(self, server: Followed, rejoin_s: float, error: Exception) -> Exception | None:
+    def _rejoin(self, server: "Presence", rejoin_s: float, error: Exception) -> Exception | None:
         """Wait for server 0 to restart; return the reason to give up, or None."""
         _log.warning("%s. It is expected back", _loss(error))
         self.why_away = str(error)

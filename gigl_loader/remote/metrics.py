@@ -95,37 +95,6 @@ class ServerCounts:
             }
 
 
-class Collector:
-    """Turns a server's status into Prometheus' metrics at each scrape."""
-
-    def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
-        self._status = status
-
-    def describe(self) -> list[Any]:
-        """Return nothing, so that registering asks for no status yet."""
-        return []
-
-    def collect(self) -> Iterator[Any]:
-        """Yield a family for each figure; the label ``server`` is the server's rank."""
-        # here and below: the package is optional, and only needed with --metrics-port
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        # one status for all figures, so that they belong to one moment and the server's locks are
-        # taken once
-        status = self._status()
-        values = figures(status)
-        rank = str(status["server_rank"])
-        for names, kind in ((COUNTERS, CounterMetricFamily), (GAUGES, GaugeMetricFamily)):
-            for name, text in names.items():
-                value = values[name]
-                labels = ["server", "worker"] if isinstance(value, dict) else ["server"]
-                family = kind(metric_name(name), text, labels=labels)
-                rows = value.items() if isinstance(value, dict) else [(None, value)]
-                for worker, one in rows:
-                    family.add_metric([rank] if worker is None else [rank, str(worker)], one)
-                yield family
-
-
 def figures(status: dict[str, Any]) -> dict[str, Any]:
     """Return all exported figures of `DistServer.status` by name."""
     producers = status["producers"].values()
@@ -162,14 +131,20 @@ class MetricsListener:
     def __init__(
         self, status: Callable[[], dict[str, Any]], host: str, port: int, security: Security
     ) -> None:
-        _check_installed()
-        from prometheus_client import CollectorRegistry
-        from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-
+        try:  # here and below: the package is optional, and only needed with --metrics-port
+            from prometheus_client import CollectorRegistry
+            from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+        except ImportError as error:
+            raise ConfigError(
+                f"--metrics-port needs prometheus-client ({error}): "
+                "pip install 'gigl_loader[metrics]'"
+            ) from error
+        self._status = status
         # not the global registry, which would export metrics of other libraries as the server's,
-        # and where a second server in one process would be a duplicate
+        # and where a second server in one process would be a duplicate; without `auto_describe`,
+        # registering asks for no status yet
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(Collector(status))
+        registry.register(self)
         readers = _readers(host, security)
         pages = Pages("/metrics", CONTENT_TYPE_LATEST, lambda: generate_latest(registry), readers)
         self._listener = Listener(
@@ -178,18 +153,28 @@ class MetricsListener:
         self.port = self._listener.address[1]
         _log.info("metrics at %s:%d/metrics", host, self.port)
 
+    def collect(self) -> Iterator[Any]:
+        """Yield a family for each figure at a scrape; the label ``server`` is the server's rank."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        # one status for all figures, so that they belong to one moment and the server's locks are
+        # taken once
+        status = self._status()
+        values = figures(status)
+        rank = str(status["server_rank"])
+        for names, kind in ((COUNTERS, CounterMetricFamily), (GAUGES, GaugeMetricFamily)):
+            for name, text in names.items():
+                value = values[name]
+                labels = ["server", "worker"] if isinstance(value, dict) else ["server"]
+                family = kind(metric_name(name), text, labels=labels)
+                rows = value.items() if isinstance(value, dict) else [(None, value)]
+                for worker, one in rows:
+                    family.add_metric([rank] if worker is None else [rank, str(worker)], one)
+                yield family
+
     def close(self) -> None:
         """End. Idempotent."""
         self._listener.close()
-
-
-def _check_installed() -> None:
-    try:
-        import prometheus_client  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"--metrics-port needs prometheus-client ({error}): pip install 'gigl_loader[metrics]'"
-        ) from error
 
 
 def _readers(host: str, security: Security) -> Security:

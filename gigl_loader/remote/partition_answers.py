@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
 from gigl_loader.remote.calls import FeatureInfos, PartitionBook, served
-from gigl_loader.remote.requests import ABLPRequest, EdgesRequest, NodeIdsRequest, RowBook
+from gigl_loader.remote.requests import NodeIdsRequest, RowBook
 from gigl_loader.sampler.packing import PackedInts, unpack_ints
 from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import ReaderOfThread, matrix_asked, row_type
@@ -164,18 +165,19 @@ class PartitionAnswers:
 
     @served
     def get_ablp_input(
-        self, request: ABLPRequest
+        self, request: NodeIdsRequest, supervision_edge_type: EdgeType | None = None
     ) -> tuple[NodeType, Tensor, dict[EdgeType, Tensor], dict[EdgeType, Tensor] | None]:
         """Return (anchor type, anchors, positives, negatives) of this server.
 
+        The request names the anchors; without a type, they are the sources of the edges to predict.
         Anchors are ``[n]`` int64. Labels are by label edge type ``[n, most]`` int64, padded with
         -1; negatives are None where the graph has none.
 
         Raises:
             ConfigError: The graph has no such label edges.
         """
-        edge_type = request.supervision_edge_type or self._only_supervision_type()
-        anchor_type = request.anchor_node_type or edge_type[0]
+        edge_type = supervision_edge_type or self._only_supervision_type()
+        anchor_type = request.node_type or edge_type[0]
         # labels are read from the rows of their source type: ids of another type would be taken for
         # row numbers there
         if anchor_type != edge_type[0]:
@@ -183,12 +185,7 @@ class PartitionAnswers:
                 f"anchors of type {anchor_type!r} have no labels of {edge_type}: its anchors are "
                 f"of type {edge_type[0]!r}"
             )
-        anchors = self.get_node_ids(
-            NodeIdsRequest(
-                split=request.split, node_type=anchor_type, share=request.share,
-                server=request.server,
-            )
-        )  # fmt: skip
+        anchors = self.get_node_ids(replace(request, node_type=anchor_type))
         positive = message_passing_to_positive_label(edge_type)
         negative = message_passing_to_negative_label(edge_type)
         adjacency = self.dataset.view().adjacency
@@ -226,8 +223,16 @@ class PartitionAnswers:
         return answer
 
     @served
-    def get_edges(self, request: EdgesRequest) -> dict[str, Tensor]:
+    def get_edges(
+        self, edge_type: EdgeType, ids: np.ndarray, *, weights: bool = False, edge_ids: bool = False
+    ) -> dict[str, Tensor]:
         """Return the edges of some nodes, one node after the other, each in canonical order.
+
+        Args:
+            edge_type: The edges by which the nodes are expanded.
+            ids: ``[n]`` int64, global ids of nodes that the server owns.
+            weights: Whether to return the edges' weights.
+            edge_ids: Whether to return their ids.
 
         Returns:
             ``counts``: ``[n]`` int64, edges of each node. ``indices``: ``[num_edges]`` int64,
@@ -238,13 +243,12 @@ class PartitionAnswers:
             ConfigError: There is no such edge type, or a node is not this server's.
         """
         view = self.dataset.view()
-        adjacency = view.adjacency.get(request.edge_type)
+        adjacency = view.adjacency.get(edge_type)
         if adjacency is None:
-            raise ConfigError(f"the graph has no edges {request.edge_type}")
-        expanded = row_type(request.edge_type, view.edge_dir)
-        self._check_owned(request.ids, expanded, view.node_books.get(expanded))
-        ids = torch.from_numpy(request.ids)
-        edges = all_edges(adjacency, ids, weights=request.weights, edge_ids=request.edge_ids)
+            raise ConfigError(f"the graph has no edges {edge_type}")
+        expanded = row_type(edge_type, view.edge_dir)
+        self._check_owned(ids, expanded, view.node_books.get(expanded))
+        edges = all_edges(adjacency, torch.from_numpy(ids), weights=weights, edge_ids=edge_ids)
         found = {"counts": edges.counts, "indices": edges.sources}
         for name, column in (("weights", edges.weights), ("edge_ids", edges.edge_ids)):
             if column is not None:

@@ -17,7 +17,6 @@ import numpy as np
 
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import segments
-from gigl_loader.memory.leases import BufferPool
 from gigl_loader.memory.segments import Array, array_in
 from gigl_loader.memory.slots import Layout
 from gigl_loader.memory.tensors import tensor_in
@@ -174,15 +173,3 @@ def wire_bytes(columns: Columns, parts: list[np.ndarray], layout: Layout) -> dic
 
 def _is_of_rows(name: str) -> bool:
     return name in (NODE_FEATURES, NODE_LABELS, EDGE_FEATURES) or name.startswith(ATTRIBUTE)
-
-
-class PoolRoom:
-    """Memory of a pool for the rows of one batch: `gigl_loader.rowcache.pipeline.Room`."""
-
-    def __init__(self, pool: BufferPool) -> None:
-        self._pool = pool
-
-    def matrix(self, name: str, dtype: str, shape: tuple[int, ...]) -> segments.Array:
-        """Return a contiguous array, whose memory returns to the pool when nothing uses it."""
-        nbytes = segments.nbytes_of(dtype, shape)
-        return segments.array_in(self._pool.take_leased(nbytes), dtype, shape, 0)

@@ -78,7 +78,8 @@ class Presence:
         self._refused = RefusedJoins()
         self._sender = BatchSender(server)
         self._rendezvous = RendezvousTable(server.num_servers)
-        self._error: ServerDiedError | None = None
+        self.error: ServerDiedError | None = None
+        """Why serving ended early."""
         self._error_time = 0.0
         self._stopping = False
         self._status_is_old, self._told_at = False, 0.0
@@ -132,12 +133,12 @@ class Presence:
         """Wait until the other servers know the last news, as a goodbye may overtake them."""
         with self._asked_again:
             self._asked_again.wait_for(
-                lambda: all(one.has_heard for one in self._servers.values()), _HEAR_S
+                lambda: all(one.has_heard for one in self._attendance.servers.values()), _HEAR_S
             )
 
     def _rival(self, join: Join) -> Member | None:
         """Return another member that is here under the storage rank that ``join`` claims."""
-        one = self._servers.get(join.rank) if join.role is Role.SERVER else None
+        one = self._attendance.servers.get(join.rank) if join.role is Role.SERVER else None
         return one if one is not None and one.join.process != join.process else None
 
     def _lives(self, server: Join) -> bool:
@@ -233,8 +234,8 @@ class Presence:
             self.server.client_back(member.client)
 
     def _check(self, join: Join) -> None:
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         check_figures(join, self.server.server_rank, self.server.num_servers)
         check_same(join, self.server.server_rank, self.cluster, self.graph)
         for one in self._attendance.at(Role.CLIENT, join.rank) if join.role is Role.CLIENT else ():
@@ -245,18 +246,13 @@ class Presence:
                 )
 
     @property
-    def _servers(self) -> dict[int, Member]:
-        """The other storage servers that are here; on server 0."""
-        return self._attendance.servers
-
-    @property
     def _missing(self) -> Runs:
         """The servers that were never here; on server 0."""
-        here = {0, *self._servers, *self._servers_known.away}
+        here = {0, *self._attendance.servers, *self._servers_known.away}
         return Runs.of([rank for rank in range(self.server.num_servers) if rank not in here])
 
     def _begin_if_complete(self) -> None:
-        book, servers = self._book, self._servers
+        book, servers = self._book, self._attendance.servers
         # on servers other than 0 the book is empty, and never complete
         if book.running or not book.complete or not self._servers_known.complete(servers):
             return
@@ -270,7 +266,7 @@ class Presence:
         """Tell clients of the job and servers (None: all of them) the addresses of all servers."""
         if self.server.server_rank != 0:
             return
-        servers, book = self._servers, self._book
+        servers, book = self._attendance.servers, self._book
         where = self._servers_known.where(servers)
         # a partition has no server yet, so the addresses are of no use
         if where is None:
@@ -296,12 +292,12 @@ class Presence:
         Each arrival and departure changes that text for all others: sent at once, the messages
         would grow with the square of their number.
         """
-        waiting_s = (self._book.num_waiting + len(self._servers)) * _STATUS_S_PER_MEMBER
+        waiting_s = (self._book.num_waiting + len(self._attendance.servers)) * _STATUS_S_PER_MEMBER
         if self._status_is_old and now - self._told_at >= waiting_s:
             self._tell_all()
 
     def _tell(self, members: Iterable[Member]) -> None:
-        lost = None if self._error is None else str(self._error)
+        lost = None if self.error is None else str(self.error)
         never_came = self._missing
         text = self._book.describe({*never_came, *self._servers_known.away})
         away = tuple(self._servers_known.away)
@@ -402,16 +398,16 @@ class Presence:
     def lose(self, why: str) -> None:
         """Handle the loss of another server: no process may join, and this server ends soon."""
         with self._lock:
-            if self._error is not None or self._stopping:
+            if self.error is not None or self._stopping:
                 return
-            self._error = ServerDiedError(
+            self.error = ServerDiedError(
                 f"{why}: the graph is incomplete without it; start the storage cluster again"
             )
             # from here on `_tick` counts `_GRACE_S`
             self._error_time = time.monotonic()
             self._tell_all()
-        self._rendezvous.fail_all(str(self._error))
-        _log.error("%s", self._error)
+        self._rendezvous.fail_all(str(self.error))
+        _log.error("%s", self.error)
 
     def _tick(self, now: float) -> None:
         with self._lock:
@@ -422,8 +418,8 @@ class Presence:
             clients = [
                 one for one in self._attendance.members.values() if one.join.role is Role.CLIENT
             ]
-            given_up = self._servers_known.given_up(self._servers, now)
-            lost = self._error is not None
+            given_up = self._servers_known.given_up(self._attendance.servers, now)
+            lost = self.error is not None
             # clients read the reason on their watch and leave; the wait for a stopped one is
             # short
             if lost and (not clients or now - self._error_time > _GRACE_S):
@@ -435,11 +431,6 @@ class Presence:
                 target=self._left, args=(member,), name=f"end of {member.name}",
                 on_death=nothing_hangs_on_it,
             ).start()  # fmt: skip
-
-    @property
-    def error(self) -> ServerDiedError | None:
-        """Why serving ended early."""
-        return self._error
 
     # -- towards server 0 -------------------------------------------------------------------------
 

@@ -274,7 +274,9 @@ class RemoteProducers:
         self, ids: Mapping[int, int], consumer: int | None, is_broken: bool, waits: bool = True
     ) -> None:
         """Release this process's share of producers; None: end them."""
-        how = {"linger_s": 0.0 if is_broken else LINGER_S}
+        name = "destroy_sampling_producer" if consumer is None else "release_sampling_producer"
+        how = {} if consumer is None else {"consumer": consumer}
+        linger_s = 0.0 if is_broken else LINGER_S
         limit = _RELEASE_BROKEN_S if is_broken else _RELEASE_S
         host = next(iter(self._made_on), 0)  # the server at which they agreed on it
         deadline = time.monotonic() + limit  # one deadline for all servers
@@ -284,14 +286,7 @@ class RemoteProducers:
                 continue  # never used; it learns from the host when all have left the producer
             with contextlib.suppress(GiglLoaderError):
                 connection = self._cluster.connection(server)
-                if consumer is None:
-                    answer = connection.call(
-                        "destroy_sampling_producer", producer_id=producer, **how
-                    )
-                else:
-                    answer = connection.call(
-                        "release_sampling_producer", producer_id=producer, consumer=consumer, **how
-                    )  # fmt: skip
+                answer = connection.call(name, producer_id=producer, linger_s=linger_s, **how)
                 if waits:
                     answers.append((server, answer))
         for server, answer in answers:

@@ -25,9 +25,9 @@ from gigl_loader.message import Attempt, Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
 from gigl_loader.remote.batch_transfer import BatchFetcher
 from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.connection import result_of
+from gigl_loader.remote.connection import raise_if_broken, result_of
 from gigl_loader.remote.requests import EpochRequest, FetchAnswer, Runs
-from gigl_loader.remote.storage_cluster import Cluster, raise_if_broken
+from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.workers.schedule import BatchStream
 
 _DESCRIBE_S = 2.0

@@ -306,29 +306,6 @@ class NodeIdsRequest:
     """Server of the rows; None: the called one. A replica may serve the request in its place."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ABLPRequest:
-    """Anchors that a server owns, with their labels."""
-
-    split: str | None = None
-    anchor_node_type: NodeType | None = None
-    supervision_edge_type: EdgeType | None = None
-    share: Share = WHOLE
-    server: int | None = None
-    """As in `NodeIdsRequest`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EdgesRequest:
-    """Requests all edges of one type by which a server expands some nodes."""
-
-    edge_type: EdgeType
-    ids: np.ndarray
-    """``[n]`` int64, global ids of nodes that the server owns."""
-    weights: bool = False
-    edge_ids: bool = False
-
-
 @dataclass(frozen=True)
 class RowBook:
     """Partition book of the rows of one type."""

@@ -5,8 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,8 +25,8 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
 from gigl_loader.remote.calls import TensorMessage
 from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.connection import ServerConnection, result_of
-from gigl_loader.remote.requests import EdgesRequest, RowBook
+from gigl_loader.remote.connection import ServerConnection
+from gigl_loader.remote.requests import RowBook
 from gigl_loader.remote.service import CALLS
 from gigl_loader.remote.storage_cluster import Cluster
 from gigl_loader.rowcache.tables import Owner
@@ -35,6 +34,7 @@ from gigl_loader.sampler.packing import pack_ints
 from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import row_type
 from gigl_loader.sampler.row_exchange import Split, gather_rows, split_by_owner
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Caller, into_array
 
 if TYPE_CHECKING:  # it imports this module
@@ -42,7 +42,6 @@ if TYPE_CHECKING:  # it imports this module
 
 _MOST_IDS = 1 << 16
 """Most ids in one request: a response then has some hundred MB, and other callers get a turn."""
-R = TypeVar("R")
 
 
 class StoreLookup:
@@ -95,16 +94,23 @@ class StoreLookup:
             PeerTimeoutError: A server did not respond in time.
             ServerDiedError: A server is gone.
         """
-        found: Future[Tensor] = Future()
-        self._ask_rows(kind, name, ids, found)
-        return self._result(found, f"{kind} of {name!r}")
+        return self._fetch_of(kind, name, ids)()
 
     def rows_later(
         self, kind: Kind, name: NodeType | EdgeType, ids: Tensor
     ) -> "torch.futures.Future[Tensor]":
         """Request rows as `rows` does, but return a future at once."""
         found: torch.futures.Future[Tensor] = torch.futures.Future()
-        self._ask_rows(kind, name, ids, found)
+        fetch = self._fetch_of(kind, name, ids)
+
+        def answer() -> None:
+            try:
+                found.set_result(fetch())
+            except Exception as error:
+                found.set_exception(error)  # type: ignore[arg-type]
+
+        what = f"{kind} of {name!r}"
+        new_thread(target=answer, name=what, on_death=nothing_hangs_on_it).start()
         return found
 
     def edges(
@@ -121,69 +127,41 @@ class StoreLookup:
         name = row_type(edge_type, self._dataset.fetch_edge_dir())
         pieces, asked = self._pieces("node", name, ids), ids.numpy()
         requests = [
-            EdgesRequest(edge_type=edge_type, ids=asked[at], weights=weights, edge_ids=edge_ids)
+            {"edge_type": edge_type, "ids": asked[at], "weights": weights, "edge_ids": edge_ids}
             for _, at in pieces
         ]
         positions = [torch.from_numpy(at) for _, at in pieces]
-        found: Future[EdgeBlock] = Future()
-        self._ask(
-            "get_edges", pieces, requests, partial(merged_edges, ids.numel(), positions), found
-        )
-        return self._result(found, f"edges {edge_type}")
+        return merged_edges(ids.numel(), positions, self._ask("get_edges", pieces, requests))
 
-    def _ask_rows(self, kind: Kind, name: NodeType | EdgeType, ids: Tensor, found: Any) -> None:
+    def _fetch_of(self, kind: Kind, name: NodeType | EdgeType, ids: Tensor) -> Callable[[], Tensor]:
+        """Return a function that fetches the rows of ``ids``, which are read before it returns."""
+        count = ids.numel()
         pieces = self._pieces("edge" if kind == "edge_features" else "node", name, ids)
         requests = [
-            RowsRequest(kind, name, pack_ints(ids.numpy()[at]), with_scales=True)
+            {"request": RowsRequest(kind, name, pack_ints(ids.numpy()[at]), with_scales=True)}
             for _, at in pieces
         ]
 
-        def build(answers: list[RowsAnswer]) -> Tensor:
+        def fetch() -> Tensor:
+            answers: list[RowsAnswer] = self._ask("get_rows", pieces, requests)
             # width and type are the response's, as the schema does not have them for labels
             rows = answers[0].values
             if len(answers) > 1:
-                rows = np.empty((ids.numel(), *rows.shape[1:]), rows.dtype)
+                rows = np.empty((count, *rows.shape[1:]), rows.dtype)
                 each = zip(answers, pieces, strict=True)
                 gather_rows([(one.values, np.arange(at.size), at) for one, (_, at) in each], rows)
             scales = answers[0].scales
             tensor = TensorMessage(answers[0].dtype, rows).result
             return widened(tensor, None if scales is None else torch.from_numpy(scales))
 
-        self._ask("get_rows", pieces, requests, build, found)
+        return fetch
 
     def _ask(
-        self, name: str, pieces: list[tuple[int, Array]], requests: list[Any],
-        build: Callable[[list[Any]], Any], found: Any,
-    ) -> None:  # fmt: skip
-        """Send requests for all pieces at once; ``found``, a future, gets the result of `build`."""
-        cluster, lock = current_cluster(), threading.Lock()
-        answers = [
-            cluster.ask_later(
-                server, name, {"request": request}, self._timeout_s, self._reconnect_s
-            )
-            for (server, _), request in zip(pieces, requests, strict=True)
-        ]
-        # not 0 at first, as there is at least one piece. Callbacks run in the threads of the calls.
-        left = [len(answers)]
-
-        def one_came(_: Any) -> None:
-            with lock:
-                left[0] -= 1
-                if left[0]:
-                    return
-            try:
-                # by the last callback, outside the lock: no other thread gets here
-                found.set_result(build([answer.result() for answer in answers]))
-            except Exception as error:
-                found.set_exception(error)
-
-        for answer in answers:
-            answer.add_done_callback(one_came)
-
-    def _result(self, answer: "Future[R]", what: str) -> R:
-        # twice the timeout: for the first request, and for its repeat
-        limit_s = 2 * self._timeout_s + self._reconnect_s
-        return result_of(answer, limit_s, what)
+        self, name: str, pieces: list[tuple[int, Array]], requests: list[dict[str, Any]]
+    ) -> list[Any]:
+        """Send the requests of all pieces at once; return the responses."""
+        each = [(server, one) for (server, _), one in zip(pieces, requests, strict=True)]
+        return current_cluster().ask_all(name, each, self._timeout_s, self._reconnect_s)
 
     # -- owners ---------------------------------------------------------------------------------
 

@@ -405,7 +405,7 @@ class DistServer(PartitionAnswers):
         except TimeoutError as error:
             raise PeerTimeoutError(
                 f"storage server {self.server_rank}: no batch within {limit:.0f} s: "
-                f"{shared.describe_workers()}"
+                f"{shared.producer.describe_workers()}"
             ) from error
         if received is None:
             return None, finished
@@ -443,7 +443,7 @@ class DistServer(PartitionAnswers):
     @served
     def describe_workers(self, producer_id: int) -> str:
         """Describe the activity of a producer's workers, for an error elsewhere."""
-        return self.producer(producer_id).describe_workers()
+        return self.producer(producer_id).producer.describe_workers()
 
     def client_gone(self, client: Hashable) -> None:
         """Release everything of a client that ended or cannot be reached any more."""

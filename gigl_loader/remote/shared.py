@@ -131,7 +131,8 @@ class SharedProducer:
         # this one. Re-entrant, as a failure may be found while batches are served; see
         # `_serve_all`.
         self._lock = threading.RLock()
-        self._clients = clients
+        self.clients = clients
+        """Processes that take batches, by consumer number, including those that released it."""
         self._consumers: dict[int, _Consumer] = {}
         """Consumers that came: of thousands that might, few send requests to a server."""
         self._released: set[int] = set()
@@ -268,7 +269,7 @@ class SharedProducer:
             except TimeoutError as error:
                 raise PeerTimeoutError(
                     f"producer {self.key!r}: no batch of {index.numel()} seeds within "
-                    f"{limit:.0f} s: {self.describe_workers()}"
+                    f"{limit:.0f} s: {self.producer.describe_workers()}"
                 ) from error
         assert found[0] is not None, "only batches and errors end such a wait"
         return found[0]
@@ -300,9 +301,9 @@ class SharedProducer:
         Raises:
             UsageError: It is not; or there never was such a consumer.
         """
-        if number is not None and not 0 <= number < len(self._clients):
+        if number is not None and not 0 <= number < len(self.clients):
             raise UsageError(f"producer {self.key!r} has no consumer {number}")
-        own = client in self._clients if number is None else self._clients[number] == client
+        own = client in self.clients if number is None else self.clients[number] == client
         if client != THIS_PROCESS and not own:
             who = "" if number is None else f"consumer {number} of "
             raise UsageError(f"client {client} asked for what is {who}producer {self.key!r}'s")
@@ -314,7 +315,7 @@ class SharedProducer:
             UsageError: There never was such a consumer.
         """
         with self._lock:
-            if not 0 <= number < len(self._clients):
+            if not 0 <= number < len(self.clients):
                 raise UsageError(f"producer {self.key!r} has no consumer {number}")
             if number in self._released:  # repeated after a lost connection
                 return False
@@ -331,22 +332,17 @@ class SharedProducer:
 
     @property
     def _all_released(self) -> bool:
-        return len(self._released) == len(self._clients)
-
-    @property
-    def clients(self) -> Sequence[Hashable]:
-        """Processes that take batches, by consumer number, including those that released it."""
-        return self._clients
+        return len(self._released) == len(self.clients)
 
     def consumers_of(self, client: Hashable) -> list[int]:
         """Return the consumers that a client has not released."""
-        if client not in self._clients:
+        if client not in self.clients:
             return []
-        number = self._clients.index(client)
+        number = self.clients.index(client)
         return [] if number in self._released else [number]
 
     def _get(self, number: int) -> _Consumer:
-        if not 0 <= number < len(self._clients) or number in self._released:
+        if not 0 <= number < len(self.clients) or number in self._released:
             raise UsageError(f"producer {self.key!r} has no consumer {number}, or released it")
         # a stream for each consumer that comes, not for thousands that take no batch here
         if number not in self._consumers:
@@ -442,17 +438,13 @@ class SharedProducer:
             return {
                 "key": self.key,
                 "consumers": [
-                    str(one) for n, one in enumerate(self._clients) if n not in self._released
+                    str(one) for n, one in enumerate(self.clients) if n not in self._released
                 ],
                 "worker_pids": [pid for pid in self.producer.pids if pid is not None],
                 "queued_batches": self.producer.queue_depth,
                 "queued_bytes": self._memory.leased_bytes,
                 "failed": None if self._fatal is None else str(self._fatal),
             }
-
-    def describe_workers(self) -> str:
-        """Describe the activity of the workers."""
-        return self.producer.describe_workers()
 
     def close(self, linger_s: float | None = None) -> None:
         """End the workers. Fetches that wait fail. Idempotent."""

@@ -126,7 +126,7 @@ class RemoteSource:
         self._producers = RemoteProducers(
             self._cluster, self._input, config, sampler_options, self._active
         )
-        self._consumer, self._num_consumers = 0, 1
+        self._consumer = 0
         self._broken = False
         """Whether a server or worker failed this process."""
         self.channel: RemoteReceivingChannel | None = None
@@ -250,7 +250,7 @@ class RemoteSource:
         # released
         if isinstance(own, Mapping) and self._cluster.rank != ranks[0]:
             self._adopt_from_leader(own)
-        self._consumer, self._num_consumers = ranks.index(self._cluster.rank), len(ranks)
+        self._consumer = ranks.index(self._cluster.rank)
         # if one rank failed, all release their producers: a loader on only some ranks is
         # useless
         if failure is not None:
@@ -301,7 +301,7 @@ class RemoteSource:
         num_shards = max(1, len(self._active))
         if self._shard == "world":  # the loader decides which batches are this process's
             return OwnBatches(total, num_shards)
-        return OwnBatches(total, num_shards, self._num_consumers, self._consumer)
+        return OwnBatches(total, num_shards, len(self._ranks), self._consumer)
 
     @property
     def num_batches(self) -> int:

@@ -32,6 +32,7 @@ from gigl_loader.remote.connection import ServerConnection, result_of
 from gigl_loader.remote.membership import PATIENCE_S, Join, Refusal, Role, WaitReport
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security
+from gigl_loader.transport.failures import again
 
 _log = logging.getLogger(__name__)
 
@@ -42,14 +43,6 @@ _REFUSED_PAUSE_S = 5.0
 """Seconds between two attempts while the current listener refuses this process."""
 _LOOK_S = 0.5
 """Seconds between two checks of the news during a wait for lost servers."""
-
-
-def raise_if_broken(connections: Iterable[ServerConnection]) -> None:
-    """Raise `ServerDiedError` if a server is gone, whether or not it has work to do."""
-    for connection in connections:
-        error = connection.error
-        if error is not None:
-            raise error
 
 
 def _is_lost(connection: ServerConnection, error: BaseException) -> bool:
@@ -285,12 +278,12 @@ class Cluster:
             and refusal.said - refusal.since > 0.9 * _REFUSED_PAUSE_S
         )
         if rank == 0 or is_settled:
-            raise refusal.copy()
+            raise again(refusal.error)
 
     def _why_lost(self, rank: int) -> Exception:
         connection, refusal = self.connection(rank), self._refusals.get(rank)
         if refusal is not None and refusal.is_one:  # another process listens there
-            return refusal.copy()
+            return again(refusal.error)
         return connection.error or ServerDiedError(
             f"{connection.name} was started again, and cannot be reached"
         )
@@ -412,13 +405,21 @@ class Cluster:
         self, name: str, requests: Mapping[int, dict[str, Any]], timeout_s: float,
         reconnect_s: float,
     ) -> dict[int, Any]:  # fmt: skip
-        """Call a method of several servers at once; replicas respond for lost ones.
+        """Call a method of several servers at once, as `ask_all` does; return results by server."""
+        found = self.ask_all(name, list(requests.items()), timeout_s, reconnect_s)
+        return dict(zip(requests, found, strict=True))
+
+    def ask_all(
+        self, name: str, requests: Sequence[tuple[int, dict[str, Any]]], timeout_s: float,
+        reconnect_s: float,
+    ) -> list[Any]:  # fmt: skip
+        """Make several calls of servers at once; replicas respond for lost servers.
 
         A request is repeated if its server is lost, so the method must allow that.
 
         Args:
             name: A key of `CALLS`.
-            requests: The arguments by server.
+            requests: The server of each call, and the arguments.
             timeout_s: How long all of them may take, in seconds.
             reconnect_s: How many seconds servers without a replica may be away; 0: a lost one is an
                 error.
@@ -430,59 +431,13 @@ class Cluster:
         """
         found: dict[int, Any] = {}
         away_until = time.monotonic() + reconnect_s
-        error = self._ask_those_up(name, requests, timeout_s, found)
-        while error is not None:
-            self._await_answerer(error, away_until)
-            left = {server: args for server, args in requests.items() if server not in found}
-            error = self._ask_those_up(name, left, timeout_s, found)
-        return found
-
-    def _await_answerer(self, error: GiglLoaderError, away_until: float) -> None:
-        """Return when a request that was lost with its server can be repeated.
-
-        Raises:
-            GiglLoaderError: ``error``, or see `await_servers`.
-        """
-        # repeated only for as long as servers may be away, as each request has its own timeout
-        if time.monotonic() >= away_until or self.closed:
-            raise error
-        time.sleep(_PAUSE_S)  # a request may be lost before its server is known to be
-        self.await_servers(away_until)
-
-    def ask_later(
-        self, server: int, name: str, arguments: dict[str, Any], timeout_s: float,
-        reconnect_s: float,
-    ) -> "Future[Any]":  # fmt: skip
-        """Call one server as `ask_each` does, and return at once: a future of its result."""
-        answer: Future[Any] = Future()
-        away_until = time.monotonic() + reconnect_s
-        connection = self.connection(self.stand_in(server))
-
-        def again(error: GiglLoaderError) -> None:
-            try:
-                self._await_answerer(error, away_until)
-                left_s = away_until - time.monotonic()
-                found = self.ask_each(name, {server: arguments}, timeout_s, left_s)
-            except BaseException as last:  # any error, as a caller waits for it
-                answer.set_exception(last)
-            else:
-                answer.set_result(found[server])
-
-        def came(first: "Future[Any]") -> None:
-            error = first.exception()
-            if error is None:
-                answer.set_result(first.result())
-            elif isinstance(error, GiglLoaderError) and _is_lost(connection, error):
-                # in a thread, only for lost requests: this one may be the caller's
-                what = f"{name} of storage server {server}"
-                new_thread(
-                    target=again, args=(error,), name=what, on_death=answer.set_exception
-                ).start()
-            else:
-                answer.set_exception(error)
-
-        connection.call(name, timeout_s, **arguments).add_done_callback(came)
-        return answer
+        while (error := self._ask_those_up(name, requests, timeout_s, found)) is not None:
+            # repeated only for as long as servers may be away, as each request has its own timeout
+            if time.monotonic() >= away_until or self.closed:
+                raise error
+            time.sleep(_PAUSE_S)  # a request may be lost before its server is known to be
+            self.await_servers(away_until)
+        return [found[number] for number in range(len(requests))]
 
     def holders(self, timeout_s: float, reconnect_s: float = 0.0) -> list[int]:
         """Return for each partition a server that has it, spread over the compute processes.
@@ -504,22 +459,23 @@ class Cluster:
         return self._holders
 
     def _ask_those_up(
-        self, name: str, requests: Mapping[int, dict[str, Any]], timeout_s: float,
+        self, name: str, requests: Sequence[tuple[int, dict[str, Any]]], timeout_s: float,
         found: dict[int, Any],
     ) -> GiglLoaderError | None:  # fmt: skip
-        """Put responses into ``found``; return an error if some servers are lost."""
+        """Put missing responses into ``found``; return an error if some servers are lost."""
         asked: dict[int, tuple[ServerConnection, Future[Any]]] = {}
         lost = self.lost
-        for server, arguments in requests.items():
+        for number, (server, arguments) in enumerate(requests):
             # all are called before waiting for the first
-            connection = self.connection(self._stand_in(server, lost))
-            asked[server] = connection, connection.call(name, timeout_s, **arguments)
+            if number not in found:
+                connection = self.connection(self._stand_in(server, lost))
+                asked[number] = connection, connection.call(name, timeout_s, **arguments)
         deadline = time.monotonic() + timeout_s  # one deadline for all servers
         missing: GiglLoaderError | None = None
-        for server, (connection, answer) in asked.items():
+        for number, (connection, answer) in asked.items():
             what = f"{name} on storage server {connection.rank}"
             try:
-                found[server] = result_of(answer, deadline - time.monotonic(), what, timeout_s)
+                found[number] = result_of(answer, deadline - time.monotonic(), what, timeout_s)
             except GiglLoaderError as error:
                 # a server that raised an error would do so again; other pending requests end at
                 # `timeout_s`

@@ -217,12 +217,12 @@ class Endpoint(Presence):
             clients = sorted(one.join.rank for one in members if one.join.role is Role.CLIENT)
             return {
                 "clients": clients,
-                "servers": sorted(self._servers),
+                "servers": sorted(self._attendance.servers),
                 "cluster": self.cluster,
                 "job": self._book.job,
                 "jobs_served": self.jobs_served,
                 "refused": refused,
-                "lost": None if self._error is None else str(self._error),
+                "lost": None if self.error is None else str(self.error),
                 "away": self._away(),
             }
 
@@ -265,8 +265,7 @@ class StorageProcess:
     def __init__(
         self, server: DistServer, endpoint: Endpoint, metrics: MetricsListener | None = None
     ) -> None:
-        self.server, self._endpoint = server, endpoint
-        self._metrics = metrics
+        self.server, self._endpoint, self._metrics = server, endpoint, metrics
         # plain values, as a signal handler must not take a lock that its thread may hold
         self._told, self._signal = False, 0
 

@@ -41,7 +41,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.transport import sockets
 from gigl_loader.transport.codec import MAX_HEADER_BYTES, Array, IncomingArray, decode, empty_arrays
-from gigl_loader.transport.failures import End, one_line
+from gigl_loader.transport.failures import End, again, one_line
 from gigl_loader.transport.handshake import Admitted, Goodbye, farewell, join
 from gigl_loader.transport.reply import Into, Reply
 from gigl_loader.transport.security import Security
@@ -171,7 +171,7 @@ class Caller:
                 self._check_size(reply, connection.max_ask_bytes)
             with self._state:
                 if self._closed is not None:
-                    raise _again(self._closed)
+                    raise again(self._closed)
                 if not self._unanswered:
                     self._heard = time.monotonic()  # until now the peer owed nothing
                 self._unanswered.append(reply)
@@ -431,7 +431,7 @@ class Caller:
             # a listener that has begun its greeting is alive but busy: it gets the whole time
             left = (latest if stream.first_bytes else deadline) - time.monotonic()
             if self._closed is not None:
-                raise _again(self._closed)
+                raise again(self._closed)
             if left <= 0:
                 raise TimeoutError("it did not answer the handshake")
             return min(left, _SLICE_S)
@@ -513,7 +513,7 @@ class Caller:
             if self._connection is not None:
                 self._connection.lose()  # its responses would be taken for those to later requests
             for reply in failed:
-                reply.end(_again(error))
+                reply.end(again(error))
             self._state.notify_all()
 
     # --- the end ------------------------------------------------------------------------------
@@ -546,8 +546,3 @@ class Caller:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _again(error: GiglLoaderError) -> GiglLoaderError:
-    """Return a copy, so that each thread that raises it has a traceback of its own."""
-    return type(error)(*error.args)

@@ -9,11 +9,12 @@ import inspect
 import traceback
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from gigl_loader import errors
 from gigl_loader.errors import GiglLoaderError, RemoteError
 
+E = TypeVar("E", bound=GiglLoaderError)
 _MOST = 500
 """Most characters of one line; our longest refusal has about 300."""
 
@@ -104,6 +105,11 @@ def describe(error: BaseException) -> Failure:
 
 def _plain(arg: Any) -> Any:
     return arg.value if hasattr(arg, "value") else arg[:100_000] if isinstance(arg, str) else arg
+
+
+def again(error: E) -> E:
+    """Return a copy, so that each thread that raises it has a traceback of its own."""
+    return type(error)(*error.args)
 
 
 def rebuild(failure: Failure, where: str) -> GiglLoaderError:

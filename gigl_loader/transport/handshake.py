@@ -104,8 +104,7 @@ def join(stream: Stream, security: Security, name: str, session: str, lane: str)
             raise
         raise JoinRefusedError(f"{error}{what_is_not_set(security)}", error.end) from error
     except (ssl.SSLError, ProtocolError) as error:
-        hint, encrypted = what_is_not_set(security), security.mode.encrypted
-        refused = refusal(stream, error, "the listener", encrypted=encrypted, hint=hint)
+        refused = refusal(stream, error, "the listener", security)
         if isinstance(error, OtherVersionError):
             stream.end(farewell(End.REFUSED_VERSION, str(error)))
         raise refused from error
@@ -144,8 +143,7 @@ def admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: i
     try:
         return (yield from _admit(stream, security, max_ask_bytes, incarnation))
     except (ssl.SSLError, ProtocolError) as error:
-        hint, encrypted = what_is_not_set(security), security.mode.encrypted
-        raise refusal(stream, error, "the caller", encrypted=encrypted, hint=hint) from error
+        raise refusal(stream, error, "the caller", security) from error
 
 
 def _admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: int) -> Steps:
@@ -196,19 +194,18 @@ def _expect(stream: Stream, kind: FrameKind) -> Steps:
     return frame
 
 
-def refusal(
-    stream: Stream, error: Exception, who: str, *, encrypted: bool, hint: str = ""
-) -> JoinRefusedError:
+def refusal(stream: Stream, error: Exception, who: str, security: Security) -> JoinRefusedError:
     """Explain a failed handshake by the first bytes received and the error that they caused."""
     if isinstance(error, OtherVersionError):
         return JoinRefusedError(str(error), End.REFUSED_VERSION)
     # the exception alone misleads: OpenSSL calls any plain byte a "wrong version number"
-    opening = stream.first_bytes
+    opening, encrypted = stream.first_bytes, security.mode.encrypted
     ours, is_tls = opening.startswith(MAGIC), opening[:1] in _TLS_RECORDS
     if opening and (ours if encrypted else is_tls):
         which = (
             "does not speak TLS and this side does" if encrypted else "speaks TLS, not this side"
         )
+        hint = what_is_not_set(security)
         text = f"{who} {which}: give both the same certificates, the same token or --insecure{hint}"
         return JoinRefusedError(text, End.REFUSED_MODE)
     if not isinstance(error, ssl.SSLError) or (opening and not is_tls):

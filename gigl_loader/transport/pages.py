@@ -50,7 +50,7 @@ class Pages:
             try:
                 drive(stream.start_tls(context, server=True), stream, patience)
             except ssl.SSLError as error:
-                refused = refusal(stream, error, "the reader", encrypted=True)
+                refused = refusal(stream, error, "the reader", self._security)
                 if refused.end is not End.REFUSED_CERTIFICATE:  # unencrypted, as the request came
                     self._send(stream, patience, HTTPStatus.BAD_REQUEST, b"HTTPS is spoken here\n")
                 raise refused from error

@@ -41,7 +41,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.ablp import zip_with_negatives
 from gigl_loader.options import SAME_MEMORY_VARIABLE
-from gigl_loader.remote.requests import ABLPRequest
+from gigl_loader.remote.requests import NodeIdsRequest
 from gigl_loader.testing import batch_tensors, run_ranks
 
 pytestmark = pytest.mark.multiprocess
@@ -144,7 +144,7 @@ def test_most_labels_of_an_anchor(form, alone) -> None:
         if form:
             found = {a: found[1][found[0] == a] for a in range(3)}
         assert {a: batch.n_id[labels].tolist() for a, labels in found.items()} == by_anchor
-    _, anchors, labels, others = server.get_ablp_input(ABLPRequest())
+    _, anchors, labels, others = server.get_ablp_input(NodeIdsRequest())
     assert anchors.tolist() == list(range(10))
     assert others is not None
     assert [table.tolist()[:3] for table in labels.values()] == [[[3, 4], [8, -1], [-1, -1]]]

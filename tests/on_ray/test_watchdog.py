@@ -41,7 +41,8 @@ class _Clock:
 
 @pytest.fixture
 def watched() -> tuple[Watchdog, list[_Server], _Clock]:
-    servers, clock = [_Server(), _Server()], _Clock()
+    servers: Any = [_Server(), _Server()]
+    clock = _Clock()
     watchdog = Watchdog(servers, interval_s=2, timeout_s=10, lost_after_s=60, clock=clock)
     _pass(watchdog, clock, 1)
     return watchdog, servers, clock
@@ -108,7 +109,7 @@ def test_what_will_not_come_back_is_an_error(watched: Any, says: Any, words: str
 
 
 def test_a_wait_ends_by_what_it_waits_for_an_error_or_the_time() -> None:
-    server = _Server()
+    server: Any = _Server()
     watchdog = Watchdog([server], interval_s=0.01, timeout_s=10, lost_after_s=60)
     watchdog.start()
     try:
@@ -123,7 +124,8 @@ def test_a_wait_ends_by_what_it_waits_for_an_error_or_the_time() -> None:
 
 
 def test_a_partition_is_lost_with_the_last_of_its_servers() -> None:
-    servers, clock = [_Server() for _ in range(4)], _Clock()
+    servers: Any = [_Server() for _ in range(4)]
+    clock = _Clock()
     watchdog = Watchdog(
         servers, interval_s=2, timeout_s=10, lost_after_s=60, num_partitions=2, clock=clock
     )

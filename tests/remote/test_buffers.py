@@ -8,7 +8,6 @@ import torch
 from gigl_loader.memory import leases
 from gigl_loader.memory.leases import BufferPool
 from gigl_loader.memory.segments import ALIGNMENT
-from gigl_loader.remote.payload import PoolRoom
 from gigl_loader.transport import IncomingArray
 
 
@@ -96,7 +95,7 @@ def test_the_arrays_of_an_answer_lie_in_one_buffer_and_not_in_each_other() -> No
 
 def test_rows_of_a_batch_come_back_to_the_pool() -> None:
     pool = BufferPool(pin_memory=False)
-    rows = PoolRoom(pool).matrix("x", "float32", (100, 8))
+    rows = pool.matrix("x", "float32", (100, 8))
     assert rows.dtype == np.float32
     assert (rows.shape, rows.flags.c_contiguous) == ((100, 8), True)
     tensor = torch.from_numpy(rows)

@@ -33,10 +33,6 @@ class _Cluster:
 
         return SimpleNamespace(call=call)
 
-    def ask_each(self, name: str, each: Any, timeout_s: float, reconnect_s: float) -> Any:
-        self.calls.append((name, each))
-        return dict.fromkeys(each, "an answer")
-
 
 @pytest.fixture
 def cluster(take_part: Callable[[Any], None]) -> _Cluster:
@@ -87,11 +83,8 @@ def test_what_servers_do_not_call_is_refused_before_anybody_is_asked(cluster: _C
     with pytest.raises(ConfigError, match="unexpected keyword"):
         client.call_server(0, DistServer.get_schema, server=1)
     with pytest.raises(ConfigError, match="too many"):
-        client.ask_servers(DistServer.get_schema, {0: (), 1: (1,)}, 60.0, 0.0)
+        client.call_server(0, DistServer.get_schema, 1)
     assert cluster.calls == []
-    found: Any = client.ask_servers(DistServer.get_free_ports, {0: (1,), 2: (4,)}, 60.0, 0.0)
-    assert found == {0: "an answer", 2: "an answer"}
-    assert cluster.calls == [("get_free_ports", {0: {"num_ports": 1}, 2: {"num_ports": 4}})]
 
 
 def test_answers_and_errors_reach_torch_futures(cluster: _Cluster) -> None:

@@ -99,6 +99,7 @@ def test_a_rank_that_left_before_server_0_was_restarted_holds_up_no_end():
     clusters[0].close()
     wait_until(lambda: former.status()["clients"] == [1], "rank 0 has left")
     former.close()
+    wait_until(lambda: clusters[1].lost == [0], "rank 1 has heard of it")
     later = served(port)
     try:
         clusters[1].await_servers(time.monotonic() + 60.0)

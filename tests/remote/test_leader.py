@@ -105,14 +105,15 @@ def _follow(
     rejoin_s: float = 60.0, can_go_on: bool = False,
 ) -> list[str]:  # fmt: skip
     """Return what a server does that hears of these ends, one after another."""
-    server = _Server(can_go_on)
+    server: Any = _Server(can_go_on)
     leader = _Leader(server.done, *found)
 
     caller: Any = _Caller(leader, heard)
     leader.caller = caller
     leader.follow(server, rejoin_s)
     assert not heard, "it followed to the last end"
-    return [*server.done, "over"] if server.over.is_set() else server.done
+    does: list[str] = server.done
+    return [*does, "over"] if server.over.is_set() else does
 
 
 LOST = "storage server 0 is lost (gone): it closed the connection"

@@ -1,11 +1,13 @@
 """Which client reads which batch where it lies, and what becomes of the memory."""
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from gigl_loader.message import Attempt
-from gigl_loader.remote.batch_transfer import Leases
-from gigl_loader.remote.requests import FetchRequest
+from gigl_loader.remote.batch_transfer import BatchSender
+from gigl_loader.remote.requests import FetchRequest, GiveBack
+from gigl_loader.transport import Peer
 
 
 class _Slot:
@@ -34,7 +36,8 @@ class _Lent:
     """Leases, and for each batch its slot and whether anything still holds it."""
 
     def __init__(self) -> None:
-        self.leases = Leases()
+        no_server: Any = None
+        self.leases = BatchSender(no_server)
         self.slots: dict[int, _Slot] = {}
         self.held: dict[int, weakref.ref[_Message]] = {}
 
@@ -47,6 +50,9 @@ class _Lent:
         assert number not in self.slots, "no number comes twice"
         self.slots[number], self.held[number] = slot, weakref.ref(message)
         return number
+
+    def give_back(self, session: str, numbers: Iterable[int]) -> None:
+        self.leases.give_back(GiveBack(tuple(numbers)), Peer("a client", "here", session))
 
     @property
     def out(self) -> list[int]:
@@ -61,11 +67,11 @@ def test_what_is_given_back_is_free_and_nobody_gives_back_for_another() -> None:
     lent = _Lent()
     first, second = lent.lend("a", _fetch(0)), lent.lend("a", _fetch(1))
     other = lent.lend("b", _fetch(0))
-    lent.leases.give_back("b", (first, 999))
-    lent.leases.give_back("stranger", (first,))
+    lent.give_back("b", (first, 999))
+    lent.give_back("stranger", (first,))
     assert lent.out == [first, second, other]
-    lent.leases.give_back("a", (first,))
-    lent.leases.give_back("a", (first,))
+    lent.give_back("a", (first,))
+    lent.give_back("a", (first,))
     assert (lent.out, lent.poisoned) == ([second, other], [])
 
 
@@ -92,7 +98,7 @@ def test_a_client_that_is_gone_may_read_on() -> None:
     lent.leases.lose("a")
     lent.leases.lose("a")
     assert (lent.poisoned, lent.out) == (gone, [stays])
-    lent.leases.give_back("a", gone)
+    lent.give_back("a", gone)
     assert lent.out == [stays]
 
 

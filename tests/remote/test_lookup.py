@@ -65,11 +65,11 @@ class _Held:
 
     def _waiting(self, name: str, method: Any) -> Any:
         @functools.wraps(method)
-        def wait_and_call(server: DistServer, request: Any) -> Any:
+        def wait_and_call(server: DistServer, **arguments: Any) -> Any:
             if server.server_rank == 1 and not self.gone.is_set():
                 self.asked.append(name)
                 assert self.gone.wait(60)
-            return method(server, request)
+            return method(server, **arguments)
 
         return wait_and_call
 

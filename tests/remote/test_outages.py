@@ -12,9 +12,9 @@ from relay import Relay
 from gigl_loader.errors import ServerDiedError, UsageError
 from gigl_loader.message import Attempt
 from gigl_loader.options import SAME_MEMORY_VARIABLE
+from gigl_loader.remote.connection import raise_if_broken
 from gigl_loader.remote.jobs import KILLED_GRACE_S
 from gigl_loader.remote.requests import EpochRequest, FetchAnswer, FetchRequest
-from gigl_loader.remote.storage_cluster import raise_if_broken
 from gigl_loader.testing import wait_until
 
 pytestmark = pytest.mark.multiprocess

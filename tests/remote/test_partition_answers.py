@@ -13,7 +13,7 @@ from gigl_loader import DistDataset
 from gigl_loader.dataset.identity import Share
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote.partition_answers import PartitionAnswers, padded_rows
-from gigl_loader.remote.requests import ABLPRequest, EdgesRequest, NodeIdsRequest
+from gigl_loader.remote.requests import NodeIdsRequest
 from gigl_loader.sampler.packing import pack_ints
 from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.testing import TinyGraph
@@ -145,8 +145,7 @@ def test_edges_are_those_of_the_nodes_in_their_order(edge_dir: Any, rank: int) -
     server = PartitionAnswers(TYPED.partitions(2, edge_dir=edge_dir)[rank], rank, 2)
     expanded = BUYS[2] if edge_dir == "in" else BUYS[0]
     ids = server.get_node_ids(NodeIdsRequest(node_type=expanded)).flip(0)
-    request = EdgesRequest(edge_type=BUYS, ids=ids.numpy(), weights=True, edge_ids=True)
-    found = server.get_edges(request)
+    found = server.get_edges(BUYS, ids.numpy(), weights=True, edge_ids=True)
     starts = found["counts"].cumsum(0) - found["counts"]
     for node, start, count in zip(ids.tolist(), starts, found["counts"], strict=True):
         at = slice(int(start), int(start + count))
@@ -158,14 +157,14 @@ def test_edges_are_those_of_the_nodes_in_their_order(edge_dir: Any, rank: int) -
         )
         edges = found["edge_ids"][at].tolist()
         assert sorted(zip(edges, found["indices"][at].tolist(), strict=True)) == expected
-    without = server.get_edges(EdgesRequest(edge_type=BUYS, ids=ids.numpy()))
+    without = server.get_edges(BUYS, ids.numpy())
     assert set(without) == {"counts", "indices"}
     with pytest.raises(ConfigError, match="the graph has no edges"):
-        server.get_edges(EdgesRequest(edge_type=("user", "sells", "item"), ids=ids.numpy()))
+        server.get_edges(("user", "sells", "item"), ids.numpy())
     others = server.dataset.view().node_books[expanded].owner(torch.arange(40)) != rank
     foreign = torch.arange(40)[others][:1].numpy()
     with pytest.raises(ConfigError, match=f"not of partition {rank}"):
-        server.get_edges(EdgesRequest(edge_type=BUYS, ids=foreign))
+        server.get_edges(BUYS, foreign)
 
 
 class _Rows:
@@ -218,8 +217,9 @@ def _labelled(*, negatives: bool = True, most: int | None = None) -> PartitionAn
 
 
 def _input(answers: PartitionAnswers, **how: Any) -> tuple[str, list, list, list | None]:
-    request = ABLPRequest(**{"supervision_edge_type": BUYS, **how})
-    anchor_type, anchors, positives, negatives = answers.get_ablp_input(request)
+    edge_type = how.pop("supervision_edge_type", BUYS)
+    request = NodeIdsRequest(**how)
+    anchor_type, anchors, positives, negatives = answers.get_ablp_input(request, edge_type)
     (positive,) = positives.values()
     (negative,) = ({None: None} if negatives is None else negatives).values()
     return (
@@ -234,7 +234,7 @@ def test_labels_are_those_of_the_anchors() -> None:
     answers = _labelled()
     assert _input(answers) == ("user", [0, 1, 2, 3], positives, negatives)
     of_split = [[*rows] for position, rows in enumerate(positives) if position != 1]
-    found = _input(answers, split="train", anchor_node_type="user")
+    found = _input(answers, split="train", node_type="user")
     assert found == ("user", [0, 2, 3], of_split, [[-1], [-1], [2]])
     share = _input(answers, share=Share(1, 2, 2))
     assert share == ("user", [2, 3], [[-1], [0]], [[-1], [2]]), "as wide as these need"
@@ -245,7 +245,7 @@ def test_labels_are_those_of_the_anchors() -> None:
 def test_labels_that_there_are_not_are_named() -> None:
     answers = _labelled()
     with pytest.raises(ConfigError, match=r"'item' have no labels .* of type 'user'"):
-        _input(answers, anchor_node_type="item")
+        _input(answers, node_type="item")
     with pytest.raises(ConfigError, match=r"the graph has no labels .*knows.*; its label edge typ"):
         _input(answers, supervision_edge_type=KNOWS)
     with pytest.raises(ConfigError, match="supervision_edge_type must be given"):
