@@ -304,7 +304,7 @@ class MappedPart:
         header = self.header
         adjacency = {t: a for t in header.edge_types if (a := self._adjacency(t)) is not None}
         num_nodes: dict[NodeType, int] = dict(header.num_nodes)
-        rows: dict[str, dict[Any, Rows]] = {}
+        rows: dict[str, Any] = {}
         for kind in ROW_KINDS:
             keys: list[Any] = list(adjacency) if kind.startswith("edge") else list(num_nodes)
             rows[kind] = self._all_rows(kind, keys)

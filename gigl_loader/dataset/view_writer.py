@@ -69,7 +69,7 @@ def write_views(
         return
     shared = Part(folder)
     original_ids = [] if source is None else _keep_original_ids(shared, source)
-    parts = []
+    parts: list[Part] = []
     # partitions come in order, and one at a time: they may exceed memory together
     for view, splits in shares:
         parts.append(_write_part(Part(folder / f"part{len(parts)}"), view, splits, by_degree))
