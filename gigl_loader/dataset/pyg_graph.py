@@ -91,11 +91,7 @@ def read_pyg(data: Any, supervision: Supervision | None = None) -> CheckedGraph:
         raise WrongTypeError(
             "data must be a torch_geometric.data.Data or HeteroData, "
             f"got {type(data).__module__}.{type(data).__name__}"
-            + (
-                "; that holds graphs: give one of them, such as dataset[0]"
-                if isinstance(data, Dataset)
-                else ""
-            )
+            + ("; that holds graphs: give one, dataset[0]" if isinstance(data, Dataset) else "")
         )
     # after the graph: label edges may only name its node types
     _add_supervision(source, supervision)
