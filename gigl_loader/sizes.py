@@ -11,7 +11,7 @@ as in pasted numbers."""
 _SIZE = re.compile(rf"{NUMBER}([kmgt]?)(i?)b?\s*")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 FORMS = (
-    'bytes above 0, or a text such as "4GB" (4 * 10**9) or "4GiB" (4 * 2**30), in B, KB, MB, GB, '
+    'bytes above 0, or a string such as "4GB" (4 * 10**9) or "4GiB" (4 * 2**30), in B, KB, MB, GB, '
     "TB, KiB, MiB, GiB or TiB"
 )
 

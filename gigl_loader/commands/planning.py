@@ -103,7 +103,7 @@ def _check_is_writable(path: str | None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="gigl-loader plan", description=(__doc__ or "").splitlines()[0], epilog=_EXAMPLE,
+        prog="gigl-loader plan", description="Predict memory, speed and limits.", epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     graph = parser.add_argument_group("the graph: a directory, or figures")
@@ -362,7 +362,7 @@ def table(plan: Plan, costs: Costs) -> str:
         "",
         *_rows("limits, seeds/s", plan.bounds, lambda value: f"{value:,.0f}"),
         *_rows(f"memory of a {plan.memory_machine} machine", plan.memory, _gigabytes, total=True),
-        *_rows("bytes per seed between machines", plan.wire, lambda v: f"{v:,.0f}", total=True),
+        *_rows("bytes per seed between machines", plan.network, lambda v: f"{v:,.0f}", total=True),
         *_rows("CPU microseconds per seed", plan.cpu, lambda v: f"{v * 1e6:,.1f}", total=True),
         *_rows("seconds to the first batch", plan.start, lambda v: f"{v:,.1f}", total=True),
         "connections, and descriptors in all, of a process:",

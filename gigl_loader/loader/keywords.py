@@ -251,15 +251,15 @@ ANSWERS = {
     "data": "give the dataset first: DistDataset.from_pyg(data) makes one",
     "generator": "seed= decides shuffle and every draw",
     "sampler": (
-        "seeds in another order, or some more often: give the seeds so; sampling_method= is how "
-        "neighbours are drawn"
+        "pass the seeds in the order that you want; sampling_method= chooses how neighbours are "
+        "drawn"
     ),
     "batch_sampler": "batches are cut from the seeds, all of batch_size",
     "collate_fn": "transform= is called with each batch",
-    "neighbor_sampler": "sampler_options=CustomSamplerOptions(...) has a sampler of one's own",
+    "neighbor_sampler": "sampler_options=CustomSamplerOptions(...) takes a sampler of your own",
     "num_samples": "num_neighbors by edge type, or sampler_options=PPRSamplerOptions(...)",
-    "directed": 'subgraph_type="induced" is what False means',
-    "edge_dir": "is of the dataset: DistDataset.from_pyg(data, edge_dir=...)",
+    "directed": 'subgraph_type="induced" has the meaning of False',
+    "edge_dir": "it belongs to the dataset: DistDataset.from_pyg(data, edge_dir=...)",
     "collect_features": "features always come",
     "to_device": "pin_memory_device= says where batches go",
     "random_seed": "seed=",

@@ -129,7 +129,7 @@ class BatchSize:
     nodes: float
     """Distinct, seeds included."""
     edges: float
-    asked: float
+    requested: float
     """Nodes whose neighbours were drawn: the ids in requests to partitions."""
     hit_rate: float
     """Share of the rows of other machines that a cache has."""

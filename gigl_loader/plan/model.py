@@ -40,7 +40,7 @@ class Plan:
     """By part: bytes on the machine with most."""
     memory_machine: str
     """The kind of that machine: ``"training"`` or ``"storage"``."""
-    wire: dict[str, float]
+    network: dict[str, float]
     """By kind: bytes per seed between machines."""
     cpu: dict[str, float]
     """By process: CPU seconds per seed, of all machines together."""
@@ -191,7 +191,7 @@ def bytes_per_seed(job: Job, batch: BatchSize) -> dict[str, float]:
     # Requests have ids, and responses neighbours; with the rows of a node its id travels.
     remote, missed = job.share_elsewhere, 1 - batch.hit_rate
     found = {
-        "requests": batch.asked * remote * _ID_BYTES,
+        "requests": batch.requested * remote * _ID_BYTES,
         "neighbours": batch.edges * remote * _ID_BYTES,
     }
     rows = batch.nodes * missed * (job.row_bytes + _ID_BYTES) if job.row_bytes else 0.0
@@ -215,7 +215,7 @@ def cpu_per_seed(
     sampled = costs.batch_s + costs.edge_s * batch.edges + costs.node_s * batch.nodes
     asked = costs.asked_edge_s * batch.edges * remote
     asked += costs.asked_batch_s if remote else 0.0
-    found = {"sampling": sampled, "asking for neighbours": asked}
+    found = {"sampling": sampled, "requesting neighbours": asked}
     # A rank of a graph store has no rows of its own, so it fetches all of them.
     wanted = rows * (1.0 if job.is_store else remote)
     missed = wanted * (1 - batch.hit_rate)
@@ -230,7 +230,7 @@ def cpu_per_seed(
         )
     else:
         found["reading rows"] = costs.row_byte_s * rows * width
-        found["asking for rows"] = (costs.asked_rows_s if wanted else 0.0) + missed * (
+        found["requesting rows"] = (costs.asked_rows_s if wanted else 0.0) + missed * (
             costs.asked_row_s + costs.asked_byte_s * width
         )
     if job.remote_cache and wanted:

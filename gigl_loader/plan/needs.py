@@ -7,8 +7,8 @@ by part, with the terms of the code::
     graph        what partitions lie in          dataset/: shared, once per machine
     slots        finished batches                memory/slots.py: of workers, read by trainers
     threads      batches being made              sampler/: work memory of each sampling thread
-    requests     rows asked for and answered     sampler/reader.py: one matrix for each thread that
-                                                 asks, one for each connection that answers
+    requests     requested rows, rows to send    sampler/reader.py: one matrix for each thread that
+                                                 requests, one for each that responds
     cache        rows kept, and its tables       rowcache/tables.py: shared, once per machine
     processes    their memory without a graph    measured
 
@@ -331,8 +331,8 @@ def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
         **graph_bytes(job),
         "batches under way": (written + ranks * _HELD) * _slot(job, batch),
         "sampling": threads * _thread(batch) + answered * job.share_elsewhere * _answer(batch),
-        "rows asked for": threads * remote,
-        "rows answered": answered * remote,
+        "requested rows": threads * remote,
+        "rows to send": answered * remote,
         "training processes": ranks * costs.process_bytes,
         "workers": workers * costs.worker_bytes + ranks * costs.supervisor_bytes,
         "libraries": costs.library_bytes,
@@ -361,7 +361,7 @@ def _storage(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
         "libraries": costs.library_bytes,
     }
     if _rows_are_asked_for(job):  # each client has a connection and a thread of its own
-        found["rows answered"] = clients * batch.nodes * job.row_bytes / job.parts
+        found["rows to send"] = clients * batch.nodes * job.row_bytes / job.parts
     return found
 
 
@@ -378,7 +378,7 @@ def _training(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
         "libraries": costs.library_bytes,
     }
     if _rows_are_asked_for(job):
-        found["rows asked for"] = ranks * _UNDER_WAY * rows
+        found["requested rows"] = ranks * _UNDER_WAY * rows
     if job.remote_cache:
         found["cache"] = cache_bytes(job, job.nodes)
         found["batches drawn ahead"] = ranks * _ahead(job, batch) * _structure(batch)

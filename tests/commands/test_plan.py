@@ -121,11 +121,11 @@ def test_a_directory_is_planned_as_its_rows_are_stored(
     found = _found(capsys, *given)
     assert (found["job"]["machines"], found["job"]["dim"]) == (2, 5)
     rows = found["batch"]["nodes"] * found["job"]["remote_share"] * (5 * nbytes + 4) / 4
-    assert found["wire"]["rows between partitions"] == pytest.approx(rows)
+    assert found["network"]["rows between partitions"] == pytest.approx(rows)
     assert found["job"]["remote_share"] == pytest.approx(2 / 60), "where the ring is cut"
     assert _found(capsys, *given, "--remote-share", "30%")["job"]["remote_share"] == 0.3
     alone = _found(capsys, *given, "--machines", "1")
-    assert sum(alone["wire"].values()) == 0
+    assert sum(alone["network"].values()) == 0
     for part in ("rows and labels", "edges"):
         assert alone["memory"][part] == 2 * found["memory"][part]
     store = _found(capsys, *given, "--deployment", "graph-store")

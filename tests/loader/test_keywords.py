@@ -169,7 +169,7 @@ def test_a_deprecated_keyword_is_taken_and_changes_nothing(loader: type) -> None
 
 @pytest.mark.parametrize("loader", LOADERS)
 def test_the_former_word_for_a_way_to_draw_leads_to_the_new_one(loader: type) -> None:
-    with pytest.raises(WrongTypeError, match=r"'sampler'; .*sampling_method= is how"):
+    with pytest.raises(WrongTypeError, match=r"'sampler'; .*sampling_method= chooses how"):
         loader(None, num_neighbors=[2], sampler="labor")
 
 
@@ -183,7 +183,13 @@ def test_all_that_is_anothers_is_answered_in_one_error(loader: type) -> None:
         )  # fmt: skip
     text = str(caught.value)
     assert text.startswith(f"{loader.__name__}.__init__() got unexpected keyword arguments")
-    for words in ("seed=", "give the seeds so", "pin_memory_device=", "induced", "'num_workers'?"):
+    for words in (
+        "seed=",
+        "pass the seeds in the order",
+        "pin_memory_device=",
+        "induced",
+        "'num_workers'?",
+    ):
         assert words in text
     assert "persistent_workers" not in text
     with pytest.raises(WrongTypeError, match=r"'data'; give the dataset first.*from_pyg\(data\)"):

@@ -16,7 +16,7 @@ def test_one_machine_by_hand() -> None:
     assert plan.cpu["sampling"] == pytest.approx(a_seed)
     assert plan.bottleneck == "workers"
     assert plan.seeds_per_second == pytest.approx(4 / a_seed)  # it has as many threads
-    assert sum(plan.wire.values()) == 0
+    assert sum(plan.network.values()) == 0
     assert plan.memory["rows and labels"] == 1e6 * 408
     assert plan.memory["edges"] == 8e6 + 8e7
     assert plan.connections == {"training process": 0, "worker": 0}
@@ -38,7 +38,9 @@ stores = jobs.map(lambda job: replace(job, deployment="graph-store", num_servers
 def test_more_of_anything_never_gives_less(job: Job) -> None:
     plan = estimate(job, COSTS)
     assert 0 < plan.seeds_per_second < float("inf")
-    assert all(value >= 0 for part in (plan.memory, plan.wire, plan.cpu) for value in part.values())
+    assert all(
+        value >= 0 for part in (plan.memory, plan.network, plan.cpu) for value in part.values()
+    )
     for more in ({"num_workers": job.num_workers + 1}, {"cores": job.cores * 2},
                  {"link_gbit": 1000.0}, {"remote_cache": 1.0},
                  {"encrypted": False}, {"step_ms": 0.0}):  # fmt: skip
@@ -76,13 +78,13 @@ def test_machines_that_the_nodes_do_not_fill_are_not_proposed() -> None:
 def test_the_link_of_two_machines_by_hand() -> None:
     plan = estimate(replace(JOB, machines=2, link_gbit=1, num_workers=8), COSTS)
     remote = plan.batch.nodes * 0.5 / 1000
-    assert plan.wire["rows between partitions"] == pytest.approx(remote * (400 + 4))
-    assert plan.cpu["asking for rows"] == pytest.approx(3e-6 + remote * (3e-7 + 400e-9))
-    assert plan.cpu["packets"] == pytest.approx(sum(plan.wire.values()) / 1e9)
+    assert plan.network["rows between partitions"] == pytest.approx(remote * (400 + 4))
+    assert plan.cpu["requesting rows"] == pytest.approx(3e-6 + remote * (3e-7 + 400e-9))
+    assert plan.cpu["packets"] == pytest.approx(sum(plan.network.values()) / 1e9)
     asked = 2e-3 + plan.batch.edges * 0.5 * 2e-7
-    assert plan.cpu["asking for neighbours"] == pytest.approx(asked / 1000)
+    assert plan.cpu["requesting neighbours"] == pytest.approx(asked / 1000)
     assert plan.bottleneck == "links"
-    assert plan.bounds["links"] == pytest.approx(2 * 0.9e9 / 8 / sum(plan.wire.values()))
+    assert plan.bounds["links"] == pytest.approx(2 * 0.9e9 / 8 / sum(plan.network.values()))
     assert 0.95 * plan.bounds["links"] < plan.seeds_per_second <= plan.bounds["links"]
     assert "a cache of 20% of the remote rows" in plan.changes
     assert list(plan.changes.values()) == sorted(plan.changes.values(), reverse=True)
@@ -105,9 +107,9 @@ def test_rows_leave_a_graph_store_once() -> None:
     store = replace(JOB, machines=2, deployment="graph-store", num_servers=2)
     plan, cached = estimate(store, COSTS), estimate(replace(store, remote_cache=0.2), COSTS)
     rows = plan.batch.nodes * (400 + 4) / 1000
-    assert plan.wire["rows of batches"] == pytest.approx(rows)
-    assert cached.wire["rows of batches"] == pytest.approx(rows * (1 - cached.batch.hit_rate))
-    assert "rows between partitions" not in plan.wire
+    assert plan.network["rows of batches"] == pytest.approx(rows)
+    assert cached.network["rows of batches"] == pytest.approx(rows * (1 - cached.batch.hit_rate))
+    assert "rows between partitions" not in plan.network
     assert cached.cpu["keeping rows"] > 0
 
 
@@ -119,4 +121,4 @@ def test_encryption_is_counted_apart_at_both_ends() -> None:
         apart = {name: value for name, value in encrypted.cpu.items() if "encrypt" in name}
         assert {name: encrypted.cpu[name] for name in plain.cpu} == plain.cpu
         assert set(encrypted.cpu) == set(plain.cpu) | set(apart)
-        assert sum(apart.values()) == pytest.approx(2 * 1.5e-9 * sum(plain.wire.values()))
+        assert sum(apart.values()) == pytest.approx(2 * 1.5e-9 * sum(plain.network.values()))

@@ -19,8 +19,8 @@ def test_memory_by_hand() -> None:
     assert plan.memory["batches under way"] == pytest.approx(
         (2 * 4 + 2) * (8 * batch.nodes + 16 * batch.edges + rows)
     )
-    assert plan.memory["rows asked for"] == pytest.approx(2 * 4 * rows / 2)
-    assert plan.memory["rows answered"] == pytest.approx(2 * 4 * rows / 2)
+    assert plan.memory["requested rows"] == pytest.approx(2 * 4 * rows / 2)
+    assert plan.memory["rows to send"] == pytest.approx(2 * 4 * rows / 2)
     assert plan.memory["workers"] == 2 * 1e7 + 5e7
     known = estimate(replace(job, resident=(("rows", 1.0), ("edges", 2.0))), COSTS)
     assert (known.memory["rows"], known.memory["edges"]) == (1.0, 2.0)

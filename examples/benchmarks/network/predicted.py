@@ -65,7 +65,9 @@ def line_of(case: dict[str, Any], costs: Costs) -> tuple[str, float, float]:
     rate, limit = rate_of(plan, cores_of(case))
     rates, memory = rate / case["seeds_per_s"], plan.total_memory / max(case["memory"])
     to_rank = case["rows_per_seed"] + case["structure_per_seed"]
-    nbytes = sum(n for name, n in plan.wire.items() if not plan.job.is_store or "batches" in name)
+    nbytes = sum(
+        n for name, n in plan.network.items() if not plan.job.is_store or "batches" in name
+    )
     is_without = case["hit_rate"] is None
     cells = (
         case["graph"], f"{plan.job.dim} {case['dtype']}", case["parts"], case["deployment"],
@@ -83,7 +85,7 @@ def fitted(case: dict[str, Any], costs: Costs) -> Costs:
     plan = plan_of(case, dataclasses.replace(costs, link_s_per_gb=0.0))
     used = cores_of(case) / (case["seeds_per_s"] * plan.job.machines)
     left = max(0.0, used - sum(plan.cpu.values()))
-    return dataclasses.replace(costs, link_s_per_gb=left / sum(plan.wire.values()) * 1e9)
+    return dataclasses.replace(costs, link_s_per_gb=left / sum(plan.network.values()) * 1e9)
 
 
 def cores_of(case: dict[str, Any]) -> float:
