@@ -65,7 +65,6 @@ def _layers(model: Callable[[Any], Any], batch: Any, device: torch.device) -> li
             if name:
                 layer.register_forward_hook(note(name))
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
-        torch.manual_seed(0)
         output = trial(batch)
     return [*found, ("the model", output)]
 
