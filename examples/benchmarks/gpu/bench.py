@@ -216,7 +216,7 @@ def _parser() -> argparse.ArgumentParser:
 _SMALL = {
     "nodes": 2000, "degree": 8, "dim": 8, "fanout": [3, 2], "batch_size": 32, "warmup": 2,
     "batches": 6, "workers": 1, "typed_nodes": 600, "typed_dim": 16, "hidden": 16, "rounds": 1,
-    "minutes": 4, "draws": ["--rows", "500", "--rounds", "1"],
+    "minutes": 10, "draws": ["--rows", "500", "--rounds", "1"],
 }  # fmt: skip
 
 
