@@ -54,7 +54,7 @@ _MAX_REASON = 4000
 RETURN_S = 10.0
 """Seconds within which a caller whose connection was lost may come back."""
 _DRAW, _DRAWN, _ROWS = DrawRequest[PackedInts], Drawn[PackedInts], RowsRequest[PackedInts]
-"""What travels."""
+"""The packed forms of requests and responses."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ def _answers(rank: int = 0, parts: int = NUM_PARTS) -> PartitionAnswers:
     return PartitionAnswers(GRAPH.partitions(parts)[rank], rank, parts)
 
 
-def _rows(answers: PartitionAnswers, kind: str, name: Any, ids: list[int], *more: str) -> Any:
-    request = RowsRequest(kind, name, np.array(ids, np.int64), *more)
+def _rows(answers: PartitionAnswers, kind: str, name: Any, ids: list[int], more: Any = None) -> Any:
+    request = RowsRequest(kind, name, np.array(ids, np.int64), more)
     return answers.get_rows(request.map(pack_ints)).values
 
 
