@@ -60,11 +60,12 @@ def _gathered(
 ) -> tuple[Adjacency[Tensor], TimeOrder[Tensor] | None]:
     """Return the edges of all ranks as one adjacency; see `WholeEdgesGraph`."""
     places = torch.arange(own.indices.numel(), device=own.indices.device)
-    columns = [
-        own.indices, own.edge_ids_at(places) if own.has_edge_ids else None, own.weights,
+    more = [
+        own.edge_ids_at(places) if own.has_edge_ids else None, own.weights,
         None if order is None else order.times,
     ]  # fmt: skip
-    ranks.check_room(sum(one.nbytes for one in columns if one is not None) + own.indptr.nbytes)
+    columns = [own.indptr, own.indices, *more]
+    ranks.check_room(sum(one.nbytes for one in columns if one is not None))
     degrees = own.indptr.diff()
     here = degrees.nonzero().squeeze(1)
     rows, sizes = ranks.gathered(here + own.first_row), ranks.gathered(degrees[here])
@@ -76,9 +77,8 @@ def _gathered(
     sizes = sizes[by_row]
     moved = (starts[by_row] - indptr[rows[by_row]]).repeat_interleave(sizes)
     at = moved + torch.arange(moved.numel(), device=moved.device)
-    indices, edge_ids, weights, times = (
-        None if one is None else ranks.gathered(one)[at] for one in columns
-    )
+    indices = ranks.gathered(own.indices)[at]
+    edge_ids, weights, times = (None if one is None else ranks.gathered(one)[at] for one in more)
     found = Adjacency(indptr, indices, edge_ids, weights)
     if order is None or times is None:
         return found, None

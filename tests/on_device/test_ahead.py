@@ -9,19 +9,20 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gigl_loader import DistDataset, DistNeighborLoader
-from gigl_loader.dataset.placement import mapped
+from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.loader import device_source
 from gigl_loader.loader.device_source import DeviceSource
+from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.on_device.device_expansion import SampledEdges
+from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.on_device.sampler import CutBatch
-from gigl_loader.on_device.torch_kernels import TorchKernels
 from gigl_loader.testing import batch_digest
 
 MARKS = 3
 """Events of a batch: launched, cut, finished."""
 
 
-class LateMemory(device_source.DeviceMemory):
+class LateMemory(DeviceMemory):
     """Memory of a device that passes an event when the host is two batches further."""
 
     def __init__(self, device: torch.device) -> None:
@@ -121,7 +122,9 @@ def test_rows_are_read_without_a_wait() -> None:
         (node_type,) = sampler._view.num_nodes
         (edge_type,) = sampler._plan.fanouts
         with FakeTensorMode():
-            view = mapped(sampler._view, lambda t: torch.empty(t.shape, dtype=t.dtype, device=meta))
+            view = each_tensor(
+                sampler._view, lambda t: torch.empty(t.shape, dtype=t.dtype, device=meta)
+            )
             sampler._view = sampler._graph.view = view
             sampler._graph._kernels = TorchKernels(meta)
 
@@ -130,7 +133,7 @@ def test_rows_are_read_without_a_wait() -> None:
 
             drawn = CutBatch(
                 no_request, {node_type: ids(12)}, {node_type: [4, 5, 3]},
-                {edge_type: SampledEdges(ids(2, 14), ids(14), [8, 6])}, None, {}, None,
+                {edge_type: SampledEdges(ids(2, 14), ids(14), [8, 6])}, {}, None,
             )  # fmt: skip
             host, rows = sampler.finish(drawn)
             found = rows.lent()
