@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.collate.padding import EDGE_MASK, NODE_MASK
 from gigl_loader.errors import ConfigError
@@ -17,7 +18,7 @@ _RELATIVE, _ABSOLUTE = 1e-4, 1e-5
 """Tolerances: on a GPU sums have no fixed order, so that two equal calls differ a little."""
 
 
-def check_padding(model: Callable[[Any], Any], batch: Any) -> None:
+def check_padding(model: Callable[[Any], Any], batch: Data | HeteroData) -> None:
     """Make sure that a model gives real nodes the same outputs, whatever is in dead places.
 
     Layers that see all nodes of a batch do not: `BatchNorm` in training, norms of a graph, pooling

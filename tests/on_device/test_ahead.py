@@ -15,7 +15,7 @@ from gigl_loader.loader.device_source import DeviceSource
 from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.on_device.device_expansion import SampledEdges
 from gigl_loader.on_device.device_kernels import TorchKernels
-from gigl_loader.on_device.sampler import CutBatch
+from gigl_loader.on_device.sampler import CutBatch, PlacedRoots
 from gigl_loader.testing import batch_digest
 
 MARKS = 3
@@ -113,6 +113,7 @@ def test_rows_are_read_without_a_wait() -> None:
     """On a device without values: what has to know one, to go on, raises."""
     meta: torch.device = torch.device("meta")
     no_request: Any = None
+    roots = PlacedRoots(no_request, [], None)
     with DistNeighborLoader(
         _placed(), [3, 2], torch.arange(8), batch_size=4, seed=5, num_workers=0, with_edge=True
     ) as loader:
@@ -132,7 +133,7 @@ def test_rows_are_read_without_a_wait() -> None:
                 return torch.empty(shape, dtype=torch.int64, device=meta)
 
             drawn = CutBatch(
-                no_request, {node_type: ids(12)}, {node_type: [4, 5, 3]},
+                roots, {node_type: ids(12)}, {node_type: [4, 5, 3]},
                 {edge_type: SampledEdges(ids(2, 14), ids(14), [8, 6])}, {}, None,
             )  # fmt: skip
             host, rows = sampler.finish(drawn)
