@@ -61,10 +61,11 @@ def _gathered(
     """Return the edges of all ranks as one adjacency; see `WholeEdgesGraph`."""
     places = torch.arange(own.indices.numel(), device=own.indices.device)
     columns = [
-        own.indices, own.edge_ids_at(places) if own.has_edge_ids else None, own.weights,
+        own.edge_ids_at(places) if own.has_edge_ids else None, own.weights,
         None if order is None else order.times,
     ]  # fmt: skip
-    ranks.check_room(sum(one.nbytes for one in columns if one is not None) + own.indptr.nbytes)
+    known = [own.indptr, own.indices, *(one for one in columns if one is not None)]
+    ranks.check_room(sum(one.nbytes for one in known))
     degrees = own.indptr.diff()
     here = degrees.nonzero().squeeze(1)
     rows, sizes = ranks.gathered(here + own.first_row), ranks.gathered(degrees[here])
@@ -76,10 +77,8 @@ def _gathered(
     sizes = sizes[by_row]
     moved = (starts[by_row] - indptr[rows[by_row]]).repeat_interleave(sizes)
     at = moved + torch.arange(moved.numel(), device=moved.device)
-    indices, edge_ids, weights, times = (
-        None if one is None else ranks.gathered(one)[at] for one in columns
-    )
-    found = Adjacency(indptr, indices, edge_ids, weights)
+    edge_ids, weights, times = (None if one is None else ranks.gathered(one)[at] for one in columns)
+    found = Adjacency(indptr, ranks.gathered(own.indices)[at], edge_ids, weights)
     if order is None or times is None:
         return found, None
     # positions count from the row's begin, which is another one here

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.dataset.placement import mapped
+from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.loader import device_source
 from gigl_loader.loader.device_source import DeviceSource
 from gigl_loader.on_device.device_expansion import SampledEdges
@@ -21,7 +22,7 @@ MARKS = 3
 """Events of a batch: launched, cut, finished."""
 
 
-class LateMemory(device_source.DeviceMemory):
+class LateMemory(DeviceMemory):
     """Memory of a device that passes an event when the host is two batches further."""
 
     def __init__(self, device: torch.device) -> None:

@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, partition_graph
 from gigl_loader.commands.planning import main
 from gigl_loader.dataset.placement import Placement
+from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.loader import device_source
 from gigl_loader.loader.device_source import DeviceSource
 from gigl_loader.sampler.bounds import BATCHES_HELD
@@ -67,7 +68,7 @@ def test_a_graph_that_does_not_fit_is_refused_before_it_is_copied(
     assert dataset.placement is None
 
 
-class SmallMemory(device_source.DeviceMemory):
+class SmallMemory(DeviceMemory):
     """Memory of a device that has so much free."""
 
     free: int
@@ -109,7 +110,7 @@ def test_batches_that_do_not_fit_are_refused_before_one_is_launched(
 def test_memory_that_torch_keeps_to_use_again_is_free(
     gpus: list[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = device_source.DeviceMemory(torch.device("cpu"))
+    memory = DeviceMemory(torch.device("cpu"))
     assert memory.free_bytes() is None
     memory._on_cuda = True
     for name, told in (
