@@ -1,3 +1,4 @@
+import importlib.metadata
 import sys
 import warnings
 from collections.abc import Iterator
@@ -84,14 +85,14 @@ def test_gpus_and_their_kernels_are_named(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"H{number}00")
     assert told()["GPUs"] == "2: H000 (0.0 of 80.0 GB free), H100 (1.0 of 80.0 GB free)"
     versions = {"warp-lang": "1.19"}
-    known = diagnose.importlib.metadata.version
+    known = importlib.metadata.version
 
     def version(package: str) -> str:
         if package == "warp-lang" and not versions:
-            raise diagnose.importlib.metadata.PackageNotFoundError(package)
+            raise importlib.metadata.PackageNotFoundError(package)
         return versions.get(package) or known(package)
 
-    monkeypatch.setattr(diagnose.importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "version", version)
     assert told()["kernels for GPUs"] == "Warp 1.19"
     versions.clear()
     assert "pip install 'gigl_loader[gpu]'" in told()["kernels for GPUs"]

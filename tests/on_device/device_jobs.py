@@ -27,6 +27,7 @@ from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.loader import partitioned_graph
 from gigl_loader.loader.partitioned_graph import PartitionedGraph
 from gigl_loader.on_device.sampler import DeviceSampler
+from gigl_loader.ranks import RankExchange
 from gigl_loader.testing import TinyGraph, batch_digest, check_same_batches
 
 
@@ -209,14 +210,14 @@ def hops_over_all_edges_ask_nobody(rank: int, size: int) -> None:
     dataset = cases.partition(rank, size, typed=False).to("cpu", kernels="torch", edges="whole")
     how: dict[str, Any] = {"batch_size": 8, "seed": 1, "num_workers": 0}
     swaps, own, of_a_batch = [], torch.arange(rank, cases.NODES, size), set()
-    swap = partitioned_graph.RankExchange.swap_values
+    swap = RankExchange.swap_values
 
     def noted(self: Any, rows: torch.Tensor, *args: Any) -> torch.Tensor:
         swaps.append(rows.shape)
         return swap(self, rows, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partitioned_graph.RankExchange, "swap_values", noted)
+        patch.setattr(RankExchange, "swap_values", noted)
         patch.setattr(partitioned_graph, "_SLICE", 50)  # edges come in several slices
         for fanouts in ([3], [3, 2, 2]):
             with DistNeighborLoader(dataset, fanouts, own, exchange="collective", **how) as loader:
