@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Here and in all that is started: each process would compile the package, and rewrite all tests,
+# anew; half of what a process that runs tests does before its first one.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # before torch is imported, here and in all that is started: its threads sleep while they wait for
 # each other, as on a busy machine they would spin for most of a test's processor time
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

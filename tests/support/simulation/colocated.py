@@ -115,7 +115,7 @@ def meet_colocated(ranks: int, *, ranks_per_machine: int = 8, workers: int = 4) 
             held for held in vars(one).values() if held is not meeting and held is not own
         ]
 
-    names = {"reads_same_memory": lambda: False, "remote_bytes": lambda *_: 0}
+    names: dict[str, Any] = {"reads_same_memory": lambda: False, "remote_bytes": lambda *_: 0}
     with world.installed((agreement, rendezvous), **names):
         for rank, process in enumerate(processes):
             # drawn delays: ranks that all come at the same moment would hide who waits for whom
