@@ -20,7 +20,13 @@ from gigl_loader.dataset.schema import (
     NodeType,
 )
 from gigl_loader.dataset.view import Book
-from gigl_loader.errors import ConfigError, GiglLoaderError, PeerTimeoutError, ProtocolError
+from gigl_loader.errors import (
+    ConfigError,
+    GiglLoaderError,
+    PeerError,
+    PeerTimeoutError,
+    ProtocolError,
+)
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
 from gigl_loader.remote.calls import TensorMessage
@@ -34,7 +40,7 @@ from gigl_loader.sampler.packing import pack_ints
 from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import row_type
 from gigl_loader.sampler.row_exchange import Split, gather_rows, split_by_owner
-from gigl_loader.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, into_array
 
 if TYPE_CHECKING:  # it imports this module
@@ -110,7 +116,11 @@ class StoreLookup:
                 found.set_exception(error)  # type: ignore[arg-type]
 
         what = f"{kind} of {name!r}"
-        new_thread(target=answer, name=what, on_death=nothing_hangs_on_it).start()
+
+        def died(error: BaseException) -> None:
+            found.set_exception(PeerError(f"{what}: {error!r}"))  # of torch: takes no SystemExit  # type: ignore[arg-type]
+
+        new_thread(target=answer, name=what, on_death=died).start()
         return found
 
     def edges(
