@@ -46,7 +46,7 @@ from gigl_loader.testing import (
     worker_pid,
 )
 from gigl_loader.transport import Security
-from gigl_loader.workers import agreement, producer
+from gigl_loader.workers import producer
 from gigl_loader.workers.pool import process_state
 from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
 from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
@@ -626,7 +626,7 @@ def raise_at_start(number: int) -> None:
 
 def ranks_of_two_machines(rank: int, size: int, folder: Path) -> None:
     """Each rank has an address of its own: refused while open to strangers; then token and TLS."""
-    _set(agreement, "address_towards", lambda host: f"127.0.0.{rank + 1}")
+    _set(producer, "address_towards", lambda host: f"127.0.0.{rank + 1}")
     set_security()
     with pytest.raises(ConfigError, match=r"gigl-loader certs.*gigl-loader token.*INSECURE") as at:
         _big_loader(rank, size)
@@ -668,11 +668,11 @@ def set_security(**settings: str) -> None:
 
 def a_bind_that_fails(rank: int, size: int) -> None:
     """No interface of this machine has the address that workers are to answer on."""
-    _set(agreement, "address_towards", lambda host: f"192.0.2.{rank + 1}")
-    producer = _producer(GRAPH.partitions(size)[rank])
+    _set(producer, "address_towards", lambda host: f"192.0.2.{rank + 1}")
+    own = _producer(GRAPH.partitions(size)[rank])
     with pytest.raises(PeerError, match=r"192\.0\.2\."):
-        producer.init(meet_ranks(60.0), Security.resolve("", "", True))
-    producer.shutdown()
+        own.init(meet_ranks(60.0), Security.resolve("", "", True))
+    own.shutdown()
 
 
 def _producer(dataset: Any) -> DistSamplingProducer:
