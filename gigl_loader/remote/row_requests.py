@@ -118,7 +118,8 @@ class StoreLookup:
         what = f"{kind} of {name!r}"
 
         def died(error: BaseException) -> None:
-            found.set_exception(PeerError(f"{what}: {error!r}"))  # of torch: takes no SystemExit  # type: ignore[arg-type]
+            # a future of torch takes no SystemExit
+            found.set_exception(PeerError(f"{what}: {error!r}"))  # type: ignore[arg-type]
 
         new_thread(target=answer, name=what, on_death=died).start()
         return found
