@@ -66,18 +66,21 @@ def _mix(value: wp.uint64) -> wp.uint64:
 
 
 @wp.func
-def _row_key(key: wp.uint64, node: wp.int64) -> wp.uint64:
+def row_key_of(key: wp.uint64, node: wp.int64) -> wp.uint64:
+    """Return the key of a node's draws; see `torch_numbers.row_keys`."""
     return _mix(_mix(wp.uint64(node) * _NODE + _GAMMA) ^ key)
 
 
 @wp.func
-def _unit(row: wp.uint64, counter: wp.int64) -> wp.float64:
+def unit_of(row: wp.uint64, counter: wp.int64) -> wp.float64:
+    """Return draw ``counter`` of a row, in [0, 1); see `torch_numbers.units`."""
     bits = _mix(row + wp.uint64(counter + wp.int64(1)) * _GAMMA)
     return wp.float64(bits >> wp.uint64(11)) * _TO_UNIT
 
 
 @wp.func
-def _exponential(uniform: wp.float64) -> wp.float64:
+def exponential_of(uniform: wp.float64) -> wp.float64:
+    """Return ``-log(1 - uniform)``, in the order of `torch_numbers.exponentials`."""
     one = wp.float64(1.0)
     bits = wp.cast(one - uniform, wp.int64)
     exponent = wp.float64((bits >> wp.int64(52)) - _BIAS)
@@ -165,7 +168,7 @@ def _draw_next(
     """Return draw ``j`` by Floyd's method; see `compiled.draw_uniform`."""
     place = wp.int64(j)
     last = degree - take + place
-    drawn = wp.int64(_unit(row, place) * wp.float64(last + wp.int64(1)))
+    drawn = wp.int64(unit_of(row, place) * wp.float64(last + wp.int64(1)))
     for k in range(j):  # earlier draws are in the row's own places
         if offsets[i, k] == start + drawn:
             return start + last
@@ -200,14 +203,14 @@ def draw_uniform(
     degree = stop - start
     take = _count(degree, fanout, replace)
     counts[i] = take
-    row = _row_key(key, ids[i])
+    row = row_key_of(key, ids[i])
     for j in range(offsets.shape[1]):
         place = wp.int64(j)
         position = start + place  # the whole row, in stored order
         if place >= take:
             position = wp.int64(0)
         elif replace != 0:
-            position = start + wp.int64(_unit(row, place) * wp.float64(degree))
+            position = start + wp.int64(unit_of(row, place) * wp.float64(degree))
         elif take < degree:
             position = _draw_next(offsets, i, j, row, start, degree, take)
         offsets[i, j] = position
@@ -354,7 +357,7 @@ def draw_whole_rows(
     start = _bound(indptr, rows[i])
     stop = _bound(indptr, rows[i] + wp.int64(1))
     width = offsets.shape[1]
-    row = _row_key(key, ids[i])
+    row = row_key_of(key, ids[i])
     size = wp.int32(0)
     heaped = wp.int32(0)
     copy = wp.int64(0)
@@ -368,12 +371,12 @@ def draw_whole_rows(
             copy = copy + wp.int64(1) if neighbor == before else wp.int64(0)
             before = neighbor
             counter = copy
-            row = _row_key(key, neighbor)
+            row = row_key_of(key, neighbor)
         weight = _weight_at(weights, position)
         if weight > wp.float32(0.0):
-            value = _unit(row, counter)
+            value = unit_of(row, counter)
             if weights.shape[0] > 0:
-                value = _exponential(value) / wp.float64(weight)
+                value = exponential_of(value) / wp.float64(weight)
             if size < width:
                 values[i, size] = value
                 offsets[i, size] = position
@@ -416,11 +419,11 @@ def draw_with_replacement(
     if total > wp.float64(0.0):
         taken = width
     counts[i] = wp.int64(taken)
-    row = _row_key(key, ids[i])
+    row = row_key_of(key, ids[i])
     for j in range(width):
         found = wp.int64(0)
         if taken > 0:
-            goal = _unit(row, wp.int64(j)) * total
+            goal = unit_of(row, wp.int64(j)) * total
             # In the same order as above: sums depend on it.
             running = wp.float64(_weight_at(weights, start))
             found = start

@@ -22,22 +22,22 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def _args(bench: ModuleType, **more: Any) -> argparse.Namespace:
-    found: argparse.Namespace = bench._parser().parse_args([])
-    vars(found).update({"device": "cpu", **bench._SMALL, **more})
+    found: argparse.Namespace = bench.make_parser().parse_args([])
+    vars(found).update({"device": "cpu", **bench.SMALL, **more})
     return found
 
 
 def _names(bench: ModuleType) -> list[str]:
-    return [*bench._OWN, *bench.PEERS, *bench._TRAINING, *bench._SCRIPTS]
+    return [*bench.OWN, *bench.PEERS, *bench.TRAINING, *bench.SCRIPTS]
 
 
 def test_the_page_in_the_tree_is_of_this_benchmark_and_says_what_it_is(bench: ModuleType) -> None:
     text = (FOLDER / "README.md").read_text()
     assert all(f"| {name} |" in text or f"{name} ([page]" in text for name in _names(bench))
     rehearsed = "the CPU (" in text
-    assert (bench._REHEARSAL in text) == rehearsed
+    assert (bench.REHEARSAL in text) == rehearsed
     assert ("Tests: not run: a rehearsal" in text) == rehearsed
-    rows = [line for name in (*bench._OWN, *bench._TRAINING) for line in text.splitlines()
+    rows = [line for name in (*bench.OWN, *bench.TRAINING) for line in text.splitlines()
             if line.startswith(f"| {name} |")]  # fmt: skip
     assert all(row.split("|")[2].strip()[0].isdigit() for row in rows), "each of our own has run"
 
@@ -50,7 +50,7 @@ def test_speeds_are_medians_and_shares_of_what_the_machine_copies(bench: ModuleT
         for rate in (900.0, 1000.0, 1300.0)
     ]
     made.problems["GraphBolt"] = "ModuleNotFoundError: No module named 'dgl'"
-    text = bench.page(made, "7 passed", {title: ["| x |"] for title in bench._SCRIPTS})
+    text = bench.page(made, "7 passed", {title: ["| x |"] for title in bench.SCRIPTS})
     assert "| workers | 1,000 (900 to 1,300) | 10.00 | 50% | 3.0 GB |" in text
     assert "| GraphBolt | ModuleNotFoundError: No module named 'dgl' |" in text
     assert "copies 20.0 GB/s from pinned memory, and gathers 300.0 GB/s" in text
@@ -58,7 +58,7 @@ def test_speeds_are_medians_and_shares_of_what_the_machine_copies(bench: ModuleT
 
 
 def test_mlperfs_setting(bench: ModuleType) -> None:
-    args = bench._parser().parse_args([])
+    args = bench.make_parser().parse_args([])
     args.device = "cuda:0"
     case = bench.Bench(args).case("R-GAT, on the device")
     assert (case.fanout, case.hidden) == ((5, 10, 15), 512)
@@ -71,8 +71,8 @@ def test_what_fails_or_takes_too_long_is_on_the_page(
     bench: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = bench.Bench(_args(bench, device="cuda:0"))
-    monkeypatch.setattr(bench, "_LEAST_SECONDS", 0.0)
-    made._ends = 0.0
+    monkeypatch.setattr(bench, "LEAST_SECONDS", 0.0)
+    made.ends = 0.0
     assert made.tests() == "not done after 0 s"
     assert made.script("draws/bench_draws.py") == ["not done after 0 s"]
     made.run("workers")

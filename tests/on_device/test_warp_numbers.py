@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.on_device.torch_numbers import exponentials, row_keys, signed, units
-from gigl_loader.on_device.warp_programs import _exponential, _row_key, _unit
+from gigl_loader.on_device.warp_programs import exponential_of, row_key_of, unit_of
 
 wp.set_module_options({"fuse_fp": False, "enable_backward": False})
 
@@ -21,8 +21,8 @@ def _numbers(
     exponential: wp.array[wp.float64],
 ) -> None:
     i = wp.tid()
-    drawn[i] = _unit(_row_key(key, ids[i]), ids[i] & wp.int64(1023))
-    exponential[i] = _exponential(uniform[i])
+    drawn[i] = unit_of(row_key_of(key, ids[i]), ids[i] & wp.int64(1023))
+    exponential[i] = exponential_of(uniform[i])
 
 
 def _check(ids: np.ndarray, key: int, wholes: np.ndarray) -> None:

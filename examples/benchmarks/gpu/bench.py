@@ -28,19 +28,19 @@ from _cases import MARK, PEERS, Case
 
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[2]
-_OWN = (
+OWN = (
     "workers", "in process", "on the device", "on the device, features on the host",
     "on the device, one shape",
 )  # fmt: skip
-_TRAINING = ("R-GAT, workers", "R-GAT, on the device", "R-GAT, on the device, one shape")
-_SCRIPTS = {
+TRAINING = ("R-GAT, workers", "R-GAT, on the device", "R-GAT, on the device, one shape")
+SCRIPTS = {
     "Copies that overlap compute": "device/bench_step.py",
     "The draws of one hop": "draws/bench_draws.py",
 }
 """Benchmarks with pages of their own, by what they measure."""
-_LEAST_SECONDS = 60.0
+LEAST_SECONDS = 60.0
 """Time that tests and other benchmarks have, if little is left."""
-_REHEARSAL = """\
+REHEARSAL = """\
 **No GPU has run this yet.** This page is of a rehearsal: everything once, small, on the CPU. It
 shows that each case runs; no figure on it says anything about a GPU. `make gpu`, on a machine that
 has one, writes the page again."""
@@ -51,14 +51,14 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self._ends = time.monotonic() + 60 * args.minutes
+        self.ends = time.monotonic() + 60 * args.minutes
         self.found: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.problems: dict[str, str] = {}
 
     @property
     def left(self) -> float:
         """Seconds left."""
-        return max(0.0, self._ends - time.monotonic())
+        return max(0.0, self.ends - time.monotonic())
 
     def case(self, name: str) -> Case:
         """Return a case at the size of this run."""
@@ -114,11 +114,11 @@ class Bench:
         try:
             done = subprocess.run(
                 [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                text=True, timeout=max(_LEAST_SECONDS, seconds), cwd=_ROOT,
+                text=True, timeout=max(LEAST_SECONDS, seconds), cwd=_ROOT,
                 env={**os.environ, "PYTHONPATH": str(_ROOT)},
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return f"not done after {max(_LEAST_SECONDS, seconds):.0f} s"
+            return f"not done after {max(LEAST_SECONDS, seconds):.0f} s"
         print(done.stdout[-3000:], flush=True)
         return done.stdout
 
@@ -138,7 +138,7 @@ def page(bench: Bench, tests: str, scripts: dict[str, list[str]]) -> str:
     lines = [
         "# On a GPU",
         "",
-        *([] if on_cuda else [_REHEARSAL, ""]),
+        *([] if on_cuda else [REHEARSAL, ""]),
         f"`make gpu`, {datetime.date.today()}, {device}, torch {torch.__version__}, "
         f"Python {platform.python_version()}. Written by `bench.py`; do not edit.",
         "",
@@ -150,18 +150,18 @@ def page(bench: Bench, tests: str, scripts: dict[str, list[str]]) -> str:
         f"{args.nodes:,} nodes, {args.nodes * args.degree:,} edges, {args.dim} float32 features, "
         f"neighbours {args.fanout}, batches of {args.batch_size}; {args.workers} workers.",
         "",
-        *_table(bench, [*_OWN, *PEERS], floor.get("host_to_device_gb_per_s")),
+        *_table(bench, [*OWN, *PEERS], floor.get("host_to_device_gb_per_s")),
         "",
         f"R-GAT as in MLPerf: neighbours 5, 10, 15, hidden {args.hidden}, a graph with the types "
         f"of IGBH, {args.typed_nodes:,} papers, {args.typed_dim} float16 features; training "
         "included.",
         "",
-        *_table(bench, list(_TRAINING), None),
+        *_table(bench, list(TRAINING), None),
     ]
     for title, table in scripts.items():
         lines += [
             "",
-            f"{title} ([page](../{_SCRIPTS[title].partition('/')[0]}/README.md)):",
+            f"{title} ([page](../{SCRIPTS[title].partition('/')[0]}/README.md)):",
             "",
             *table,
         ]
@@ -191,7 +191,7 @@ def _table(bench: Bench, names: list[str], copied: float | None) -> list[str]:
     return lines
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, small")
     parser.add_argument("--kernels", default="warp", help="of a rehearsal: warp or torch")
@@ -213,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_SMALL = {
+SMALL = {
     "nodes": 2000, "degree": 8, "dim": 8, "fanout": [3, 2], "batch_size": 32, "warmup": 2,
     "batches": 6, "workers": 1, "typed_nodes": 600, "typed_dim": 16, "hidden": 16, "rounds": 1,
     "minutes": 10, "draws": ["--rows", "500", "--rounds", "1"],
@@ -222,25 +222,25 @@ _SMALL = {
 
 def main() -> int:
     """Run it; return 1 where one of our own loaders failed."""
-    args = _parser().parse_args()
+    args = make_parser().parse_args()
     args.device = "cpu" if args.rehearse else "cuda:0"
     if args.rehearse:
-        vars(args).update(_SMALL)
+        vars(args).update(SMALL)
     elif not torch.cuda.is_available():
         print('there is no GPU here: make gpu ARGS="--rehearse" does the same on the CPU')
         return 2
     bench = Bench(args)
     tests = bench.tests()
     bench.run("copies")
-    scripts = {title: bench.script(path) for title, path in _SCRIPTS.items()}
+    scripts = {title: bench.script(path) for title, path in SCRIPTS.items()}
     for _ in range(args.rounds):
-        for name in (*_OWN, *_TRAINING, *([] if args.rehearse else PEERS)):
+        for name in (*OWN, *TRAINING, *([] if args.rehearse else PEERS)):
             bench.run(name)
     out = args.out or (_ROOT / "out" / "gpu.md" if args.rehearse else _HERE / "README.md")
     out.parent.mkdir(exist_ok=True)
     out.write_text(page(bench, tests, scripts))
     print(out.read_text())
-    failed = [name for name in (*_OWN, *_TRAINING, "copies") if name in bench.problems]
+    failed = [name for name in (*OWN, *TRAINING, "copies") if name in bench.problems]
     print(f"failed: {failed}" if failed else f"written: {out}")
     return 1 if failed else 0
 
