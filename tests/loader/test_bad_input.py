@@ -99,12 +99,12 @@ def test_seeds_by_type(typed: DistDataset, seeds, match: str) -> None:
 @pytest.mark.parametrize(
     ("how", "match"),
     [
-        ({"remote_cache": "lots"}, "remote_cache must be bytes above 0, or a text"),
+        ({"remote_cache": "lots"}, "remote_cache must be bytes above 0, or a string"),
         ({"remote_cache": "0%"}, "above 0% and at most 100%, got '0%'"),
         ({"remote_cache": "120%"}, "at most 100%"),
         ({"remote_cache": True}, 'or a share such as "20%"; got True'),
         ({"remote_cache": 0.2}, 'a share such as "20%"; got 0.2'),
-        ({"channel_size": True}, "channel_size must be bytes above 0, or a text"),
+        ({"channel_size": True}, "channel_size must be bytes above 0, or a string"),
         ({"remote_cache": "20%", "num_workers": 0}, "is filled by sampling workers"),
         ({"remote_cache": "20%", "exchange": "collective"}, "is filled by sampling workers"),
     ],
