@@ -129,6 +129,17 @@ def _keep_colon(
         lines[:0] = ["..", ""]  # a comment, which has no colon
 
 
+def _show_public_bases(
+    app: Sphinx, name: str, obj: Any, options: Any, bases: list[type[Any]]
+) -> None:
+    """Show the bases of a private base in its place."""
+    bases[:] = [
+        shown
+        for base in bases
+        for shown in (base.__bases__ if base.__name__.startswith("_") else (base,))
+    ]
+
+
 def _read_fields() -> None:
     """Let autodoc find the docstrings of fields, and the order of members, of public classes.
 
@@ -153,3 +164,4 @@ def setup(app: Sphinx) -> None:
     _read_fields()
     app.connect("missing-reference", _find_name, priority=400)
     app.connect("autodoc-process-docstring", _keep_colon, priority=400)
+    app.connect("autodoc-process-bases", _show_public_bases)

@@ -367,5 +367,5 @@ def check_on_device(data: DistDataset, device: torch.device, *, in_process: bool
         raise ConfigError(
             f"partition {data.partition_idx} of {data.num_partitions} was moved to "
             f"{placement.device} with a cache: that is for a graph in one partition; "
-            " leave cache= out of dataset.to()"
+            "leave cache= out of dataset.to()"
         )
