@@ -22,9 +22,9 @@ def check_padding(model: Callable[[Any], Any], batch: Data | HeteroData) -> None
     """Make sure that a model gives real nodes the same outputs, whatever is in dead places.
 
     Layers that see all nodes of a batch do not: ``BatchNorm`` in training, norms of a graph,
-    pooling without ``batch``. Call this once before training, with the model in the mode of training. It
-    is called twice, as a copy, with equal random numbers: with the batch, and with other features
-    and ids of dead nodes and edges.
+    pooling without ``batch``. Call this once before training, with the model in the mode of
+    training. It is called twice, as a copy, with equal random numbers: with the batch, and with
+    other features and ids of dead nodes and edges.
 
     Args:
         model: A module, or a function, that takes a batch. A function should leave the states of
