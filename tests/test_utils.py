@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from support.conditions import Gpus
 
 import gigl_loader
 from gigl_loader import ConfigError, UsageError, utils
@@ -40,8 +41,8 @@ def test_ports_are_free_and_different() -> None:
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, "cpu"), (2, "cuda:1")])
-def test_devices_are_taken_in_turn(count: int, expected: str, gpus: list[None]) -> None:
-    gpus.extend([None] * count)
+def test_devices_are_taken_in_turn(count: int, expected: str, gpus: Gpus) -> None:
+    gpus.extend([0] * count)
     assert utils.get_available_device(3) == torch.device(expected)
 
 

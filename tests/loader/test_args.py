@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.conditions import Gpus
 
 from gigl_loader import (
     ConfigError,
@@ -88,11 +89,11 @@ def test_values_that_cannot_work_together(how: dict[str, Any], words: str) -> No
         _args(**how)
 
 
-def test_where_batches_go(gpus: list[None]) -> None:
+def test_where_batches_go(gpus: Gpus) -> None:
     assert _args().device(3) == torch.device("cpu")
     with pytest.raises(ConfigError, match="torch finds 0 CUDA devices here"):
         check_device("cuda")
-    gpus += [None, None]
+    gpus += [0, 0]
     assert [_args().device(rank).index for rank in range(4)] == [0, 1, 0, 1]
     assert _args(pin_memory_device=torch.device("cpu")).device(1) == torch.device("cpu")
     assert _args(pin_memory_device="cuda:1").device(0) == torch.device("cuda", 1)

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.conditions import SetConstants
 
 FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks" / "gpu"
 
@@ -68,10 +69,10 @@ def test_mlperfs_setting(bench: ModuleType) -> None:
 
 
 def test_what_fails_or_takes_too_long_is_on_the_page(
-    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+    bench: ModuleType, constants: SetConstants
 ) -> None:
     made = bench.Bench(_args(bench, device="cuda:0"))
-    monkeypatch.setattr(bench, "LEAST_SECONDS", 0.0)
+    constants(bench, LEAST_SECONDS=0.0)
     made.ends = 0.0
     assert made.tests() == "not done after 0 s"
     assert made.script("draws/bench_draws.py") == ["not done after 0 s"]

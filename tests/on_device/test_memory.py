@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.conditions import Gpus
 from torch_geometric.data import Data
 
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, partition_graph
@@ -53,14 +54,13 @@ def test_a_placed_graph_takes_what_was_planned(
 
 @pytest.mark.parametrize("features", ["device", "host"])
 def test_a_graph_that_does_not_fit_is_refused_before_it_is_copied(
-    features: Any, gpus: list[None], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    features: Any, gpus: Gpus
+) -> None:
     """Torch here has no CUDA: a copy would be another error."""
-    gpus.append(None)
     dataset = DistDataset.from_pyg(_data())
+    gpus.append(10**12)
     wanted = Placement(torch.device("cuda", 0), features).nbytes(dataset.view())[0]
-    free = wanted  # a tenth of it is the model's
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * 10**9))
+    gpus[0] = wanted  # a tenth of it is the model's
     with pytest.raises(
         ConfigError, match=r"the graph takes .* of cuda:0, which has .* free.*--gpu"
     ):
@@ -107,14 +107,10 @@ def test_batches_that_do_not_fit_are_refused_before_one_is_launched(
         next(iter(loader))
 
 
-def test_memory_that_torch_keeps_to_use_again_is_free(
-    gpus: list[None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_torch_keeps_to_use_again_is_free(gpus: Gpus) -> None:
     memory = DeviceMemory(torch.device("cpu"))
     assert memory.free_bytes() is None
     memory._on_cuda = True
-    for name, told in (
-        ("mem_get_info", (5, 100)), ("memory_reserved", 40), ("memory_allocated", 30),
-    ):  # fmt: skip
-        monkeypatch.setattr(torch.cuda, name, lambda device, told=told: told)
+    gpus.append(5)
+    gpus.reserved, gpus.allocated = 40, 30
     assert memory.free_bytes() == 5 + 40 - 30

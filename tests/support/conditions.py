@@ -151,15 +151,31 @@ def libc_is(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return replace
 
 
+class Gpus(list[int]):
+    """Bytes that are free on each GPU, by its number."""
+
+    total = 80 * 10**9
+    """Bytes of each."""
+    reserved, allocated = 0, 0
+    """Bytes that torch holds, and how many of them tensors use."""
+
+
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     """The GPUs that torch finds: of a machine that has none so far, and whose first is current."""
     import torch  # here: not all tests need it
 
-    found: list[None] = []
+    found = Gpus()
+
+    def number(device: Any) -> int:
+        return device if isinstance(device, int) else (torch.device(device).index or 0)
+
     says = {
         "is_available": lambda: bool(found), "device_count": lambda: len(found),
-        "current_device": lambda: 0,
+        "current_device": lambda: 0, "get_device_name": lambda device: f"H{number(device)}00",
+        "mem_get_info": lambda device: (found[number(device)], found.total),
+        "memory_reserved": lambda device: found.reserved,
+        "memory_allocated": lambda device: found.allocated,
     }  # fmt: skip
     for name, told in says.items():
         monkeypatch.setattr(torch.cuda, name, told)
