@@ -448,9 +448,11 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
             kernels: ``"torch"`` or ``"warp"``: the sampling kernels. None: Warp if it is installed
                 (extra ``gpu``). Named with ``"cpu"``, the CPU does all work of a device: for tests
                 and rehearsals.
-            edges: For a partition. ``"whole"``: the first loader gathers the edges of all
-                partitions on each device; then only rows are asked of other devices. ``"own"``:
-                neighbours are, too, in each hop.
+            edges: ``"own"``: this partition's are on the device. ``"host"``: their ends and ids lie
+                in pinned memory of the host, where Warp's kernels read them; torch's kernels let
+                the host wait in each hop. ``"whole"``, for a partition: the first loader gathers
+                the edges of all partitions on each device; then only rows are asked of other
+                devices, and neighbours in no hop.
 
         Raises:
             ConfigError: There is no such device, or not enough free memory on it; or ``kernels``

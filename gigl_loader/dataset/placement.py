@@ -18,7 +18,7 @@ from gigl_loader.sizes import size_in_words
 
 FeaturesOn = Literal["device", "host"]
 KernelsBy = Literal["torch", "warp"]
-EdgesOn = Literal["own", "whole"]
+EdgesOn = Literal["own", "whole", "host"]
 _ROWS = ("node_features", "edge_features")
 """The parts that may stay on the host; the others are small beside them, or read more often."""
 _SPARE = 0.9
@@ -57,7 +57,8 @@ class Placement:
         features: ``"device"``, or ``"host"``: features lie in pinned memory of the host.
         kernels: ``"torch"`` or ``"warp"``; None: chosen by the kind of device.
         cache: Device memory for features on the host, as ``remote_cache`` of a loader.
-        edges: Of a partition: ``"own"``, or ``"whole"``: also the edges of all others.
+        edges: ``"own"``; ``"host"``: their ends and ids lie in pinned memory of the host; or of a
+            partition ``"whole"``: also the edges of all others.
 
     Raises:
         ConfigError: A value cannot work.
@@ -71,8 +72,8 @@ class Placement:
         cache: int | str | None = None,
         edges: EdgesOn = "own",
     ) -> None:
-        if edges not in ("own", "whole"):
-            raise ConfigError(f'edges must be "own" or "whole", got {edges!r}')
+        if edges not in ("own", "whole", "host"):
+            raise ConfigError(f'edges must be "own", "whole" or "host", got {edges!r}')
         if features not in ("device", "host"):
             raise ConfigError(f'features must be "device" or "host", got {features!r}')
         if kernels not in (None, "torch", "warp"):
@@ -112,10 +113,13 @@ class Placement:
 
     def _stays_on_host(self, view: PartitionView) -> set[tuple[Any, ...]]:
         """Return the keys of tensors that stay in place."""
-        if self.features == "device":
-            return set()
-        # only the values are large: indexes are on the device
-        return {_key(rows.values) for kind in _ROWS for rows in getattr(view, kind).values()}
+        # only the values and ends are large: what finds them is on the device
+        stays = []
+        if self.features == "host":
+            stays += [rows.values for kind in _ROWS for rows in getattr(view, kind).values()]
+        if self.edges == "host":
+            stays += [one for a in view.adjacency.values() for one in (a.indices, a.edge_ids)]
+        return {_key(one) for one in stays if one is not None}
 
     def _check_fits(self, view: PartitionView) -> None:
         if self.device.type != "cuda":

@@ -210,9 +210,9 @@ class PartitionedGraph(DeviceGraph):
         rows = adjacency.locate(ids)
         found = drawn_from(self.view, self._kernels, request, rows, self.degrees[name])
         # Unused places have position 0, and so the neighbour there: counts tell them apart.
-        parts = [found.counts[:, None], adjacency.indices[found.edges].long()]
+        parts = [found.counts[:, None], self._kernels.items(adjacency.indices, found.edges)]
         if self._plan.with_edge:
-            parts.append(edge_ids_at(adjacency, found.edges))
+            parts.append(edge_ids_at(adjacency, found.edges, self._kernels))
         return torch.cat(parts, 1)[:, : 1 + width * (len(parts) - 1)]
 
     def _response_size(self, asked: HopRequest) -> int:

@@ -72,11 +72,11 @@ class DeviceGraph:
 
     def neighbors(self, edge_type: EdgeType, drawn: HopDrawn) -> Tensor:
         """Return ``[n, width]`` int64, the drawn neighbours."""
-        return self.view.adjacency[edge_type].indices[drawn.edges].long()
+        return self._kernels.items(self.view.adjacency[edge_type].indices, drawn.edges)
 
     def edge_ids(self, edge_type: EdgeType, edges: Tensor) -> Tensor:
         """Return the id of each edge, of `HopDrawn.edges`, as int64."""
-        return edge_ids_at(self.view.adjacency[edge_type], edges)
+        return edge_ids_at(self.view.adjacency[edge_type], edges, self._kernels)
 
     def rows(self, ids: Mapping[Owner, Tensor], wanted: Sequence[Matrix]) -> dict[Matrix, Tensor]:
         """Return the rows of a batch on the device.
@@ -121,10 +121,12 @@ def read_rows(
     return found
 
 
-def edge_ids_at(adjacency: Adjacency[Tensor], positions: Tensor) -> Tensor:
+def edge_ids_at(adjacency: Adjacency[Tensor], positions: Tensor, kernels: TorchKernels) -> Tensor:
     """Return the ids of the edges at ``positions`` as int64."""
-    ids: Tensor = adjacency.edge_ids_at(positions)
-    return ids.long()
+    if adjacency.edge_ids is not None:
+        return kernels.items(adjacency.edge_ids, positions)
+    found: Tensor = adjacency.edge_ids_at(positions)
+    return found
 
 
 def rows_of(view: PartitionView[Tensor], matrix: Matrix) -> Rows[Tensor]:

@@ -170,9 +170,16 @@ class TorchKernels:
             values: ``[num_rows, ...]``, on the device or in pinned memory of the host.
             rows: ``[n]`` int64, on the device.
         """
-        if values.device == rows.device:
-            return values.index_select(0, rows)
-        return values.index_select(0, rows.to(values.device)).to(rows.device)
+        return _read(values, rows)
+
+    def items(self, values: Tensor, places: Tensor) -> Tensor:
+        """Return ``values[places]`` as int64, of values that lie where `gather` reads them.
+
+        Args:
+            values: ``[n]``, ids.
+            places: int64, of any shape, on the device.
+        """
+        return self.gather(values, places.reshape(-1)).view(places.shape).long()
 
     def _first_places(self, keys: Tensor) -> Tensor:
         """Return the first place of each of ``keys``; any place for those below 0."""
@@ -183,6 +190,13 @@ class TorchKernels:
         # A stable sort keeps equal keys in the order of their places: a run starts with the first.
         run = torch.where(starts, places, 0).cummax(0).values
         return torch.empty_like(keys).scatter_(0, order, order[run])
+
+
+def _read(values: Tensor, rows: Tensor) -> Tensor:
+    """Return ``values[rows]``, ``rows`` of one dimension; see `TorchKernels.gather`."""
+    if values.device == rows.device:
+        return values.index_select(0, rows)
+    return values.index_select(0, rows.to(values.device)).to(rows.device)
 
 
 def _rows(asked: DeviceDraw) -> tuple[Tensor, Tensor]:
@@ -297,8 +311,9 @@ def _numbers(
         if keys is not None:
             yield offsets, inside, units(keys, columns)
             continue
-        neighbors = indices[offsets].long()
-        before = indices[(offsets - 1).clamp(min=0)].long()
+        neighbors = _read(indices, offsets.reshape(-1)).view(offsets.shape).long()
+        before = (offsets - 1).clamp(min=0)
+        before = _read(indices, before.reshape(-1)).view(before.shape).long()
         begins = torch.where((neighbors != before) | (columns == 0), columns, 0)
         runs = torch.cat([run, begins], 1).cummax(1).values[:, 1:]
         run = runs[:, -1:]

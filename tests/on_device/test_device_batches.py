@@ -47,6 +47,25 @@ def test_the_bits_of_the_cpu(name: str, kernels: Any) -> None:
     assert cases.in_one_process(case, dataset, num_workers=0) == KNOWN[name]
 
 
+@pytest.mark.parametrize("kernels", ["torch", "warp"])
+@pytest.mark.parametrize(
+    "name", ["nodes", "nodes, labor", "nodes, by time", "nodes, weighted", "typed nodes, disjoint",
+             "links, binary"],
+)  # fmt: skip
+def test_edges_on_the_host_give_the_same_bits(name: str, kernels: Any) -> None:
+    case = CASES[name]
+    dataset = case.partition(0, 1).to("cpu", kernels=kernels, edges="host", features="host")
+    assert cases.in_one_process(case, dataset, num_workers=0) == KNOWN[name]
+
+
+def test_what_finds_edges_stays_on_the_device() -> None:
+    view = small().view()
+    on_device, on_host = Placement(torch.device("cpu"), edges="host").nbytes(view)
+    ends = [one for a in view.adjacency.values() for one in (a.indices, a.edge_ids)]
+    assert on_host == sum(one.nbytes for one in ends if one is not None) > 0
+    assert on_device + on_host == Placement(torch.device("cpu")).nbytes(view)[0]
+
+
 def test_padded_batches_are_those_of_the_cpu() -> None:
     nodes, found = torch.arange(30), []
     for dataset in (small(), small().to("cpu", kernels="torch")):
@@ -272,7 +291,7 @@ def test_mistakes_are_named() -> None:
         small().to("cpu", kernels="cuda")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match='features must be "device" or "host"'):
         small().to("cpu", kernels="torch", features="disk")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match='edges must be "own" or "whole"'):
+    with pytest.raises(ConfigError, match='edges must be "own", "whole" or "host"'):
         small().to("cpu", kernels="torch", edges="all")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match='is for features="host"'):
         small().to("cpu", kernels="torch", cache="20%")

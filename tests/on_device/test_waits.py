@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as ShapeOfValues
 
 from gigl_loader.dataset.view import Adjacency, TimeOrder
+from gigl_loader.on_device.device_graph import edge_ids_at
 from gigl_loader.on_device.device_kernels import DeviceDraw, DeviceLabels, TorchKernels
 from gigl_loader.sampler.plan import Draw
 
@@ -59,6 +60,20 @@ def _draw(draw: Draw, width: int) -> None:
 def test_no_draw_waits(fanout: int, replace: bool, how: dict[str, bool]) -> None:
     with FakeTensorMode():
         _draw(Draw(EDGE_TYPE, fanout, 2**64 - 1, replace=replace, **how), max(fanout, 0) or 30)
+
+
+@pytest.mark.parametrize("how", [{}, {"labor": True}])
+def test_edges_on_the_host_are_read_there(how: dict[str, bool]) -> None:
+    """An operator that takes tensors of two devices raises."""
+    with FakeTensorMode():
+        ends = torch.zeros(50, dtype=torch.int64)
+        view, kernels = Adjacency(_ints(11), ends, ends.clone(), None), TorchKernels(DEVICE)
+        draw = Draw(EDGE_TYPE, 4, 2**64 - 1, **how)
+        drawn = kernels.draw(DeviceDraw(draw, view, _ints(8), _ints(8), 4, largest_degree=30))
+        for found in (
+            kernels.items(view.indices, drawn.edges), edge_ids_at(view, drawn.edges, kernels)
+        ):  # fmt: skip
+            assert (found.device, found.dtype, found.shape) == (DEVICE, torch.int64, (8, 4))
 
 
 def test_no_label_waits() -> None:
