@@ -192,11 +192,10 @@ class TorchKernels:
         return torch.empty_like(keys).scatter_(0, order, order[run])
 
 
-def _read(values: Tensor, rows: Tensor) -> Tensor:
-    """Return ``values[rows]``, ``rows`` of one dimension; see `TorchKernels.gather`."""
-    if values.device == rows.device:
-        return values.index_select(0, rows)
-    return values.index_select(0, rows.to(values.device)).to(rows.device)
+def _read(values: Tensor, places: Tensor) -> Tensor:
+    """Return ``values[places]`` on the device of ``places``; see `TorchKernels.gather`."""
+    found = values.index_select(0, places.reshape(-1).to(values.device)).to(places.device)
+    return found.view(*places.shape, *values.shape[1:])
 
 
 def _rows(asked: DeviceDraw) -> tuple[Tensor, Tensor]:
@@ -311,9 +310,8 @@ def _numbers(
         if keys is not None:
             yield offsets, inside, units(keys, columns)
             continue
-        neighbors = _read(indices, offsets.reshape(-1)).view(offsets.shape).long()
-        before = (offsets - 1).clamp(min=0)
-        before = _read(indices, before.reshape(-1)).view(before.shape).long()
+        neighbors = _read(indices, offsets).long()
+        before = _read(indices, (offsets - 1).clamp(min=0)).long()
         begins = torch.where((neighbors != before) | (columns == 0), columns, 0)
         runs = torch.cat([run, begins], 1).cummax(1).values[:, 1:]
         run = runs[:, -1:]
