@@ -22,7 +22,7 @@ from gigl_loader import _glt
 from gigl_loader.dataset import disk, glt_attributes
 from gigl_loader.dataset.adjacency import weighted_view, with_times
 from gigl_loader.dataset.build import read_node_books
-from gigl_loader.dataset.checks import check_edge_dir, check_partitions
+from gigl_loader.dataset.checks import check_edge_dir, check_partitions, check_type_names
 from gigl_loader.dataset.facts import PartitionFacts, make_schema
 from gigl_loader.dataset.identity import identity_of
 from gigl_loader.dataset.lookup import DistFeature, Kind
@@ -350,6 +350,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
     def _fill(
         self, view: PartitionView, splits: Splits, source: CheckedGraph | None = None
     ) -> None:
+        check_type_names([*view.num_nodes, *view.adjacency])
         if view.identity is None:
             view = replace(view, identity=identity_of(view, source))
         # the schema first: it decides whether attributes are dicts

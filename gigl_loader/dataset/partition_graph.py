@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gigl_loader.dataset.adjacency import compress
 from gigl_loader.dataset.build import book_table, contiguous_book, make_book
-from gigl_loader.dataset.checks import check_edge_dir, check_partitions
+from gigl_loader.dataset.checks import check_edge_dir, check_partitions, check_type_names
 from gigl_loader.dataset.directory import (
     check_format,
     check_order,
@@ -224,6 +224,7 @@ def _store_in_fewer_bytes(source: CheckedGraph, dtypes: FeatureDtype | None, for
 
 def _check_names(source: CheckedGraph) -> None:
     keys: list[NodeType | EdgeType] = [*source.num_nodes, *source.edges, *source.label_edges]
+    check_type_names(keys)
     for key in keys:
         name = type_str(key)
         if not name or name in (".", "..") or "/" in name or "\0" in name:

@@ -95,8 +95,11 @@ def read_pyg(data: Any, supervision: Supervision | None = None) -> CheckedGraph:
         )
     # after the graph: label edges may only name its node types
     _add_supervision(source, supervision)
-    if not source.edges:
-        raise ConfigError("data has no message-passing edge type: give it an edge_index")
+    if not source.num_nodes:
+        raise ConfigError("data has no nodes: give it x or set num_nodes")
+    # Nodes alone are a graph, as in PyG; but label edges predict edges, and there are none.
+    if not source.edges and source.label_edges:
+        raise ConfigError("data has label edges and no message-passing edge type: give it one")
     # before the cut: a partition has a part of the labels
     source.num_classes = count_classes(
         {node_type: Rows(labels, None, True) for node_type, labels in source.node_labels.items()}

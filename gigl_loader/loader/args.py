@@ -27,6 +27,7 @@ from gigl_loader.loader.config import (
 from gigl_loader.loader.pad_keyword import check_pad
 from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.world import check_shard
+from gigl_loader.message import PPR
 from gigl_loader.options import (
     DEFAULT_MAX_RESTARTS,
     DEFAULT_RECONNECT_S,
@@ -305,6 +306,12 @@ class LoaderOptions:
                 "heterogeneous graphs: a homogeneous batch has one kind of edges"
             )
         walked = [name for name in schema.edge_types or () if not is_label_edge_type(name)]
+        taken = [name for name in walked if name[1] == PPR]
+        if taken:
+            raise ConfigError(
+                f"PPRSamplerOptions make edges of the relation {PPR!r}, and the graph has that of "
+                f"its own, {taken}: batches could not tell them apart, so rename it"
+            )
         unknown = {name for edge_types, _ in options.channels for name in edge_types} - set(walked)
         if unknown:
             raise ConfigError(

@@ -29,6 +29,7 @@ from gigl_loader.collate.pyg import (
 from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
+from gigl_loader.hooks import returned
 from gigl_loader.loader import config, deployment
 from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s
@@ -312,7 +313,7 @@ class BaseDistLoader(DistLoader):
         self._stats.num_received = progress.yielded
         return EpochIterator(
             self._source, positions, progress,
-            collate=self._collate_fn, stats=self._stats, engine=self._engine,
+            collate=self._collated, stats=self._stats, engine=self._engine,
             depth=self._device_prefetch,
             split=self._padding.split if self._padding and self._may_split else None,
         )  # fmt: skip
@@ -452,7 +453,7 @@ class BaseDistLoader(DistLoader):
         # the epoch's engine: that copies in the order of the epoch.
         if self._engine is not None:
             message = self._copied(message)
-        return self._collate_fn(message)
+        return self._collated(message)
 
     def collate_fn(self, index: Positions) -> Data | HeteroData:
         """Do what `collate` does, under the name that PyG's zipped loaders use."""
@@ -465,6 +466,10 @@ class BaseDistLoader(DistLoader):
     def _copied(self, msg: SampleMessage) -> SampleMessage:
         """Return a host message on the device, except for tensors that are read on the host."""
         return CopyEngine(self.to_device, non_blocking=False, keep_on_host=stays_on_host).copy(msg)
+
+    def _collated(self, msg: SampleMessage) -> Data | HeteroData:
+        """Return the batch of a message, made by `_collate_fn`, which may be a subclass's."""
+        return returned(self._collate_fn(msg), "the method", self._collate_fn, "the batch")
 
     def _collate_fn(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message into a batch on the device; never changes values.
@@ -483,8 +488,10 @@ class BaseDistLoader(DistLoader):
             msg = transformed(msg, self._transform_output, *types, of_edges)
         if self._padding is not None:
             msg = self._padding.padded(msg)
-        batch = self._make_batch(msg)
-        return batch if self._transform is None else self._transform(batch)
+        batch = returned(self._make_batch(msg), "the method", self._make_batch, "the batch")
+        if self._transform is None:
+            return batch
+        return returned(self._transform(batch), "transform=", self._transform, "the batch")
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message that is on the device into a batch; a hook for subclasses."""

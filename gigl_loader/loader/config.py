@@ -58,7 +58,7 @@ def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeigh
         return list(num_neighbors)
     # Label edges are to be predicted: messages along them would give the answer away.
     walked = [edge_type for edge_type in schema.edge_types if not is_label_edge_type(edge_type)]
-    if not walked:
+    if schema.edge_types and not walked:
         raise ConfigError(
             f"the graph has label edge types only ({schema.edge_types}): nothing to sample over"
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from gigl_loader.dataset.checks import check_type_names
 from gigl_loader.dataset.mapped import Part, rows_at
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -131,6 +132,7 @@ def read_graph(nodes: Nodes, edges: Edges) -> TableGraph:
     for edge_type, tables in by_edge.items():
         for one in [tables] if isinstance(tables, EdgeTable) else list(tables):
             _add_edges(found, edge_type, one)
+    check_type_names([*found.nodes, *found.edges])
     if not found.walked:
         raise ConfigError("all tables of edges are supervision: give edges to sample")
     return found
