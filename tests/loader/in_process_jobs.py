@@ -179,18 +179,31 @@ def _error_of(job: Any) -> BaseException:
 
 
 class Raising(NeighborSampler):
-    """Raises at the third batch of rank 1."""
+    """Raises at the third batch of rank 1, or forgets to return it."""
+
+    def __init__(self, *args: Any, silent: bool = False) -> None:
+        super().__init__(*args)
+        self._silent = silent
 
     def sample(self, request: SampleRequest) -> Any:
         if dist.get_rank() == 1 and request.ticket.batch == 2:
+            if self._silent:
+                return None
             raise ZeroDivisionError("on purpose")
         return super().sample(request)
 
 
 def a_sampler_raises(rank: int, size: int) -> None:
-    options = CustomSamplerOptions("in_process_jobs.Raising", {})
-    kind, text = (SamplingError, "batch 2.*on purpose") if rank == 1 else (PeerError, "rank 1")
-    with loader_of(rank, size, sampler_options=options) as loader, pytest.raises(kind, match=text):
+    for silent, told in ((False, "on purpose"), (True, "Raising.sample.* returned None")):
+        options = CustomSamplerOptions("in_process_jobs.Raising", {"silent": silent})
+        kind, text = (SamplingError, f"batch 2.*{told}") if rank == 1 else (PeerError, "rank 1")
+        with loader_of(rank, size, sampler_options=options) as loader, pytest.raises(
+            kind, match=text
+        ):
+            list(loader)
+    with loader_of(rank, size, transform=lambda batch: None) as loader, pytest.raises(
+        ConfigError, match="transform= .* returned None"
+    ):
         list(loader)
     for asked in ("answer_draw", "rows_asked"):
         _an_answer_fails(rank, size, asked)

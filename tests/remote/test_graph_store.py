@@ -328,6 +328,13 @@ def _workers_fail(info, rank):
                 list(loader)
             assert "storage server 1" in str(caught.value)
             assert "store_cluster.py" in caught.value.remote_traceback
+    silent = CustomSamplerOptions(sampler, {"silent": True})
+    with _loader(info, rank, nodes, sampler_options=silent) as loader:
+        with pytest.raises(SamplingError, match=r"FailingSampler\.sample .* returned None"):
+            list(loader)
+    with _loader(info, rank, nodes, transform=lambda batch: None) as loader:
+        with pytest.raises(ConfigError, match="transform= .* returned None"):
+            list(loader)
     slow = CustomSamplerOptions(sampler, {"nap_s": 8.0})
     with _loader(info, rank, nodes, sampler_options=slow) as loader:
         iterator = iter(loader)
