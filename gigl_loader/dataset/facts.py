@@ -184,6 +184,11 @@ class PartitionFacts:
         self._max_labels = value
 
     @property
+    def has_edge_weights(self) -> bool:
+        """Whether edges of some type have weights, for ``with_weight=True``."""
+        return any(edges.weights is not None for edges in self.view().adjacency.values())
+
+    @property
     def label_edges(self) -> dict[EdgeType, Tensor]:
         """Label edges of this partition's anchors by label edge type: ``[2, n]``, anchors first."""
         found = {}

@@ -37,6 +37,7 @@ from gigl_loader.dataset.placement import (
     existing_device,
 )
 from gigl_loader.dataset.progress import showing
+from gigl_loader.dataset.pyg_attributes import AnswersForPyG
 from gigl_loader.dataset.pyg_graph import (
     CheckedGraph,
     Cutter,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:  # sampling workers read this module and do without it
     from torch_geometric.data import Data, HeteroData
 
 
-class DistDataset(PartitionFacts, _glt.DistDataset):
+class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
     """One partition of a graph: topology, features, labels, splits, and the owners of all ids.
 
     Make one with `from_pyg`, `load` or `wrap`, or empty and then `build`. It has the attributes of

@@ -19,6 +19,7 @@ from gigl_loader._glt import (
     SamplingConfig,
     get_context,
 )
+from gigl_loader.collate.edge_ids import answer_for_edge_ids
 from gigl_loader.collate.pyg import (
     batch_types,
     to_data,
@@ -33,6 +34,7 @@ from gigl_loader.hooks import returned
 from gigl_loader.loader import config, deployment
 from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s
+from gigl_loader.loader.foreign import AnswersPyG, NotTorchsError, check_overrides
 from gigl_loader.loader.iterator import EpochIterator, Epochs, check_length
 from gigl_loader.loader.pad_keyword import Padding
 from gigl_loader.loader.runtime import (
@@ -53,14 +55,7 @@ from gigl_loader.workers.sampled_input import seed_or_drawn
 logger = logging.getLogger(__name__)
 
 
-class _NotTorchsError(UsageError, AttributeError):
-    """Raised for an attribute that only torch's ``DataLoader`` has; `hasattr` then returns False.
-
-    Frameworks check so before they use it.
-    """
-
-
-class BaseDistLoader(DistLoader):
+class BaseDistLoader(AnswersPyG, DistLoader):
     """Base of the distributed loaders: resolves the runtime, starts producers, yields PyG batches.
 
     It sets the attributes of GLT's ``DistLoader.__init__`` without calling it, so that the producer
@@ -114,6 +109,10 @@ class BaseDistLoader(DistLoader):
     initialize_colocated_sampling_worker = staticmethod(initialize_colocated_sampling_worker)
     create_colocated_worker_options = staticmethod(config.create_colocated_worker_options)
     create_graph_store_worker_options = staticmethod(config.create_graph_store_worker_options)
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        check_overrides(cls, BaseDistLoader)
 
     def __init__(
         self,
@@ -408,7 +407,7 @@ class BaseDistLoader(DistLoader):
     @property
     def sampler(self) -> Any:
         """Raise: a loader has no torch sampler, which accelerate's ``skip_first_batches`` wants."""
-        raise _NotTorchsError(
+        raise NotTorchsError(
             f"a {type(self).__name__} has no torch sampler: it numbers its batches itself. To "
             "continue within an epoch, as skip_first_batches does, keep loader.state_dict() and "
             "give it to load_state_dict(); ranks share seeds by shard="
@@ -495,9 +494,14 @@ class BaseDistLoader(DistLoader):
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message that is on the device into a batch; a hook for subclasses."""
-        if not int(msg[IS_HETERO]):
-            return to_data(msg)
-        return to_hetero_data(msg, *batch_types(msg, self._dataset_schema, self.edge_dir))
+        if int(msg[IS_HETERO]):
+            types = batch_types(msg, self._dataset_schema, self.edge_dir)
+            batch: Data | HeteroData = to_hetero_data(msg, *types)
+        else:
+            batch = to_data(msg)
+        if not self.with_edge:
+            answer_for_edge_ids(batch)
+        return batch
 
     # -- end ------------------------------------------------------------------------------------
 
