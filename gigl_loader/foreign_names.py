@@ -108,7 +108,7 @@ ADVICE: dict[str, dict[str, str]] = {
         "EdgeSamplerInput": "give DistLinkNeighborLoader edge_label_index=",
         "ImbalancedSampler": "repeat or leave out seeds in input_nodes=",
         "DynamicBatchSampler": "pad= divides batches that are larger than a size",
-        "PrefetchLoader": "loaders copy ahead themselves; DevicePrefetcher does it for other loaders",
+        "PrefetchLoader": "loaders copy ahead themselves; DevicePrefetcher does so for others",
         "CachedLoader": "remote_cache= keeps rows of other machines",
         "ZipLoader": "torch_geometric.loader.ZipLoader takes the loaders here",
         "RandomLinkSplit": "split_links(...)",

@@ -36,7 +36,7 @@ class AnswersForPyG:
 
     def __getattr__(self, name: str) -> Any:
         """Raise, as for every missing attribute; those of PyG's `Data` with advice."""
-        # A property that raised AttributeError comes here, too: asked again, it gives its own error.
+        # A property that raised AttributeError comes here, too: again, it gives its own error.
         if hasattr(type(self), name):
             return object.__getattribute__(self, name)
         if name in _READ:

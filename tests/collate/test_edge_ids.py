@@ -43,7 +43,7 @@ def _check_missing(store: Any) -> None:
         assert not hasattr(store, name)
         assert getattr(store, name, 7) == 7
         assert name not in store
-    with pytest.raises(AttributeError, match="'(Global|Edge)Storage' object has no attribute 'z'"):
+    with pytest.raises(AttributeError, match=r"'(Global|Edge)Storage' object has no attribute 'z'"):
         _ = store.z
 
 

@@ -57,7 +57,7 @@ def test_an_attribute_of_data_is_answered(name: str, text: str) -> None:
 
 
 def test_other_attributes_have_pythons_own_error() -> None:
-    with pytest.raises(AttributeError, match="^'DistDataset' object has no attribute 'nothing'$"):
+    with pytest.raises(AttributeError, match=r"^'DistDataset' object has no attribute 'nothing'$"):
         _ = _dataset().nothing
     empty = copy.copy(DistDataset())
     assert repr(pickle.loads(pickle.dumps(empty))) == repr(empty)

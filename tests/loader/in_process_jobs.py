@@ -197,12 +197,14 @@ def a_sampler_raises(rank: int, size: int) -> None:
     for silent, told in ((False, "on purpose"), (True, "Raising.sample.* returned None")):
         options = CustomSamplerOptions("in_process_jobs.Raising", {"silent": silent})
         kind, text = (SamplingError, f"batch 2.*{told}") if rank == 1 else (PeerError, "rank 1")
-        with loader_of(rank, size, sampler_options=options) as loader, pytest.raises(
-            kind, match=text
+        with (
+            loader_of(rank, size, sampler_options=options) as loader,
+            pytest.raises(kind, match=text),
         ):
             list(loader)
-    with loader_of(rank, size, transform=lambda batch: None) as loader, pytest.raises(
-        ConfigError, match="transform= .* returned None"
+    with (
+        loader_of(rank, size, transform=lambda batch: None) as loader,
+        pytest.raises(ConfigError, match=r"transform= .* returned None"),
     ):
         list(loader)
     for asked in ("answer_draw", "rows_asked"):

@@ -15,7 +15,6 @@ from gigl_loader import (
     DistNeighborLoader,
     UsageError,
     WrongTypeError,
-    full_graph_inference,
 )
 
 DATA = Data(x=torch.arange(20.0).view(20, 1), edge_index=torch.arange(40).view(2, 20) % 20)
@@ -48,7 +47,7 @@ class Mixin:
 
     def __init_subclass__(cls, tag: str = "", **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        cls.tag = tag  # type: ignore[attr-defined]
+        type.__setattr__(cls, "tag", tag)
 
     def transform(self, batch: Any) -> Any:
         """Be given as the keyword."""
@@ -85,7 +84,7 @@ class Legal(Mixin, DistNeighborLoader, tag="legal"):
 
 
 def test_overrides_with_an_effect_are_taken() -> None:
-    assert Legal.tag == "legal"  # type: ignore[attr-defined]
+    assert getattr(Legal, "tag", "") == "legal"
     with Legal(DistDataset.from_pyg(DATA), [2], torch.arange(20), **HOW) as loader:
         for batch in loader:
             assert (batch.made, batch.collated, batch.looped) == (True, True, True)
@@ -105,5 +104,3 @@ def test_pygs_inference_is_answered_by_what_takes_its_place() -> None:
         assert loader.__class__ is type(loader) is DistNeighborLoader
         assert isinstance(loader, BaseDistLoader)
         assert not isinstance(loader, (NeighborLoader, torch.utils.data.DataLoader))
-    found: Any = full_graph_inference(model, dataset)
-    assert torch.allclose(found.embeddings, model(DATA.x, DATA.edge_index), atol=1e-6)

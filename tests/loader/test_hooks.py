@@ -167,7 +167,7 @@ def test_on_a_device_too() -> None:
     placed = GRAPH.dataset().to("cpu", kernels="torch")
     with (
         DistNeighborLoader(placed, [2], num_workers=0, transform=forgets, **HOW) as loader,
-        pytest.raises(ConfigError, match="forgets .* returned None"),
+        pytest.raises(ConfigError, match=r"forgets .* returned None"),
     ):
         list(loader)
 

@@ -329,11 +329,11 @@ def _workers_fail(info, rank):
             assert "storage server 1" in str(caught.value)
             assert "store_cluster.py" in caught.value.remote_traceback
     silent = CustomSamplerOptions(sampler, {"silent": True})
-    with _loader(info, rank, nodes, sampler_options=silent) as loader:
-        with pytest.raises(SamplingError, match=r"FailingSampler\.sample .* returned None"):
-            list(loader)
-    with _loader(info, rank, nodes, transform=lambda batch: None) as loader:
-        with pytest.raises(ConfigError, match="transform= .* returned None"):
+    for error, text, how in (
+        (SamplingError, r"FailingSampler\.sample .* returned None", {"sampler_options": silent}),
+        (ConfigError, r"transform= .* returned None", {"transform": lambda batch: None}),
+    ):
+        with _loader(info, rank, nodes, **how) as loader, pytest.raises(error, match=text):
             list(loader)
     slow = CustomSamplerOptions(sampler, {"nap_s": 8.0})
     with _loader(info, rank, nodes, sampler_options=slow) as loader:
