@@ -263,6 +263,7 @@ def by_anchor(links: Tensor, counts: Tensor) -> dict[int, Tensor]:
 
 _NOT_OF_A_BATCH = ("edge_label_index", "edge_label", "edge_label_time")
 """Attributes of a whole graph from `RandomLinkSplit`; a batch has its own, or none."""
+TRIPLET_ATTRIBUTES = ("src_index", "dst_pos_index", "dst_neg_index")
 
 
 def add_edge_labels(

@@ -20,6 +20,7 @@ from gigl_loader._glt import (
     get_context,
 )
 from gigl_loader.collate.edge_ids import answer_for_edge_ids
+from gigl_loader.collate.padding import PAD_ATTRIBUTES
 from gigl_loader.collate.pyg import (
     batch_types,
     to_data,
@@ -34,7 +35,7 @@ from gigl_loader.hooks import returned
 from gigl_loader.loader import config, deployment
 from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s
-from gigl_loader.loader.foreign import AnswersPyG, NotTorchsError, check_overrides
+from gigl_loader.loader.foreign import AnswersOthers, check_overrides
 from gigl_loader.loader.iterator import EpochIterator, Epochs, check_length
 from gigl_loader.loader.pad_keyword import Padding
 from gigl_loader.loader.runtime import (
@@ -55,7 +56,7 @@ from gigl_loader.workers.sampled_input import seed_or_drawn
 logger = logging.getLogger(__name__)
 
 
-class BaseDistLoader(AnswersPyG, DistLoader):
+class BaseDistLoader(AnswersOthers, DistLoader):
     """Base of the distributed loaders: resolves the runtime, starts producers, yields PyG batches.
 
     It sets the attributes of GLT's ``DistLoader.__init__`` without calling it, so that the producer
@@ -146,6 +147,8 @@ class BaseDistLoader(AnswersPyG, DistLoader):
             dataset, sampler_input, worker_options, sampling_config, device, is_remote
         )
         self._dataset_schema = dataset_schema
+        names = (*self._own_attributes(), *(PAD_ATTRIBUTES if padding is not None else ()))
+        config.check_attribute_names(dataset_schema, names, type(self).__name__)
         self._is_homogeneous_with_labeled_edge_type = (
             dataset_schema.is_homogeneous_with_labeled_edge_type
         )
@@ -404,24 +407,6 @@ class BaseDistLoader(AnswersPyG, DistLoader):
         """The positions of this loader's seeds, as in PyG: ``len(loader.dataset)`` counts them."""
         return range(self._input_len)
 
-    @property
-    def sampler(self) -> Any:
-        """Raise: a loader has no torch sampler, which accelerate's ``skip_first_batches`` wants."""
-        raise NotTorchsError(
-            f"a {type(self).__name__} has no torch sampler: it numbers its batches itself. To "
-            "continue within an epoch, as skip_first_batches does, keep loader.state_dict() and "
-            "give it to load_state_dict(); ranks share seeds by shard="
-        )
-
-    batch_sampler = sampler
-
-    def __getitem__(self, index: Any) -> Any:
-        raise UsageError(
-            f"a {type(self).__name__} is a loader, not a dataset for torch's DataLoader: iterate "
-            "over it, it has its own workers (num_workers=); loader(index) is the batch of the "
-            "seeds at some positions"
-        )
-
     def __call__(self, index: Positions) -> Data | HeteroData:
         """Return the batch of the seeds at ``index``; see `collate`."""
         return self.collate(index)
@@ -458,10 +443,6 @@ class BaseDistLoader(AnswersPyG, DistLoader):
         """Do what `collate` does, under the name that PyG's zipped loaders use."""
         return self.collate(index)
 
-    def filter_fn(self, batch: Data | HeteroData) -> Data | HeteroData:
-        """Return the batch unchanged: PyG's zipped loaders let rows be gathered here."""
-        return batch
-
     def _copied(self, msg: SampleMessage) -> SampleMessage:
         """Return a host message on the device, except for tensors that are read on the host."""
         return CopyEngine(self.to_device, non_blocking=False, keep_on_host=stays_on_host).copy(msg)
@@ -491,6 +472,10 @@ class BaseDistLoader(AnswersPyG, DistLoader):
         if self._transform is None:
             return batch
         return returned(self._transform(batch), "transform=", self._transform, "the batch")
+
+    def _own_attributes(self) -> tuple[str, ...]:
+        """Return attributes that batches of this kind of loader have, besides those of all."""
+        return ()
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message that is on the device into a batch; a hook for subclasses."""

@@ -1,7 +1,7 @@
 """The user's sampling options, checked and in one form: fanouts, GLT's config and options."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -103,6 +103,26 @@ def _values_of(given: PyGNumNeighbors, schema: DatasetSchema) -> Any:
         return given._get_values(walked or None)  # get_values() keeps the first graph's answer
     except ValueError as error:
         raise ConfigError(f"num_neighbors={given}: {error}; the graph has {walked}") from error
+
+
+def check_attribute_names(schema: DatasetSchema, own: Collection[str], loader: str) -> None:
+    """Check that no attribute of the dataset has the name of one that the loader sets.
+
+    Args:
+        schema: Types and widths of the dataset.
+        own: Names that not all loaders set; a dataset carries none of those that all set.
+        loader: Name of the loader's class.
+
+    Raises:
+        ConfigError: One has, and batches would have either without any sign which.
+    """
+    named = [*schema.node_attributes.values(), *schema.edge_attributes.values()]
+    taken = sorted({name for names in named for name in names if name in own})
+    if taken:
+        raise ConfigError(
+            f"this {loader} sets {taken} in its batches, and the dataset has attributes of that "
+            "name: rename them before the dataset is made"
+        )
 
 
 def checked_function(name: str, value: Any) -> Any:

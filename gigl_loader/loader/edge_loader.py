@@ -14,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
-from gigl_loader.collate.pyg import add_edge_labels
+from gigl_loader.collate.pyg import TRIPLET_ATTRIBUTES, add_edge_labels
 from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
@@ -200,6 +200,10 @@ class DistLinkNeighborLoader(BaseDistLoader):
         if self._strict and pairs:
             identity["draw_version"] = max(identity["draw_version"], STRICT_PAIRS_VERSION)
         return identity
+
+    def _own_attributes(self) -> tuple[str, ...]:
+        is_triplet = self._negatives is not None and self._negatives.is_triplet()
+        return TRIPLET_ATTRIBUTES if is_triplet else ()
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         batch = super()._make_batch(msg)

@@ -6,6 +6,8 @@ The keywords of other loaders are in `gigl_loader.loader.keywords`.
 import sys
 from typing import Any
 
+from torch_geometric.data import Data, HeteroData
+
 from gigl_loader.errors import UsageError, WrongTypeError
 
 OVERRIDES = {
@@ -52,16 +54,17 @@ def check_overrides(kind: type, base: type) -> None:
         )
 
 
-class AnswersPyG:
-    """Answers PyG's functions that want a loader of their own class, in place of their assertion.
+class AnswersOthers:
+    """Answers code of torch and PyG that takes a loader for one of theirs.
 
-    A base of its own: in the body of a class, this property would take the place of the class that
-    `super()` finds there.
+    A base of its own: in the body of a class, ``__class__`` below would take the place of the class
+    that `super()` finds there.
     """
 
     @property
     def __class__(self) -> Any:
-        # `isinstance` asks an object for its class where its type is none of the wanted ones.
+        # `isinstance` asks an object for its class where its type is none of the wanted ones. PyG's
+        # method would then fail by an assertion without a text.
         asking = sys._getframe(1)
         if (asking.f_globals.get("__name__"), asking.f_code.co_name) == _INFERENCE:
             raise UsageError(
@@ -74,3 +77,25 @@ class AnswersPyG:
     @__class__.setter
     def __class__(self, kind: type) -> None:
         vars(object)["__class__"].__set__(self, kind)
+
+    @property
+    def sampler(self) -> Any:
+        """Raise: a loader has no torch sampler, which accelerate's ``skip_first_batches`` wants."""
+        raise NotTorchsError(
+            f"a {type(self).__name__} has no torch sampler: it numbers its batches itself. To "
+            "continue within an epoch, as skip_first_batches does, keep loader.state_dict() and "
+            "give it to load_state_dict(); ranks share seeds by shard="
+        )
+
+    batch_sampler = sampler
+
+    def __getitem__(self, index: Any) -> Any:
+        raise UsageError(
+            f"a {type(self).__name__} is a loader, not a dataset for torch's DataLoader: iterate "
+            "over it, it has its own workers (num_workers=); loader(index) is the batch of the "
+            "seeds at some positions"
+        )
+
+    def filter_fn(self, batch: Data | HeteroData) -> Data | HeteroData:
+        """Return the batch unchanged: PyG's zipped loaders let rows be gathered here."""
+        return batch

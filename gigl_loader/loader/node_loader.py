@@ -192,3 +192,6 @@ class DistSubGraphLoader(DistNeighborLoader):
         fanout = [0] if num_neighbors is None else num_neighbors
         keywords.setdefault("subgraph_type", "induced")
         super().__init__(dataset, fanout, input_nodes, input_time=input_time, **keywords)
+
+    def _own_attributes(self) -> tuple[str, ...]:
+        return ("mapping",)

@@ -13,7 +13,9 @@ from gigl_loader import (
     ConfigError,
     CustomSamplerOptions,
     DistDataset,
+    DistLinkNeighborLoader,
     DistNeighborLoader,
+    DistSubGraphLoader,
     PPRSamplerOptions,
     SamplingError,
     full_graph_inference,
@@ -228,6 +230,28 @@ def test_a_batch_requested_by_its_seeds_is_of_no_epoch_of_a_user() -> None:
             loader.set_epoch(2**62)
         loader.set_epoch(2**62 - 1)
         assert len(list(loader)) == len(loader)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "how"),
+    [
+        ("mapping", DistSubGraphLoader, {"num_neighbors": [2]}),
+        ("seed_mask", DistNeighborLoader, {"num_neighbors": [2], "pad": True}),
+        ("pad_node_mask", DistNeighborLoader, {"num_neighbors": [2], "pad": True}),
+        ("src_index", DistLinkNeighborLoader, {"num_neighbors": [2], "neg_sampling": "triplet"}),
+    ],
+)
+def test_an_attribute_of_one_kind_of_loader_is_not_the_users_own(
+    name: str, make: Any, how: Any
+) -> None:
+    data = Data(x=torch.zeros(5, 1), edge_index=torch.tensor([[3, 1, 2], [0, 0, 4]]))
+    data[name] = torch.arange(10, 15)
+    dataset = DistDataset.from_pyg(data)
+    with pytest.raises(ConfigError, match=rf"{make.__name__} sets \['{name}'\] in its batches"):
+        make(dataset, num_workers=0, **how)
+    with DistNeighborLoader(dataset, [2], num_workers=0) as other:
+        for batch in other:
+            assert batch[name].equal(batch.n_id + 10)
 
 
 class Named(NeighborSampler):
