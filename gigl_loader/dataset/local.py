@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from gigl_loader import _glt
 from gigl_loader.dataset import disk, glt_attributes
 from gigl_loader.dataset.adjacency import weighted_view, with_times
 from gigl_loader.dataset.build import read_node_books
+from gigl_loader.dataset.by_type import PyGGraph
 from gigl_loader.dataset.checks import check_edge_dir, check_partitions
 from gigl_loader.dataset.facts import PartitionFacts, make_schema
 from gigl_loader.dataset.identity import identity_of
@@ -55,9 +56,6 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Book, PartitionView, Splits
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
-
-if TYPE_CHECKING:  # sampling workers read this module and do without it
-    from torch_geometric.data import Data, HeteroData
 
 
 class DistDataset(PartitionFacts, _glt.DistDataset):
@@ -133,7 +131,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
     @classmethod
     def from_pyg(
         cls,
-        data: "Data | HeteroData",
+        data: PyGGraph,
         *,
         edge_dir: EdgeDir = "in",
         partition_book: PartitionBook | Mapping[NodeType, PartitionBook] | None = None,

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import quote
 
 import torch
@@ -67,6 +67,12 @@ class NodeEmbeddings:
         return f"NodeEmbeddings(nodes={nodes}, width={width}, {self.values.dtype}{where})"
 
 
+if TYPE_CHECKING:  # see `gigl_loader.dataset.by_type`
+    Embeddings: TypeAlias = Any
+else:
+    Embeddings = NodeEmbeddings | dict[NodeType, NodeEmbeddings]
+
+
 def full_graph_inference(
     model_or_layers: torch.nn.Module | Sequence[LayerFunction],
     dataset: DistDataset | RemoteDistDataset,
@@ -80,7 +86,7 @@ def full_graph_inference(
     edge_attr: bool = False,
     progress: bool | None = None,
     group: dist.ProcessGroup | None = None,
-) -> NodeEmbeddings | dict[NodeType, NodeEmbeddings]:
+) -> Embeddings:
     """Compute the embedding of every node from all of its neighbours, layer by layer.
 
     For graphs and widths that do not fit into memory with `full_graph`. Each layer is computed in

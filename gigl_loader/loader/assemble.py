@@ -137,7 +137,7 @@ def colocated_arguments(
     with told_to_others(runtime):
         data, whole, sampler, config = _check_colocated(dataset, options, make_input)
         given = options.with_chosen_sampler(sampler, data.schema, whole.input_type)
-        epoch_options, device = given.epoch_options(), given.device(runtime.local_rank)
+        epoch_options, device = given.epoch_options(), given.batch_device(runtime.local_rank)
         check_on_device(data, device, in_process=given.in_process)
         padding = make_padding(
             options, config.num_neighbors, data.schema, data.view().num_nodes, [whole], sampler,
@@ -296,7 +296,8 @@ def remote_arguments(
     )
     return {
         "dataset": dataset, "sampler_input": inputs, "dataset_schema": schema,
-        "sampling_config": config, "device": given.device(runtime.local_rank), "runtime": runtime,
+        "sampling_config": config, "runtime": runtime,
+        "device": given.batch_device(runtime.local_rank),
         # Options travel to the servers, whose producers have no keyword for a cache.
         "epoch_options": replace(given.epoch_options(), cache=given.cache),
         "worker_options": worker_options, "producer": DistServer.create_sampling_producer,
@@ -361,7 +362,7 @@ def check_on_device(data: DistDataset, device: torch.device, *, in_process: bool
     if placement.device != device:
         raise ConfigError(
             f"the dataset was moved to {placement.device}, and batches go to {device}: move it "
-            "there, or name its device in pin_memory_device"
+            "there, or name its device in device="
         )
     if data.num_partitions > 1 and placement.cache is not None:
         raise ConfigError(

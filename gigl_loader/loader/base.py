@@ -20,6 +20,7 @@ from gigl_loader._glt import (
     get_context,
 )
 from gigl_loader.collate.pyg import (
+    Batch,
     batch_types,
     to_data,
     to_hetero_data,
@@ -42,7 +43,7 @@ from gigl_loader.loader.runtime import (
 from gigl_loader.loader.seed_input import Positions, digest_of_seeds, read_positions
 from gigl_loader.loader.world import check_same_input, check_same_start, check_shard
 from gigl_loader.message import IS_HETERO, Received, SampleMessage, stays_on_host
-from gigl_loader.options import EpochOptions, SamplerOptions, options_of_batches
+from gigl_loader.options import EpochOptions, EvenRanks, SamplerOptions, Shard, options_of_batches
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler.plan import DRAW_VERSION, WEIGHTED_VERSION
 from gigl_loader.workers.agreement import StartTurns
@@ -130,9 +131,9 @@ class BaseDistLoader(DistLoader):
         non_blocking_transfers: bool = True,
         *,
         epoch_options: EpochOptions | None = None,
-        even_ranks: str | None = None,
+        even_ranks: EvenRanks | None = None,
         device_prefetch: int = 2,
-        shard: str = "machine",
+        shard: Shard = "machine",
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,
         padding: Padding | None = None,
@@ -299,7 +300,7 @@ class BaseDistLoader(DistLoader):
         """Set the epoch of the next ``iter``; without it, each is one more than the last."""
         self._epochs.set_next(epoch)
 
-    def __iter__(self) -> "Iterator[Data | HeteroData]":
+    def __iter__(self) -> Iterator[Batch]:
         """Start an epoch. An iterator of an earlier one is ended, and raises when it is used."""
         self._check_usable()
         return self._epochs.begin(self._check_start, self._make_iterator)
@@ -317,7 +318,7 @@ class BaseDistLoader(DistLoader):
             split=self._padding.split if self._padding and self._may_split else None,
         )  # fmt: skip
 
-    def __next__(self) -> Data | HeteroData:
+    def __next__(self) -> Batch:
         """Return the next batch of the iterator that ``iter`` returned, while that is held."""
         iterator = self._epochs.iterator
         if iterator is None:
@@ -422,11 +423,11 @@ class BaseDistLoader(DistLoader):
             "seeds at some positions"
         )
 
-    def __call__(self, index: Positions) -> Data | HeteroData:
+    def __call__(self, index: Positions) -> Batch:
         """Return the batch of the seeds at ``index``; see `collate`."""
         return self.collate(index)
 
-    def collate(self, index: Positions) -> Data | HeteroData:
+    def collate(self, index: Positions) -> Batch:
         """Return the batch of the seeds at ``index`` at once, beside an epoch under way.
 
         The same ``index`` gives the same batch each time: its draws are keyed by ``seed``, and
@@ -454,11 +455,11 @@ class BaseDistLoader(DistLoader):
             message = self._copied(message)
         return self._collate_fn(message)
 
-    def collate_fn(self, index: Positions) -> Data | HeteroData:
+    def collate_fn(self, index: Positions) -> Batch:
         """Do what `collate` does, under the name that PyG's zipped loaders use."""
         return self.collate(index)
 
-    def filter_fn(self, batch: Data | HeteroData) -> Data | HeteroData:
+    def filter_fn(self, batch: Batch) -> Batch:
         """Return the batch unchanged: PyG's zipped loaders let rows be gathered here."""
         return batch
 

@@ -1,7 +1,7 @@
 """A storage server's responses about its partition."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from gigl_loader.dataset.schema import (
     EdgeDir,
     EdgeType,
     NodeType,
+    Split,
     is_label_edge_type,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
@@ -137,7 +138,7 @@ class PartitionAnswers:
         if request.split is None:
             ids = self.dataset.node_ids
         else:
-            found = self.dataset.split_node_ids(request.split)
+            found = self.dataset.split_node_ids(cast("Split", request.split))
             if found is None:
                 raise ConfigError(
                     f"the graph has no {request.split!r} split: give it {request.split}_mask"

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -31,8 +31,10 @@ from gigl_loader.memory.segments import Array, storage_dtype
 if TYPE_CHECKING:
     import pyarrow
 
-METHODS = ("contiguous", "random", "column", "ldg", "metis")
-FEATURE_DTYPES = ("float16", "float32", "float64")
+Method = Literal["contiguous", "random", "column", "ldg", "metis"]
+METHODS = get_args(Method)
+TableDtype = Literal["float16", "float32", "float64"]
+FEATURE_DTYPES = get_args(TableDtype)
 
 Columns = str | Sequence[str] | None
 
@@ -50,7 +52,7 @@ class NodeTable:
     features: Columns = None
     """A column of lists or numbers, several columns of numbers, or a ``.npy`` file with a row for
     each row of the table."""
-    feature_dtype: str | None = None
+    feature_dtype: TableDtype | None = None
     """``"float16"``, ``"float32"`` or ``"float64"``: the type of features in batches. None: that of
     the columns, but float32 for float64 (fractions in CSV and Python's own floats): models compute
     in float32."""
@@ -81,7 +83,7 @@ class EdgeTable:
     """The column with the id of the destination."""
     features: Columns = None
     """A column of lists or numbers, or several columns of numbers."""
-    feature_dtype: str | None = None
+    feature_dtype: TableDtype | None = None
     """As in `NodeTable`."""
     weight: str | None = None
     """A column of finite numbers, not negative."""

@@ -12,7 +12,7 @@ from gigl_loader import (
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
 )
-from gigl_loader.loader.args import LoaderOptions, check_device
+from gigl_loader.loader.args import LoaderOptions, checked_device
 
 
 def _args(num_neighbors: Any = (2,), **how: Any) -> LoaderOptions:
@@ -90,13 +90,13 @@ def test_values_that_cannot_work_together(how: dict[str, Any], words: str) -> No
 
 
 def test_where_batches_go(gpus: Gpus) -> None:
-    assert _args().device(3) == torch.device("cpu")
+    assert _args().batch_device(3) == torch.device("cpu")
     with pytest.raises(ConfigError, match="torch finds 0 CUDA devices here"):
-        check_device("cuda")
+        checked_device("device", "cuda")
     gpus += [0, 0]
-    assert [_args().device(rank).index for rank in range(4)] == [0, 1, 0, 1]
-    assert _args(pin_memory_device=torch.device("cpu")).device(1) == torch.device("cpu")
-    assert _args(pin_memory_device="cuda:1").device(0) == torch.device("cuda", 1)
-    check_device("cuda:1")
+    assert [_args().batch_device(rank).index for rank in range(4)] == [0, 1, 0, 1]
+    assert _args(pin_memory_device=torch.device("cpu")).batch_device(1) == torch.device("cpu")
+    assert _args(pin_memory_device="cuda:1").batch_device(0) == torch.device("cuda", 1)
+    checked_device("device", "cuda:1")
     with pytest.raises(ConfigError, match="'cuda:2', but torch finds 2"):
-        check_device("cuda:2")
+        checked_device("device", "cuda:2")
