@@ -1,5 +1,6 @@
 """Properties of a partition: types, counts, ids, books, labels, and the ids in its tables."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
+from gigl_loader.dataset.split_ids import names_of
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.memory.segments import Array
@@ -94,27 +96,44 @@ class PartitionFacts:
     @property
     def train_node_ids(self) -> SplitIds:
         """Global ids of this partition's training nodes, ascending; None where none are known."""
-        return self.train_idx
+        return self._told_if_missing("train")
 
     @property
     def val_node_ids(self) -> SplitIds:
         """Global ids of this partition's validation nodes."""
-        return self.val_idx
+        return self._told_if_missing("val")
 
     @property
     def test_node_ids(self) -> SplitIds:
         """Global ids of this partition's test nodes."""
-        return self.test_idx
+        return self._told_if_missing("test")
 
     def split_node_ids(self, split: Split) -> SplitIds:
-        """Return the ids of ``"train"``, ``"val"`` or ``"test"``.
+        """Return the ids of ``"train"``, ``"val"`` or ``"test"``; None, with a warning: no split.
 
         Raises:
             ConfigError: There is no such split.
         """
+        return self._told_if_missing(split)
+
+    def known_split(self, split: Split) -> SplitIds:
+        """Return what `split_node_ids` does, without a warning."""
         if split not in SPLITS:
             raise ConfigError(f'split must be "train", "val" or "test", got {split!r}')
         return getattr(self, f"{split}_idx")
+
+    def _told_if_missing(self, split: Split) -> SplitIds:
+        """Return the ids of a split; the first time that there are none, warn the reader."""
+        found, told = self.known_split(split), vars(self).setdefault("_missing_splits", set())
+        if found is None and self._schema is not None and split not in told:
+            told.add(split)
+            warnings.warn(
+                f"the dataset has no {split} split, so its ids are None: the graph has no "
+                f"{names_of(split)}, or its table no split column. A loader takes "
+                "input_nodes=None as all nodes",
+                stacklevel=3,
+            )
+        return found
 
     @property
     def node_feature_info(self) -> NodeInfo:

@@ -118,12 +118,9 @@ def test_positional_arguments_are_the_same_in_all_loaders() -> None:
 
 def test_defaults_are_of_their_types() -> None:
     for name, declared in KEYWORDS.items():
-        kinds = [declared.annotation]
-        while any(get_origin(kind) in (Union, UnionType) for kind in kinds):
-            kinds = [inner for kind in kinds for inner in get_args(kind) or (kind,)]
-        chosen = [
-            value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)
-        ]
+        kind = declared.annotation
+        kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+        chosen = [one for kind in kinds if get_origin(kind) is Literal for one in get_args(kind)]
         assert type(declared.default) in kinds or declared.default in chosen, name
 
 
