@@ -1,6 +1,5 @@
 """Properties of a partition: types, counts, ids, books, labels, and the ids in its tables."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.split_ids import names_of
 from gigl_loader.dataset.view import PartitionView, Rows
-from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.errors import ConfigError, UsageError, warn_user
 from gigl_loader.memory.segments import Array
 
 _NO_TABLES = "this graph was not made of tables: its ids are those it was given"
@@ -127,11 +126,10 @@ class PartitionFacts:
         found, told = self.known_split(split), vars(self).setdefault("_missing_splits", set())
         if found is None and self._schema is not None and split not in told:
             told.add(split)
-            warnings.warn(
+            warn_user(
                 f"the dataset has no {split} split, so its ids are None: the graph has no "
                 f"{names_of(split)}, or its table no split column. A loader takes "
-                "input_nodes=None as all nodes",
-                stacklevel=3,
+                "input_nodes=None as all nodes"
             )
         return found
 

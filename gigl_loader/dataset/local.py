@@ -23,7 +23,7 @@ from gigl_loader.dataset import disk, glt_attributes
 from gigl_loader.dataset.adjacency import weighted_view, with_times
 from gigl_loader.dataset.build import read_node_books
 from gigl_loader.dataset.by_type import PyGGraph
-from gigl_loader.dataset.checks import check_edge_dir, check_partitions
+from gigl_loader.dataset.checks import check_edge_dir, check_partitions, warn_not_numbers
 from gigl_loader.dataset.facts import PartitionFacts, make_schema
 from gigl_loader.dataset.identity import identity_of
 from gigl_loader.dataset.lookup import DistFeature, Kind
@@ -126,6 +126,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
             partition_idx=self.partition_idx,
             edge_dir=self.edge_dir,
         )
+        warn_not_numbers({name: rows.values for name, rows in view.node_features.items()})
         self._fill(view, {})
 
     @classmethod
@@ -166,6 +167,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         """
         check_edge_dir(edge_dir)
         source = read_pyg(data, supervision)
+        warn_not_numbers(source.node_features)
         books: dict[NodeType, Book] = {}
         count = num_partitions or 1
         if partition_book is not None:

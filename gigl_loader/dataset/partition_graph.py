@@ -12,7 +12,7 @@ from torch import Tensor
 from gigl_loader.dataset.adjacency import compress
 from gigl_loader.dataset.build import book_table, contiguous_book, make_book
 from gigl_loader.dataset.by_type import PyGGraph
-from gigl_loader.dataset.checks import check_edge_dir, check_partitions
+from gigl_loader.dataset.checks import check_edge_dir, check_partitions, warn_not_numbers
 from gigl_loader.dataset.directory import (
     Format,
     check_format,
@@ -108,6 +108,7 @@ def partition_graph(
     # all errors of arguments come before anything is written
     check_target(target, overwrite=overwrite)
     source = read_pyg(data, supervision)
+    warn_not_numbers(source.node_features)
     _check_names(source)
     _store_in_fewer_bytes(source, feature_dtype, format)
     if time_attr is not None:

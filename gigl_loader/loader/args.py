@@ -254,6 +254,13 @@ class LoaderOptions:
         return self.with_weight or self.weight_attr is not None
 
     @property
+    def has_no_hop(self) -> bool:
+        """Whether ``num_neighbors`` names no hop: batches are then seeds without neighbours."""
+        fanouts: Any = self.num_neighbors
+        by_type = fanouts.values() if isinstance(fanouts, Mapping) else [fanouts]
+        return all(isinstance(hops, list | tuple) and not hops for hops in by_type)
+
+    @property
     def in_process(self) -> bool:
         """Whether the training process samples."""
         num_workers = self.num_workers

@@ -158,13 +158,13 @@ class BaseDistLoader(DistLoader):
         self._even_ranks, self._shard = even_ranks, shard
         self._device_prefetch, self._padding = device_prefetch, padding
         self._may_split = padding is not None and padding.may_split
-        self._transform = config.checked_function("transform", transform)
-        self._transform_output = config.checked_function(
-            "transform_sampler_output", transform_sampler_output
+        self._stats = LoaderStats()
+        self._transform = self._stats.timed(config.checked_function("transform", transform))
+        self._transform_output = self._stats.timed(
+            config.checked_function("transform_sampler_output", transform_sampler_output)
         )
         # One engine for all epochs: its side stream, and device memory, are reused.
         self._engine = self._make_engine()
-        self._stats = LoaderStats()
         self._recorders = self._stats.recorders
         deployment.check_context(is_remote, get_context())
         self._source = self._make_source(producer, is_remote, epoch_options)
@@ -382,9 +382,10 @@ class BaseDistLoader(DistLoader):
         """Return counts and times since the loader was built, or since the last reset.
 
         Keys: ``batches``, ``seeds``, ``bytes``; in seconds ``elapsed_s``, ``wait_s`` (for a batch),
-        ``collate_s``, ``sample_s``, ``gather_s`` (in workers), ``worker_busy_s`` (by worker); rates
-        of these: ``seeds_per_s``, ``bytes_per_s``, ``wait_share``, ``collate_share`` (of the
-        elapsed time), ``sample_ms``, ``gather_ms`` (per batch), ``worker_busy_share`` (by worker);
+        ``collate_s``, ``transform_s`` (in your functions), ``sample_s``, ``gather_s`` (in workers),
+        ``worker_busy_s`` (by worker); rates of these: ``seeds_per_s``, ``bytes_per_s``,
+        ``wait_share``, ``collate_share``, ``transform_share`` (of the elapsed time), ``sample_ms``,
+        ``gather_ms`` (per batch), ``worker_busy_share`` (by worker);
         ``queue_depth`` (mean, batches ready at each hand-over), ``partitions_over_tcp`` (partitions
         that workers reach over TCP), ``restarts`` (replaced workers), ``network_bytes`` (between
         machines, ``"rows"`` and ``"structure"``: ids, edges), ``network_share`` (of workers' time,
@@ -453,7 +454,11 @@ class BaseDistLoader(DistLoader):
         # the epoch's engine: that copies in the order of the epoch.
         if self._engine is not None:
             message = self._copied(message)
-        return self._collate_fn(message)
+        counted = self._stats.transform_s
+        try:
+            return self._collate_fn(message)
+        finally:
+            self._stats.transform_s = counted
 
     def collate_fn(self, index: Positions) -> Batch:
         """Do what `collate` does, under the name that PyG's zipped loaders use."""

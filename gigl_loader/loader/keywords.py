@@ -25,6 +25,7 @@ from gigl_loader.errors import WrongTypeError
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.config import Device
 from gigl_loader.loader.runtime import DistributedContext
+from gigl_loader.loader.start_line import GAVE_BATCH_SIZE
 from gigl_loader.options import (
     EvenRanks,
     Exchange,
@@ -188,11 +189,15 @@ def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L],
             for name, one in KEYWORDS.items()
             if name in names
         ]
+        places = list(signature.parameters)  # self, which the call below leaves out, is the first
+        place = places.index("batch_size") if "batch_size" in places else len(places)
         known = {*KEYWORDS, *(one.name for one in (*named, *added))}
 
         # Around `__init__`: a PyG keyword may replace an argument without a default.
         @wraps(own)
         def init(self: Any, *args: Any, **given: Any) -> None:
+            by_place = len(args) >= place
+            setattr(self, GAVE_BATCH_SIZE, by_place or "batch_size" in given)
             own(self, *args, **understood(type(self).__name__, given, known))
 
         # `inspect`, IDEs and Sphinx show this; the call itself still takes `**keywords`.

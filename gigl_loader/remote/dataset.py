@@ -43,6 +43,9 @@ _SHARING_TIMEOUT_S = 600.0
 _READ_S = 60.0
 """Seconds that the processes of a machine wait until all have read why a fetch failed."""
 
+FETCHED_AS = "fetched_as"
+"""Attribute of the ids that `fetch_node_ids` returns: what they were asked for, in words."""
+
 T = TypeVar("T")
 
 
@@ -227,7 +230,7 @@ class RemoteDistDataset:
             ConfigError: A share is out of range; the graph has no such split or type.
         """
         request = NodeIdsRequest(split=split, node_type=node_type)
-        return self._fetch_shares(
+        found: dict[int, Tensor] = self._fetch_shares(
             "get_node_ids",
             request,
             rank,
@@ -235,6 +238,12 @@ class RemoteDistDataset:
             lambda ids: ids,
             lambda ids, one: one.cut(ids),
         )
+        name = "all" if split is None else f"the {split} split"
+        if rank is not None:
+            name = f"this rank's share of {name}"
+        for ids in found.values():
+            setattr(ids, FETCHED_AS, name)  # a loader's line in the log names what it samples
+        return found
 
     def fetch_ablp_input(
         self,
