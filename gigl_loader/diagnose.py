@@ -22,7 +22,7 @@ from typing import NamedTuple
 # nothing that needs torch: if that cannot be imported, versions are printed before
 import gigl_loader
 from gigl_loader._gloo import VARIABLE, interface_needed
-from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.errors import ConfigError, UsageError, without_default_types
 from gigl_loader.memory import segments
 from gigl_loader.system import Footprint, meminfo, number_in, usable_cpus
 from gigl_loader.transport import own_address, sockets
@@ -40,6 +40,8 @@ _FEW_FILES = 1024
 # and so are libraries and thread stacks.
 _FEW_MAPS = 65530
 _LITTLE_MEMORY = _GIB // 2
+# Of a matrix on disk: minutes of a disk, not hours.
+_MOST_BYTES, _ROWS_AT_A_TIME = 4 * _GIB, 1 << 16
 
 
 class Finding(NamedTuple):
@@ -231,6 +233,34 @@ def _master() -> Finding:
     return Finding("master", f"{host}:{port} answers")
 
 
+# --- a graph on disk ------------------------------------------------------------------------------
+
+
+def graph(root: str | Path) -> Iterator[Finding]:
+    """Report the partitions below ``root``, and features that are no numbers.
+
+    Files are mapped and read block by block, so a graph may be larger than memory. Of each matrix
+    up to 4 GiB are read, evenly over its rows.
+    """
+    # here, not above: they need torch
+    from gigl_loader.dataset.checks import count_not_numbers
+    from gigl_loader.dataset.mapped import is_mapped_format
+
+    part, parts, mmap = 0, 1, is_mapped_format(Path(root))
+    while part < parts:
+        dataset = gigl_loader.DistDataset.load(root, part, mmap=mmap, verify="off")
+        parts = dataset.num_partitions
+        yield Finding(f"partition {part}", repr(dataset))
+        for name, rows in dataset.view().node_features.items():
+            blocks = rows.values.split(_ROWS_AT_A_TIME)
+            read = blocks[:: max(1, -(-rows.values.nbytes // _MOST_BYTES))]
+            count, total = sum(map(count_not_numbers, read)), sum(one.numel() for one in read)
+            if count:
+                told = without_default_types(f"{count} of {total} features of {name!r}")
+                yield Finding("features", f"{told} of partition {part} are NaN", bad=True)
+        part += 1
+
+
 # --- a trial --------------------------------------------------------------------------------------
 
 
@@ -340,14 +370,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--num-workers", type=int, default=2, help="sampling processes of the trial"
     )
+    parser.add_argument("--graph", metavar="DIR", help="partitions to look at, too")
     args = parser.parse_args(arguments)
-    sections = {
+    sections: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": versions,
         "graphlearn-torch": glt_door,
         "memory": memory,
         "network": network,
         f"self-test ({args.seconds:g} s)": lambda: self_test(args.seconds, args.num_workers),
     }
+    if args.graph is not None:
+        sections = {f"graph {args.graph}": lambda: graph(args.graph), **sections}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own
         well = report(sections)

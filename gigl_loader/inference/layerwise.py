@@ -100,13 +100,13 @@ def full_graph_inference(
     are kept if their digest matches.
 
     Args:
-        model_or_layers: PyG's ``BasicGNN`` in evaluation mode, with ``jk=None`` or ``"last"``. Or a
-            list, with an item for each layer: layers of PyG (``HeteroConv`` on a heterogeneous
-            graph), or callables ``(x_src, edge_index, num_dst) -> x_dst``. ``x_src`` has the
-            ``num_dst`` destinations first, and ``edge_index`` counts its rows. On a heterogeneous
-            graph all of these are dicts by type, with the destinations of one type at a time. A
-            callable may also have the parameters ``edge_weight``, ``edge_attr`` and ``n_id``
-            (global ids of the rows of ``x_src``).
+        model_or_layers: PyG's ``BasicGNN`` in evaluation mode, with ``jk=None`` or ``"last"``, and
+            without a ``forward`` of its own. Or a list, with an item for each layer: layers of PyG
+            (``HeteroConv`` on a heterogeneous graph), or callables ``(x_src, edge_index, num_dst)
+            -> x_dst``. ``x_src`` has the ``num_dst`` destinations first, and ``edge_index`` counts
+            its rows. On a heterogeneous graph all of these are dicts by type, with the destinations
+            of one type at a time. A callable may also have the parameters ``edge_weight``,
+            ``edge_attr`` and ``n_id`` (global ids of the rows of ``x_src``).
         dataset: This rank's partition; ranks with the same one share its nodes. Or a graph store.
         out: A folder; each rank writes ``part-RANK.npy`` and ``part-RANK.ids.npy``, or
             ``part-RANK.parquet``; on a heterogeneous graph in a folder for each node type. Only

@@ -547,8 +547,10 @@ class BaseDistLoader(DistLoader):
             stacklevel=2,
         )
         # Python hides that warning by default, and a loader that was not shut down leaves the other
-        # ranks without responses.
-        logger.warning("%s was dropped without shutdown(): use `with`", type(self).__name__)
+        # ranks without responses. One that has no others just ends: frameworks such as Lightning
+        # drop loaders when a run is over.
+        if self._is_remote_worker or self.num_data_partitions > 1:
+            logger.warning("%s was dropped without shutdown(): use `with`", type(self).__name__)
         # Python would only print it; and no lingering, as the thread that drops a loader has to go
         # on.
         with contextlib.suppress(Exception):

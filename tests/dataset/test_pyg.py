@@ -7,7 +7,7 @@ import torch
 from dataset_reference import KNOWS, SMALL, E, N, as_index
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader import DistNeighborLoader, partition_graph
+from gigl_loader import DistNeighborLoader, diagnose, partition_graph
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
     FeatureInfo,
@@ -143,6 +143,21 @@ def test_reading_a_split_that_is_not_there_warns_once() -> None:
     assert dataset.val_node_ids.tolist() == [0]
     with pytest.warns(UserWarning, match="no test split"):
         assert dataset.split_node_ids("test") is None
+
+
+def test_features_that_are_no_numbers_are_counted_once(tmp_path) -> None:
+    x = torch.zeros(3, 2)
+    DistDataset.from_pyg(_data(x=x))  # no warning
+    x[1, 0] = x[2, 1] = torch.nan
+    with pytest.warns(UserWarning, match=r"2 of 6 features of \(the only type\) are NaN") as caught:
+        DistDataset.from_pyg(_data(x=x))
+    assert [one.filename for one in caught] == [__file__]
+    with pytest.warns(UserWarning, match="2 of 6 features"):
+        partition_graph(_data(x=x), 1, tmp_path / "parts", progress=False)
+    DistDataset.load(tmp_path / "parts", 0)  # files are not read for it
+    assert "2 of 6 features of (the only type) of partition 0 are NaN" in str(
+        next(one for one in diagnose.graph(tmp_path / "parts") if one.bad)
+    )
 
 
 def test_malformed_heterodata_is_named() -> None:
