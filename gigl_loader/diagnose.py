@@ -40,8 +40,6 @@ _FEW_FILES = 1024
 # and so are libraries and thread stacks.
 _FEW_MAPS = 65530
 _LITTLE_MEMORY = _GIB // 2
-# Of a matrix on disk: minutes of a disk, not hours.
-_MOST_BYTES, _ROWS_AT_A_TIME = 4 * _GIB, 1 << 16
 
 
 class Finding(NamedTuple):
@@ -237,28 +235,28 @@ def _master() -> Finding:
 
 
 def graph(root: str | Path) -> Iterator[Finding]:
-    """Report the partitions below ``root``, and features that are no numbers.
-
-    Files are mapped and read block by block, so a graph may be larger than memory. Of each matrix
-    up to 4 GiB are read, evenly over its rows.
-    """
-    # here, not above: they need torch
-    from gigl_loader.dataset.checks import count_not_numbers
-    from gigl_loader.dataset.mapped import is_mapped_format
-
-    part, parts, mmap = 0, 1, is_mapped_format(Path(root))
+    """Report the partitions below ``root``, and features that are no numbers."""
+    part, parts = 0, 1
     while part < parts:
-        dataset = gigl_loader.DistDataset.load(root, part, mmap=mmap, verify="off")
+        try:
+            dataset = _opened(root, part)
+        except ConfigError as error:
+            yield Finding(f"partition {part}", str(error), bad=True)
+            return
         parts = dataset.num_partitions
         yield Finding(f"partition {part}", repr(dataset))
-        for name, rows in dataset.view().node_features.items():
-            blocks = rows.values.split(_ROWS_AT_A_TIME)
-            read = blocks[:: max(1, -(-rows.values.nbytes // _MOST_BYTES))]
-            count, total = sum(map(count_not_numbers, read)), sum(one.numel() for one in read)
+        for name, (count, total) in dataset.count_nan_features().items():
             if count:
                 told = without_default_types(f"{count} of {total} features of {name!r}")
                 yield Finding("features", f"{told} of partition {part} are NaN", bad=True)
         part += 1
+
+
+def _opened(root: str | Path, part: int) -> "gigl_loader.DistDataset":
+    try:
+        return gigl_loader.DistDataset.load(root, part, mmap=True, verify="off")
+    except ConfigError:  # GLT's format cannot be mapped; anything else is wrong again
+        return gigl_loader.DistDataset.load(root, part, verify="off")
 
 
 # --- a trial --------------------------------------------------------------------------------------

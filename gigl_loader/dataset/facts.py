@@ -10,7 +10,7 @@ from torch import Tensor
 from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.build import owned_ids
 from gigl_loader.dataset.by_type import Counts, EdgeInfo, NodeIds, NodeInfo, SplitIds
-from gigl_loader.dataset.checks import check_count
+from gigl_loader.dataset.checks import check_count, count_not_numbers
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.mapped_reader import OriginalIds
 from gigl_loader.dataset.schema import (
@@ -33,6 +33,8 @@ from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError, UsageError, warn_user
 from gigl_loader.memory.segments import Array
 
+# Minutes of a disk, not hours.
+_MOST_BYTES, _ROWS_AT_A_TIME = 4 << 30, 1 << 16
 _NO_TABLES = "this graph was not made of tables: its ids are those it was given"
 
 
@@ -142,6 +144,21 @@ class PartitionFacts:
     def edge_feature_info(self) -> EdgeInfo:
         """Width and dtype of the edge features; None where there are none."""
         return self.schema.edge_feature_info
+
+    def count_nan_features(self) -> dict[NodeType, tuple[int, int]]:
+        """Return by node type how many of its features here are NaN, and how many were read.
+
+        Of mapped files, too, which are read block by block; of each matrix up to 4 GiB, evenly over
+        its rows.
+        """
+        found = {}
+        for node_type, rows in self.view().node_features.items():
+            blocks = rows.values.split(_ROWS_AT_A_TIME)[
+                :: -(-rows.values.nbytes // _MOST_BYTES) or 1
+            ]
+            total = sum(block.numel() for block in blocks)
+            found[node_type] = sum(map(count_not_numbers, blocks)), total
+        return found
 
     @property
     def num_classes(self) -> Counts:
