@@ -25,6 +25,8 @@ import errno
 import os
 import re
 import signal
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -42,6 +44,15 @@ def without_default_types(text: str) -> str:
     for pattern, words in _DEFAULT_TYPES:
         text = re.sub(pattern, words, text)
     return text
+
+
+def warn_user(text: str) -> None:
+    """Warn, and blame the line outside of this package that led here."""
+    level, frame = 1, sys._getframe()
+    # by name, as in tracebacks: `gigl_loader.x` is ours, and a user's module is not
+    while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith("gigl_loader."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
 
 
 class GiglLoaderError(Exception):

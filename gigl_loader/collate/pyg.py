@@ -11,7 +11,7 @@ sampled, since its row is missing here.
 """
 
 from collections.abc import Callable, Container, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -59,6 +59,13 @@ from gigl_loader.message import (
     key,
     label_column,
 )
+
+if TYPE_CHECKING:
+    # As PyG's own loaders tell them: which attributes a batch has depends on the graph, and
+    # `transform` may return anything. PyG declares each as perhaps None.
+    Batch: TypeAlias = Any
+else:
+    Batch = Data | HeteroData
 
 _NODE_FIELDS = (NODE_FEATURES, NODE_LABELS, INPUT_ID, BATCH)
 _EDGE_FIELDS = (EDGE_INDEX, EDGE_FEATURES)

@@ -16,12 +16,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from gigl_loader.dataset.mapped import PART_FILE, ROOT_FILE, is_mapped_format
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
 
-FORMATS = ("mapped", "glt")
+Format = Literal["mapped", "glt"]
+FORMATS = get_args(Format)
 ORDERS = ("ids", "degree")
 """Orders of the rows of nodes in a partition: see `partition_graph`."""
 

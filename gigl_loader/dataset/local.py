@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,13 @@ from gigl_loader import _glt
 from gigl_loader.dataset import disk, glt_attributes
 from gigl_loader.dataset.adjacency import weighted_view, with_times
 from gigl_loader.dataset.build import read_node_books
-from gigl_loader.dataset.checks import check_edge_dir, check_partitions, check_type_names
+from gigl_loader.dataset.by_type import PyGGraph
+from gigl_loader.dataset.checks import (
+    check_edge_dir,
+    check_partitions,
+    check_type_names,
+    warn_not_numbers,
+)
 from gigl_loader.dataset.facts import PartitionFacts, make_schema
 from gigl_loader.dataset.identity import identity_of
 from gigl_loader.dataset.lookup import DistFeature, Kind
@@ -56,9 +62,6 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Book, PartitionView, Splits
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
-
-if TYPE_CHECKING:  # sampling workers read this module and do without it
-    from torch_geometric.data import Data, HeteroData
 
 
 class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
@@ -129,12 +132,13 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
             partition_idx=self.partition_idx,
             edge_dir=self.edge_dir,
         )
+        warn_not_numbers({name: rows.values for name, rows in view.node_features.items()})
         self._fill(view, {})
 
     @classmethod
     def from_pyg(
         cls,
-        data: "Data | HeteroData",
+        data: PyGGraph,
         *,
         edge_dir: EdgeDir = "in",
         partition_book: PartitionBook | Mapping[NodeType, PartitionBook] | None = None,
@@ -169,6 +173,7 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
         """
         check_edge_dir(edge_dir)
         source = read_pyg(data, supervision)
+        warn_not_numbers(source.node_features)
         books: dict[NodeType, Book] = {}
         count = num_partitions or 1
         if partition_book is not None:

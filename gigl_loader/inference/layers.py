@@ -481,6 +481,13 @@ def _layers_of_model(model: Any, graph: GraphSource, options: tuple[bool, bool])
             f"{type(model).__name__} is no BasicGNN of PyG, so its layers are not known: give a "
             "list of callables (x_src, edge_index, num_dst) -> x_dst, or use full_graph()"
         )
+    # Layers are computed as `BasicGNN.forward` does: what another forward adds would be left out.
+    if type(model).forward is not BasicGNN.forward or "forward" in vars(model):
+        raise ConfigError(
+            f"{type(model).__name__} has a forward() of its own (a skip connection, another head), "
+            "which cannot be computed layer by layer: give a list of callables (x_src, edge_index, "
+            "num_dst) -> x_dst, or use full_graph()"
+        )
     if graph.is_heterogeneous:
         raise ConfigError(
             f"{type(model).__name__} computes homogeneous graphs, and this one has types: give a "

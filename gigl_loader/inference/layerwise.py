@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import quote
 
 import torch
@@ -67,6 +67,12 @@ class NodeEmbeddings:
         return f"NodeEmbeddings(nodes={nodes}, width={width}, {self.values.dtype}{where})"
 
 
+if TYPE_CHECKING:  # see `gigl_loader.dataset.by_type`
+    Embeddings: TypeAlias = Any
+else:
+    Embeddings = NodeEmbeddings | dict[NodeType, NodeEmbeddings]
+
+
 def full_graph_inference(
     model_or_layers: torch.nn.Module | Sequence[LayerFunction],
     dataset: DistDataset | RemoteDistDataset,
@@ -80,7 +86,7 @@ def full_graph_inference(
     edge_attr: bool = False,
     progress: bool | None = None,
     group: dist.ProcessGroup | None = None,
-) -> NodeEmbeddings | dict[NodeType, NodeEmbeddings]:
+) -> Embeddings:
     """Compute the embedding of every node from all of its neighbours, layer by layer.
 
     For graphs and widths that do not fit into memory with `full_graph`. Each layer is computed in
@@ -94,13 +100,13 @@ def full_graph_inference(
     are kept if their digest matches.
 
     Args:
-        model_or_layers: PyG's ``BasicGNN`` in evaluation mode, with ``jk=None`` or ``"last"``. Or a
-            list, with an item for each layer: layers of PyG (``HeteroConv`` on a heterogeneous
-            graph), or callables ``(x_src, edge_index, num_dst) -> x_dst``. ``x_src`` has the
-            ``num_dst`` destinations first, and ``edge_index`` counts its rows. On a heterogeneous
-            graph all of these are dicts by type, with the destinations of one type at a time. A
-            callable may also have the parameters ``edge_weight``, ``edge_attr`` and ``n_id``
-            (global ids of the rows of ``x_src``).
+        model_or_layers: PyG's ``BasicGNN`` in evaluation mode, with ``jk=None`` or ``"last"``, and
+            without a ``forward`` of its own. Or a list, with an item for each layer: layers of PyG
+            (``HeteroConv`` on a heterogeneous graph), or callables ``(x_src, edge_index, num_dst)
+            -> x_dst``. ``x_src`` has the ``num_dst`` destinations first, and ``edge_index`` counts
+            its rows. On a heterogeneous graph all of these are dicts by type, with the destinations
+            of one type at a time. A callable may also have the parameters ``edge_weight``,
+            ``edge_attr`` and ``n_id`` (global ids of the rows of ``x_src``).
         dataset: This rank's partition; ranks with the same one share its nodes. Or a graph store.
         out: A folder; each rank writes ``part-RANK.npy`` and ``part-RANK.ids.npy``, or
             ``part-RANK.parquet``; on a heterogeneous graph in a folder for each node type. Only

@@ -22,6 +22,7 @@ from gigl_loader._glt import (
 from gigl_loader.collate.edge_ids import answer_for_edge_ids
 from gigl_loader.collate.padding import PAD_ATTRIBUTES
 from gigl_loader.collate.pyg import (
+    Batch,
     batch_types,
     to_data,
     to_hetero_data,
@@ -46,7 +47,7 @@ from gigl_loader.loader.runtime import (
 from gigl_loader.loader.seed_input import Positions, digest_of_seeds, read_positions
 from gigl_loader.loader.world import check_same_input, check_same_start, check_shard
 from gigl_loader.message import IS_HETERO, Received, SampleMessage, stays_on_host
-from gigl_loader.options import EpochOptions, SamplerOptions, options_of_batches
+from gigl_loader.options import EpochOptions, EvenRanks, SamplerOptions, Shard, options_of_batches
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler.plan import DRAW_VERSION, WEIGHTED_VERSION
 from gigl_loader.workers.agreement import StartTurns
@@ -131,9 +132,9 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         non_blocking_transfers: bool = True,
         *,
         epoch_options: EpochOptions | None = None,
-        even_ranks: str | None = None,
+        even_ranks: EvenRanks | None = None,
         device_prefetch: int = 2,
-        shard: str = "machine",
+        shard: Shard = "machine",
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,
         padding: Padding | None = None,
@@ -160,13 +161,13 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         self._even_ranks, self._shard = even_ranks, shard
         self._device_prefetch, self._padding = device_prefetch, padding
         self._may_split = padding is not None and padding.may_split
-        self._transform = config.checked_function("transform", transform)
-        self._transform_output = config.checked_function(
-            "transform_sampler_output", transform_sampler_output
+        self._stats = LoaderStats()
+        self._transform = self._stats.timed(config.checked_function("transform", transform))
+        self._transform_output = self._stats.timed(
+            config.checked_function("transform_sampler_output", transform_sampler_output)
         )
         # One engine for all epochs: its side stream, and device memory, are reused.
         self._engine = self._make_engine()
-        self._stats = LoaderStats()
         self._recorders = self._stats.recorders
         deployment.check_context(is_remote, get_context())
         self._source = self._make_source(producer, is_remote, epoch_options)
@@ -302,7 +303,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         """Set the epoch of the next ``iter``; without it, each is one more than the last."""
         self._epochs.set_next(epoch)
 
-    def __iter__(self) -> "Iterator[Data | HeteroData]":
+    def __iter__(self) -> Iterator[Batch]:
         """Start an epoch. An iterator of an earlier one is ended, and raises when it is used."""
         self._check_usable()
         return self._epochs.begin(self._check_start, self._make_iterator)
@@ -320,7 +321,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
             split=self._padding.split if self._padding and self._may_split else None,
         )  # fmt: skip
 
-    def __next__(self) -> Data | HeteroData:
+    def __next__(self) -> Batch:
         """Return the next batch of the iterator that ``iter`` returned, while that is held."""
         iterator = self._epochs.iterator
         if iterator is None:
@@ -384,9 +385,10 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         """Return counts and times since the loader was built, or since the last reset.
 
         Keys: ``batches``, ``seeds``, ``bytes``; in seconds ``elapsed_s``, ``wait_s`` (for a batch),
-        ``collate_s``, ``sample_s``, ``gather_s`` (in workers), ``worker_busy_s`` (by worker); rates
-        of these: ``seeds_per_s``, ``bytes_per_s``, ``wait_share``, ``collate_share`` (of the
-        elapsed time), ``sample_ms``, ``gather_ms`` (per batch), ``worker_busy_share`` (by worker);
+        ``collate_s``, ``transform_s`` (in your functions), ``sample_s``, ``gather_s`` (in workers),
+        ``worker_busy_s`` (by worker); rates of these: ``seeds_per_s``, ``bytes_per_s``,
+        ``wait_share``, ``collate_share``, ``transform_share`` (of the elapsed time), ``sample_ms``,
+        ``gather_ms`` (per batch), ``worker_busy_share`` (by worker);
         ``queue_depth`` (mean, batches ready at each hand-over), ``partitions_over_tcp`` (partitions
         that workers reach over TCP), ``restarts`` (replaced workers), ``network_bytes`` (between
         machines, ``"rows"`` and ``"structure"``: ids, edges), ``network_share`` (of workers' time,
@@ -407,11 +409,11 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         """The positions of this loader's seeds, as in PyG: ``len(loader.dataset)`` counts them."""
         return range(self._input_len)
 
-    def __call__(self, index: Positions) -> Data | HeteroData:
+    def __call__(self, index: Positions) -> Batch:
         """Return the batch of the seeds at ``index``; see `collate`."""
         return self.collate(index)
 
-    def collate(self, index: Positions) -> Data | HeteroData:
+    def collate(self, index: Positions) -> Batch:
         """Return the batch of the seeds at ``index`` at once, beside an epoch under way.
 
         The same ``index`` gives the same batch each time: its draws are keyed by ``seed``, and
@@ -437,9 +439,13 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         # the epoch's engine: that copies in the order of the epoch.
         if self._engine is not None:
             message = self._copied(message)
-        return self._collated(message)
+        counted = self._stats.transform_s
+        try:
+            return self._collated(message)
+        finally:
+            self._stats.transform_s = counted
 
-    def collate_fn(self, index: Positions) -> Data | HeteroData:
+    def collate_fn(self, index: Positions) -> Batch:
         """Do what `collate` does, under the name that PyG's zipped loaders use."""
         return self.collate(index)
 
@@ -537,8 +543,10 @@ class BaseDistLoader(AnswersOthers, DistLoader):
             stacklevel=2,
         )
         # Python hides that warning by default, and a loader that was not shut down leaves the other
-        # ranks without responses.
-        logger.warning("%s was dropped without shutdown(): use `with`", type(self).__name__)
+        # ranks without responses. One that has no others just ends: frameworks such as Lightning
+        # drop loaders when a run is over.
+        if self._is_remote_worker or self.num_data_partitions > 1:
+            logger.warning("%s was dropped without shutdown(): use `with`", type(self).__name__)
         # Python would only print it; and no lingering, as the thread that drops a loader has to go
         # on.
         with contextlib.suppress(Exception):

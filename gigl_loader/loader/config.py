@@ -1,8 +1,8 @@
 """The user's sampling options, checked and in one form: fanouts, GLT's config and options."""
 
 import logging
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch_geometric.sampler import NumNeighbors as PyGNumNeighbors
@@ -28,8 +28,10 @@ from gigl_loader.sizes import parse_size
 
 logger = logging.getLogger(__name__)
 
-NumNeighbors = list[int] | dict[EdgeType, list[int]]
-"""Neighbours per hop; PyG's ``NumNeighbors`` is taken, too."""
+NumNeighbors: TypeAlias = Sequence[int] | Mapping[EdgeType, Sequence[int]] | PyGNumNeighbors
+"""Neighbours per hop, for all edge types or by type."""
+Device = torch.device | str | int
+"""A device, as ``torch.device`` takes it."""
 # Seconds; an upper limit, as workers wait for a share of the loader's own `timeout` if that is
 # less.
 RPC_TIMEOUT_S = 600.0

@@ -5,7 +5,7 @@ Below the loader: its seed edges, checked and split into the contents of a sampl
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.config import NumNeighbors, SamplerClass
+from gigl_loader.loader.config import Device, NumNeighbors, SamplerClass
 from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
 from gigl_loader.loader.node_loader import DistNeighborLoader
 from gigl_loader.loader.runtime import DistributedContext
@@ -128,14 +128,14 @@ class DistLinkNeighborLoader(BaseDistLoader):
         num_neighbors: NumNeighbors,
         edge_label_index: EdgeInput | None = None,
         edge_label: Tensor | Mapping[int, Tensor] | None = None,
-        neg_sampling: NegativeSampling | str | None = None,
+        neg_sampling: NegativeSampling | Literal["binary", "triplet"] | None = None,
         neg_sampling_ratio: float | None = None,
         num_workers: int = 1,
         batch_size: int = 1,
         context: DistributedContext | None = None,
         local_process_rank: int | None = None,
         local_process_world_size: int | None = None,
-        pin_memory_device: torch.device | None = None,
+        pin_memory_device: Device | None = None,
         worker_concurrency: int = 4,
         channel_size: int | str = "4GB",
         prefetch_size: int | None = None,

@@ -31,7 +31,7 @@ from gigl_loader.message import (
     Received,
     SampleMessage,
 )
-from gigl_loader.options import EpochOptions, options_of_batches
+from gigl_loader.options import EpochOptions, Shard, options_of_batches
 from gigl_loader.ranks import decide_with_ranks
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
@@ -91,7 +91,7 @@ class RemoteSource:
         epoch_options: EpochOptions,
         *,
         pin_memory: bool = False,
-        shard: str = "machine",
+        shard: Shard = "machine",
     ) -> None:
         servers = options.server_rank
         self._servers = compacted(servers if isinstance(servers, (list, tuple)) else [servers])
