@@ -1,4 +1,4 @@
-"""Which files are a table: folders of other systems, hidden files, folders that are named by keys."""
+"""Which files are a table: folders of other systems, hidden files, folders named by keys."""
 
 import logging
 from collections.abc import Callable
@@ -66,7 +66,9 @@ def test_a_table_with_versions_is_refused_however_it_is_reached(tmp_path: Path, 
         f"file://{tmp_path}/lake/*/{file}",
     )  # fmt: skip
     for source in sources:
-        with pytest.raises(ConfigError, match=rf"edges: .*(table|down) is a {kind} table.*earlier.*Give"):
+        with pytest.raises(
+            ConfigError, match=rf"edges: .*(table|down) is a {kind} table.*earlier.*Give"
+        ):
             files_at(str(source), "edges")
 
 
@@ -131,7 +133,7 @@ def test_a_linked_folder_is_read_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("memory", ["2GB", "300MB"])
 def test_folders_named_by_keys_change_no_column(tmp_path: Path, memory: str, work_sizes) -> None:
-    """The engine would take ``id=7`` in any path, also of its own files, for a column of all rows."""
+    """The engine takes ``id=7`` in any path, also of its own files, for a column of all rows."""
     at = tmp_path / "id=7/node=7/row=7"
     nodes = _write(at / "n.parquet", id=[10, 11, 12])
     _write(at / "e/dst=11/src=12/0.parquet", src=[10, 10, 12], dst=[12, 10, 10])
@@ -155,8 +157,8 @@ def test_a_column_in_the_names_of_folders_is_refused(tmp_path: Path) -> None:
         _write(tmp_path / f"e/day={day}/0.parquet", src=[0], dst=[1])
     root = tmp_path / "parts"
     where = r"has no column 'day'; .*names of folders only \(day=2024-01-01\): write it into"
+    edges = EdgeTable(tmp_path / "e", time="day")
     with pytest.raises(ConfigError, match=where):
-        edges = EdgeTable(tmp_path / "e", time="day")
         partition_tables(NodeTable(nodes), edges, 1, root, progress=False)
     partition_tables(NodeTable(nodes), EdgeTable(tmp_path / "e"), 1, root, progress=False)
     (adjacency,) = DistDataset.load(root, 0).view().adjacency.values()
