@@ -477,10 +477,10 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         view = self.view()
         target = existing_device(device)
         if target.type == "cpu" and kernels is None:
-            if features != "device" or cache is not None:
+            if features != "device" or cache is not None or edges != "own":
                 raise ConfigError(
-                    f"features={features!r} and cache={cache!r} are for a GPU: on the CPU there is "
-                    "one memory; leave them out"
+                    f"features={features!r}, cache={cache!r} and edges={edges!r} are for a GPU: on "
+                    "the CPU there is one memory; leave them out"
                 )
             self._placement = None
             return self

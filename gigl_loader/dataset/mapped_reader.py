@@ -440,9 +440,10 @@ class MappedPart:
             ConfigError: A file differed from its checksum.
             FileChangedError: A mapped file was changed after it was opened.
         """
+        # First: a comparison that was under way during the change found it, too, and less of it.
+        self._files.check()
         if self._failure is not None:
             raise self._failure
-        self._files.check()
 
     def close(self) -> None:
         """End the background comparison, if it is running."""
