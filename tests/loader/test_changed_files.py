@@ -125,6 +125,17 @@ def test_a_worker_that_reads_past_the_end_names_the_file(root: Path) -> None:
             raise error
 
 
+def test_a_process_that_reads_past_the_end_ends(root: Path) -> None:
+    """Nothing in Python can catch that: why files are compared before each batch."""
+    dataset = _load(root)
+    rows = dataset.view().node_features
+    _cut(root / "part0" / WHERE)
+    if (pid := os.fork()) == 0:
+        next(iter(rows.values())).values.sum()
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGBUS
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_overwriting_writes_beside_and_leaves_a_running_job_its_graph(
     root: Path, num_workers: int
