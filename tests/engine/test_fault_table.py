@@ -136,7 +136,7 @@ ERRORS = {
     "a loader is used after `shutdown()`": [
         "loader/test_neighbor.py::test_no_seeds_no_batches_and_a_use_after_the_end"
     ],
-    "a file of a [mapped](datasets.md#graphs-larger-than-memory) dataset is changed, or cut short": [
+    "a file of a mapped dataset is changed, or cut short": [
         f"{_CHANGED}::test_an_epoch_does_not_start_over_changed_files",
         f"{_CHANGED}::test_an_epoch_does_not_end_over_changed_files",
         f"{_CHANGED}::test_a_worker_that_reads_past_the_end_names_the_file",
