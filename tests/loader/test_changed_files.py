@@ -62,6 +62,7 @@ def _load(root: Path, part: int = 0) -> DistDataset:
 
 
 def _loader(dataset: DistDataset, num_workers: int, **how: Any) -> DistNeighborLoader:
+    assert isinstance(dataset.train_node_ids, torch.Tensor)
     return DistNeighborLoader(
         dataset, [1], dataset.train_node_ids, num_workers=num_workers, batch_size=5, seed=1,
         **how,
@@ -181,17 +182,17 @@ def test_original_ids_are_those_of_the_graph_that_was_loaded(tmp_path: Path, mma
 
     write(10)
     opened, unopened = (DistDataset.load(tmp_path / "parts", 0, mmap=mmap) for _ in range(2))
-    assert opened.to_original([0, 3]).tolist() == [10, 13]
+    assert opened.to_original(np.array([0, 3])).tolist() == [10, 13]
     write(20)
-    assert opened.to_original([0, 3]).tolist() == [10, 13], "it has them mapped"
+    assert opened.to_original(np.array([0, 3])).tolist() == [10, 13], "it has them mapped"
     with pytest.raises(FileChangedError, match=r"ids/.* \(another file is in its place\)"):
-        unopened.to_original([0])
+        unopened.to_original(np.array([0]))
     again = DistDataset.load(tmp_path / "parts", 0, mmap=mmap)
-    assert again.to_original([0]).tolist() == [20]
+    assert again.to_original(np.array([0])).tolist() == [20]
     (values,) = (tmp_path / "parts/ids").glob("*/*.values.bin")
     values.write_bytes(values.read_bytes())
     with pytest.raises(FileChangedError, match="written to at"):
-        again.to_original([0])
+        again.to_original(np.array([0]))
 
 
 def test_a_file_in_memory_may_change(root: Path) -> None:

@@ -14,7 +14,7 @@ from support.conditions import files_up_to
 
 from gigl_loader import EdgeTable, NodeTable, partition_tables
 from gigl_loader.errors import ConfigError, ResourceError, UsageError
-from gigl_loader.tables import resumable, stages
+from gigl_loader.tables import stages
 
 EDGES = {"src": [0, 1, 2], "dst": [1, 2, 3]}
 
@@ -157,7 +157,7 @@ def test_a_run_that_was_killed_as_it_wrote_its_first_file_goes_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(resumable.os, "replace", killed)
+        patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             partition_tables(**given)
     assert (tmp_path / ".parts.scratch/job.json.tmp").exists()

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -148,7 +149,7 @@ def test_folders_named_by_keys_change_no_column(tmp_path: Path, memory: str, wor
     (adjacency,) = dataset.view().adjacency.values()
     assert adjacency.indptr.tolist() == [0, 2, 2, 4]
     assert adjacency.indices.tolist() == [0, 2, 0, 0]
-    assert dataset.to_original([0, 1, 2]).tolist() == [10, 11, 12]
+    assert dataset.to_original(np.array([0, 1, 2])).tolist() == [10, 11, 12]
 
 
 def test_a_column_in_the_names_of_folders_is_refused(tmp_path: Path) -> None:
