@@ -5,6 +5,7 @@
     GiglLoaderError
     +-- ConfigError (ValueError)      a value the caller passed is wrong; nothing was started
     |   +-- WrongTypeError (TypeError)  an argument of the wrong kind, or of the other deployment
+    |   +-- FileChangedError          a file of a dataset was changed while it was in use
     +-- UsageError (RuntimeError)     good values, wrong moment: no process group, used after close
     +-- PeerError (RuntimeError)      something outside this process failed
     |   +-- WorkerDiedError           a sampling process exited early
@@ -74,6 +75,10 @@ class WrongTypeError(ConfigError, TypeError):
     """An argument is of the wrong type, or belongs to the other deployment."""
 
 
+class FileChangedError(ConfigError):
+    """A file of a dataset was changed while it was in use, so batches may have had other rows."""
+
+
 class UsageError(GiglLoaderError, RuntimeError):
     """A call at the wrong moment: before a process group exists, or after shutdown."""
 
@@ -105,11 +110,20 @@ class WorkerDiedError(PeerError):
         # multiprocessing gives the signal that ended a process as a negative exit code
         elif self.exitcode < 0:
             how = signal_name(-self.exitcode)
-            hint = "if nobody sent it, the host ran out of memory: lower num_workers or batch_size"
+            hint = _HINTS.get(-self.exitcode, _KILLED)
         tail = f"; {self.note}" if self.note else ""
         who = f"{self.where}: " if self.where else ""
         which = "not started yet" if self.pid is None else f"pid {self.pid}"
         return f"{who}sampling worker {self.worker} ({which}) died: {how}; {hint}{tail}"
+
+
+_KILLED = "if nobody sent it, the host ran out of memory: lower num_workers or batch_size"
+_HINTS: dict[int, str] = {
+    signal.SIGBUS: "a page of a mapped file could not be read: its disk failed (see dmesg), or a "
+    "partition of another process of this machine was changed (see its log); or memory that was "
+    "set aside as huge pages ran out",
+}
+"""By signal, why it ends a worker."""
 
 
 def signal_name(number: int) -> str:

@@ -32,8 +32,8 @@ from gigl_loader.dataset.checks import (
 from gigl_loader.dataset.facts import PartitionFacts, make_schema
 from gigl_loader.dataset.identity import identity_of
 from gigl_loader.dataset.lookup import DistFeature, Kind
-from gigl_loader.dataset.mapped import is_mapped_format
-from gigl_loader.dataset.mapped_reader import MappedPart, Memory, OriginalIds
+from gigl_loader.dataset.mapped import is_mapped_format, read_header
+from gigl_loader.dataset.mapped_reader import MappedPart, Memory, OriginalIds, Stamps
 from gigl_loader.dataset.partition_output import PartitionBook, PartitionOutput, read_output
 from gigl_loader.dataset.placement import (
     EdgesOn,
@@ -61,7 +61,7 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
 )
 from gigl_loader.dataset.view import Book, PartitionView, Splits
-from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+from gigl_loader.errors import ConfigError, FileChangedError, UsageError, WrongTypeError
 
 
 class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
@@ -217,7 +217,8 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
             whole_node_label_file: As GLT's ``load`` takes it: a file with the labels of all nodes,
                 or a dict of files by node type. Not for our own format, which has labels.
             mmap: Map the files instead of reading them into shared memory now. The page cache reads
-                them as needed, so a graph may be larger than memory. Not for GLT's format.
+                them as needed, so a graph may be larger than memory. They must not be changed while
+                they are in use: see `check_files`. Not for GLT's format.
             verify: When to compare checksums: ``"now"``; in the ``"background"``, where a changed
                 file is logged and is an error at the next use of the dataset; or ``"off"``. Sizes
                 and runs are always compared. GLT's format has no checksums.
@@ -282,14 +283,16 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
 
     @classmethod
     def _reopen(
-        cls, root: Path, partition_idx: int, run: str, splits: Splits,
+        cls, root: Path, partition_idx: int, run: str, stamps: Stamps, splits: Splits,
         max_labels: int | None, weight_attr: str | None,
     ) -> "DistDataset":  # fmt: skip
-        part = MappedPart(root, partition_idx, "mapped")
-        # The pickle names a path: the directory may be replaced before it is unpickled, and the
-        # receiver would then have another graph than the sender.
-        if part.header.run != run:
-            raise ConfigError(f"{root} was rewritten while it was in use: load it again")
+        # The pickle names a path: the directory may be replaced, or a file in it be changed, before
+        # it is unpickled, and the receiver would then have another graph than the sender.
+        if (found := read_header(root)[0].run) != run:
+            raise FileChangedError(
+                f"{root} was rewritten while it was in use (run {found}, not {run}): load it again"
+            )
+        part = MappedPart(root, partition_idx, "mapped", stamps)
         return cls._made(part.view(), splits, max_labels, part=part).weighted_by(weight_attr)
 
     @classmethod
@@ -377,6 +380,7 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
                     part.root.absolute(),
                     self.partition_idx,
                     part.header.run,
+                    part.stamps,
                     splits,
                     self._max_labels,
                     self._weight_attr,
@@ -405,15 +409,26 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
 
         Raises:
             UsageError: The dataset is empty: `build` was not called.
-            ConfigError: A file has changed since it was written: the background comparison of
-                `load` found it.
+            ConfigError: See `check_files`.
         """
         if self._view is None:
             raise UsageError("this DistDataset is empty: call build() first, or use from_pyg/load")
+        self.check_files()
+        return self._view
+
+    def check_files(self) -> None:
+        """Check that no file of this dataset has changed; loaders do as each epoch starts.
+
+        It takes microseconds: the system tells size and time of each mapped file.
+
+        Raises:
+            ConfigError: A file differs from its checksum: the background comparison of `load`
+                found it.
+            FileChangedError: A mapped file was written to after `load`, or became shorter.
+        """
         # at each use: the background comparison ends some time after `load`
         if self._mapped is not None:
             self._mapped.check()
-        return self._view
 
     def view_by_time(self, time_attr: str) -> PartitionView:
         """Return `view` with its edges sorted by time; the sort runs once per attribute.
@@ -469,10 +484,10 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
         view = self.view()
         target = existing_device(device)
         if target.type == "cpu" and kernels is None:
-            if features != "device" or cache is not None:
+            if features != "device" or cache is not None or edges != "own":
                 raise ConfigError(
-                    f"features={features!r} and cache={cache!r} are for a GPU: on the CPU there is "
-                    "one memory; leave them out"
+                    f"features={features!r}, cache={cache!r} and edges={edges!r} are for a GPU: on "
+                    "the CPU there is one memory; leave them out"
                 )
             self._placement = None
             return self

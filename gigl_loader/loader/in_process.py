@@ -27,7 +27,7 @@ import torch
 from gigl_loader._glt import NodeSamplerInput, SamplingConfig
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.device.memory import LentTensors
-from gigl_loader.errors import PeerError, PeerTimeoutError, SamplingError, UsageError
+from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, SamplingError, UsageError
 from gigl_loader.loader.collective import (
     BROKEN_OFF,
     COMPLETE,
@@ -54,7 +54,7 @@ from gigl_loader.threads import new_thread
 from gigl_loader.workers.agreement import StartTurns
 from gigl_loader.workers.pipe import SeedInput
 from gigl_loader.workers.producer import LINGER_S
-from gigl_loader.workers.sampled_input import epoch_order, make_plan, view_of
+from gigl_loader.workers.sampled_input import check_files, epoch_order, make_plan, view_of
 from gigl_loader.workers.schedule import num_batches
 from gigl_loader.workers.worker import load_sampler, sampled_fields
 
@@ -296,6 +296,9 @@ class InProcessSource:
         """Begin an epoch; the rest of the previous one is dropped."""
         if self._shut_down:
             raise UsageError("this loader was shut down: build a new one")
+        # With several ranks each batch does: an error here would leave the others waiting.
+        if not self._peers:
+            check_files(self.data)
         self.cancel_epoch()
         # The lanes' groups are those of the previous epoch: its last rounds must be over.
         self._wait_for_former()
@@ -357,6 +360,7 @@ class InProcessSource:
         """Return the next batch, or None at the end of the epoch.
 
         Raises:
+            FileChangedError: A mapped file of the dataset was changed.
             SamplingError: The sampler raised.
             PeerError: Another rank raised, or ended.
         """
@@ -368,6 +372,7 @@ class InProcessSource:
         if epoch.taken == len(epoch.batches):
             if epoch.error is not None:
                 raise epoch.error
+            check_files(self.data)
             return None
         if self._peers:
             return epoch.take(self.epoch_options.timeout_s if timeout_s is None else timeout_s)
@@ -459,7 +464,7 @@ class InProcessSource:
             yield
         except AnswerFailedError:  # the others know
             raise
-        except SamplingError as error:
+        except (SamplingError, ConfigError) as error:
             epoch.fail(error)  # before others know: their errors are then not the first one
             self._tell_others(error, self._peers[lane])
             raise
@@ -471,6 +476,9 @@ class InProcessSource:
 
     def _sample(self, request: SampleRequest, lane: int) -> tuple[Received, list[Field]]:
         """Return a batch, and the fields whose rows are to be exchanged between devices."""
+        # This process itself reads the files: past the end of one that has become shorter it would
+        # end by SIGBUS, which nothing in Python can catch.
+        check_files(self.data)
         started = time.perf_counter()
         with named_errors(request.ticket):
             fields = sampled_fields(self._samplers[lane], request, self._view)

@@ -286,6 +286,11 @@ def _unmap_file(address: int) -> None:
     os.close(fd)
 
 
+def descriptor_of(tensor: Tensor) -> int:
+    """Return the descriptor of the file that `map_file` mapped, open as long as the tensor."""
+    return _mapped_files[tensor.untyped_storage().data_ptr()][0]
+
+
 def is_mapped_file(tensor: Tensor) -> bool:
     """Return whether `map_file` made the memory of ``tensor``."""
     return tensor.untyped_storage().data_ptr() in _mapped_files

@@ -17,7 +17,7 @@ import logging
 import os
 import shutil
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -34,7 +34,7 @@ from gigl_loader.dataset.directory import (
 )
 from gigl_loader.dataset.pyg_graph import RowOrder
 from gigl_loader.dataset.schema import EdgeDir, FilePath
-from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits
 from gigl_loader.sizes import parse_size
 from gigl_loader.tables.spec import METHODS, Edges, Method, Nodes, Report, TableGraph, read_graph
 
@@ -115,8 +115,9 @@ def partition_tables(
 
     Raises:
         ConfigError: An argument, a file or a row of a table cannot work; the message names it.
-        UsageError: Memory or disk are too small; finished work is kept. Or another process is
-            writing to ``root`` or ``scratch``.
+        UsageError: Memory or disk are too small for the engine; finished work is kept. Or another
+            process is writing to ``root`` or ``scratch``.
+        ResourceError: The disk is full, or a file may not become so large; finished work is kept.
     """
     began = time.monotonic()
     # All checks that need no table run before anything is created on disk.
@@ -145,8 +146,8 @@ def partition_tables(
     folder = Path(scratch).absolute() if scratch else target.with_name(f".{target.name}.scratch")
     check_root = partial(_check_root, folder, target, overwrite=overwrite)
     check_root()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
+    with _resumable_limits(target, folder), ExitStack() as stack:
+        target.parent.mkdir(parents=True, exist_ok=True)
         stack.enter_context(only_writer(lock_of(target), target))
         clear_killed(target)
         if scratch:  # two runs to different roots may share one
@@ -176,6 +177,14 @@ def partition_tables(
         _finish(report, building, target, format, limit, method=method, seed=seed)
         shutil.rmtree(folder)  # last: until then, a killed run is recognised as ours
     return report
+
+
+def _resumable_limits(target: Path, folder: Path) -> AbstractContextManager[None]:
+    """Raise `ResourceError` for a full disk, which says that the run can go on."""
+    return explained_limits(
+        f"writing {target} (temporary files in {folder}; finished work is kept: with space there, "
+        "call again to continue)"
+    )
 
 
 def _left_behind(

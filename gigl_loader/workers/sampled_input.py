@@ -120,6 +120,16 @@ def view_of(data: Any, time_attr: str | None) -> PartitionView:
     return view
 
 
+def check_files(data: Any) -> None:
+    """Check that no file of a dataset has changed; one of GLT's own class has none.
+
+    Raises:
+        ConfigError: See `DistDataset.check_files`.
+    """
+    if isinstance(data, DistDataset):
+        data.check_files()
+
+
 def check_seed_times(view: PartitionView, sampler_input: Any, time_attr: str | None) -> None:
     """Check that each seed of a timed loader has a time that can be compared.
 
