@@ -79,7 +79,6 @@ def start_loader(
         ConfigError: A value cannot work; nothing was started.
         PeerError: Another rank was given an invalid value, or a worker was not started.
     """
-    # No exchange with other ranks so far: each rank refuses alone what `LoaderOptions` refuses.
     runtime = runtime_or_alone(
         options.context, options.local_process_rank, options.local_process_world_size
     )
@@ -134,7 +133,7 @@ def colocated_arguments(
         ConfigError: A value cannot work; nothing was started.
         PeerError: Another rank was given an invalid value.
     """
-    with told_to_others(runtime):
+    with told_to_others():
         data, whole, sampler, config = _check_colocated(dataset, options, make_input)
         given = options.with_chosen_sampler(sampler, data.schema, whole.input_type)
         epoch_options, device = given.epoch_options(), given.device(runtime.local_rank)

@@ -43,6 +43,7 @@ from gigl_loader.loader.seed_input import Positions, digest_of_seeds, read_posit
 from gigl_loader.loader.world import check_same_input, check_same_start, check_shard
 from gigl_loader.message import IS_HETERO, Received, SampleMessage, stays_on_host
 from gigl_loader.options import EpochOptions, SamplerOptions, options_of_batches
+from gigl_loader.ranks import COULD_NOT_BUILD, told_to_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler.plan import DRAW_VERSION, WEIGHTED_VERSION
 from gigl_loader.workers.agreement import StartTurns
@@ -171,17 +172,18 @@ class BaseDistLoader(DistLoader):
         self._shutdowned = False
         # Before workers start: an interpreter that ends during their start has to stop them, too.
         deployment.open_loaders.add(self)
+        turns = StartTurns(
+            gap_s=process_start_gap_seconds, max_concurrent=max_concurrent_producer_inits,
+            local_rank=runtime.local_rank, local_world_size=runtime.local_world_size,
+        )  # fmt: skip
         try:
-            self._open_source(
-                StartTurns(
-                    gap_s=process_start_gap_seconds, max_concurrent=max_concurrent_producer_inits,
-                    local_rank=runtime.local_rank, local_world_size=runtime.local_world_size,
-                )
-            )  # fmt: skip
-            self._epochs.agree_on_steps(
-                int(self._num_expected), runtime.rank, runtime.world_size, self._even_ranks,
-                is_shared=self._shard == "world",
-            )  # fmt: skip
+            # Whatever happens in there, all ranks come to the exchange of their steps.
+            with told_to_ranks(COULD_NOT_BUILD):
+                self._open_source(turns)
+                self._epochs.agree_on_steps(
+                    int(self._num_expected), runtime.rank, runtime.world_size, self._even_ranks,
+                    is_shared=self._shard == "world",
+                )  # fmt: skip
         # KeyboardInterrupt as well: workers would go on without a loader to shut them down. Nobody
         # waits for their responses yet, hence no lingering.
         except BaseException:

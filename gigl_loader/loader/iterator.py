@@ -252,9 +252,7 @@ class Epochs:
             self.share = WorldShare(
                 rank=rank, world_size=world_size, total=own, even_ranks=even_ranks
             )
-            self.num_steps = len(self.share.positions())
-        else:
-            self.num_steps = even_steps(own, even_ranks, world_size)
+        self.num_steps = even_steps(own, even_ranks, world_size, self.share)
 
     def set_next(self, epoch: int) -> None:
         """Say which epoch the next `begin` starts."""

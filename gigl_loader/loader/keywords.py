@@ -27,6 +27,7 @@ from gigl_loader.errors import WrongTypeError
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.options import ExpansionOptions, FeatureStoreOptions, SamplerOptions
+from gigl_loader.ranks import COULD_NOT_BUILD, told_to_ranks
 
 L = TypeVar("L", bound=type)
 
@@ -183,7 +184,9 @@ def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L],
         # Around `__init__`: a PyG keyword may replace an argument without a default.
         @wraps(own)
         def init(self: Any, *args: Any, **given: Any) -> None:
-            own(self, *args, **understood(type(self).__name__, given, known))
+            # Until all ranks have built theirs: each waits for the others somewhere in there.
+            with told_to_ranks(COULD_NOT_BUILD):
+                own(self, *args, **understood(type(self).__name__, given, known))
 
         # `inspect`, IDEs and Sphinx show this; the call itself still takes `**keywords`.
         init.__signature__ = signature.replace(  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """Seeds given by the user, checked before anything starts, and sent to the other ranks.
 
 Each rank takes part in one exchange for each loader that it builds: with its input, or with its
-error. So no rank waits for a failed one, and all see the same list, and raise alike.
+error. So no rank waits for a failed one; all see the same list, and raise alike.
 """
 
 import hashlib
@@ -26,13 +26,18 @@ from gigl_loader.dataset.schema import (
     NodeType,
     is_label_edge_type,
 )
-from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, WrongTypeError
+from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.loader.deployment import open_loaders
 from gigl_loader.loader.runtime import DistributedRuntimeInfo
 from gigl_loader.memory.tensors import bytes_of
 from gigl_loader.message import SEED_TIME
 from gigl_loader.options import ExpansionOptions
-from gigl_loader.ranks import check_same_options, gather_from_ranks
+from gigl_loader.ranks import (
+    COULD_NOT_BUILD,
+    check_same_options,
+    gather_from_ranks,
+    told_to_ranks,
+)
 from gigl_loader.seeds import SeedsTold, check_each_once, check_same_seeds
 
 Seeds = Tensor | NDArray[Any] | Sequence[int]
@@ -334,13 +339,13 @@ Weighted = dict[EdgeType, bool] | None
 
 
 @contextmanager
-def told_to_others(runtime: DistributedRuntimeInfo) -> Iterator[None]:
-    """Send the other ranks this one's error; `colocated_arguments` has them wait for it."""
+def told_to_others() -> Iterator[None]:
+    """Send the other ranks an error of the block in place of an input, for which they wait."""
     try:
-        yield
-    except GiglLoaderError as error:
-        next(_exchanges)
-        tell_ranks_of_input(runtime, RankInput(why=str(error)))
+        with told_to_ranks(COULD_NOT_BUILD):
+            yield
+    except Exception:
+        next(_exchanges)  # as the others, in `share_input`
         raise
 
 
@@ -348,8 +353,6 @@ def told_to_others(runtime: DistributedRuntimeInfo) -> Iterator[None]:
 class RankInput:
     """One rank's message about its input, sent to the others before any of them starts anything."""
 
-    why: str | None = None
-    """Its error; the others then raise too, instead of waiting for it."""
     weighted: Weighted = None
     """From `weighted_types`; None if weights are not requested."""
     partition: tuple[int, int] | None = None
@@ -415,7 +418,7 @@ def _opened() -> dict[int, bytes]:
 
 
 def tell_ranks_of_input(runtime: DistributedRuntimeInfo, told: RankInput) -> list[SeedsTold]:
-    """Send the other ranks this one's input, or its error; return all of them, by rank.
+    """Send the other ranks this one's input; return the seeds of all of them, by rank.
 
     Raises:
         ConfigError: Ranks do not have weights for the same edge types, or no rank has some
@@ -423,13 +426,7 @@ def tell_ranks_of_input(runtime: DistributedRuntimeInfo, told: RankInput) -> lis
         PeerError: Another rank gave up, or is gone.
     """
     everyone = gather_from_ranks(told, runtime.world_size, RankInput)
-    # A rank raises its own error, which is more specific than that of another rank.
-    for rank, one in enumerate(everyone):
-        if told.why is None and one.why is not None:
-            raise PeerError(f"rank {rank} could not build its loader: {one.why}")
-    if told.why is not None:
-        return []
-    # From here on all ranks look at the same list, so they raise alike and none is left waiting.
+    # All ranks look at the same list, so they raise alike and none is left waiting.
     _check_all_held([one.partition for one in everyone])
     _check_same_weights([one.weighted for one in everyone])
     check_same_options([one.options for one in everyone], "a loader")

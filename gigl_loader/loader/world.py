@@ -50,26 +50,60 @@ class WorldShare:
         return min(position - self.rank + self.world_size, self.total)
 
 
-def even_steps(own: int, even_ranks: str | None, world_size: int) -> int:
+def even_steps(
+    own: int, even_ranks: str | None, world_size: int, share: WorldShare | None = None
+) -> int:
     """Return the steps of this rank, which has ``own`` batches. All ranks call it.
 
+    Ranks compare their steps here, and rank 0 warns if they differ.
+
+    Args:
+        own: Batches of this rank's input.
+        even_ranks: The loader's keyword.
+        world_size: Number of ranks.
+        share: This rank's part, if ``own`` are the batches of the whole job.
+
     Raises:
-        ConfigError: It would have to repeat an empty input.
+        ConfigError: A rank would have to repeat an empty input; raised on all of them.
+        RankGaveUpError: A rank could not build its loader.
         UsageError: Ranks cannot communicate.
     """
-    if even_ranks is None or world_size == 1:
-        return own
+    steps = own if share is None else len(share.positions())
+    if world_size == 1:
+        return steps
     if not dist.is_initialized():
+        if even_ranks is None:
+            return steps
         raise UsageError("even_ranks needs torch.distributed to be up")
-    counts = gather_from_ranks(own, dist.get_world_size(), int)
+    counts = gather_from_ranks(steps, dist.get_world_size(), int)
+    if share is not None or even_ranks is None:
+        if dist.get_rank() == 0 and len(set(counts)) > 1:
+            logger.warning("%s", uneven_text(counts))
+        return steps
     if even_ranks == "drop":
         return min(counts)
-    # Only here, after the exchange: a rank that raised before would leave the others waiting.
-    if own == 0 and max(counts) > 0:
+    # Here, after the exchange, so that all ranks raise it.
+    if empty := [rank for rank, count in enumerate(counts) if count == 0 < max(counts)]:
         raise ConfigError(
-            f"even_ranks='wrap' cannot repeat an empty input: batches by rank {counts}"
+            f"even_ranks='wrap' cannot repeat an empty input, which ranks {_some(empty)} have: "
+            f"batches by rank {_some(counts)}; give each rank seeds, or even_ranks='drop'"
         )
     return max(counts)
+
+
+def uneven_text(counts: list[int]) -> str:
+    """Return the warning that ranks take different numbers of steps."""
+    least, most = min(counts), max(counts)
+    return (
+        f"ranks have different numbers of batches: {most} on rank {counts.index(most)} and {least} "
+        f"on rank {counts.index(least)}. Training with DDP fails when the first one ends its "
+        "epoch: give the loaders even_ranks='drop' to leave out what is over, or 'wrap' to fill up"
+    )
+
+
+def _some(numbers: list[int]) -> str:
+    """Return the first of ``numbers``: a job may have thousands of ranks."""
+    return f"{numbers[:20]}" + (f" and {len(numbers) - 20} more" if len(numbers) > 20 else "")
 
 
 def check_shard(shard: str, *, in_order: bool) -> None:

@@ -114,19 +114,6 @@ def test_with_another_shard_each_rank_keeps_all(shard: str, told: list) -> None:
         share_input(seeds, _rank(1, 1, 2), mine)
 
 
-def test_a_rank_that_gave_up_is_named_and_raises_its_own_error(told: list) -> None:
-    told += [RankInput(), RankInput(why="no such node")]
-    with pytest.raises(PeerError, match="rank 1 could not build its loader: no such node"):
-        tell_ranks_of_input(_rank(0, 1, 2), RankInput())
-    error = ConfigError("no such node")
-    with pytest.raises(ConfigError) as caught, told_to_others(_rank(1, 1, 2)):
-        raise error
-    assert caught.value is error
-    told.clear()
-    with pytest.raises(ZeroDivisionError), told_to_others(ALONE):  # a bug: not for the others
-        raise ZeroDivisionError
-
-
 @pytest.mark.parametrize(
     ("partitions", "words"),
     [
