@@ -43,7 +43,7 @@ R = TypeVar("R")
 SUSPECTED_S = 30.0
 """Longest wait for ranks after one did not respond: they may still be in their own epoch."""
 TELL_S = 10.0
-"""Longest wait of a rank that failed for the others, which it tells why: they may not come at all."""
+"""Longest wait of a rank that failed for the others, to tell them why: they may never come."""
 _FAILED = 1 << 62
 """Given in place of a size by a rank that failed; no value is as long."""
 _MOST_WORDS = 2000

@@ -30,7 +30,6 @@ from gigl_loader.loader.in_process import InProcessSource
 from gigl_loader.loader.pad_keyword import make_padding
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, runtime_or_alone
 from gigl_loader.loader.seed_input import RankInput, share_input, told_to_others, weighted_types
-from gigl_loader.loader.world import agree_on_seed
 from gigl_loader.ranks import end_group
 from gigl_loader.remote.service import DistServer
 from gigl_loader.workers.producer import DistSamplingProducer
@@ -144,16 +143,16 @@ def colocated_arguments(
         )  # fmt: skip
     same = given.same_on_all_ranks(config, epoch_options)
     told = RankInput(
+        seed=epoch_options.seed,
         weighted=weighted_types(data) if given.is_weighted else None,
         partition=(data.num_partitions, data.partition_idx),
         options={**same, "input_type": repr(whole.input_type)},
     )
     # The one exchange after the checks: a rank that gave up takes part through `told_to_others`, so
     # that each rank takes part once, with any outcome.
-    sampler_input = share_input(whole, runtime, told)
+    sampler_input, seed = share_input(whole, runtime, told)
     # Before the producer exists, since its plan has the seed in every draw.
-    if given.shard == "world":
-        epoch_options = agree_on_seed(epoch_options, given.seed, runtime.world_size)
+    epoch_options = replace(epoch_options, seed=seed)
     samples = _in_this_process if given.in_process else _in_workers
     worker_options, producer = samples(given, runtime, device, data)
     return {

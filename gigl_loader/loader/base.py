@@ -31,7 +31,12 @@ from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
 from gigl_loader.loader import config, deployment
 from gigl_loader.loader.batch_source import BatchSource
-from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s
+from gigl_loader.loader.epoch import (
+    EpochProgress,
+    LoaderStats,
+    link_bytes_per_s,
+    saved_seed,
+)
 from gigl_loader.loader.iterator import EpochIterator, Epochs, check_length
 from gigl_loader.loader.pad_keyword import Padding
 from gigl_loader.loader.runtime import (
@@ -306,9 +311,15 @@ class BaseDistLoader(DistLoader):
         self._check_usable()
         return self._epochs.begin(self._check_start, self._make_iterator)
 
+    @property
+    def _seed(self) -> int:
+        """The seed of the draws and of the shuffle."""
+        loaded = self._epochs.seed
+        return self._source.epoch_options.seed if loaded is None else loaded
+
     def _check_start(self, epoch: int, yielded: int) -> None:
         if self._shard == "world":
-            check_same_start(epoch, yielded, self._runtime.world_size)
+            check_same_start(epoch, yielded, self._seed, self._runtime.world_size)
 
     def _make_iterator(self, positions: list[int], progress: EpochProgress) -> EpochIterator:
         self._stats.num_received = progress.yielded
@@ -347,12 +358,19 @@ class BaseDistLoader(DistLoader):
 
         Raises:
             ConfigError: The state is of a loader with other seeds, batch size, world size,
-                ``seed``...; a changed number of workers is fine. So is, with ``even_ranks``, the
-                state of another rank, and with ``shard="world"`` another number of ranks.
+                ``seed``...; a changed number of workers is fine. A loader without ``seed=`` takes
+                the saved one. Also fine are, with ``even_ranks``, the state of another rank, and
+                with ``shard="world"`` another number of ranks.
         """
         self._check_usable()
-        in_step = self._even_ranks is not None
-        self._epochs.load(state, self._identity(), in_step=in_step)
+        in_step, identity = self._even_ranks is not None, self._identity()
+        # A seed that nobody chose gives way to the saved one, which continues the same batches.
+        seed = saved_seed(state) if self.sampling_config.seed is None else None
+        if seed is not None:
+            identity["seed"] = seed
+        self._epochs.load(state, identity, in_step=in_step)
+        if seed is not None:
+            self._epochs.seed = seed
 
     def _identity(self) -> dict[str, Any]:
         of_world = self._shard == "world"
@@ -368,7 +386,7 @@ class BaseDistLoader(DistLoader):
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
-            "seed": options.seed,
+            "seed": self._seed,
             "draw_version": WEIGHTED_VERSION if by_logarithm else DRAW_VERSION,
             **({} if of_world else of_rank),
             **({"pad": str(self._padding)} if self._may_split else {}),
@@ -445,7 +463,8 @@ class BaseDistLoader(DistLoader):
             PeerError: A worker failed.
         """
         self._check_usable()
-        return self._alone(self._source.sample(read_positions(index, self._input_len)))
+        positions = read_positions(index, self._input_len)
+        return self._alone(self._source.sample(positions, self._epochs.seed))
 
     def _alone(self, received: Received) -> Data | HeteroData:
         """Return the batch of a message that came beside an epoch."""

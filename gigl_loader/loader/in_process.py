@@ -303,7 +303,7 @@ class InProcessSource:
         self._wait_for_former()
         order = None
         if self.sampling_config.shuffle:
-            seed = self.epoch_options.seed
+            seed = self.epoch_options.seed if attempt.seed is None else attempt.seed
             order = epoch_order(len(self._input), seed, attempt.epoch).numpy()
         # Threads get the epoch as an argument: they work on this one, even after the next has
         # begun.
@@ -381,7 +381,7 @@ class InProcessSource:
         """Return the next batch of an epoch that this thread samples."""
         return self._sample_now(self._request_of(epoch, epoch.taken))
 
-    def sample(self, index: Any) -> Received:
+    def sample(self, index: Any, seed: int | None = None) -> Received:
         """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch under way.
 
         Raises:
@@ -396,7 +396,7 @@ class InProcessSource:
                 'answer in step: build the loader with exchange="workers"'
             )
         # Draws are keyed by epoch and batch: the same ones for the same seeds, in no real epoch.
-        ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
+        ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0, seed=seed)
         size = self.sampling_config.batch_size
         return self._sample_now(self._input.request(ticket, index.numpy(), size))
 
@@ -499,7 +499,8 @@ class InProcessSource:
 
     def _request_of(self, epoch: EpochBatches, step: int) -> SampleRequest:
         attempt = epoch.attempt
-        ticket = BatchTicket(0, attempt.serial, attempt.epoch, epoch.batches[step], step)
+        batch = epoch.batches[step]
+        ticket = BatchTicket(0, attempt.serial, attempt.epoch, batch, step, attempt.seed)
         return self._input.request(ticket, epoch.order, self.sampling_config.batch_size)
 
     # -- stop --------------------------------------------------------------------------------------

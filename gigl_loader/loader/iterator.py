@@ -219,6 +219,8 @@ class Epochs:
         self._source = source
         self.next_epoch = 0
         """The epoch that the next `begin` starts."""
+        self.seed: int | None = None
+        """The seed of a loaded state, in place of one that was drawn; None: the source's own."""
         self._progress = EpochProgress()
         self._num_attempts = 0
         self._started = False  # whether self._progress is of the epoch that the user is in
@@ -302,7 +304,7 @@ class Epochs:
 
     def _next_attempt(self, epoch: int) -> Attempt:
         self._num_attempts += 1
-        return Attempt(epoch, self._num_attempts)
+        return Attempt(epoch, self._num_attempts, self.seed)
 
     def end(self, why: str) -> None:
         """End the iterator of the epoch under way."""

@@ -13,7 +13,6 @@ import os
 import time
 from dataclasses import dataclass
 
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from gigl_loader.errors import PeerError
@@ -58,9 +57,7 @@ class RankWatch:
         others = [rank for rank in range(len(self._members)) if rank != self._rank]
         with contextlib.suppress(PeerError, RuntimeError):
             store = PrefixStore(self._name, _get_default_store())
-            notes = StoreRendezvous(
-                store, self._rank, len(self._members), LOOK_S, answers_s=LOOK_S
-            )
+            notes = StoreRendezvous(store, self._rank, len(self._members), LOOK_S, answers_s=LOOK_S)
             with contextlib.closing(notes):
                 notes.publish(_NOTE, b"")
                 while others := notes.missing(_NOTE, others):

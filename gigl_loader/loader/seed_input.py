@@ -5,6 +5,7 @@ error. So no rank waits for a failed one; all see the same list, and raise alike
 """
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,8 @@ from gigl_loader.ranks import (
     told_to_ranks,
 )
 from gigl_loader.seeds import SeedsTold, check_each_once, check_same_seeds
+
+logger = logging.getLogger(__name__)
 
 Seeds = Tensor | NDArray[Any] | Sequence[int]
 """Ids of nodes, or a mask over all nodes of the type."""
@@ -360,10 +363,16 @@ class RankInput:
     options: dict[str, str] = field(default_factory=lambda: {"shard": "machine"})
     """Strings that have to be the same on all ranks, by name; among them ``shard``."""
     seeds: SeedsTold = field(default_factory=SeedsTold)
+    seed: int = 0
+    """Decides the draws: the user's, or drawn by this rank."""
 
 
-def share_input(sampler_input: Any, runtime: DistributedRuntimeInfo, told: RankInput) -> Any:
-    """Return this process's share of a machine's input; further columns are split with the seeds.
+def share_input(
+    sampler_input: Any, runtime: DistributedRuntimeInfo, told: RankInput
+) -> tuple[Any, int]:
+    """Return this process's share of a machine's input, and the seed of all ranks.
+
+    Further columns are split with the seeds.
 
     The processes of a machine with the same input share it. One with its own input, such as the
     nodes of a partition that no other process of the machine holds, keeps it whole: a split would
@@ -390,9 +399,14 @@ def share_input(sampler_input: Any, runtime: DistributedRuntimeInfo, told: RankI
             sampler_input.node, extra, runtime.world_size,
             digest=digest([sampler_input.node, *extra.values()]), opened=_opened(),
         )  # fmt: skip
-    everyone = tell_ranks_of_input(runtime, replace(told, seeds=seeds))
+    ranks = tell_ranks_of_input(runtime, replace(told, seeds=seeds))
+    # The user's is the same on all of them. If each has drawn one, the first one's serves all: then
+    # a rank can continue from the state of another.
+    seed, everyone = ranks[0].seed, [one.seeds for one in ranks]
+    if seed != told.seed:
+        logger.info("no rank was given a seed: using rank 0's, seed=%d", seed)
     if shard != "machine":
-        return sampler_input
+        return sampler_input, seed
     # Ranks of a machine are neighbours in rank order; `from_addresses` sees to that.
     groups = [(rank // runtime.local_world_size, one.digest) for rank, one in enumerate(everyone)]
     check_each_once(everyone, groups)
@@ -403,7 +417,7 @@ def share_input(sampler_input: Any, runtime: DistributedRuntimeInfo, told: RankI
     share = NodeSamplerInput(local_share(sampler_input.node, rank, size), sampler_input.input_type)
     share.extra = {name: local_share(column, rank, size) for name, column in extra.items()}
     share.shared_as = (number, seeds.digest)
-    return share
+    return share, seed
 
 
 _exchanges = count()
@@ -417,8 +431,8 @@ def _opened() -> dict[int, bytes]:
     return dict(one.shared_as for one in inputs if getattr(one, "shared_as", (0, b""))[1])
 
 
-def tell_ranks_of_input(runtime: DistributedRuntimeInfo, told: RankInput) -> list[SeedsTold]:
-    """Send the other ranks this one's input; return the seeds of all of them, by rank.
+def tell_ranks_of_input(runtime: DistributedRuntimeInfo, told: RankInput) -> list[RankInput]:
+    """Send the other ranks this one's input; return that of all of them, by rank.
 
     Raises:
         ConfigError: Ranks do not have weights for the same edge types, or no rank has some
@@ -432,7 +446,7 @@ def tell_ranks_of_input(runtime: DistributedRuntimeInfo, told: RankInput) -> lis
     check_same_options([one.options for one in everyone], "a loader")
     if told.options["shard"] == "world":
         check_same_seeds([one.seeds for one in everyone])
-    return [one.seeds for one in everyone]
+    return everyone
 
 
 def _check_all_held(everyone: list[tuple[int, int] | None]) -> None:

@@ -11,12 +11,11 @@ any number of ranks can continue from it.
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import check_same_options, decide_with_ranks, gather_from_ranks
 from gigl_loader.seeds import SHARDS, SeedsTold, check_same_seeds
 
@@ -139,31 +138,16 @@ def check_same_input(
     check_same_seeds([one for _, one in everyone])
 
 
-def agree_on_seed(options: EpochOptions, given: int | None, world_size: int) -> EpochOptions:
-    """Return ``options``, with rank 0's seed if the user gave none. All ranks call it.
-
-    Args:
-        options: This rank's; its seed was drawn if ``given`` is None.
-        given: The user's seed.
-        world_size: Number of ranks.
-    """
-    told = gather_from_ranks((given, options.seed), world_size, tuple[int | None, int])
-    if any(one is not None for one, _ in told):
-        return options  # the same on all ranks, or refused when all options are compared
-    seed = told[0][1]
-    if seed != options.seed:
-        logger.info("no rank was given a seed: using rank 0's, seed=%d", seed)
-    return replace(options, seed=seed)
-
-
-def check_same_start(epoch: int, taken: int, world_size: int) -> None:
+def check_same_start(epoch: int, taken: int, seed: int, world_size: int) -> None:
     """Check that all ranks continue at the same position. All ranks call it, before an epoch.
+
+    ``seed`` is that of the draws: a rank may have loaded a state with another one.
 
     Raises:
         ConfigError: They do not: batches would be taken twice, or never.
     """
-    start = (epoch, taken)
-    differ = decide_with_ranks(start, world_size, tuple[int, int], _other_starts, str)
+    start = (epoch, taken, seed)
+    differ = decide_with_ranks(start, world_size, tuple[int, int, int], _other_starts, str)
     if differ:
         raise ConfigError(
             f'shard="world" needs all ranks at one place, they start at {differ}: load '
@@ -171,10 +155,15 @@ def check_same_start(epoch: int, taken: int, world_size: int) -> None:
         )
 
 
-def _other_starts(starts: list[tuple[int, int]]) -> str:
+def _other_starts(starts: list[tuple[int, int, int]]) -> str:
     """Describe where ranks start; empty if all start at one position."""
     if len(set(starts)) == 1:
         return ""
-    texts = [f"rank {r}: epoch {e} after {n} batches" for r, (e, n) in enumerate(starts)]
+    of_one_seed = len({seed for _, _, seed in starts}) == 1
+    texts = [
+        f"rank {rank}: epoch {epoch} after {taken} batches"
+        + ("" if of_one_seed else f", seed {seed}")
+        for rank, (epoch, taken, seed) in enumerate(starts)
+    ]
     # Thousands of ranks would make a message that nobody reads, sent to each of them.
     return "; ".join(texts)[:2000]

@@ -108,7 +108,7 @@ class Tasks:
 
     def _announce(self, worker: int, state: BatchStream[Received]) -> None:
         assert state.attempt is not None, "a stream that is not finished was started"
-        order = self._orders.of(state.number, state.attempt.epoch)
+        order = self._orders.of(state.number, state.attempt.epoch, state.attempt.seed)
         message = (pipe.ATTEMPT, state.number, state.attempt, order is not None)
         self._recovery.send(worker, message, order)
 

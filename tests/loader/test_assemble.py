@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.glt import NodeSamplerInput
 from torch_geometric.data import Data
 
-from gigl_loader import ConfigError, DistDataset, PeerError
+from gigl_loader import ConfigError, DistDataset
 from gigl_loader.loader import seed_input
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import check_edge_ids, check_weights, is_remote, remote_arguments
@@ -22,7 +22,6 @@ from gigl_loader.loader.seed_input import (
     digest,
     share_input,
     tell_ranks_of_input,
-    told_to_others,
     weighted_types,
 )
 from gigl_loader.seeds import SeedsTold
@@ -81,7 +80,8 @@ def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
         patch.setattr(seed_input, "gather_from_ranks", lambda own, *_: everyone)
         for rank, one in enumerate(by_rank):
             try:
-                shares.append(share_input(one, _rank(rank, machines, 4 // machines), RankInput()))
+                share, _ = share_input(one, _rank(rank, machines, 4 // machines), RankInput())
+                shares.append(share)
             except ConfigError as error:
                 errors.append(str(error))
     if machines == 2 and set(inputs[:2]) & set(inputs[2:]) and size:
@@ -104,7 +104,7 @@ def test_with_another_shard_each_rank_keeps_all(shard: str, told: list) -> None:
     mine = RankInput(options={"shard": shard})
     same = SeedsTold(digest=digest([seeds.node])) if shard == "world" else SeedsTold()
     told += [replace(mine, seeds=same)] * 2
-    assert share_input(seeds, _rank(1, 1, 2), mine) is seeds
+    assert share_input(seeds, _rank(1, 1, 2), mine) == (seeds, 0)
     if shard == "world":
         told[0] = replace(mine, seeds=SeedsTold(digest=b"other"))
         with pytest.raises(ConfigError, match=r"the seeds of the whole job.*on ranks .1.$"):
@@ -126,7 +126,7 @@ def test_all_partitions_of_one_graph_are_held(partitions: list, words: str, told
         RankInput(partition=(2, 1), seeds=_seeds(1)),
         RankInput(partition=(2, 0), seeds=_seeds(2)),
     ]
-    assert [one.count for one in tell_ranks_of_input(_rank(0, 1, 2), told[0])] == [1, 1]
+    assert [one.seeds.count for one in tell_ranks_of_input(_rank(0, 1, 2), told[0])] == [1, 1]
     told[:] = [RankInput(partition=one) for one in partitions]
     with pytest.raises(ConfigError, match=words):
         tell_ranks_of_input(_rank(0, 1, 2), told[0])
