@@ -161,6 +161,10 @@ class EpochIterator:
             with contextlib.suppress(Exception):  # the error that ended the epoch counts
                 self._source.cancel_epoch()
 
+    def disown(self) -> None:
+        """Count as ended; the epoch goes on in the process that this one is a fork of."""
+        self._ended = "it belongs to the process that this one is a fork of; build a loader here"
+
     def __del__(self) -> None:
         # `__init__` may have raised before.
         if hasattr(self, "_ahead"):
@@ -311,6 +315,11 @@ class Epochs:
         if (iterator := self.iterator) is not None:
             iterator.end(why)
         self._last = lambda: None
+
+    def disown(self) -> None:
+        """Make the iterator unusable in a forked child, without a word to the source."""
+        if (iterator := self.iterator) is not None:
+            iterator.disown()
 
     def again(self, epoch: int, batch: int) -> Received:
         """Return one batch of any epoch, sampled now; progress and counts do not change.

@@ -163,16 +163,16 @@ class StoreRendezvous(Rendezvous):
         world_size: Number of ranks.
         timeout_s: Longest wait of each `gather` and `wait_for`, in seconds.
         outage_s: How many seconds the store may be out of reach; at least 10 are allowed.
-        answers_s: Longest wait for the store, in place of these 10 s.
+        answers_s: Longest wait for the store; None: these 10 s.
     """
 
     def __init__(
         self, store: Store, rank: int, world_size: int, timeout_s: float, outage_s: float = 0.0,
-        *, answers_s: float = _STORE_ANSWERS_S,
+        *, answers_s: float | None = None,
     ) -> None:  # fmt: skip
         super().__init__(rank, world_size, timeout_s)
         # its connection continues once packets pass again: no request has to be repeated
-        self._answers_s = max(answers_s, outage_s)
+        self._answers_s = max(_STORE_ANSWERS_S if answers_s is None else answers_s, outage_s)
         self._store = store
         self._keys: set[str] = set()
         self._closed = False

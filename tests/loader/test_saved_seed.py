@@ -20,7 +20,11 @@ SOURCES: dict[str, dict[str, Any]] = {
 
 
 def _loader(dataset: Any = None, **how: Any) -> DistNeighborLoader:
-    data = world_jobs.GRAPH.dataset() if dataset is None else world_jobs.GRAPH.dataset().to("cpu")
+    data = (
+        world_jobs.GRAPH.dataset()
+        if dataset is None
+        else world_jobs.GRAPH.dataset().to("cpu", kernels="torch")
+    )
     common = {"batch_size": 7, "shuffle": True, "with_weight": dataset is None}
     return DistNeighborLoader(data, [3, 2], torch.arange(60), **{**common, **how})
 

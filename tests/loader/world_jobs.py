@@ -85,7 +85,7 @@ def stage_of_a_store(info: Any, rank: int, folder: Path, stage: int) -> None:
             with pytest.raises(ConfigError, match=r"takes the same (seed|shard) on all ranks"):
                 neighbors(remote, {0: torch.arange(9), 1: torch.arange(9)}, **how)
     seeds = torch.arange(57).tensor_split(2)
-    torch.manual_seed(10 * stage + rank)  # rank 0 draws for all; later the saved one counts
+    torch.manual_seed(rank)  # rank 0 draws for all, and draws the same again
     with neighbors(remote, dict(enumerate(seeds)), seed=None) as loader:
         check_one_seed(loader, size)
         go_on(loader, "nodes", rank, size, folder, stage, last=1)
