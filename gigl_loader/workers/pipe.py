@@ -59,7 +59,7 @@ _MAX_FDS = 200
 """Most descriptors in one datagram; Linux allows 253."""
 _CONTROL_BYTES = socket.CMSG_SPACE(_MAX_FDS * 4)
 _NOT_INHERITED = socket.MSG_CMSG_CLOEXEC
-"""Received descriptors are not for programs that this process starts: they would keep the memory."""
+"""Programs that this process starts get none of the received descriptors, nor their memory."""
 
 
 Socket = socket.socket
