@@ -65,7 +65,7 @@ class RankGaveUpError(PeerError):
 
 
 @contextmanager
-def told_to_ranks(what: str) -> Iterator[None]:
+def told_to_ranks(what: str, group: Any = None) -> Iterator[None]:
     """Tell the other ranks of an error of the block, so that they do not wait for this one.
 
     They learn it in the next exchange of values, where all of them have to come, or fail as well.
@@ -73,27 +73,29 @@ def told_to_ranks(what: str) -> Iterator[None]:
 
     Args:
         what: The failed operation, as in "could not build its loader".
+        group: Process group of the ranks; None: the default one.
     """
     try:
         yield
     except Exception as error:  # not KeyboardInterrupt: it comes to all ranks
         if not getattr(error, "is_told", False):
             named = isinstance(error, GiglLoaderError)
-            _tell_failure(f"{what}: {error if named else f'{type(error).__name__}: {error}'}")
+            text = str(error) if named else f"{type(error).__name__}: {error}"
+            _tell_failure(f"{what}: {text}", group)
             # a block around this one must not tell it again: the others are gone by then
             with contextlib.suppress(AttributeError):
                 error.is_told = True  # type: ignore[attr-defined]
         raise
 
 
-def _tell_failure(words: str) -> None:
+def _tell_failure(words: str, group: Any = None) -> None:
     """Take part in the other ranks' next exchange with an error in place of a value."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
         return
     # The group may be broken, which can be why this rank failed; or the others may not come.
     with contextlib.suppress(PeerError, ConfigError), named_failures(_AGREEING):
-        _most_of_all(_FAILED, None, TELL_S)
-        _failures(words, None, TELL_S)
+        _most_of_all(_FAILED, group, TELL_S)
+        _failures(words, group, TELL_S)
 
 
 def _failures(words: str, group: Any, limit_s: float | None = None) -> dict[int, str]:
