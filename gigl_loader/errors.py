@@ -157,7 +157,7 @@ class JoinRefusedError(PeerLostError):
 
 
 class ResourceError(GiglLoaderError, OSError):
-    """This machine ran out of open files, of disk space, or of space for a file."""
+    """This machine ran out of open files, processes, disk space, or space for a file."""
 
 
 _LIMITS = {

@@ -24,8 +24,9 @@ _PAD = "pad"
 def saved_seed(state: Any) -> int | None:
     """Return the seed of a state; None: it has no valid one, and `from_dict` will refuse it."""
     seed = state.get("seed") if isinstance(state, dict) else None
-    is_int = isinstance(seed, int) and not isinstance(seed, bool)
-    return seed if is_int and 0 <= seed < 2**63 else None
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        return None
+    return seed if 0 <= seed < 2**63 else None
 
 
 @dataclass

@@ -49,7 +49,8 @@ def test_killed_at_drawn_moments(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.multiprocess
 def test_another_number_of_ranks_is_an_error_on_all_of_them(tmp_path: Path) -> None:
-    out, wanted = tmp_path / "out", {}
+    out = tmp_path / "out"
+    wanted: dict[str, bytes] = {}
     for number, (world, fits) in enumerate(((2, True), (1, False), (3, False), (2, True))):
         group = tmp_path / f"group-{number}"
         group.mkdir()

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -113,7 +114,7 @@ def colocated(rank: int, size: int) -> None:
         {"dataset": GRAPH.dataset(), "num_workers": 2},
         {"dataset": GRAPH.partitions(size)[rank], "exchange": "collective"},
     ):
-        epoch_with_children(lambda how=how: DistNeighborLoader(**common, **how))
+        epoch_with_children(partial(DistNeighborLoader, **common, **how))
     assert not Footprint.below().alive(), "no process is left"
 
 

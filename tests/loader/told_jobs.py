@@ -70,9 +70,7 @@ def colocated(rank: int, size: int) -> None:
                 continue  # these partitions have weights
             good = {"num_neighbors": [2], "input_nodes": torch.arange(20), "seed": 1, **how}
             one_is_wrong(
-                rank, lambda good=good, given=given: DistNeighborLoader(
-                    **{**good, **(given if rank == 1 else {})}
-                ), words,
+                rank, partial(DistNeighborLoader, **{**good, **(given if rank == 1 else {})}), words,
             )  # fmt: skip
         with DistNeighborLoader(**good) as loader:
             assert len(list(loader)) == len(loader)
@@ -132,9 +130,7 @@ def store(info: Any, rank: int) -> None:
         ({"transform": 3}, "transform"),
     ):
         one_is_wrong(
-            rank, lambda given=given: DistNeighborLoader(
-                remote, **{**good, **(given if rank == 1 else {})}
-            ), words,
+            rank, partial(DistNeighborLoader, remote, **{**good, **(given if rank == 1 else {})}), words,
         )  # fmt: skip
     assert _uneven(_logged(lambda: DistNeighborLoader(remote, **good).shutdown())) == []
     good["input_nodes"] = {rank: torch.arange(20 * rank, 20 * rank + 8 + 4 * rank)}

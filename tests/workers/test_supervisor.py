@@ -54,7 +54,7 @@ def test_a_worker_that_cannot_be_forked_is_a_failed_start(monkeypatch: pytest.Mo
     with trainer, control, ours:
         pipe.send(trainer, (pipe.FORK, 0), [workers.fileno()])
         workers.close()
-        monkeypatch.setattr(supervisor.os, "fork", refused)
+        monkeypatch.setattr(os, "fork", refused)
         assert supervisor._Watch(control, [])._obey()
         got = pipe.receive(ours)
         assert got is not None
