@@ -65,13 +65,12 @@ def _plain() -> Any:
 def colocated(rank: int, size: int) -> None:
     """No rank waits for the group's deadline; afterwards all can build their loaders."""
     for name, how in _colocated(rank, size).items():
-        for given, words in BAD.values():
-            if name == "collective" and "with_weight" in given:
+        for bad, words in BAD.values():
+            if name == "collective" and "with_weight" in bad:
                 continue  # these partitions have weights
             good = {"num_neighbors": [2], "input_nodes": torch.arange(20), "seed": 1, **how}
-            one_is_wrong(
-                rank, partial(DistNeighborLoader, **{**good, **(given if rank == 1 else {})}), words,
-            )  # fmt: skip
+            given = {**good, **(bad if rank == 1 else {})}
+            one_is_wrong(rank, partial(DistNeighborLoader, **given), words)
         with DistNeighborLoader(**good) as loader:
             assert len(list(loader)) == len(loader)
     _other_loaders(rank)
@@ -122,16 +121,15 @@ def store(info: Any, rank: int) -> None:
     remote = RemoteDistDataset(info, rank)
     seeds = {rank: torch.arange(20 * rank, 20 * rank + 9 + rank)}
     good: dict[str, Any] = {"num_neighbors": [2], "input_nodes": seeds, "seed": 1, "batch_size": 2}
-    for given, words in (
+    for bad, words in (
         ({"batch_size": 0}, "batch_size must be"),
         ({"num_neighbors": {("a", "to", "b"): [2]}}, "num_neighbors"),
         ({"input_nodes": {0: torch.tensor([99])}}, "= 99 is no node id"),
         ({"num_workers": 0}, "num_workers=0"),
         ({"transform": 3}, "transform"),
     ):
-        one_is_wrong(
-            rank, partial(DistNeighborLoader, remote, **{**good, **(given if rank == 1 else {})}), words,
-        )  # fmt: skip
+        given = {**good, **(bad if rank == 1 else {})}
+        one_is_wrong(rank, partial(DistNeighborLoader, remote, **given), words)
     assert _uneven(_logged(lambda: DistNeighborLoader(remote, **good).shutdown())) == []
     good["input_nodes"] = {rank: torch.arange(20 * rank, 20 * rank + 8 + 4 * rank)}
     found = _logged(lambda: DistNeighborLoader(remote, **good).shutdown())
