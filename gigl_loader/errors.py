@@ -182,7 +182,7 @@ class JoinRefusedError(PeerLostError):
 
 
 class ResourceError(GiglLoaderError, OSError):
-    """This machine ran out of open files, of disk space, or of space for a file."""
+    """This machine ran out of open files, processes, disk space, or space for a file."""
 
 
 _LIMITS = {
@@ -190,6 +190,8 @@ _LIMITS = {
     "loaders down that are no longer used",
     errno.ENFILE: "this machine has no more open files to give: end other programs, or raise "
     "fs.file-max",
+    errno.EAGAIN: "this user may start no more processes and threads: raise the limit (ulimit -u, "
+    "or pids.max of the container), or end other programs",
     errno.ENOSPC: "the disk is full: make room, or choose another directory",
     errno.EDQUOT: "your quota of the disk is used up: make room, or choose another directory",
     errno.EFBIG: "the file became larger than it may be: raise the limit (ulimit -f unlimited)",

@@ -37,7 +37,7 @@ from gigl_loader.inference.sources import (
     StoredGraph,
 )
 from gigl_loader.memory.tensors import dtype_name, dtype_named, each_tensor, give_back_freed
-from gigl_loader.ranks import RankExchange
+from gigl_loader.ranks import RankExchange, told_to_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 logger = logging.getLogger(__name__)
@@ -162,14 +162,16 @@ def full_graph_inference(
     line = ProgressLine(len(layers) * run.num_rows, shown=shown)
     ending = f".{format}"
     with ExitStack() as stack:
-        results = _results(graph, exchange.rank, out, identity, ending, stack)
-        # After digest() and bytes_per_node(), which fetched samples of nodes: from now on edges are
-        # kept by the first id of a range.
-        if isinstance(graph, StoredGraph):
-            _keep_edges(graph, layers, out, stack)
-        files = {}
-        if format == "parquet":
-            files = _parquet_files(results, graph, dataset, batch_size, stack)
+        # Some ranks may have a part of another run, and others none.
+        with told_to_ranks("could not begin its inference", group):
+            results = _results(graph, exchange.rank, out, identity, ending, stack)
+            # After digest() and bytes_per_node(), which fetched samples of nodes: from now on edges
+            # are kept by the first id of a range.
+            if isinstance(graph, StoredGraph):
+                _keep_edges(graph, layers, out, stack)
+            files = {}
+            if format == "parquet":
+                files = _parquet_files(results, graph, dataset, batch_size, stack)
         values = run.compute(results, files, line)
     found = {
         name: NodeEmbeddings(graph.owners.own[name], rows, results[name].path())

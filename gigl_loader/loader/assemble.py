@@ -38,7 +38,6 @@ from gigl_loader.loader.start_line import (
     log_workers,
     remote_seeds,
 )
-from gigl_loader.loader.world import agree_on_seed
 from gigl_loader.ranks import end_group
 from gigl_loader.remote.service import DistServer
 from gigl_loader.workers.producer import DistSamplingProducer
@@ -87,7 +86,6 @@ def start_loader(
         ConfigError: A value cannot work; nothing was started.
         PeerError: Another rank was given an invalid value, or a worker was not started.
     """
-    # No exchange with other ranks so far: each rank refuses alone what `LoaderOptions` refuses.
     runtime = runtime_or_alone(
         options.context, options.local_process_rank, options.local_process_world_size
     )
@@ -150,7 +148,7 @@ def colocated_arguments(
         ConfigError: A value cannot work; nothing was started.
         PeerError: Another rank was given an invalid value.
     """
-    with told_to_others(runtime):
+    with told_to_others():
         data, whole, sampler, config = _check_colocated(dataset, options, make_input)
         given = options.with_chosen_sampler(sampler, data.schema, whole.input_type)
         epoch_options, device = given.epoch_options(), given.batch_device(runtime.local_rank)
@@ -161,18 +159,18 @@ def colocated_arguments(
         )  # fmt: skip
     same = given.same_on_all_ranks(config, epoch_options)
     told = RankInput(
+        seed=epoch_options.seed,
         weighted=weighted_types(data) if given.is_weighted else None,
         partition=(data.num_partitions, data.partition_idx),
         options={**same, "input_type": repr(whole.input_type)},
     )
     # The one exchange after the checks: a rank that gave up takes part through `told_to_others`, so
     # that each rank takes part once, with any outcome.
-    sampler_input = share_input(whole, runtime, told)
+    sampler_input, seed = share_input(whole, runtime, told)
     own, given_seeds = sampler_input.node.numel(), whole.node.numel()
     log_start(kind, local_seeds(data, whole), own, given_seeds)
     # Before the producer exists, since its plan has the seed in every draw.
-    if given.shard == "world":
-        epoch_options = agree_on_seed(epoch_options, given.seed, runtime.world_size)
+    epoch_options = replace(epoch_options, seed=seed)
     samples = _in_this_process if given.in_process else _in_workers
     worker_options, producer = samples(given, runtime, device, data)
     return {

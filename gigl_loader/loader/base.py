@@ -35,7 +35,7 @@ from gigl_loader.errors import ConfigError, UsageError, explained_limits
 from gigl_loader.hooks import returned
 from gigl_loader.loader import config, deployment
 from gigl_loader.loader.batch_source import BatchSource
-from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s
+from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s, saved_seed
 from gigl_loader.loader.foreign import AnswersOthers, check_overrides
 from gigl_loader.loader.iterator import EpochIterator, Epochs, check_length
 from gigl_loader.loader.pad_keyword import Padding
@@ -48,6 +48,7 @@ from gigl_loader.loader.seed_input import Positions, digest_of_seeds, read_posit
 from gigl_loader.loader.world import check_same_input, check_same_start, check_shard
 from gigl_loader.message import IS_HETERO, Received, SampleMessage, stays_on_host
 from gigl_loader.options import EpochOptions, EvenRanks, SamplerOptions, Shard, options_of_batches
+from gigl_loader.ranks import COULD_NOT_BUILD, told_to_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler.plan import DRAW_VERSION, WEIGHTED_VERSION
 from gigl_loader.workers.agreement import StartTurns
@@ -175,17 +176,18 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         self._shutdowned = False
         # Before workers start: an interpreter that ends during their start has to stop them, too.
         deployment.open_loaders.add(self)
+        turns = StartTurns(
+            gap_s=process_start_gap_seconds, max_concurrent=max_concurrent_producer_inits,
+            local_rank=runtime.local_rank, local_world_size=runtime.local_world_size,
+        )  # fmt: skip
         try:
-            self._open_source(
-                StartTurns(
-                    gap_s=process_start_gap_seconds, max_concurrent=max_concurrent_producer_inits,
-                    local_rank=runtime.local_rank, local_world_size=runtime.local_world_size,
-                )
-            )  # fmt: skip
-            self._epochs.agree_on_steps(
-                int(self._num_expected), runtime.rank, runtime.world_size, self._even_ranks,
-                is_shared=self._shard == "world",
-            )  # fmt: skip
+            # Whatever happens in there, all ranks come to the exchange of their steps.
+            with told_to_ranks(COULD_NOT_BUILD):
+                self._open_source(turns)
+                self._epochs.agree_on_steps(
+                    int(self._num_expected), runtime.rank, runtime.world_size, self._even_ranks,
+                    is_shared=self._shard == "world",
+                )  # fmt: skip
         # KeyboardInterrupt as well: workers would go on without a loader to shut them down. Nobody
         # waits for their responses yet, hence no lingering.
         except BaseException:
@@ -308,9 +310,15 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         self._check_usable()
         return self._epochs.begin(self._check_start, self._make_iterator)
 
+    @property
+    def _seed(self) -> int:
+        """The seed of the draws and of the shuffle."""
+        loaded = self._epochs.seed
+        return self._source.epoch_options.seed if loaded is None else loaded
+
     def _check_start(self, epoch: int, yielded: int) -> None:
         if self._shard == "world":
-            check_same_start(epoch, yielded, self._runtime.world_size)
+            check_same_start(epoch, yielded, self._seed, self._runtime.world_size)
 
     def _make_iterator(self, positions: list[int], progress: EpochProgress) -> EpochIterator:
         self._stats.num_received = progress.yielded
@@ -349,12 +357,19 @@ class BaseDistLoader(AnswersOthers, DistLoader):
 
         Raises:
             ConfigError: The state is of a loader with other seeds, batch size, world size,
-                ``seed``...; a changed number of workers is fine. So is, with ``even_ranks``, the
-                state of another rank, and with ``shard="world"`` another number of ranks.
+                ``seed``...; a changed number of workers is fine. A loader without ``seed=`` takes
+                the saved one. Also fine are, with ``even_ranks``, the state of another rank, and
+                with ``shard="world"`` another number of ranks.
         """
         self._check_usable()
-        in_step = self._even_ranks is not None
-        self._epochs.load(state, self._identity(), in_step=in_step)
+        in_step, identity = self._even_ranks is not None, self._identity()
+        # A seed that nobody chose gives way to the saved one, which continues the same batches.
+        seed = saved_seed(state) if self.sampling_config.seed is None else None
+        if seed is not None:
+            identity["seed"] = seed
+        self._epochs.load(state, identity, in_step=in_step)
+        if seed is not None:
+            self._epochs.seed = seed
 
     def _identity(self) -> dict[str, Any]:
         of_world = self._shard == "world"
@@ -370,7 +385,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
-            "seed": options.seed,
+            "seed": self._seed,
             "draw_version": WEIGHTED_VERSION if by_logarithm else DRAW_VERSION,
             **({} if of_world else of_rank),
             **({"pad": str(self._padding)} if self._may_split else {}),
@@ -430,7 +445,8 @@ class BaseDistLoader(AnswersOthers, DistLoader):
             PeerError: A worker failed.
         """
         self._check_usable()
-        return self._alone(self._source.sample(read_positions(index, self._input_len)))
+        positions = read_positions(index, self._input_len)
+        return self._alone(self._source.sample(positions, self._epochs.seed))
 
     def _alone(self, received: Received) -> Data | HeteroData:
         """Return the batch of a message that came beside an epoch."""

@@ -22,6 +22,14 @@ _PAD = "pad"
 """Entry of a loader that may split batches: the sizes that its parts depend on."""
 
 
+def saved_seed(state: Any) -> int | None:
+    """Return the seed of a state; None: it has no valid one, and `from_dict` will refuse it."""
+    seed = state.get("seed") if isinstance(state, dict) else None
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        return None
+    return seed if 0 <= seed < 2**63 else None
+
+
 @dataclass
 class EpochProgress:
     """The position within an epoch, as ``state_dict`` has it. Counts batches handed to the user."""

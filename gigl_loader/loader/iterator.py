@@ -166,6 +166,10 @@ class EpochIterator:
             with contextlib.suppress(Exception):  # the error that ended the epoch counts
                 self._source.cancel_epoch()
 
+    def disown(self) -> None:
+        """Count as ended; the epoch goes on in the process that this one is a fork of."""
+        self._ended = "it belongs to the process that this one is a fork of; build a loader here"
+
     def __del__(self) -> None:
         # `__init__` may have raised before.
         if hasattr(self, "_ahead"):
@@ -226,6 +230,8 @@ class Epochs:
         self._source = source
         self.next_epoch = 0
         """The epoch that the next `begin` starts."""
+        self.seed: int | None = None
+        """The seed of a loaded state, in place of one that was drawn; None: the source's own."""
         self._progress = EpochProgress()
         self._num_attempts = 0
         self._started = False  # whether self._progress is of the epoch that the user is in
@@ -259,9 +265,7 @@ class Epochs:
             self.share = WorldShare(
                 rank=rank, world_size=world_size, total=own, even_ranks=even_ranks
             )
-            self.num_steps = len(self.share.positions())
-        else:
-            self.num_steps = even_steps(own, even_ranks, world_size)
+        self.num_steps = even_steps(own, even_ranks, world_size, self.share)
 
     def set_next(self, epoch: int) -> None:
         """Say which epoch the next `begin` starts."""
@@ -311,13 +315,18 @@ class Epochs:
 
     def _next_attempt(self, epoch: int) -> Attempt:
         self._num_attempts += 1
-        return Attempt(epoch, self._num_attempts)
+        return Attempt(epoch, self._num_attempts, self.seed)
 
     def end(self, why: str) -> None:
         """End the iterator of the epoch under way."""
         if (iterator := self.iterator) is not None:
             iterator.end(why)
         self._last = lambda: None
+
+    def disown(self) -> None:
+        """Make the iterator unusable in a forked child, without a word to the source."""
+        if (iterator := self.iterator) is not None:
+            iterator.disown()
 
     def again(self, epoch: int, batch: int) -> Received:
         """Return one batch of any epoch, sampled now; progress and counts do not change.

@@ -37,6 +37,7 @@ from gigl_loader.options import (
     SubgraphType,
     TemporalStrategy,
 )
+from gigl_loader.ranks import COULD_NOT_BUILD, told_to_ranks
 
 L = TypeVar("L", bound=type)
 
@@ -198,7 +199,9 @@ def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L],
         def init(self: Any, *args: Any, **given: Any) -> None:
             by_place = len(args) >= place
             setattr(self, GAVE_BATCH_SIZE, by_place or "batch_size" in given)
-            own(self, *args, **understood(type(self).__name__, given, known))
+            # Until all ranks have built theirs: each waits for the others somewhere in there.
+            with told_to_ranks(COULD_NOT_BUILD):
+                own(self, *args, **understood(type(self).__name__, given, known))
 
         # `inspect`, IDEs and Sphinx show this; the call itself still takes `**keywords`.
         init.__signature__ = signature.replace(  # type: ignore[attr-defined]

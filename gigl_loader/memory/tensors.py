@@ -238,6 +238,8 @@ def map_shared_tensor(fd: int, nbytes: int, dtype: torch.dtype, shape: tuple[int
     """
     storage: Any = torch.UntypedStorage
     storage = storage._new_shared_fd_cpu(fd, nbytes)
+    # torch's copy of the descriptor: a program that this process starts would keep the memory
+    os.set_inheritable(storage._share_fd_cpu_()[0], False)
     # contiguous, by torch's own rule; a tensor on "meta" has no memory
     strides = torch.empty(shape, device="meta").stride()
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)

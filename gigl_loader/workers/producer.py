@@ -362,19 +362,19 @@ class DistSamplingProducer:
             ):
                 self._raise_stalled(state, limit)
 
-    def sample(self, index: Tensor) -> Received:
+    def sample(self, index: Tensor, seed: int | None = None) -> Received:
         """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the current epoch.
 
         Raises:
             PeerTimeoutError: No worker sent anything for the option's timeout.
             WorkerDiedError, SamplingError: A worker ended, or raised.
         """
-        self.start_at_once(index)
+        self.start_at_once(index, seed)
         received = self.next(stream=AT_ONCE_STREAM)
         assert received is not None, "its epoch has one batch"
         return received
 
-    def start_at_once(self, index: Tensor) -> None:
+    def start_at_once(self, index: Tensor, seed: int | None = None) -> None:
         """Let a worker sample the batch of the seeds at ``index``, which `sample` describes.
 
         The consumer is ``AT_ONCE_STREAM``, with one such batch at a time.
@@ -386,7 +386,9 @@ class DistSamplingProducer:
                 self.add_stream(AT_ONCE_STREAM, 1)
             # before its epoch of one batch begins, which sends this order to the workers
             self._orders.at_once = tensors.share_tensor(index)
-            self._tasks.begin(AT_ONCE_STREAM, AT_ONCE_EPOCH, (0,))
+            before = self._tasks.streams[AT_ONCE_STREAM].attempt
+            serial = 1 if before is None else before.serial + 1
+            self._tasks.begin(AT_ONCE_STREAM, Attempt(AT_ONCE_EPOCH, serial, seed), (0,))
             self._recovery.note_progress()
             self._tasks.dispatch()
 
