@@ -23,6 +23,7 @@ from gigl_loader import (
     SamplingError,
     WrongTypeError,
 )
+from gigl_loader.options import EvenRanks
 from gigl_loader.ranks import decide_with_ranks, gather_from_ranks, tell_ranks, told_to_ranks
 from gigl_loader.testing import Footprint
 
@@ -134,7 +135,8 @@ def store(info: Any, rank: int) -> None:
     good["input_nodes"] = {rank: torch.arange(20 * rank, 20 * rank + 8 + 4 * rank)}
     found = _logged(lambda: DistNeighborLoader(remote, **good).shutdown())
     assert _uneven(found) == (["6 on rank 1 and 4 on rank 0"] if rank == 0 else [])
-    for even, steps in (("drop", 4), ("wrap", 6)):
+    ways: tuple[tuple[EvenRanks, int], ...] = (("drop", 4), ("wrap", 6))
+    for even, steps in ways:
         with DistNeighborLoader(remote, even_ranks=even, **good) as loader:
             assert len(list(loader)) == len(loader) == steps
 

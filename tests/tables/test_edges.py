@@ -98,7 +98,7 @@ def test_ids_beyond_int32_and_beyond_doubles_are_told_apart(
         NodeTable(nodes), EdgeTable(edges), 2, tmp_path / "parts", progress=False, threads=1,
         method="random",
     )  # fmt: skip
-    found = {}
+    found: dict[int, int] = {}
     for k in range(2):
         dataset = DistDataset.load(tmp_path / "parts", k)
         (adjacency,) = dataset.view().adjacency.values()
