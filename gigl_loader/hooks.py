@@ -5,6 +5,7 @@ as the end of an epoch.
 """
 
 import functools
+import inspect
 from typing import Any, TypeVar
 
 from gigl_loader.errors import ConfigError
@@ -34,6 +35,7 @@ def returned(value: T | None, role: str, function: Any, wanted: str) -> T:
 
 def name_of(function: Any) -> str:
     """Return the name of a function and the place of its definition, for messages."""
+    function = inspect.unwrap(function)  # the loader's timer around it is not the user's
     while isinstance(function, functools.partial):
         function = function.func
     plain = getattr(function, "__func__", function)
