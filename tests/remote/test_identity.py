@@ -46,6 +46,7 @@ from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
+from gigl_loader.remote.absences import Absences
 from gigl_loader.remote.membership import Join, Leader, News, Role, Watch, check_same
 from gigl_loader.remote.requests import (
     EpochRequest,
@@ -253,7 +254,7 @@ def test_a_server_that_comes_back_with_another_graph_is_refused_and_untouched() 
             asked = other.server.status()
             assert (asked["create_calls"], asked["clients"], other.cluster) == (0, [], "")
         with _at(former.address) as again:
-            cluster.await_servers(time.monotonic() + 60.0)
+            cluster.await_servers(Absences({}, 60.0))
             assert again.cluster == former.cluster != "", "the client kept it"
             with pytest.raises(UsageError, match="never existed"):
                 cluster.connection(0).call("describe_workers", producer_id=producer).result(60)
@@ -297,7 +298,7 @@ def test_a_refusal_that_stays_ends_the_wait_at_once(
             began = time.monotonic()
             for _ in range(3):
                 with pytest.raises(expected[0], match=expected[1]):
-                    cluster.await_servers(time.monotonic() + 1800.0)
+                    cluster.await_servers(Absences({}, 1800.0))
             assert time.monotonic() - began < 100.0
             wait_until(lambda: other.status()["refused"] >= 3, "each of them is counted")
     refused = [one for one in caplog.messages if "cannot join" in one or "refused 1" in one]
@@ -318,7 +319,7 @@ def _await_refusal(cluster: Cluster) -> None:
     deadline = time.monotonic() + 60.0
     while True:
         try:
-            cluster.await_servers(time.monotonic())
+            cluster.await_servers(Absences({}, 0.0))
         except ConfigError:
             raise
         except GiglLoaderError:
