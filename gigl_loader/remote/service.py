@@ -103,7 +103,7 @@ class DistServer(PartitionAnswers):
         self._security, self.meet = security or Security.local(), meet
         self._allowed = (_OWN_SAMPLERS, *allow_samplers)
         self._host = host
-        self._started = time.time()
+        self._started = time.monotonic()
         self._entries = ProducerTable(server_rank)
         # for producers that are starting while one of their clients leaves, or has left: `_adopt`
         self._gone: OrderedDict[Hashable, None] = OrderedDict()
@@ -501,7 +501,7 @@ class DistServer(PartitionAnswers):
             "server_rank": self.server_rank,
             "num_servers": self.num_servers,
             "pid": os.getpid(),
-            "uptime_s": time.time() - self._started,
+            "uptime_s": time.monotonic() - self._started,
             "partition_idx": view.partition_idx,
             "num_partitions": view.num_partitions,
             "num_nodes": dict(view.num_nodes),

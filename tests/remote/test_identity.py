@@ -204,6 +204,15 @@ def test_a_server_whose_clock_is_behind_takes_the_place_of_one_that_vanished(
         assert (zero.error, again.error) == (None, None)
 
 
+def test_a_server_whose_clock_is_set_back_has_been_up_all_the_same(
+    request: pytest.FixtureRequest,
+) -> None:
+    server = DistServer(tiny_partition(0, 1))
+    request.getfixturevalue("wall_clock_behind")
+    assert 0.0 <= server.status()["uptime_s"] < 600.0
+    server.close()
+
+
 # --- a cluster and a graph ------------------------------------------------------------------------
 
 
