@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -517,20 +518,23 @@ def test_a_producer_of_a_process_that_never_joined_is_of_its_session() -> None:
         wait_until(lambda: list(server.status()["producers"]) == [others], "it ends with a goodbye")
 
 
+def _has_no_producer(endpoint: Endpoint) -> bool:
+    return not endpoint.server.status()["producers"]
+
+
 def test_an_outage_of_a_process_that_never_joined_ends_no_producer_and_its_death_does() -> None:
     for patience_s, survives in ((60.0, True), (2.0, False)):
         with (
             storage(patience_s=patience_s) as (endpoint,),
             Relay(endpoint.address) as relay,
-            Caller(*relay.address, SECURITY, "visitor") as caller,
+            Caller(relay.address[0], relay.address[1], SECURITY, "visitor") as caller,
         ):
             producer = _create_unjoined(caller)
             relay.reset()
             if survives:
                 assert "worker" in _ask(caller, "describe_workers", producer_id=producer)
             else:  # as if it were killed: nothing comes of it any more
-                server = endpoint.server
-                wait_until(lambda server=server: not server.status()["producers"], "it ended")
+                wait_until(partial(_has_no_producer, endpoint), "it ended")
 
 
 def test_nobody_takes_the_place_of_a_rank_that_is_here() -> None:
