@@ -42,8 +42,13 @@ class Visitor:
 
 
 def scope_of(client: Hashable) -> Hashable:
-    """Return what a client's worker keys and request ids belong to: its job, or itself alone."""
-    return client[0] if isinstance(client, tuple) else client
+    """Return what a client's worker keys and request ids belong to: its job, or a visitor alone.
+
+    None: the server itself asks.
+    """
+    if isinstance(client, Visitor):
+        return client
+    return client[0] if isinstance(client, tuple) else None
 
 
 @dataclass(eq=False)
