@@ -498,7 +498,7 @@ def test_a_producer_of_a_process_that_never_joined_is_of_its_session() -> None:
             "start_new_epoch_sampling": {"epoch": 0, "request": EpochRequest()},
             "cancel_epoch_sampling": {"request": EpochRequest()},
             "fetch_one_sampled_message": {"consumer": 0},
-            "sample_seeds": {"index": torch.arange(2)},
+            "sample_seeds": {"index": torch.arange(2), "seed": None},
             "describe_workers": {},
         }
         for name, how in cases.items():
