@@ -170,6 +170,10 @@ class Received:
         return self.message if self.rows is None else {**self.message, **self.rows.lent()}
 
 
+_SET_BACK_S = 60.0
+"""Seconds by which a worker's clock goes back if it was set; batches come later by less."""
+
+
 @dataclass
 class BatchCounts:
     """Sums over delivered batches."""
@@ -204,9 +208,11 @@ class BatchCounts:
         # each batch has the total of its producer, and an older one may come later
         self.restarts[position] = max(self.restarts.get(position, 0), stats.get("restarts", 0))
         # a worker samples several batches at a time: overlapping times count once. Both times are
-        # from the worker's own clock
+        # from the wall clock of the worker, which may be set back: then counting begins anew
         ended = stats.get("ended_ns", 0) / 1e9
         until = self.busy_until.get(worker, 0.0)
+        if ended < until - _SET_BACK_S:
+            self.busy_until[worker] = until = 0.0
         counted = max(0.0, min(sample_s + gather_s, ended - until))
         self.busy_s[worker] = self.busy_s.get(worker, 0.0) + counted
         self.busy_until[worker] = max(ended, until)

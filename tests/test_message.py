@@ -95,6 +95,15 @@ def test_a_worker_is_busy_once_with_batches_that_overlap() -> None:
     assert counts.busy_until == {"a": 20.0, "b": 11.0}
 
 
+def test_a_worker_whose_clock_is_set_back_is_busy_all_the_same() -> None:
+    """Seen in code: no time counted until the clock had caught up, an hour later."""
+    counts = BatchCounts()
+    hour = 3600.0
+    for ended, expected in ((2 * hour, 1.0), (hour, 2.0), (hour + 2, 3.0), (2 * hour, 4.0)):
+        counts.count(_measured(ended, 1.0), "a", 0)
+        assert counts.busy_s["a"] == pytest.approx(expected)
+
+
 def test_each_batch_tells_the_restarts_of_its_position() -> None:
     counts = BatchCounts()
     for position, restarts in ((0, 1), (1, 4), (0, 3), (0, 2)):

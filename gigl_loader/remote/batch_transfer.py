@@ -294,12 +294,17 @@ class BatchSender:
         _poison(ended)
 
     def lose(self, session: str) -> None:
-        """Give up all leases of a client that is gone, as it may still be reading."""
+        """Give up all leases of a client that is gone for good, as it may still be reading."""
         with self._lock:
-            ended = self._leases.pop(session, {}).values()
             self._gone[session] = None
             while len(self._gone) > _MOST_GONE:
                 del self._gone[next(iter(self._gone))]
+        self.lose_all(session)
+
+    def lose_all(self, session: str) -> None:
+        """Give up the leases of a client that may come back."""
+        with self._lock:
+            ended = self._leases.pop(session, {}).values()
         _poison(ended)
 
 

@@ -1,8 +1,10 @@
 """Members, the served job, and servers' addresses, without sockets, threads or a clock."""
 
 import contextlib
+import hashlib
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Hashable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +22,33 @@ a second apart, and a client must not be given up before it gives up itself."""
 # Sessions with which a given-up process may come back, about 1 MB of them. Beyond that it is told
 # that this server was restarted, which ends it as well.
 _MOST_DEPARTED = 10_000
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """A process that has not joined a job: all connections of one session.
+
+    Other clients are a job's, ``(job, rank)``, on whichever session they come.
+    """
+
+    session: str
+
+    def __str__(self) -> str:
+        # not the session, which is this process's only proof that it is the same one
+        digest = hashlib.blake2b(self.session.encode(), digest_size=4).hexdigest()
+        return f"visitor {digest}"
+
+    __repr__ = __str__
+
+
+def scope_of(client: Hashable) -> Hashable:
+    """Return what a client's worker keys and request ids belong to: its job, or a visitor alone.
+
+    None: the server itself asks.
+    """
+    if isinstance(client, Visitor):
+        return client
+    return client[0] if isinstance(client, tuple) else None
 
 
 @dataclass(eq=False)
@@ -41,9 +70,9 @@ class Member:
     _waiting: "Future[News] | None" = None
 
     @property
-    def client(self) -> tuple[int | None, int]:
-        """(job, compute rank), which owns producers."""
-        return self.job, self.join.rank
+    def client(self) -> Hashable:
+        """Owner of its producers: (job, compute rank), and before its job begins a `Visitor`."""
+        return Visitor(self.session) if self.job is None else (self.job, self.join.rank)
 
     def wait(self, seen: int) -> "Future[News]":
         """Return the news as soon as they differ from those numbered ``seen``."""
@@ -80,6 +109,52 @@ class Member:
 def _answer(future: "Future[News]", news: News) -> None:
     with contextlib.suppress(InvalidStateError):  # cancelled: its connection is over
         future.set_result(news)
+
+
+class Visits:
+    """Connections of each session, for processes that own producers and have not joined.
+
+    ::
+
+        came() -> here --the last connection ends by a goodbye----------------> left
+                  here --it is cut off--> missing --``grace_s`` passed--------> left
+                  here <--came()--------- missing
+
+    Sessions of members are counted, too: a process may join after it has created a producer.
+
+    Args:
+        grace_s: Seconds for which a process may have no connection. It does not know that its
+            connection was cut off before its next request, so this is an outage that it survives.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._open: Counter[str] = Counter()
+        self._missing_until: dict[str, float] = {}
+
+    def came(self, session: str) -> None:
+        """Note a connection."""
+        self._open[session] += 1
+        self._missing_until.pop(session, None)
+
+    def ended(self, session: str, end: End, now: float) -> bool:
+        """Note the end of a connection; return whether its process left with it."""
+        self._open[session] -= 1
+        if self._open[session] > 0:
+            return False
+        del self._open[session]
+        # a replaced one may end before the connection that replaces it is noted
+        if end in (End.GONE, End.SILENT, End.REPLACED):
+            self._missing_until[session] = now + self._grace_s
+            return False
+        return True
+
+    def overdue(self, now: float) -> list[str]:
+        """Return, once, the sessions whose time to come back has passed."""
+        found = [one for one, until in self._missing_until.items() if now >= until]
+        for one in found:
+            del self._missing_until[one]
+        return found
 
 
 _GIVEN_UP = (

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, ServerDiedError
 from gigl_loader.remote.batch_transfer import BatchSender
-from gigl_loader.remote.jobs import Attendance, JobBook, Member, ServerBook
+from gigl_loader.remote.jobs import Attendance, JobBook, Member, ServerBook, Visitor, Visits
 from gigl_loader.remote.membership import (
     Join,
     Leader,
@@ -74,6 +74,7 @@ class Presence:
         self._lock = threading.RLock()
         self._asked_again = threading.Condition(self._lock)
         self._attendance = Attendance()
+        self._visits = Visits(patience_s)
         self._book = JobBook()
         self._refused = RefusedJoins()
         self._sender = BatchSender(server)
@@ -311,11 +312,27 @@ class Presence:
 
     # -- leaving ----------------------------------------------------------------------------------
 
+    def _came(self, peer: Peer) -> None:
+        with self._lock:
+            self._visits.came(peer.session)
+        self.server.client_back(Visitor(peer.session))
+
     def _ended(self, peer: Peer, end: End) -> None:
         with self._lock:
             left = self._attendance.ended(peer, end, time.monotonic())
+            visit_is_over = self._visits.ended(peer.session, end, time.monotonic())
         if left is not None:
             self._left(left)
+        if visit_is_over:
+            self._end_visit(peer.session)
+
+    def _end_visit(self, session: str) -> None:
+        """Free the producers that a process created before it joined a job, or without that."""
+        if self._stopping:  # all producers end
+            return
+        self.server.client_gone(Visitor(session))
+        # last: it may come back, so nothing keeps a batch of these producers from being lent
+        self._sender.lose_all(session)
 
     def _left(self, member: Member) -> None:
         """Free the producers of a member that has left or is given up."""
@@ -415,6 +432,7 @@ class Presence:
             if self._book.end_if_over(now):
                 self._begin_next_job()
             overdue = self._attendance.overdue(now)
+            visits = self._visits.overdue(now)
             clients = [
                 one for one in self._attendance.members.values() if one.join.role is Role.CLIENT
             ]
@@ -429,6 +447,11 @@ class Presence:
         for member in overdue:  # in threads, as their workers may take long to end
             new_thread(
                 target=self._left, args=(member,), name=f"end of {member.name}",
+                on_death=nothing_hangs_on_it,
+            ).start()  # fmt: skip
+        for session in visits:
+            new_thread(
+                target=self._end_visit, args=(session,), name=f"end of {Visitor(session)}",
                 on_death=nothing_hangs_on_it,
             ).start()  # fmt: skip
 

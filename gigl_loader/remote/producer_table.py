@@ -16,6 +16,7 @@ from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, ProtocolError, UsageError
 from gigl_loader.options import CustomSamplerOptions, FeatureStoreOptions
+from gigl_loader.remote.jobs import Visitor
 from gigl_loader.remote.membership import MOST_RANKS
 from gigl_loader.remote.requests import NOBODY, ProducerRequest, Runs
 from gigl_loader.remote.shared import SharedProducer
@@ -60,9 +61,15 @@ class ProducerTable:
         self.closed = False
 
     def take(
-        self, job: Hashable, key: str | None, request_id: str, servers: Runs
+        self, scope: Hashable, key: str | None, request_id: str, servers: Runs
     ) -> tuple[ProducerEntry, bool]:
         """Return the slot of a request, and whether the caller has to fill it.
+
+        Args:
+            scope: Names of keys and requests hold within it; see `scope_of`.
+            key: Worker key; None: the producer is not shared.
+            request_id: Name of the request; empty: it has none.
+            servers: Servers that take part.
 
         Raises:
             UsageError: The server is shutting down.
@@ -71,11 +78,11 @@ class ProducerTable:
             # read under the lock under which it is set: `close` finds a producer, or it is refused
             if self.closed:
                 raise UsageError(f"storage server {self._server_rank} is shutting down")
-            request = (job, request_id)
+            request = (scope, request_id)
             if request in self._by_request:  # repeated after a lost connection
                 return self._by_request[request], False
             self.asked += 1
-            known = self._by_key.get((job, key)) if key is not None else None
+            known = self._by_key.get((scope, key)) if key is not None else None
             entry = self._entries[known] if known is not None else None
             entry = entry or ProducerEntry(self._fresh_id(request_id), request_id, servers)
             # a client that joins a key may repeat its request: it must get this slot, not a later
@@ -86,7 +93,7 @@ class ProducerTable:
                 return entry, False
             self._entries[entry.id] = entry
             if key is not None:
-                self._by_key[job, key] = entry.id
+                self._by_key[scope, key] = entry.id
             return entry, True
 
     def _fresh_id(self, request_id: str) -> int:
@@ -200,6 +207,8 @@ def check_request(request: ProducerRequest, num_servers: int, client: Hashable) 
     shard = 0 if request.shard is None else request.shard
     if not 0 <= shard < request.num_shards <= num_servers:
         raise ProtocolError(f"shard {shard} of {request.num_shards} on {num_servers} servers")
+    if isinstance(client, Visitor) and request.client_ranks:
+        raise ProtocolError("a process that has not joined a job shares no producer with ranks")
     # ranks that share a producer learn this from the first of them, which creates it for all
     own = client[1] if isinstance(client, tuple) else None
     if own is not None and request.client_ranks and own not in request.client_ranks:

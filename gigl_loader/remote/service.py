@@ -33,6 +33,7 @@ from gigl_loader.memory.same_host import HostMark, Mark
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import EpochOptions, SamplerOptions
 from gigl_loader.remote.calls import calls_of, served
+from gigl_loader.remote.jobs import scope_of
 from gigl_loader.remote.membership import MOST_RANKS
 from gigl_loader.remote.metrics import ServerCounts
 from gigl_loader.remote.partition_answers import PartitionAnswers
@@ -58,9 +59,7 @@ _log = logging.getLogger(__name__)
 # Not an argument: the methods of `CALLS` have a field of the request for each parameter, and a
 # client must not choose its own identity.
 caller: ContextVar[Hashable] = ContextVar("caller", default=THIS_PROCESS)
-"""The client whose request is being served: ``(job, rank)``, or `OBSERVER`."""
-OBSERVER = "observer"
-"""A client that has not joined a job."""
+"""The client whose request is being served: ``(job, rank)``, or a `Visitor`."""
 
 _OWN_SAMPLERS = "gigl_loader.sampler"
 _OVER = "over"
@@ -104,7 +103,7 @@ class DistServer(PartitionAnswers):
         self._security, self.meet = security or Security.local(), meet
         self._allowed = (_OWN_SAMPLERS, *allow_samplers)
         self._host = host
-        self._started = time.time()
+        self._started = time.monotonic()
         self._entries = ProducerTable(server_rank)
         # for producers that are starting while one of their clients leaves, or has left: `_adopt`
         self._gone: OrderedDict[Hashable, None] = OrderedDict()
@@ -152,10 +151,10 @@ class DistServer(PartitionAnswers):
         for options in (sampler_options, request.epoch_options.feature_store):
             check_leave(options, self._allowed, self.server_rank)
         # worker keys belong to a job: two jobs at a time may use the same one
-        job = client[0] if isinstance(client, tuple) else None
         entry, is_first = self._entries.take(
-            job, worker_options.worker_key, request.request_id, self._taking_part(request)
-        )
+            scope_of(client), worker_options.worker_key, request.request_id,
+            self._taking_part(request),
+        )  # fmt: skip
         if not is_first:
             # to join the others, to start the workers and to connect them: each usually takes at
             # most `timeout_s`
@@ -205,10 +204,9 @@ class DistServer(PartitionAnswers):
         # outside the block above, as it reports its own failures to the others
         producer.init(rendezvous, self._security)
         client = caller.get()
-        job = client[0] if isinstance(client, tuple) else None
         clients: Sequence[Hashable] = [client]
         if request.client_ranks:
-            clients = Clients(job, request.client_ranks)
+            clients = Clients(scope_of(client), request.client_ranks)
         key = options.worker_key or f"producer {number}"
         return SharedProducer(
             key, producer, memory, request, clients, parse_size(options.buffer_size, "buffer_size"),
@@ -503,7 +501,7 @@ class DistServer(PartitionAnswers):
             "server_rank": self.server_rank,
             "num_servers": self.num_servers,
             "pid": os.getpid(),
-            "uptime_s": time.time() - self._started,
+            "uptime_s": time.monotonic() - self._started,
             "partition_idx": view.partition_idx,
             "num_partitions": view.num_partitions,
             "num_nodes": dict(view.num_nodes),

@@ -33,6 +33,7 @@ from gigl_loader.message import (
 )
 from gigl_loader.options import EpochOptions, Shard, options_of_batches
 from gigl_loader.ranks import decide_with_ranks
+from gigl_loader.remote.absences import Absences
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.filling_channel import FillingChannel
@@ -127,6 +128,8 @@ class RemoteSource:
             self._cluster, self._input, config, sampler_options, self._active
         )
         self._consumer = 0
+        self._absences: Absences | None = None
+        """Absences of servers since the last batch; None: no epoch was recovered since."""
         self._broken = False
         """Whether a server or worker failed this process."""
         self.channel: RemoteReceivingChannel | None = None
@@ -221,12 +224,11 @@ class RemoteSource:
 
         If servers are lost meanwhile, replicas take their place, or it waits for them.
         """
-        limit = self.epoch_options.reconnect_timeout_s
-        deadline, options = time.monotonic() + limit, self._options
+        absences, options = self._new_absences(), self._options
         while True:
             request_id = secrets.token_hex(16)
             try:
-                self._choose_servers(deadline)
+                self._choose_servers(absences)
             except Exception as error:  # final: waiting any longer would not help
                 return error
             try:
@@ -235,7 +237,7 @@ class RemoteSource:
                 )
                 return self._producers.ids
             except GiglLoaderError as error:
-                if time.monotonic() >= deadline or not self._producers.are_lost(error):
+                if absences.is_over or not self._producers.are_lost(error):
                     return error
                 _log.warning("%s; the producers are created again", error)
                 options = copy.copy(self._options)
@@ -266,9 +268,8 @@ class RemoteSource:
     def _adopt_from_leader(self, ids: Mapping[int, int]) -> None:
         """Use the producers of the leader, which may have noticed a server's return earlier."""
         self._live = Runs.of(sorted(ids))
-        deadline = time.monotonic() + self.epoch_options.reconnect_timeout_s
         with contextlib.suppress(GiglLoaderError):  # the epoch will find it out
-            self._cluster.await_servers(deadline, self._live)
+            self._cluster.await_servers(self._new_absences(), self._live)
         self._producers.adopt(ids)
 
     def _open_channel(self) -> None:
@@ -367,6 +368,7 @@ class RemoteSource:
                     self._recover(error)
         if received is None:
             return received
+        self._absences = None
         position = self._places[received.ticket.position]
         ticket = replace(received.ticket, batch=self._to_come.pop(position), position=position)
         return replace(received, ticket=ticket)
@@ -385,7 +387,7 @@ class RemoteSource:
         # at 0 nothing is recreated: the loader keeps the servers that it began with
         if back and self.epoch_options.reconnect_timeout_s > 0:
             _log.warning("storage servers %s are back, and sample again", sorted(back))
-            self._choose_servers(time.monotonic())
+            self._choose_servers(Absences(self._cluster.renewals, 0.0))
             self._make_anew()
 
     def _recover(self, error: GiglLoaderError) -> None:
@@ -396,7 +398,7 @@ class RemoteSource:
 
         Raises:
             PeerError: ``error``, if no server was lost, or one without a replica did not
-                come back in time.
+                come back in time; or a server ends again and again.
             ConfigError, JoinRefusedError: It came back but refuses this process.
         """
         limit = self.epoch_options.reconnect_timeout_s
@@ -407,33 +409,38 @@ class RemoteSource:
             error,
             limit,
         )
-        # one limit for all attempts, during which further servers may be lost
-        deadline = time.monotonic() + limit
+        # the limit holds for each absence, as further servers may be lost during the attempts
+        absences = self._absences = self._absences or self._new_absences()
+        absences.go_on()
         while True:
             # The first error tells the cause, the last one why nothing helped. A refusal by the
             # process in place of the server says more than the server's loss.
             try:
-                self._choose_servers(deadline)
+                self._choose_servers(absences)
             except GiglLoaderError as again:
-                is_refused = isinstance(again, ConfigError | JoinRefusedError)
-                raise (again if is_refused else error) from again
+                is_reason = isinstance(again, ConfigError | JoinRefusedError)
+                is_reason = is_reason or absences.restless is not None
+                raise (again if is_reason else error) from again
             try:
                 self._make_anew()
                 self._begin()
                 return
             except GiglLoaderError as again:
-                if time.monotonic() > deadline or self._cluster.closed:
+                if absences.is_over or self._cluster.closed:
                     raise (again if isinstance(again, ConfigError) else error) from again
                 time.sleep(_AGAIN_S)
 
-    def _choose_servers(self, deadline: float) -> None:
+    def _new_absences(self) -> Absences:
+        return Absences(self._cluster.renewals, self.epoch_options.reconnect_timeout_s)
+
+    def _choose_servers(self, absences: Absences) -> None:
         """Continue without the lost servers that have replicas; wait for the others.
 
         Raises:
-            ServerDiedError: They did not come back by the deadline.
+            ServerDiedError: They did not come back in time, or one ends again and again.
             ConfigError, JoinRefusedError: One came back but refuses this process.
         """
-        self._live = Runs.of(self._cluster.await_servers(deadline))
+        self._live = Runs.of(self._cluster.await_servers(absences))
         if missing := sorted(set(self._servers) - set(self._live)):
             _log.warning("storage servers %s are lost; their replicas sample for them", missing)
 

@@ -28,6 +28,7 @@ from gigl_loader.errors import (
     ServerDiedError,
     UsageError,
 )
+from gigl_loader.remote.absences import MOST_RETURNS, Absences
 from gigl_loader.remote.connection import ServerConnection, result_of
 from gigl_loader.remote.membership import PATIENCE_S, Join, Refusal, Role, WaitReport
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
@@ -230,21 +231,26 @@ class Cluster:
 
     # -- continuing without them, or until they are back ----------------------------------------
 
-    def await_servers(self, deadline: float, wanted: Sequence[int] = ()) -> list[int]:
+    def await_servers(self, absences: Absences, wanted: Sequence[int] = ()) -> list[int]:
         """Return the servers to continue with: at least one of each partition, ascending.
 
         A thread looks for a lost server. If it has no replica, this waits for it,
         unless it is back and refuses this process for a permanent reason.
 
         Args:
-            deadline: Until when to wait for servers (`time.monotonic`).
+            absences: How long each may be away.
             wanted: Servers to wait for in any case.
 
         Raises:
-            ServerDiedError: A server did not come back in time.
+            ServerDiedError: A server did not come back in time, or ends again and again.
             ConfigError: It came back as another cluster's, or with another graph.
             JoinRefusedError: It came back but refuses this process.
         """
+        if (restless := absences.restless) is not None:
+            raise ServerDiedError(
+                f"{self.connection(restless).name} came back {MOST_RETURNS} times and was lost "
+                "again each time before a batch or a response came: see its log for the reason"
+            )
         began = time.monotonic()
         with self._changed:
             while True:
@@ -260,8 +266,8 @@ class Cluster:
                 for one in missing:
                     self._raise_if_refused(one, began)
                 # no deadline for servers to meet: after `_ATTEMPT_S`, `_meet` counts them as lost
-                if missing and time.monotonic() > deadline:
-                    raise self._why_lost(missing[0])
+                if (overdue := absences.overdue(missing)) is not None:
+                    raise self._why_lost(overdue)
                 # news of server 0 come on its connection, which does not notify this condition
                 self._changed.wait(_LOOK_S)
 
@@ -421,8 +427,8 @@ class Cluster:
             name: A key of `CALLS`.
             requests: The server of each call, and the arguments.
             timeout_s: How long all of them may take, in seconds.
-            reconnect_s: How many seconds servers without a replica may be away; 0: a lost one is an
-                error.
+            reconnect_s: How many seconds a server without a replica may be away each time; 0: a
+                lost one is an error.
 
         Raises:
             ServerDiedError: A server did not come back in time.
@@ -430,13 +436,13 @@ class Cluster:
             PeerTimeoutError: A server did not respond.
         """
         found: dict[int, Any] = {}
-        away_until = time.monotonic() + reconnect_s
+        absences = Absences(self.renewals, reconnect_s)
         while (error := self._ask_those_up(name, requests, timeout_s, found)) is not None:
             # repeated only for as long as servers may be away, as each request has its own timeout
-            if time.monotonic() >= away_until or self.closed:
+            if absences.is_over or self.closed:
                 raise error
             time.sleep(_PAUSE_S)  # a request may be lost before its server is known to be
-            self.await_servers(away_until)
+            self.await_servers(absences)
         return [found[number] for number in range(len(requests))]
 
     def holders(self, timeout_s: float, reconnect_s: float = 0.0) -> list[int]:

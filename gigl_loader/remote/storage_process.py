@@ -3,7 +3,9 @@
 Its `Endpoint` is its side of the network: it listens, hands on requests, and ends.
 """
 
+import atexit
 import contextlib
+import gc
 import ipaddress
 import logging
 import signal
@@ -23,7 +25,7 @@ from gigl_loader.logs import answering, know
 from gigl_loader.options import DEFAULT_RECONNECT_S, check_reconnect
 from gigl_loader.remote.calls import Call
 from gigl_loader.remote.info import GraphStoreInfo
-from gigl_loader.remote.jobs import Member
+from gigl_loader.remote.jobs import Member, Visitor
 from gigl_loader.remote.membership import (
     PATIENCE_S,
     Leader,
@@ -37,7 +39,7 @@ from gigl_loader.remote.metrics import MetricsListener
 from gigl_loader.remote.presence import Presence
 from gigl_loader.remote.requests import FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.server_rendezvous import ServerRendezvous
-from gigl_loader.remote.service import CALLS, OBSERVER, DistServer, caller
+from gigl_loader.remote.service import CALLS, DistServer, caller
 from gigl_loader.sampler.compiled import load as load_kernels
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import (
@@ -94,7 +96,7 @@ class Endpoint(Presence):
             server.meet = self._meet
         self._listener = Listener(
             host, port, security, self._table(), f"storage server {server.server_rank}",
-            on_end=self._ended, max_ask_bytes=_MOST_INPUT_BYTES,
+            on_peer=self._came, on_end=self._ended, max_ask_bytes=_MOST_INPUT_BYTES,
             silence_s=patience_s,
         )  # fmt: skip
         self._listens(self._listener.address, self._listener.incarnation)
@@ -147,7 +149,7 @@ class Endpoint(Presence):
 
     def _fetch(self, request: FetchRequest, peer: Peer) -> "Future[FetchAnswer]":
         member = self._attendance.members.get(peer.session)
-        token = caller.set(OBSERVER if member is None else member.client)
+        token = caller.set(Visitor(peer.session) if member is None else member.client)
         try:
             return self._sender.fetch(request, peer)
         finally:
@@ -155,8 +157,8 @@ class Endpoint(Presence):
 
     def _call(self, call: Call, request: Any, peer: Peer) -> Any:
         member = self._client_of(peer)
-        # the peer has not joined, like `gigl-loader status`: its end releases nothing
-        token = caller.set(OBSERVER if member is None else member.client)
+        # a peer that has not joined, like `gigl-loader status`, is a visitor
+        token = caller.set(Visitor(peer.session) if member is None else member.client)
         who = {} if member is None else {"job": member.job, "rank": member.join.rank}
         try:
             with answering(**who):
@@ -468,11 +470,23 @@ def init_storage_process(
         StorageProcess(server, endpoint, metrics).close()
         raise
     endpoint.start()
+    atexit.unregister(_leave_garbage)  # once, however often this process serves
+    atexit.register(_leave_garbage)
     _log.info(
         "storage server %d of %d serves partition %d on %s:%d",
         *(storage_rank, num_servers, server.dataset.partition_idx, *endpoint.address),
     )
     return StorageProcess(server, endpoint, metrics)
+
+
+def _leave_garbage() -> None:
+    """Keep the end of the interpreter from looking for garbage among all objects.
+
+    It does so several times, which takes over a second of CPU time with torch and the compiled
+    kernels loaded: on a busy machine longer than an orchestrator lets a server take to end.
+    """
+    gc.disable()
+    gc.freeze()
 
 
 def run_storage_server(

@@ -51,6 +51,9 @@ def main(*, users_code: bool = True) -> None:
     signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     _Watch(control, [wake_read, wake_write]).run()
+    # The trainer waits for this process, and the end of an interpreter with compiled kernels takes
+    # seconds on a busy machine. There is nothing left to write or to release.
+    os._exit(0)
 
 
 def _at_end_of_parent(number: signal.Signals) -> None:

@@ -1,6 +1,5 @@
 """A compute process's links, and servers of one partition: who answers for whom. No workers."""
 
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +13,7 @@ from store_cluster import HOST, tiny_graph
 from gigl_loader import DistDataset
 from gigl_loader.errors import ConfigError, ServerDiedError
 from gigl_loader.graph_store import DistServer
+from gigl_loader.remote.absences import MOST_RETURNS, Absences
 from gigl_loader.remote.membership import Leader
 from gigl_loader.remote.requests import NodeIdsRequest
 from gigl_loader.remote.storage_cluster import Cluster
@@ -84,7 +84,7 @@ def test_a_job_begins_and_goes_on_without_a_server_that_has_a_replica() -> None:
             )
             zero.close()
             assert _ids(cluster) == whole
-            assert cluster.await_servers(time.monotonic()) == [2]
+            assert cluster.await_servers(Absences({}, 0.0)) == [2]
             two.close()
             wait_until(lambda: 2 in cluster.lost, "the last one is lost")
             with pytest.raises(ServerDiedError):
@@ -98,19 +98,29 @@ def test_a_server_that_comes_back_answers_for_itself() -> None:
     ):
         one.close()
         wait_until(lambda: cluster.lost == [1], "the client has heard of it")
-        assert cluster.await_servers(time.monotonic()) == [0]
+        assert cluster.await_servers(Absences({}, 0.0)) == [0]
         host, port = zero.address
         leader = Leader(host, port, SECURITY, "server 1", 10.0)
         server = DistServer(tiny_graph().partitions(1)[0], 1, 2, security=SECURITY)
         again = Endpoint(server, HOST, 0, SECURITY, None, leader, rejoin_s=60.0)
         try:
             again.start()
-            found = cluster.await_servers(time.monotonic() + 60.0, [1])
+            found = cluster.await_servers(Absences({}, 60.0), [1])
             assert found == [0, 1], "at another port: server 0 says where"
             assert cluster.connection(1).address == again.address
             assert cluster.connection(1).call("get_node_ids", request=None).result(60).numel() == 30
         finally:
             again.close()
+
+
+def test_a_server_that_is_lost_again_and_again_is_given_up_by_name() -> None:
+    with storage() as (zero,), joined(zero.address) as cluster:
+        renewals = {0: 0}
+        absences = Absences(renewals, 60.0)
+        assert cluster.await_servers(absences) == [0]
+        renewals[0] = MOST_RETURNS
+        with pytest.raises(ServerDiedError, match=r"storage server 0 at .* came back 10 times"):
+            cluster.await_servers(absences)
 
 
 def test_a_client_hears_of_servers_that_it_never_met_and_meets_all_without_server_0() -> None:
@@ -120,13 +130,13 @@ def test_a_client_hears_of_servers_that_it_never_met_and_meets_all_without_serve
     ):
         one.close()
         wait_until(lambda: cluster.lost == [1], "server 0 says so")
-        assert cluster.await_servers(time.monotonic()) == [0, 2, 3]
+        assert cluster.await_servers(Absences({}, 0.0)) == [0, 2, 3]
         assert list(cluster.connections) == [0], "nothing was asked of the others"
         two.close()
         wait_until(lambda: cluster.lost == [1, 2], "server 0 says so, too")
         zero.close()
         wait_until(lambda: 0 in cluster.lost, "the client sees that itself")
-        assert cluster.await_servers(time.monotonic()) == [3]
+        assert cluster.await_servers(Absences({}, 0.0)) == [3]
         assert cluster.connections[3].is_up
         three.close()
         wait_until(lambda: 3 in cluster.lost, "which nobody else could tell")
@@ -145,7 +155,7 @@ def test_a_server_that_comes_back_unmet_is_known_by_its_incarnation() -> None:
         again = Endpoint(server, HOST, 0, SECURITY, None, leader, rejoin_s=60.0)
         try:
             again.start()
-            assert cluster.await_servers(time.monotonic() + 60.0, [1]) == [0, 1]
+            assert cluster.await_servers(Absences({}, 60.0), [1]) == [0, 1]
             assert (list(cluster.connections), cluster.renewals) == ([0], {1: 1})
             assert tuple(cluster.incarnations) == (zero.incarnation, again.incarnation)
             assert cluster.connection(1).call("get_node_ids", request=None).result(60).numel() == 30

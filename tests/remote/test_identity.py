@@ -9,10 +9,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from in_process import SECURITY, channel_of, create, joined, start, storage, take
 from relay import Relay
 from store_cluster import (
@@ -29,6 +31,7 @@ from store_cluster import (
     tiny_partition,
 )
 from support.conditions import SetConstants
+from support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 
 from gigl_loader import DistDataset, DistNeighborLoader, RemoteDistDataset
 from gigl_loader.errors import (
@@ -41,14 +44,15 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.graph_store import DistServer, request_server
+from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
+from gigl_loader.remote.absences import Absences
 from gigl_loader.remote.membership import Join, Leader, News, Role, Watch, check_same
 from gigl_loader.remote.requests import (
     EpochRequest,
     FetchAnswer,
     FetchRequest,
-    Nothing,
     ProducerRequest,
     Runs,
 )
@@ -201,6 +205,15 @@ def test_a_server_whose_clock_is_behind_takes_the_place_of_one_that_vanished(
         assert (zero.error, again.error) == (None, None)
 
 
+def test_a_server_whose_clock_is_set_back_has_been_up_all_the_same(
+    request: pytest.FixtureRequest,
+) -> None:
+    server = DistServer(tiny_partition(0, 1))
+    request.getfixturevalue("wall_clock_behind")
+    assert 0.0 <= server.status()["uptime_s"] < 600.0
+    server.close()
+
+
 # --- a cluster and a graph ------------------------------------------------------------------------
 
 
@@ -251,7 +264,7 @@ def test_a_server_that_comes_back_with_another_graph_is_refused_and_untouched() 
             asked = other.server.status()
             assert (asked["create_calls"], asked["clients"], other.cluster) == (0, [], "")
         with _at(former.address) as again:
-            cluster.await_servers(time.monotonic() + 60.0)
+            cluster.await_servers(Absences({}, 60.0))
             assert again.cluster == former.cluster != "", "the client kept it"
             with pytest.raises(UsageError, match="never existed"):
                 cluster.connection(0).call("describe_workers", producer_id=producer).result(60)
@@ -295,7 +308,7 @@ def test_a_refusal_that_stays_ends_the_wait_at_once(
             began = time.monotonic()
             for _ in range(3):
                 with pytest.raises(expected[0], match=expected[1]):
-                    cluster.await_servers(time.monotonic() + 1800.0)
+                    cluster.await_servers(Absences({}, 1800.0))
             assert time.monotonic() - began < 100.0
             wait_until(lambda: other.status()["refused"] >= 3, "each of them is counted")
     refused = [one for one in caplog.messages if "cannot join" in one or "refused 1" in one]
@@ -316,7 +329,7 @@ def _await_refusal(cluster: Cluster) -> None:
     deadline = time.monotonic() + 60.0
     while True:
         try:
-            cluster.await_servers(time.monotonic())
+            cluster.await_servers(Absences({}, 0.0))
         except ConfigError:
             raise
         except GiglLoaderError:
@@ -434,16 +447,94 @@ def test_a_producer_is_of_those_who_take_its_batches() -> None:
             fetch = caller.ask("fetch", FetchRequest(producer_id=producer), FetchAnswer)
             with pytest.raises(UsageError, match="asked for what is consumer 0 of"):
                 fetch.wait(60)
-        request = CALLS["destroy_sampling_producer"].ask({"producer_id": producer, "linger_s": 0.0})
         host, port = endpoint.address
         with (
             Caller(host, port, SECURITY, "has not joined") as stranger,
-            pytest.raises(UsageError, match="client observer asked"),
+            pytest.raises(UsageError, match=r"client visitor \w+ asked"),
         ):
-            stranger.ask("destroy_sampling_producer", request, Nothing).wait(60)
+            _ask(stranger, "destroy_sampling_producer", **own, linger_s=0.0)
         assert list(endpoint.server.status()["producers"]) == [producer]
         first.connection(0).call("destroy_sampling_producer", **own, linger_s=0.0).result(60)
         assert endpoint.server.status()["producers"] == {}
+
+
+def _ask(caller: Caller, name: str, **arguments: Any) -> Any:
+    """Call a method of `DistServer` without having joined."""
+    call = CALLS[name]
+    return call.result(caller.ask(name, call.ask(arguments), call.response).wait(60))
+
+
+def _create_unjoined(caller: Caller, **request: Any) -> int:
+    """Create a producer without having joined, under the worker key and name of others."""
+    options = RemoteDistSamplingWorkerOptions(
+        server_rank=[0], num_workers=1, worker_concurrency=4, master_addr=HOST, master_port=1,
+        worker_key="a key that two know",
+    )  # fmt: skip
+    schema = _ask(caller, "get_schema")
+    found: int = _ask(
+        caller, "create_sampling_producer",
+        sampler_input=NodeSamplerInput(torch.arange(60), "default_homogeneous_node_type"),
+        sampling_config=BaseDistLoader.create_sampling_config([3, 2], schema, 2, seed=1),
+        worker_options=options, sampler_options=None,
+        request=_request(request_id="a name that two know", **request),
+    )  # fmt: skip
+    return found
+
+
+def test_a_producer_of_a_process_that_never_joined_is_of_its_session() -> None:
+    """All of them were one client: each could destroy the producers of the others."""
+    with storage(patience_s=1.0) as (endpoint,), ExitStack() as stack:
+        server, (host, port) = endpoint.server, endpoint.address
+        one, same, other = (
+            stack.enter_context(Caller(host, port, SECURITY, "visitor", session=session))
+            for session in ("first", "first", "second")
+        )
+        own, others = _create_unjoined(one), _create_unjoined(other)
+        assert own != others, "a worker key and the name of a request are of one session, too"
+        assert len(server.status()["producers"]) == 2
+        cases: dict[str, dict[str, Any]] = {
+            "destroy_sampling_producer": {"linger_s": 0.0},
+            "release_sampling_producer": {"consumer": 0, "linger_s": 0.0},
+            "start_new_epoch_sampling": {"epoch": 0, "request": EpochRequest()},
+            "cancel_epoch_sampling": {"request": EpochRequest()},
+            "fetch_one_sampled_message": {"consumer": 0},
+            "sample_seeds": {"index": torch.arange(2), "seed": None},
+            "describe_workers": {},
+        }
+        for name, how in cases.items():
+            with pytest.raises(UsageError, match=r"client visitor \w+ asked for what is"):
+                _ask(other, name, producer_id=own, **how)
+        told = str(_ask(other, "status")["producers"])
+        assert "visitor" in told, "it says who takes the batches"
+        assert "first" not in told, "whoever knows a session is that process"
+        # all connections of a session are one process, and so is the next one after an outage
+        for caller in (one, same):
+            _ask(caller, "start_new_epoch_sampling", producer_id=own, epoch=0, request=None)
+        with pytest.raises(ProtocolError, match="has not joined"):
+            _create_unjoined(same, client_ranks=Runs.of([0]))
+        one.close()
+        _ask(same, "describe_workers", producer_id=own)
+        same.close()
+        wait_until(lambda: list(server.status()["producers"]) == [others], "it ends with a goodbye")
+
+
+def _has_no_producer(endpoint: Endpoint) -> bool:
+    return not endpoint.server.status()["producers"]
+
+
+def test_an_outage_of_a_process_that_never_joined_ends_no_producer_and_its_death_does() -> None:
+    for patience_s, survives in ((60.0, True), (2.0, False)):
+        with (
+            storage(patience_s=patience_s) as (endpoint,),
+            Relay(endpoint.address) as relay,
+            Caller(relay.address[0], relay.address[1], SECURITY, "visitor") as caller,
+        ):
+            producer = _create_unjoined(caller)
+            relay.reset()
+            if survives:
+                assert "worker" in _ask(caller, "describe_workers", producer_id=producer)
+            else:  # as if it were killed: nothing comes of it any more
+                wait_until(partial(_has_no_producer, endpoint), "it ended")
 
 
 def test_nobody_takes_the_place_of_a_rank_that_is_here() -> None:

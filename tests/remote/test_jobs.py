@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from gigl_loader.errors import ConfigError, PeerError
-from gigl_loader.remote.jobs import KILLED_GRACE_S, SILENT_GRACE_S, Attendance, JobBook, Member
+from gigl_loader.remote.jobs import (
+    KILLED_GRACE_S,
+    SILENT_GRACE_S,
+    Attendance,
+    JobBook,
+    Member,
+    Visits,
+)
 from gigl_loader.remote.membership import Join, Role
 from gigl_loader.transport import End
 
@@ -129,6 +136,23 @@ def test_news_are_told_once_and_the_first_ones_always() -> None:
     fourth.cancel()
     member.tell(jobs_served=1)
     assert member.news.number == 3
+
+
+def test_a_visit_lasts_as_long_as_one_connection_and_outlives_an_outage() -> None:
+    visits = Visits(grace_s=5.0)
+    visits.came("one")
+    visits.came("one")
+    assert not visits.ended("one", End.JOB_OVER, 0.0), "another connection is there"
+    assert visits.ended("one", End.JOB_OVER, 0.0)
+    for end in (End.GONE, End.SILENT, End.REPLACED):
+        visits.came("one")
+        assert not visits.ended("one", end, 10.0), "it may come back"
+        assert visits.overdue(14.9) == []
+    visits.came("one")
+    assert visits.overdue(100.0) == [], "it came back"
+    assert not visits.ended("one", End.GONE, 100.0)
+    assert visits.overdue(105.0) == ["one"]
+    assert visits.overdue(105.0) == [], "once"
 
 
 @pytest.fixture

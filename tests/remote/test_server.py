@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from store_cluster import HOST, info_of, tiny_graph
+from support.scripts import run_python
 
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import init_storage_process
@@ -139,6 +140,29 @@ def test_a_signal_that_comes_while_a_lock_is_held(caplog):
     assert _process(endpoint).wait(60) == 2
     assert [end for end, _ in endpoint.ends] == [End.SHUTDOWN]
     assert caplog.messages == ["SIGTERM: ending"]
+
+
+_ENDS = """
+import atexit, gc
+from gigl_loader.graph_store import init_storage_process
+from gigl_loader.testing import TinyGraph
+from gigl_loader.testing._processes import store_info
+
+atexit.register(lambda: print(gc.isenabled(), gc.get_freeze_count() - frozen > 10_000))
+partition, info = TinyGraph.random(60, 400, seed=5).partitions(1)[0], store_info(1, 1)
+for _ in range(2):
+    with init_storage_process(0, info, partition) as server:
+        server.stop()
+        server.wait()
+frozen = gc.get_freeze_count()
+print(gc.isenabled())
+"""
+
+
+def test_the_end_of_a_servers_process_looks_for_no_garbage() -> None:
+    """Seen: "served" after half a second, and another 6 s at a load of 16 to end."""
+    done = run_python("-c", _ENDS)
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "False", "True"]), done.stderr
 
 
 def test_jobs_that_are_over_end_the_others_too() -> None:

@@ -179,3 +179,49 @@ def test_servers_that_are_late_stopped_and_told_to_end(tmp_path):
         (tmp_path / "go on").write_text("")
         started.join([*clients, *servers], 60.0)
         seen.check_gone()
+
+
+def _takes_all(info, rank, folder):
+    """Take this rank's half; rank 1 is stopped in the middle, and goes on when told."""
+    seeds = share_of_each_server(info, rank, 2)
+    with _loader(info, rank, seeds, batch_size=2) as loader:
+        found = []
+        for number, batch in enumerate(loader):
+            found += batch.batch.tolist()
+            if rank == 1 and number == 2:
+                (folder / "pid").write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGSTOP)
+    assert sorted(found) == sorted(seeds[0].tolist()), "each of its seeds once"
+    (folder / f"rank {rank} has all").touch()
+
+
+def _next_job(info, rank, folder):
+    with _loader(info, rank, RemoteDistDataset(info, rank).fetch_node_ids()) as loader:
+        assert len(list(loader)) == 60
+    assert (folder / "rank 1 has all").exists(), "it began when the first job was over"
+
+
+def test_a_stopped_client_delays_no_other_rank_and_the_next_job_waits_for_it(tmp_path):
+    info = info_of(1, 2)
+    with processes(tmp_path) as started:
+        server = started.start(serve, info, 0, 2)
+        ranks = [started.start(_compute, info, rank, _takes_all, tmp_path) for rank in (0, 1)]
+
+        def wait_for(what, is_so):
+            def is_so_by_now():
+                assert all(one.exitcode in (None, 0) for one in ranks), started.notes()
+                return is_so()
+
+            wait_until(is_so_by_now, what)
+
+        wait_for("rank 1 is stopped", (tmp_path / "pid").exists)
+        pid = int((tmp_path / "pid").read_text())
+        wait_for("rank 0 has all of its batches", (tmp_path / "rank 0 has all").exists)
+        started.join([ranks[0]])
+        later = info_of(1, 1, rpc_master_port=info.rpc_master_port)
+        ranks.append(started.start(_compute, later, 0, _next_job, tmp_path))
+        log, said = tmp_path / "client0.log", "job 0 is still served; 1 of its clients are here"
+        wait_for("the next job says what it waits for", lambda: said in log.read_text())
+        assert "stopped" in process_state(pid)
+        os.kill(pid, signal.SIGCONT)
+        started.join([*ranks, server])

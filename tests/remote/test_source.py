@@ -2,11 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from support.conditions import SetConstants
 from support.glt import NodeSamplerInput
 
 from gigl_loader.errors import (
@@ -20,6 +22,7 @@ from gigl_loader.errors import (
 from gigl_loader.message import Attempt, BatchTicket, Received
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote import source as module
+from gigl_loader.remote.absences import MOST_RETURNS, Absences
 from gigl_loader.remote.producers import Outcome, RemoteProducers
 from gigl_loader.remote.source import RemoteSource
 from gigl_loader.workers.agreement import StartTurns
@@ -43,7 +46,9 @@ class _Cluster:
         self.events: deque[Callable[[], None]] = deque()
         """What happens before the next batch is handed out."""
 
-    def await_servers(self, deadline: float, wanted: Sequence[int] = ()) -> list[int]:
+    def await_servers(self, absences: Absences, wanted: Sequence[int] = ()) -> list[int]:
+        if absences.restless is not None:
+            raise ServerDiedError(f"server {absences.restless} came back too often")
         live = [rank for rank in range(NUM_SERVERS) if rank not in self.lost]
         if len({rank % 2 for rank in live}) < 2:
             raise ServerDiedError("a partition has no server")
@@ -321,6 +326,49 @@ def test_a_server_that_was_started_again_gets_a_producer_anew(cluster) -> None:
     producers.replaced = [2]
     assert _epoch(source) == [(batch, batch % 4) for batch in range(16)]
     assert len(producers.created) == 2
+
+
+def _is_back_too_late(cluster: _Cluster, producers: _Producers, times: int) -> None:
+    """Let a server come back, and be lost again while producers are created, ``times`` times."""
+    create, left = producers.create, list(range(times))
+
+    def fail_or_create(*args: Any) -> None:
+        if left:
+            left.pop()
+            cluster.renewals[1] = cluster.renewals.get(1, 0) + 1
+            raise ServerDiedError("storage server 1 is gone once more")
+        create(*args)
+
+    producers.create = fail_or_create  # type: ignore[assignment, method-assign]
+
+
+def test_the_limit_holds_for_each_absence_and_not_for_all_of_them(cluster) -> None:
+    """Seen: lost after 120 s in sum, with "is back" logged in between."""
+    source, producers = _created(cluster)
+    _is_back_too_late(cluster, producers, 4)  # a pause as long as the limit is after each
+    _loses(cluster, 1)
+    assert len(_epoch(source)) == 16
+    assert cluster.renewals == {1: 4}
+
+
+@pytest.mark.parametrize("epochs", [1, MOST_RETURNS])
+def test_a_server_that_is_lost_again_and_again_without_a_batch_ends_the_wait(
+    cluster, constants: SetConstants, epochs: int
+) -> None:
+    constants(module, _AGAIN_S=0.0)
+    source, producers = _created(cluster, epoch_options=replace(OPTIONS, reconnect_timeout_s=60.0))
+    cluster.renewals[1] = 100  # long ago
+    if epochs > 1:  # there were batches in between
+        for _ in range(epochs):
+            cluster.renewals[1] += 1
+            _loses(cluster, 1)
+            assert len(_epoch(source)) == 16
+    _is_back_too_late(cluster, producers, 1000)
+    _loses(cluster, 1)
+    before = cluster.renewals[1]
+    with pytest.raises(ServerDiedError, match="server 1 came back too often"):
+        _epoch(source)
+    assert cluster.renewals[1] - before == MOST_RETURNS
 
 
 def test_batches_of_a_server_whose_replica_does_not_sample_are_dealt_out(cluster) -> None:

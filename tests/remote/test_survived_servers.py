@@ -4,7 +4,6 @@ import hashlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from store_cluster import serve_partition as serve
 from gigl_loader import DistDataset, DistNeighborLoader, RemoteDistDataset
 from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.processes import ForkedProcess
+from gigl_loader.remote.absences import Absences
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.testing import batch_tensors, wait_until
 
@@ -94,7 +94,7 @@ class _Script:
             self._let("event")
             _, (_, which, how, _) = self._left.pop(0)
             if how is None:  # it comes back in the background
-                current_cluster().await_servers(time.monotonic() + LIMIT_S, [which])
+                current_cluster().await_servers(Absences({}, LIMIT_S), [which])
 
     def during(self, when: str, call: str, do: Callable[[], Any]) -> Any:
         """Return ``do()``; the next event happens while its ``call`` waits for that server."""

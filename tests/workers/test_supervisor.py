@@ -7,6 +7,7 @@ import sys
 
 import numba
 import pytest
+from support.scripts import run_python
 
 from gigl_loader.workers import pipe, supervisor
 from gigl_loader.workers.supervisor import told_of_compiling
@@ -63,3 +64,22 @@ def test_a_worker_that_cannot_be_forked_is_a_failed_start(monkeypatch: pytest.Mo
         assert "may start no more processes and threads: raise the limit (ulimit -u" in cause
         assert "BlockingIOError" in text
         assert pipe.receive(ours) is None
+
+
+_ENDS = """
+import atexit, sys
+atexit.register(print, "the interpreter ends")
+from gigl_loader.workers import pipe
+from gigl_loader.workers.supervisor import main
+trainer, control = pipe.pair()
+sys.argv = ["", str(control.detach())]
+trainer.close()
+print("it serves", flush=True)
+main()
+"""
+
+
+def test_a_supervisor_without_trainer_is_gone_without_the_end_of_its_interpreter() -> None:
+    """Seen: 4 s of a server's 10 between SIGTERM and its end, at a load of 20."""
+    done = run_python("-c", _ENDS)
+    assert (done.returncode, done.stdout.strip()) == (0, "it serves"), done.stderr

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import time
@@ -79,16 +80,21 @@ class ChaosJob:
         pace: Seconds of a training step.
         silence_s: How long no rank may take a batch before the job counts as hanging.
         stop: Whether the job is to end with the epoch that it is in.
+        away_s: ``reconnect_timeout`` of loaders and servers.
+        every_s: Kill a server again and again, so many seconds after all serve: least and most.
     """
 
     def __init__(
         self, plan: Plan, folder: Path, root: Path, expected: Digests | None, *, pace: float,
-        silence_s: float, stop: Callable[[], bool] = lambda: False,
+        silence_s: float, stop: Callable[[], bool] = lambda: False, away_s: float = AWAY_S,
+        every_s: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.folder, case = plan, folder, CASES[plan.case]
         self.case = alone(case) if plan.number == ALONE else case
         self._root, self._expected, self._pace = root, expected, pace
         self._silence_s, self._stop = silence_s, stop
+        self._away_s, self._every_s = away_s, every_s if case.servers else None
+        self._lot = random.Random(f"servers of job {plan.number}")
         self._reader, self._lines = Reader(folder), list[dict[str, Any]]()
         self._faults, self._later = list(plan.faults), list[tuple[float, Callable[[], None]]]()
         self._footprint, self._life = Footprint(), 0
@@ -144,9 +150,11 @@ class ChaosJob:
             self._store = Store(
                 self._root, [hosts[machine] for machine in machines],
                 lambda rank, words: self._on(machines[rank], words),
+                [["--reconnect-timeout", str(self._away_s)]] * case.servers,
                 log=self.folder / "servers.log",
             )  # fmt: skip
-            options |= {"store": self._store.address, "servers": case.servers, "reconnect": AWAY_S}
+            options |= {"store": self._store.address, "servers": case.servers}
+            options["reconnect"] = self._away_s
         self._write_plan()
         on_rank = (0,) * 8 if case.servers else case.machines or (0,) * 8
         options = {name: value for name, value in options.items() if value is not False}
@@ -200,6 +208,8 @@ class ChaosJob:
                 self._reached = max(self._reached, reached)
             elif line["kind"] == "building" and line["rank"] == 0:
                 self._built.append((line["epoch"], line["at"]))
+                if self._every_s is not None and len(self._built) == 1:
+                    self._kill_later()
 
     def _is_over(self) -> bool:
         """Whether all ranks have ended well; starts them again where one has not."""
@@ -280,6 +290,25 @@ class ChaosJob:
         with (self.folder / "faults.txt").open("a") as file:
             file.write(json.dumps(note | {"reached": self._reached}) + "\n")
 
+    def _kill_later(self) -> None:
+        """Kill a server in a while, and then again, wherever the job has come to."""
+        if self._every_s is None:
+            return
+        assert self._store is not None
+        # else a machine on which a start takes longer than that would never have all of them
+        if not self._store.all_serve():
+            self._in(0.5, self._kill_later)
+            return
+        away_s = self._lot.uniform(0.2, 3.0)
+        fault = Fault("kill-server", 0, 0.0, self._lot.random(), away_s)
+
+        def kill() -> None:
+            if self._every_s is not None:
+                self._inflict(fault, 0.0)
+                self._in(away_s + 1.0, self._kill_later)
+
+        self._in(self._lot.uniform(*self._every_s), kill)
+
     def _hit(self, verb: str, kind: str, pid: int, seconds: float) -> bool:
         """Send the signal; return whether there was somebody to get it."""
         number = {"kill": signal.SIGKILL, "end": signal.SIGTERM, "stop": signal.SIGSTOP}[verb]
@@ -344,9 +373,7 @@ class ChaosJob:
 
     def _leave(self) -> None:
         """Let the servers end, and see what is left; end that too."""
-        for _, action in self._later:
-            action()  # what is stopped goes on
-        self._later.clear()
+        self._end_what_waits()
         self._look()
         servers = self._store.processes if self._store else []
         for process in servers:
@@ -370,11 +397,15 @@ class ChaosJob:
         others = [f"process {pid}" for pid in self._own_pids() if pid not in self._footprint.pids]
         return self._footprint.leftovers() + others
 
+    def _end_what_waits(self) -> None:
+        self._every_s = None
+        for _, action in self._later:
+            action()  # what is stopped goes on
+        self._later.clear()
+
     def _end_a_hang(self) -> None:
         """Let all processes write where their threads are into their logs, and end."""
-        for _, action in self._later:
-            action()
-        self._later.clear()
+        self._end_what_waits()
         self.outcome.hang = f"no batch for {self._silence_s:g} s at {self._reached}"
         for pid in self._own_pids():
             with contextlib.suppress(ProcessLookupError):

@@ -60,6 +60,7 @@ class Store:
         self._options = options or [[]] * len(hosts)
         self.log = log or root.parent / "servers.log"
         self._log = self.log.open("w")
+        self._log_from = [0] * len(hosts)
         self.processes = [self._start(rank) for rank in range(len(hosts))]
 
     @property
@@ -74,7 +75,16 @@ class Store:
             "--master-port", str(self.port), "--host", self._hosts[rank], "--num-jobs", "0",
             "--reconnect-timeout", str(AWAY_S), "--rank", str(rank), *self._options[rank],
         ]  # fmt: skip
+        self._log_from[rank] = self.log.stat().st_size
         return subprocess.Popen(self._on(rank, command), stdout=self._log, stderr=self._log)
+
+    def all_serve(self) -> bool:
+        """Whether each server has said, since its last start, that it serves."""
+        text = self.log.read_bytes()
+        return all(
+            f"storage server {rank} of {len(self._hosts)} serves".encode() in text[start:]
+            for rank, start in enumerate(self._log_from)
+        )
 
     def restart(self, rank: int, how: signal.Signals) -> None:
         """End a server, and start it again at once."""

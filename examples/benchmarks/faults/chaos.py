@@ -31,7 +31,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))  # where quick starts are
 from _chaos_cases import CASES, RECIPES, Case, alone, write
 from _chaos_check import Digests
-from _chaos_job import ChaosJob, Outcome, run_job
+from _chaos_job import AWAY_S, ChaosJob, Outcome, run_job
 from _chaos_plan import ALONE, FAULTS, draw, undisturbed
 from _cluster import machine_name
 from _machines import Link, Machines
@@ -105,6 +105,7 @@ class Run:
             self._run(ChaosJob(
                 plan, self._folder / f"job{number}", self._root(CASES[plan.case]), expected,
                 pace=args.pace, silence_s=args.silence, stop=self.is_over,
+                away_s=args.reconnect, every_s=args.servers_every,
             ))  # fmt: skip
 
     def _run(self, job: ChaosJob) -> Outcome:
@@ -183,6 +184,7 @@ def table_of(outcomes: list[Outcome]) -> str:
         ("of them of a graph store", sum(one.found.whole for one in store)),
         ("faults", faults.total()),
         *((f"- {kind}", number) for kind, number in faults.most_common()),
+        ("seconds of the longest job", round(max((one.seconds for one in disturbed), default=0))),
         ("short epochs", count("short")),
         ("wrong batches", count("wrong")),
         ("duplicate batches", count("duplicates")),
@@ -205,6 +207,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cases", type=names_of(CASES), default=list(CASES), metavar="NAME,...")
     parser.add_argument("--faults", type=names_of(FAULTS), default=list(FAULTS), metavar="KIND,...")
     parser.add_argument("--rate", type=float, default=0.8, help="faults in an epoch, on average")
+    parser.add_argument(
+        "--servers-every", type=seconds_apart, metavar="S,S",
+        help="kill a storage server again and again: least and most seconds after all serve",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reconnect", type=float, default=AWAY_S, help="reconnect_timeout of loaders and servers"
+    )
     parser.add_argument("--load", type=int, default=0, help="processes that keep cores busy")
     parser.add_argument("--at-once", type=int, default=1, help="jobs at the same time")
     parser.add_argument("--job-epochs", type=int, default=10, help="epochs of a job")
@@ -235,6 +244,12 @@ def names_of(known: Iterable[str]) -> Callable[[str], list[str]]:
         return names
 
     return read
+
+
+def seconds_apart(text: str) -> tuple[float, float]:
+    """Read two numbers, joined by a comma."""
+    least, most = map(float, text.split(","))
+    return least, most
 
 
 def main(argv: list[str] | None = None) -> int:
