@@ -25,6 +25,7 @@ from gigl_loader import (
 )
 from gigl_loader.options import EvenRanks
 from gigl_loader.ranks import decide_with_ranks, gather_from_ranks, tell_ranks, told_to_ranks
+from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import Footprint
 
 GRAPH = world_jobs.GRAPH
@@ -92,12 +93,13 @@ def _other_loaders(rank: int) -> None:
     )  # fmt: skip
 
 
-class Broken:
+class Broken(NeighborSampler):
     """A sampler that cannot be built on rank 1."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *given: Any) -> None:
         if int(os.environ["RANK_OF_TEST"]) == 1:
             raise ZeroDivisionError("on purpose")
+        super().__init__(*given)
 
 
 def _late_failures(rank: int, size: int) -> None:
