@@ -1,4 +1,4 @@
-# Every target makes the environment that it needs. A machine needs Python 3.11 to 3.14, make and git;
+# Every target makes the environment that it needs, with the packages that it needs; a later one adds its own.
 # tests make certificates with the command openssl.
 #
 #   make demo              train on a partitioned graph with two processes
@@ -26,6 +26,11 @@ NEWEST = .ci/in-venv $(or $(PYTHON),newest)
 TESTED = .ci/in-venv python3.11
 MODERN = .ci/in-venv $(or $(PYTHON),python3.13)
 NATIVE = VENV=.venv-native CONSTRAINTS=.ci/constraints-native.txt $(TESTED)
+# what a demo needs, instead of all that the tests do
+demo-tables: export EXTRAS = examples,tables
+demo-ray: export EXTRAS = examples,ray
+demo demo-graph-store demo-links: export EXTRAS = examples
+docs: export EXTRAS = dev,docs,examples,metis,ray,tables
 TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
 SCRIPTS = .ci/in-venv .ci/run .ci/wheel $(wildcard examples/slurm/*.sbatch)
 ARGS ?=
