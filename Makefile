@@ -32,7 +32,7 @@ demo-ray: export EXTRAS = examples,ray
 demo demo-graph-store demo-links: export EXTRAS = examples
 docs: export EXTRAS = dev,docs,examples,metis,ray,tables
 TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
-SCRIPTS = .ci/in-venv .ci/run .ci/wheel $(wildcard examples/slurm/*.sbatch)
+SCRIPTS = .ci/in-venv .ci/find-python .ci/install .ci/run $(wildcard examples/slurm/*.sbatch)
 ARGS ?=
 
 # Where it is set, each process of the tests would compile the package and rewrite all tests again.

@@ -166,6 +166,17 @@ def test_an_installation_that_failed_is_done_again(checkout: Checkout, uv: Path)
     assert checkout.notes()[0].startswith("uv "), "the environment itself stays"
 
 
+def test_another_python_starts_over(checkout: Checkout, uv: Path) -> None:
+    checkout.run(EXTRAS="examples,ray")
+    checkout.notes()
+    python = uv.with_name("python3.11")
+    python.write_text(python.read_text().replace("3.11.7", "3.11.8"))
+    checkout.run(EXTRAS="ray")
+    made, install, *_ = checkout.notes()
+    assert made == "venv .venv"
+    assert install.endswith("-e .[ray]")
+
+
 def test_no_extras_at_all(checkout: Checkout, uv: Path) -> None:
     assert checkout.run(EXTRAS="").returncode == 0
     assert checkout.installs() == ["uv ."]
