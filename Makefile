@@ -12,6 +12,7 @@
 #   make test-native       the tests with graphlearn-torch's native library loaded
 #   make coverage          the tests, and which lines they reach, into out/coverage/index.html
 #   make image             the steps of the Dockerfile in a clean folder, without a container engine
+#   make release-check     the wheel alone on each Python that is here: README, ten pages; what a person has to do
 #   make docs              the site, into docs/_build/html
 #   make bench             the benchmarks in examples/benchmarks
 #   make gpu               GPU tests and benchmarks (ARGS=--rehearse: small, on the CPU)
@@ -39,7 +40,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test lint coverage image docs bench gpu chaos compare-faults simulate test-tls test-modern test-native clean
+.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test lint coverage image release-check docs bench gpu chaos compare-faults simulate test-tls test-modern test-native clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -90,6 +91,9 @@ coverage:
 
 image:
 	@$(TESTED) python .ci/image.py $(ARGS)
+
+release-check:
+	@EXTRAS=release $(TESTED) python .ci/release_check.py $(ARGS)
 
 docs:
 	$(TESTED) python -m sphinx -W --keep-going -q -b html docs docs/_build/html
