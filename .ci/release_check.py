@@ -1,11 +1,11 @@
 """Build the wheel and the sdist, and try the wheel where nothing else of this checkout is.
 
-    python .ci/release_check.py                     all Pythons that are here, README and ten tasks
-    python .ci/release_check.py --quick             one Python, README alone, the versions of `make test`
+    python .ci/release_check.py            all Pythons that are here; the README and ten tasks
+    python .ci/release_check.py --quick    the oldest, the README alone, the tests' versions
 
-Files are built from the last commit. The wheel is installed into a fresh environment of each Python,
-from where pip is configured to, so ``PIP_CONSTRAINT`` or ``PIP_FIND_LINKS`` choose the torch. Last, what only a
-person can do is told. Needs the extra `release`.
+Files are built from the last commit. The wheel is installed into a fresh environment of each
+Python, from where pip is configured to: ``PIP_CONSTRAINT`` or ``PIP_FIND_LINKS`` choose the torch.
+At the end it says what only a person can do. Needs the extra `release`.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The code on the site and in the README runs: blocks fenced with `python`, page by page, in order."""
+"""The code on the site and in the README runs, page by page, in order."""
 
 from collections.abc import Iterator
 from pathlib import Path
