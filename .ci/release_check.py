@@ -29,14 +29,14 @@ from support.pages import script  # noqa: E402 (pages run here as in the tests)
 
 TASKS = (
     "docs/quickstart.md",
+    "docs/concepts.md",
     "docs/guide/datasets.md",
+    "docs/guide/partition_format.md",
     "docs/guide/colocated.md",
     "docs/guide/node_classification.md",
     "docs/guide/link_prediction.md",
-    "docs/guide/sampling.md",
     "docs/guide/training_loop.md",
     "docs/guide/same_batches.md",
-    "docs/guide/after_training.md",
     "docs/guide/ppr.md",
 )
 """Pages that need no extra; each is a task that is done from its first line to its last."""
