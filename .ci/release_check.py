@@ -136,10 +136,8 @@ def try_on(
     # not this checkout's modules, and not what this process was started with
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment = {**kept, "PATH": f"{home}/bin:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    folder = home / "empty"
-    folder.mkdir()
 
-    def run(*words: str) -> "subprocess.CompletedProcess[str]":
+    def run(*words: str, folder: Path = home) -> "subprocess.CompletedProcess[str]":
         try:
             return subprocess.run(
                 [home / "bin" / words[0], *words[1:]], cwd=folder, env=environment, text=True,
@@ -155,6 +153,8 @@ def try_on(
         "assert home.is_relative_to(sys.prefix), home; assert (home.parent / 'py.typed').exists()"
     )
     for page in ("import", "gigl-loader --version", *pages):
+        # a folder for each: pages write files, and no page may rest on another's
+        folder = Path(tempfile.mkdtemp(dir=home))
         if page == "import":
             words = ["python", "-c", alone]
         elif page.endswith(".md"):
@@ -163,7 +163,7 @@ def try_on(
         else:
             words = page.split()
         began = time.monotonic()
-        done = run(*words)
+        done = run(*words, folder=folder)
         if done.returncode:
             print(f"{page} on {version}: exit code {done.returncode}\n{done.stderr[-4000:]}")
         yield Trial(version, torch, page, time.monotonic() - began, done.returncode == 0)
