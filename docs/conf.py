@@ -132,10 +132,11 @@ def _keep_colon(
 def _show_public_bases(
     app: Sphinx, name: str, obj: Any, options: Any, bases: list[type[Any]]
 ) -> None:
-    """Show the bases of a private base in its place."""
+    """Show the bases of a private base in its place, and none that only answers other libraries."""
     bases[:] = [
         shown
         for base in bases
+        if not base.__name__.startswith("Answers")
         for shown in (base.__bases__ if base.__name__.startswith("_") else (base,))
     ]
 

@@ -8,7 +8,7 @@ run that starts from one goes on with the batches that had not been seen.
 
 import argparse
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal
 
 import lightning
 import torch
@@ -52,10 +52,10 @@ class GraphDataModule(lightning.LightningDataModule):
     def val_dataloader(self) -> DistNeighborLoader:
         return self._loader("val")
 
-    def _loader(self, split: str, **how: Any) -> DistNeighborLoader:
+    def _loader(self, split: Literal["train", "val", "test"], **how: Any) -> DistNeighborLoader:
         loader = DistNeighborLoader(
             self._dataset, self._num_neighbors,
-            cast("torch.Tensor", self._dataset.split_node_ids(split)),
+            self._dataset.split_node_ids(split),
             shard="world",  # all processes are given the same seeds, and share the batches out
             batch_size=self._batch_size, seed=self._seed,
             pin_memory_device=torch.device("cpu"), **how,  # Lightning moves batches itself

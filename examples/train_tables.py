@@ -84,7 +84,7 @@ def train(args: argparse.Namespace, dataset: DistDataset) -> torch.nn.Module:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with DistNeighborLoader(
         dataset, [10, 10],
-        on_all_ranks(dataset.train_node_ids),  # type: ignore[arg-type]  # of one node type
+        on_all_ranks(dataset.train_node_ids),
         batch_size=64, shuffle=True,
         even_ranks="wrap",  # as many steps on all ranks: DDP waits for each
     ) as loader:  # fmt: skip
@@ -108,7 +108,7 @@ def predict(args: argparse.Namespace, dataset: DistDataset, model: torch.nn.Modu
     with DistNeighborLoader(
         dataset,
         [-1, -1],
-        on_all_ranks(dataset.test_node_ids),  # type: ignore[arg-type]  # of one node type
+        on_all_ranks(dataset.test_node_ids),
         batch_size=256,
     ) as loader:
         for batch in loader:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 # nothing that needs torch: if that cannot be imported, versions are printed before
 import gigl_loader
 from gigl_loader._gloo import VARIABLE, interface_needed
-from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.errors import ConfigError, UsageError, without_default_types
 from gigl_loader.memory import segments
 from gigl_loader.system import Footprint, meminfo, number_in, usable_cpus
 from gigl_loader.transport import own_address, sockets
@@ -231,6 +231,34 @@ def _master() -> Finding:
     return Finding("master", f"{host}:{port} answers")
 
 
+# --- a graph on disk ------------------------------------------------------------------------------
+
+
+def graph(root: str | Path) -> Iterator[Finding]:
+    """Report the partitions below ``root``, and features that are no numbers."""
+    part, parts = 0, 1
+    while part < parts:
+        try:
+            dataset = _opened(root, part)
+        except ConfigError as error:
+            yield Finding(f"partition {part}", str(error), bad=True)
+            return
+        parts = dataset.num_partitions
+        yield Finding(f"partition {part}", repr(dataset))
+        for name, (count, total) in dataset.count_nan_features().items():
+            if count:
+                told = without_default_types(f"{count} of {total} features of {name!r}")
+                yield Finding("features", f"{told} of partition {part} are NaN", bad=True)
+        part += 1
+
+
+def _opened(root: str | Path, part: int) -> "gigl_loader.DistDataset":
+    try:
+        return gigl_loader.DistDataset.load(root, part, mmap=True, verify="off")
+    except ConfigError:  # GLT's format cannot be mapped; anything else is wrong again
+        return gigl_loader.DistDataset.load(root, part, verify="off")
+
+
 # --- a trial --------------------------------------------------------------------------------------
 
 
@@ -340,14 +368,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--num-workers", type=int, default=2, help="sampling processes of the trial"
     )
+    parser.add_argument("--graph", metavar="DIR", help="partitions to look at, too")
     args = parser.parse_args(arguments)
-    sections = {
+    sections: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": versions,
         "graphlearn-torch": glt_door,
         "memory": memory,
         "network": network,
         f"self-test ({args.seconds:g} s)": lambda: self_test(args.seconds, args.num_workers),
     }
+    if args.graph is not None:
+        sections = {f"graph {args.graph}": lambda: graph(args.graph), **sections}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own
         well = report(sections)

@@ -5,6 +5,7 @@
     GiglLoaderError
     +-- ConfigError (ValueError)      a value the caller passed is wrong; nothing was started
     |   +-- WrongTypeError (TypeError)  an argument of the wrong kind, or of the other deployment
+    |   +-- FileChangedError          a file of a dataset was changed while it was in use
     +-- UsageError (RuntimeError)     good values, wrong moment: no process group, used after close
     +-- PeerError (RuntimeError)      something outside this process failed
     |   +-- WorkerDiedError           a sampling process exited early
@@ -25,6 +26,8 @@ import errno
 import os
 import re
 import signal
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -44,6 +47,15 @@ def without_default_types(text: str) -> str:
     return text
 
 
+def warn_user(text: str) -> None:
+    """Warn, and blame the line outside of this package that led here."""
+    level, frame = 1, sys._getframe()
+    # by name, as in tracebacks: `gigl_loader.x` is ours, and a user's module is not
+    while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith("gigl_loader."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
+
+
 class GiglLoaderError(Exception):
     """Base class: ``except GiglLoaderError`` catches all of them."""
 
@@ -61,6 +73,10 @@ class ConfigError(GiglLoaderError, ValueError):
 
 class WrongTypeError(ConfigError, TypeError):
     """An argument is of the wrong type, or belongs to the other deployment."""
+
+
+class FileChangedError(ConfigError):
+    """A file of a dataset was changed while it was in use, so batches may have had other rows."""
 
 
 class UsageError(GiglLoaderError, RuntimeError):
@@ -94,11 +110,20 @@ class WorkerDiedError(PeerError):
         # multiprocessing gives the signal that ended a process as a negative exit code
         elif self.exitcode < 0:
             how = signal_name(-self.exitcode)
-            hint = "if nobody sent it, the host ran out of memory: lower num_workers or batch_size"
+            hint = _HINTS.get(-self.exitcode, _KILLED)
         tail = f"; {self.note}" if self.note else ""
         who = f"{self.where}: " if self.where else ""
         which = "not started yet" if self.pid is None else f"pid {self.pid}"
         return f"{who}sampling worker {self.worker} ({which}) died: {how}; {hint}{tail}"
+
+
+_KILLED = "if nobody sent it, the host ran out of memory: lower num_workers or batch_size"
+_HINTS: dict[int, str] = {
+    signal.SIGBUS: "a page of a mapped file could not be read: its disk failed (see dmesg), or a "
+    "partition of another process of this machine was changed (see its log); or memory that was "
+    "set aside as huge pages ran out",
+}
+"""By signal, why it ends a worker."""
 
 
 def signal_name(number: int) -> str:
@@ -157,7 +182,7 @@ class JoinRefusedError(PeerLostError):
 
 
 class ResourceError(GiglLoaderError, OSError):
-    """This machine ran out of open files, of disk space, or of space for a file."""
+    """This machine ran out of open files, processes, disk space, or space for a file."""
 
 
 _LIMITS = {
@@ -165,6 +190,8 @@ _LIMITS = {
     "loaders down that are no longer used",
     errno.ENFILE: "this machine has no more open files to give: end other programs, or raise "
     "fs.file-max",
+    errno.EAGAIN: "this user may start no more processes and threads: raise the limit (ulimit -u, "
+    "or pids.max of the container), or end other programs",
     errno.ENOSPC: "the disk is full: make room, or choose another directory",
     errno.EDQUOT: "your quota of the disk is used up: make room, or choose another directory",
     errno.EFBIG: "the file became larger than it may be: raise the limit (ulimit -f unlimited)",

@@ -110,6 +110,9 @@ class Attempt:
     """Together with the seed it decides the shuffle and every draw."""
     serial: int
     """Number of the attempt in its loader, from 1 on."""
+    seed: int | None = None
+    """The seed of a loaded state, where it takes the place of one that was drawn for the samplers;
+    None: the samplers' own."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +128,13 @@ class BatchTicket:
     """Index within the epoch, over the whole input."""
     position: int = 0
     """Position among the requested batches of the attempt."""
+    seed: int | None = None
+    """See `Attempt`."""
 
     @property
     def attempt(self) -> Attempt:
         """The attempt of the batch."""
-        return Attempt(self.epoch, self.serial)
+        return Attempt(self.epoch, self.serial, self.seed)
 
     @property
     def content(self) -> tuple[int, int]:

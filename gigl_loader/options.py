@@ -4,7 +4,7 @@ import math
 import os
 import pickle
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
@@ -231,10 +231,22 @@ def _check_count(name: str, value: Any, least: int) -> None:
 SamplerOptions = KHopNeighborSamplerOptions | CustomSamplerOptions | PPRSamplerOptions
 
 
+# The closed choices of loaders: type checkers see a misspelt one.
+Shard = Literal["machine", "world", "none"]
+EvenRanks = Literal["drop", "wrap"]
+Exchange = Literal["workers", "collective"]
+TemporalStrategy = Literal["uniform", "last"]
+SamplingMethod = Literal["uniform", "labor"]
+if TYPE_CHECKING:  # workers import this module and do without PyG, whose enum is taken, too
+    from torch_geometric.sampler.base import SubgraphType as _PyGSubgraphType
+
+    SubgraphType: TypeAlias = Literal["directional", "bidirectional", "induced"] | _PyGSubgraphType
+else:
+    SubgraphType = Literal["directional", "bidirectional", "induced"]
 SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
-TEMPORAL_STRATEGIES = ("uniform", "last")
-SAMPLING_METHODS = ("uniform", "labor")
-BY_TIME = "by_time"
+TEMPORAL_STRATEGIES = get_args(TemporalStrategy)
+SAMPLING_METHODS = get_args(SamplingMethod)
+BY_TIME: Literal["by_time"] = "by_time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,21 +257,21 @@ class ExpansionOptions:
         ConfigError: A value is unknown, or two of them cannot work together.
     """
 
-    subgraph_type: str = "directional"
+    subgraph_type: SubgraphType = "directional"
     """``"directional"``: the sampled edges; ``"bidirectional"``: these in both directions, each
     once; ``"induced"``: all edges between the sampled nodes."""
-    disjoint: bool | str = False
+    disjoint: bool | Literal["by_time"] = False
     """True: every seed has its own tree, and ``batch`` has the seed of each node. ``"by_time"``,
     with ``time_attr``: the seeds of one time share a tree, and ``batch`` has the first of them."""
     time_attr: str | None = None
     """An attribute of nodes or edges: no node or edge later than its seed is sampled. Trees are
     then disjoint, since each has its own time."""
-    temporal_strategy: str = "uniform"
+    temporal_strategy: TemporalStrategy = "uniform"
     """``"last"``: the latest neighbours instead of any."""
     time_window: float | None = None
     """Greatest age of a neighbour at the time of its seed, in units of the attribute; None: any
     age."""
-    sampling_method: str = "uniform"
+    sampling_method: SamplingMethod = "uniform"
     """Method of the draws. ``"labor"``: seeds of a batch share neighbours (layer-neighbour
     sampling); each still has a uniform draw."""
 

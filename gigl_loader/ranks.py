@@ -8,10 +8,15 @@ cut off does not come back.
 
 Values travel as msgpack, not by torch's ``*_object`` collectives: those unpickle received data.
 
+Each exchange of values begins with one ``all_reduce`` of sizes. A rank that cannot go on takes part
+in the next one with a mark in place of a size, whichever exchange that is (`told_to_ranks`); all
+ranks see the mark, and raise instead of waiting for it.
+
 Rows travel by ``all_to_all``. Its calls are collective: every rank of the group has to make them,
 in the same order, even with nothing to send.
 """
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -31,18 +36,97 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     GatherOptions,
 )
 
-from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError
+from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, PeerTimeoutError
 
 T = TypeVar("T")
 R = TypeVar("R")
 SUSPECTED_S = 30.0
 """Longest wait for ranks after one did not respond: they may still be in their own epoch."""
+TELL_S = 10.0
+"""Longest wait of a rank that failed for the others, to tell them why: they may never come."""
+_FAILED = 1 << 62
+"""Given in place of a size by a rank that failed; no value is as long."""
+_MOST_WORDS = 2000
+"""Bytes of a reason that other ranks learn; all of them print it."""
 # gloo's threads want microseconds; 50 ms is nothing at the end of a job
 _MOMENT_S = 0.05
 # appending and clearing are atomic, in any thread
 _unheard: list[str] = []
 """Reasons to suspect that a rank is cut off; empty once all have come again."""
 _AGREEING = "its ranks agreed on how to load"
+COULD_NOT_BUILD = "could not build its loader"
+"""What `told_to_ranks` says of a rank whose constructor raised."""
+
+
+class RankGaveUpError(PeerError):
+    """Another rank failed before an exchange, and said why; all ranks know."""
+
+    is_told = True
+
+
+@contextmanager
+def told_to_ranks(what: str, group: Any = None) -> Iterator[None]:
+    """Tell the other ranks of an error of the block, so that they do not wait for this one.
+
+    They learn it in the next exchange of values, where all of them have to come, or fail as well.
+    If they do not come within `TELL_S`, the error is raised all the same.
+
+    Args:
+        what: The failed operation, as in "could not build its loader".
+        group: Process group of the ranks; None: the default one.
+    """
+    try:
+        yield
+    except Exception as error:  # not KeyboardInterrupt: it comes to all ranks
+        if not getattr(error, "is_told", False):
+            named = isinstance(error, GiglLoaderError)
+            text = str(error) if named else f"{type(error).__name__}: {error}"
+            _tell_failure(f"{what}: {text}", group)
+            # a block around this one must not tell it again: the others are gone by then
+            with contextlib.suppress(AttributeError):
+                error.is_told = True  # type: ignore[attr-defined]
+        raise
+
+
+def _tell_failure(words: str, group: Any = None) -> None:
+    """Take part in the other ranks' next exchange with an error in place of a value."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
+        return
+    # The group may be broken, which can be why this rank failed; or the others may not come.
+    with contextlib.suppress(PeerError, ConfigError), named_failures(_AGREEING):
+        _most_of_all(_FAILED, group, TELL_S)
+        _failures(words, group, TELL_S)
+
+
+def _failures(words: str, group: Any, limit_s: float | None = None) -> dict[int, str]:
+    """Return the reasons of the ranks that failed; ``words`` is this rank's, or empty."""
+    data = words.encode(errors="replace")[:_MOST_WORDS]
+    own = _padded(data, _MOST_WORDS).to(_device(group))
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    _finish(_whole(group).allgather, [found], [own], AllgatherOptions(), limit_s=limit_s)
+    texts = [one.cpu().numpy().tobytes().rstrip(b"\0").decode(errors="replace") for one in found]
+    return {rank: text for rank, text in enumerate(texts) if text}
+
+
+def _most_of_all(own: int, group: Any, limit_s: float | None = None) -> int:
+    """Return the largest size of all ranks.
+
+    Raises:
+        RankGaveUpError: A rank failed; unless this one did, too.
+    """
+    most = torch.tensor([own], device=_device(group))
+    options: Any = AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    _finish(_whole(group).allreduce, [most], options, limit_s=limit_s)
+    size = int(most)
+    if size == _FAILED != own:
+        reasons = _failures("", group)
+        raise RankGaveUpError("; ".join(f"rank {one} {why}" for one, why in reasons.items())[:4000])
+    return size
+
+
+def _whole(group: Any) -> Any:
+    return group or dist.group.WORLD
 
 
 def suspect_ranks(why: str) -> None:
@@ -121,16 +205,12 @@ def _gathered(
     data: bytes, world_size: int, group: Any, on_first_alone: bool = False
 ) -> list[bytes]:
     """Return the data of all ranks; or only on rank 0, and nothing elsewhere."""
-    whole: Any = group or dist.group.WORLD
-    own_size = torch.tensor([len(data)], device=_device(group))
+    whole = _whole(group)
     # gathered data has one length on all ranks, so the maximum is agreed on first
-    most = own_size.clone()
-    options: Any = AllreduceOptions()
-    options.reduceOp = dist.ReduceOp.MAX
-    _finish(whole.allreduce, [most], options)
+    most = _most_of_all(len(data), group)
     # the size goes before the data
-    head = own_size.view(torch.uint8).cpu()
-    own = torch.cat([head, _padded(data, int(most))]).to(_device(group))
+    own_size = torch.tensor([len(data)])
+    own = torch.cat([own_size.view(torch.uint8), _padded(data, most)]).to(_device(group))
     is_left_out = on_first_alone and dist.get_rank(group) != 0
     found = [] if is_left_out else [torch.empty_like(own) for _ in range(world_size)]
     if on_first_alone:
@@ -159,37 +239,34 @@ def tell_ranks(value: T, world_size: int, kind: Any) -> T:
         return value
     data = msgspec.msgpack.encode(value)
     with named_failures(_AGREEING):
-        device = _device()
-        size = torch.tensor([len(data)], device=device)
-        _broadcast(size)
-        most = int(size)
-        # the other ranks encoded their own value, maybe of another length: it is overwritten
-        told = _padded(data[:most], most).to(device)
-        _broadcast(told)
+        # the other ranks' own value does not count, nor does its length
+        is_first = dist.get_rank() == 0
+        most = _most_of_all(len(data) if is_first else 0, None)
+        told = _padded(data if is_first else b"", most).to(_device())
+        _finish(_whole(None).broadcast, [told], BroadcastOptions())
     found: T = msgspec.msgpack.decode(told[:most].cpu().numpy().tobytes(), type=kind)
     return found
 
 
-def _broadcast(value: Tensor) -> None:
-    whole: Any = dist.group.WORLD
-    _finish(whole.broadcast, [value], BroadcastOptions())
-
-
-def _finish(collective: Any, *args: Any) -> None:
+def _finish(collective: Any, *args: Any, limit_s: float | None = None) -> None:
     """Run a collective: as long as the group allows, or `SUSPECTED_S` if a rank is suspected.
 
     Its last argument is the collective's options. Their timeout ends gloo's own wait, so that the
     process can end, too; with an older gloo that ignores it, the wait for the result still ends.
+    ``limit_s`` is another limit.
     """
-    if not _unheard:
+    if limit_s is None and not _unheard:
         collective(*args).wait()
         return
+    seconds = SUSPECTED_S if limit_s is None else limit_s
     # per call, not for the group: the user's timeout stays unchanged for the rest
-    args[-1].timeout = timedelta(seconds=SUSPECTED_S)
+    args[-1].timeout = timedelta(seconds=seconds)
     try:
         # one second more, so that gloo's own timeout comes first and its error gives the reason
-        collective(*args).wait(timedelta(seconds=SUSPECTED_S + 1.0))
+        collective(*args).wait(timedelta(seconds=seconds + 1.0))
     except RuntimeError as error:
+        if limit_s is not None:
+            raise
         raise PeerTimeoutError(
             f"the ranks did not come together within {SUSPECTED_S:g} s ({error}), and before that "
             f"one was not heard: {_unheard[-1]}"

@@ -8,7 +8,7 @@ possible.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.message import EDGE_INPUT_ID, INPUT_ID
+from gigl_loader.options import Shard
 
-SHARDS = ("machine", "world", "none")
+SHARDS = get_args(Shard)
 _MOST_TOLD, _LEAST_TOLD, _TOLD_BY_ALL = 4096, 64, 2**15
 """Number of seeds that a rank sends: the last, over all ranks, within the first two."""
 _BLOCK = 2**20

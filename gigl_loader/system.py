@@ -15,10 +15,29 @@ IGNORED: set[str] = set()
 """Names in ``/proc/<pid>/comm`` of processes that do not count, nor their descendants."""
 
 
-def usable_cpus() -> int:
-    """Return the number of CPUs that this process may use."""
+def usable_cpus(root: str = "") -> int:
+    """Return the number of CPUs that this process may use.
+
+    In a container or a control group, no more than its limit.
+
+    Args:
+        root: Parent of ``/proc`` and ``/sys``, if not ``/``.
+    """
     # not os.cpu_count(): a container or taskset may give a process fewer
-    return len(os.sched_getaffinity(0))
+    shares = (_cpu_share(folder) for folder in _groups("cpu", root))
+    return min([len(os.sched_getaffinity(0)), *(one for one in shares if one is not None)])
+
+
+def _cpu_share(folder: str) -> int | None:
+    """Return the CPUs that a control group may use at a time, rounded up; None: no limit."""
+    try:  # version 2: "200000 100000", or "max 100000"
+        quota, period = Path(f"{folder}/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        quota = str(number_in(f"{folder}/cpu.cfs_quota_us") or -1)
+        period = str(number_in(f"{folder}/cpu.cfs_period_us") or 100_000)
+    if not quota.isdigit():  # "max", or -1
+        return None
+    return max(1, -(-int(quota) // int(period)))
 
 
 def available_memory(root: str = "") -> int:
@@ -29,32 +48,40 @@ def available_memory(root: str = "") -> int:
     Args:
         root: Parent of ``/proc`` and ``/sys``, if not ``/``.
     """
-    limits = (number_in(root + file) for file in _limit_files(root))
+    limits = (
+        number_in(f"{folder}/{name}")
+        for folder in _groups("memory", root)
+        for name in ("memory.max", "memory.limit_in_bytes")
+    )
     return min([meminfo("MemAvailable", root), *(one for one in limits if one is not None)])
 
 
-def _limit_files(root: str) -> list[str]:
-    """Return the files that limit the memory of this process, in either version of cgroups.
+def _groups(controller: str, root: str) -> list[str]:
+    """Return the folders of the groups that limit this process, in either version of cgroups.
 
     A group's limit holds for all groups in it. A container sees its own group as the root.
+
+    Args:
+        controller: ``"cpu"`` or ``"memory"``.
+        root: Parent of ``/proc`` and ``/sys``.
     """
     try:
         lines = Path(f"{root}/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    files = []
+    found = []
     for line in lines:
         _, controllers, group = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            folder, name = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        if controller in controllers.split(","):
+            folder = f"{root}/sys/fs/cgroup/{controller}"
         elif controllers == "":
-            folder, name = "/sys/fs/cgroup", "memory.max"
+            folder = f"{root}/sys/fs/cgroup"
         else:
             continue
         groups = (Path(group), *Path(group).parents)
-        # missing files, as above a container's own root, are left out by number_in()
-        files += [f"{folder}{str(one).rstrip('/')}/{name}" for one in groups]
-    return files
+        # missing files, as above a container's own root, are no limit
+        found += [f"{folder}{str(one).rstrip('/')}" for one in groups]
+    return found
 
 
 def meminfo(field: str, root: str = "") -> int:

@@ -46,6 +46,7 @@ def test_each_error_is_also_the_builtin_that_callers_know() -> None:
         assert issubclass(kind, builtin)
         assert issubclass(kind, errors.GiglLoaderError)
     assert issubclass(WrongTypeError, ConfigError)
+    assert issubclass(errors.FileChangedError, ConfigError)
     assert issubclass(JoinRefusedError, PeerLostError)
 
 
@@ -54,6 +55,7 @@ def test_each_error_is_also_the_builtin_that_callers_know() -> None:
     [
         (1, "exit code 1; its traceback is in the worker's stderr"),
         (-signal.SIGKILL, "SIGKILL; if nobody sent it, the host ran out of memory"),
+        (-signal.SIGBUS, "SIGBUS; a page of a mapped file could not be read: its disk failed"),
         (-(signal.SIGRTMIN + 1), f"signal {signal.SIGRTMIN + 1}; if nobody sent it"),
         (None, "exit code unknown; its supervising process was ended"),
     ],

@@ -1,6 +1,8 @@
 import ast
+import importlib
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,8 @@ import pytest
 from support import glt
 
 import gigl_loader
-from gigl_loader import errors, graph_store, ray
+from gigl_loader import errors, graph_store, ray, utils
+from gigl_loader.foreign_names import ADVICE
 
 PACKAGES: tuple[ModuleType, ...] = (gigl_loader, graph_store, ray)
 
@@ -25,6 +28,7 @@ environment, handlers = dict(os.environ), list(logging.getLogger().handlers)
 {statement}
 torch = sys.modules.get("torch")
 print(json.dumps({{
+    "modules": sorted(sys.modules),
     "roots": sorted({{name.partition(".")[0] for name in sys.modules}}),
     "same_environment": dict(os.environ) == environment,
     "same_log_handlers": logging.getLogger().handlers == handlers,
@@ -89,10 +93,53 @@ def test_unknown_name_is_an_attribute_error(package: ModuleType) -> None:
         package.DistNeighbour  # noqa: B018
 
 
+FOREIGN = [(package, name) for package, some in ADVICE.items() for name in some]
+
+
+@pytest.mark.parametrize(("package", "name"), FOREIGN)
+def test_a_name_of_another_library_gets_advice_where_it_is_imported(
+    package: str, name: str
+) -> None:
+    text = re.escape(f"{package} has no {name!r}: {ADVICE[package][name]}")
+    with pytest.raises(ImportError, match=f"^{text}$") as caught:
+        exec(f"from {package} import {name}")
+    assert not isinstance(caught.value, ModuleNotFoundError), "the statement would hide it"
+    with pytest.raises(ImportError, match=f"^{text}$"):
+        importlib.import_module(f"{package}.{name}")
+    module = importlib.import_module(package)
+    with pytest.raises(AttributeError, match=f"^{text}$"):
+        getattr(module, name)
+    assert not hasattr(module, name)
+    assert getattr(module, name, 7) == 7
+
+
+def test_advice_names_what_there_is() -> None:
+    known = {name for package in (*PACKAGES, utils) for name in package.__all__}
+    theirs = {"DataLoader", "ZipLoader"}
+    for package, name in FOREIGN:
+        text = ADVICE[package][name]
+        assert name not in importlib.import_module(package).__all__
+        camel = set(re.findall(r"\b(?:[A-Z][a-z]+|PPR)(?:[A-Z]+[a-z]+)+\b", text)) - {"PyG"}
+        called = set(re.findall(r"(?<![.\w])([a-z_]+)\(", text)) - {"build"}
+        named = {one for one in camel | called if not hasattr(gigl_loader.BaseDistLoader, one)}
+        assert named <= known | theirs, name
+        dotted = re.findall(r"\b(gigl_loader(?:\.graph_store)?)\.([a-z_]\w*)", text)
+        for module, attribute in dotted:
+            assert hasattr(importlib.import_module(module), attribute), text
+
+
+def test_a_name_that_nobody_knows_has_pythons_own_error() -> None:
+    with pytest.raises(ImportError, match="cannot import name 'DistNeighbour' from 'gigl_loader'"):
+        exec("from gigl_loader import DistNeighbour")
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'gigl_loader\.no_such'"):
+        importlib.import_module("gigl_loader.no_such")
+
+
 def test_importing_the_package_loads_nothing_else() -> None:
     after = _in_a_fresh_process(
         "import gigl_loader\nassert set(gigl_loader.__all__) <= set(dir(gigl_loader))"
     )
+    assert "gigl_loader.foreign_names" not in after["modules"]
     heavy = {"torch", "torch_geometric", "graphlearn_torch", "numpy", "numba"}
     assert not heavy & set(after["roots"])
 

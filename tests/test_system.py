@@ -1,10 +1,32 @@
 """What the kernel says of this system."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from gigl_loader import system
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "wanted"),
+    [
+        ("0::/\n", {"/sys/fs/cgroup/cpu.max": "100000 100000"}, 1),
+        ("0::/a/b\n", {"/sys/fs/cgroup/a/cpu.max": "50000 100000"}, 1),
+        ("0::/\n", {"/sys/fs/cgroup/cpu.max": "max 100000"}, None),
+        ("3:cpu,cpuacct:/a\n", {"/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "100000",
+                                "/sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000"}, 1),
+        ("3:cpu:/a\n", {"/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "-1"}, None),
+    ],
+)  # fmt: skip
+def test_a_share_of_the_cpus_counts(
+    groups: str, files: dict[str, str], wanted: int | None, tmp_path: Path
+) -> None:
+    for name, content in ({"/proc/self/cgroup": groups} | files).items():
+        (tmp_path / name[1:]).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name[1:]).write_text(content)
+    mine = len(os.sched_getaffinity(0))
+    assert system.usable_cpus(str(tmp_path)) == min(mine, wanted or mine)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -58,7 +58,10 @@ def own_share(ids: dict[int, Tensor]) -> dict[int, Tensor]:
 
 
 def make_loader(
-    dataset: RemoteDistDataset, args: argparse.Namespace, split: str, **how: Any
+    dataset: RemoteDistDataset,
+    args: argparse.Namespace,
+    split: Literal["train", "val", "test"],
+    **how: Any,
 ) -> DistNeighborLoader:
     return DistNeighborLoader(
         dataset,

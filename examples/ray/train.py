@@ -6,7 +6,7 @@ that the whole job has taken (``shard="world"``), so any number of workers goes 
 
 import os
 import tempfile
-from typing import Any
+from typing import Any, Literal
 
 import ray.train
 import ray.train.torch
@@ -34,7 +34,10 @@ def train_loop(config: dict[str, Any]) -> None:
 
 
 def make_loader(
-    dataset: RemoteDistDataset, config: dict[str, Any], split: str, **how: Any
+    dataset: RemoteDistDataset,
+    config: dict[str, Any],
+    split: Literal["train", "val", "test"],
+    **how: Any,
 ) -> DistNeighborLoader:
     """Return a loader over a split: all ranks are given all of its ids, and take turns."""
     return DistNeighborLoader(

@@ -45,6 +45,7 @@ NODE_MASK, EDGE_MASK = "pad_node_mask", "pad_edge_mask"
 """PyG's names, of its transform ``Pad``: True where a node or edge is real."""
 SEED_MASK = "seed_mask"
 """True at the seeds of a batch, which are fewer than ``batch_size`` in a smaller one."""
+PAD_ATTRIBUTES = (NODE_MASK, EDGE_MASK, SEED_MASK)
 _NODE_ROWS, _EDGE_ROWS = (NODE, NODE_FEATURES, NODE_LABELS), (EDGE, EDGE_FEATURES)
 
 

@@ -11,7 +11,7 @@ sampled, since its row is missing here.
 """
 
 from collections.abc import Callable, Container, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from gigl_loader.dataset.schema import (
     reverse_edge_type,
 )
 from gigl_loader.errors import ConfigError
+from gigl_loader.hooks import name_of, returned
 from gigl_loader.message import (
     ATTRIBUTE,
     BATCH,
@@ -59,8 +60,17 @@ from gigl_loader.message import (
     label_column,
 )
 
+if TYPE_CHECKING:
+    # As PyG's own loaders tell them: which attributes a batch has depends on the graph, and
+    # `transform` may return anything. PyG declares each as perhaps None.
+    Batch: TypeAlias = Any
+else:
+    Batch = Data | HeteroData
+
 _NODE_FIELDS = (NODE_FEATURES, NODE_LABELS, INPUT_ID, BATCH)
 _EDGE_FIELDS = (EDGE_INDEX, EDGE_FEATURES)
+_NODES = key(NODE, "")
+"""End of the key of a type's nodes."""
 
 
 def to_data(message: SampleMessage) -> Data:
@@ -86,13 +96,21 @@ def batch_types(
     # needs that type, or a model that uses `edge_index_dict` fails on it.
     known = schema.edge_types or []
     walked = [edge_type for edge_type in known if not is_label_edge_type(edge_type)]
-    node_types = {end for edge_type in known for end in (edge_type[0], edge_type[2])}
+    # A type without edges is known by its nodes alone, and messages have those of every type.
+    ends = {end for edge_type in known for end in (edge_type[0], edge_type[2])}
+    node_types = ends | {
+        name.removesuffix(_NODES)
+        for name in message
+        if name.endswith(_NODES) and not name.startswith(META)
+    }
     # Walked along out-edges, an edge is found at its source. `EDGE_INDEX` has the neighbour in row
     # 0, which then is the edge's destination: the reversed type is the one whose ends fit.
     if edge_dir == "out":
         walked = [reverse_edge_type(edge_type) for edge_type in walked]
     made = [(a, PPR, b) for a in sorted(node_types) for b in sorted(node_types)]
-    made = [edge_type for edge_type in made if key(EDGE_INDEX, edge_type) in message]
+    # A relation of the graph may have that name; it is not made.
+    made = [edge_type for edge_type in made
+            if edge_type not in walked and key(EDGE_INDEX, edge_type) in message]  # fmt: skip
     if made:  # a sampler that makes its own edges may leave out those of the graph
         walked = [edge_type for edge_type in walked if key(EDGE_INDEX, edge_type) in message]
     return sorted(node_types), walked + made
@@ -252,6 +270,7 @@ def by_anchor(links: Tensor, counts: Tensor) -> dict[int, Tensor]:
 
 _NOT_OF_A_BATCH = ("edge_label_index", "edge_label", "edge_label_time")
 """Attributes of a whole graph from `RandomLinkSplit`; a batch has its own, or none."""
+TRIPLET_ATTRIBUTES = ("src_index", "dst_pos_index", "dst_neg_index")
 
 
 def add_edge_labels(
@@ -336,16 +355,15 @@ def transformed(
         ConfigError: It returned something else, or a node or edge that was not sampled.
     """
     if not int(message[IS_HETERO]):
-        found = transform(_output(message))
-        _check(found, SamplerOutput)
+        found = _checked(transform(_output(message)), transform, SamplerOutput)
         changed = dict(message)
         rows = node_fields(message, None, of_edges), edge_fields(message, None, of_edges)
         _change_nodes(changed, None, found.node, found.batch, found.num_sampled_nodes, rows[0])
         ends = (found.row, found.col)
         _change_edges(changed, None, ends, found.edge, found.num_sampled_edges, rows[1])
         return changed
-    found = transform(_hetero_output(message, node_types, edge_types))
-    _check(found, HeteroSamplerOutput)
+    given = _hetero_output(message, node_types, edge_types)
+    found = _checked(transform(given), transform, HeteroSamplerOutput)
     # A copy of the dict alone: tensors that the transform did not change stay shared with the
     # message, and the message stays whole for its other holders.
     changed = dict(message)
@@ -360,12 +378,15 @@ def transformed(
     return changed
 
 
-def _check(found: Any, wanted: type) -> None:
+def _checked(found: Any, transform: Transform, wanted: type) -> Any:
+    what = f"the {wanted.__name__} that it was given, or one like it"
+    found = returned(found, "transform_sampler_output=", transform, what)
     if not isinstance(found, wanted):
         raise ConfigError(
-            f"transform_sampler_output must return the {wanted.__name__} that it was given, or one "
-            f"like it, got {type(found).__name__}"
+            f"transform_sampler_output= {name_of(transform)} must return {what}, got "
+            f"{type(found).__name__}"
         )
+    return found
 
 
 def _output(message: SampleMessage) -> SamplerOutput:

@@ -1,15 +1,15 @@
 """Checks of user input for datasets: each raises `ConfigError` before any work is done."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.schema import EdgeType
-from gigl_loader.errors import ConfigError, WrongTypeError, without_default_types
+from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
+from gigl_loader.errors import ConfigError, WrongTypeError, warn_user, without_default_types
 from gigl_loader.memory.segments import Array
 
 
@@ -169,6 +169,50 @@ def check_edge_type(edge_type: Any, where: str) -> EdgeType:
             f"got {edge_type!r}"
         )
     return edge_type
+
+
+def check_type_names(types: Iterable[NodeType | EdgeType]) -> None:
+    """Check that each type has a name of its own in messages and files.
+
+    Raises:
+        ConfigError: Two types have one name, or a name begins as our own keys of a message do.
+    """
+    known: dict[str, NodeType | EdgeType] = {}
+    for one in types:
+        name = one if isinstance(one, str) else edge_type_str(one)
+        if name.startswith("#"):
+            raise ConfigError(f"type {one!r} begins with '#', as keys of messages do: rename it")
+        other = known.setdefault(name, one)
+        if other != one:
+            raise ConfigError(
+                f"types {other!r} and {one!r} are both {name!r} in messages and files, so that "
+                "one would have the edges of the other: rename one of them"
+            )
+
+
+def warn_not_numbers(features: Mapping[Any, Tensor]) -> None:
+    """Warn once of features that are NaN, by node type: a model's loss then is NaN, too.
+
+    For graphs that are in memory and copied anyway: it reads each value once. Files are not read
+    for it; ``gigl-loader diagnose --graph`` does that.
+    """
+    found = {
+        name: count for name, values in features.items() if (count := count_not_numbers(values))
+    }
+    if found:
+        texts = (f"{count} of {features[name].numel()} features of {name!r}"
+                 for name, count in found.items())  # fmt: skip
+        warn_user(without_default_types(f"{'; '.join(texts)} are NaN (no number)"))
+
+
+def count_not_numbers(values: Tensor) -> int:
+    """Return how many values are NaN."""
+    if values.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        return 0
+    # One pass without a mask in memory, for all graphs that have none: a minimum of NaN is NaN.
+    if not values.numel() or not bool(torch.isnan(torch.aminmax(values).min)):
+        return 0
+    return int(torch.isnan(values).sum())
 
 
 def warn_not_carried(reasons: Mapping[str, str], *, stacklevel: int) -> None:

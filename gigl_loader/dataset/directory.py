@@ -16,12 +16,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from gigl_loader.dataset.mapped import PART_FILE, ROOT_FILE, is_mapped_format
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
 
-FORMATS = ("mapped", "glt")
+Format = Literal["mapped", "glt"]
+FORMATS = get_args(Format)
 ORDERS = ("ids", "degree")
 """Orders of the rows of nodes in a partition: see `partition_graph`."""
 
@@ -101,6 +102,7 @@ def only_writer(lock: Path, what: Path) -> Iterator[None]:
     """
     fd = _acquire(lock, what)
     try:
+        _note_owner(fd)
         yield
     finally:
         # while it is held: a process that has opened it notices that the path has changed
@@ -127,11 +129,14 @@ def _acquire(lock: Path, what: Path) -> int:
         if _is_at(fd, lock):
             break
         os.close(fd)  # the file of a writer that ended between our two calls
+    return fd
+
+
+def _note_owner(fd: int) -> None:
     started = time.strftime("%Y-%m-%d %H:%M:%S %z")
     owner_now = {"pid": os.getpid(), "host": os.uname().nodename, "since": started}
     os.ftruncate(fd, 0)
     os.pwrite(fd, json.dumps(owner_now).encode() + b"\n", 0)
-    return fd
 
 
 def _is_at(fd: int, path: Path) -> bool:

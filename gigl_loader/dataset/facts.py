@@ -1,7 +1,7 @@
 """Properties of a partition: types, counts, ids, books, labels, and the ids in its tables."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor
 
 from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.build import owned_ids
-from gigl_loader.dataset.checks import check_count
+from gigl_loader.dataset.by_type import Counts, EdgeInfo, NodeIds, NodeInfo, SplitIds
+from gigl_loader.dataset.checks import check_count, count_not_numbers
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.mapped_reader import OriginalIds
 from gigl_loader.dataset.schema import (
@@ -21,16 +22,19 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     FeatureInfo,
     NodeType,
+    Split,
     is_label_edge_type,
     is_labeled_homogeneous,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
+from gigl_loader.dataset.split_ids import names_of
 from gigl_loader.dataset.view import PartitionView, Rows
-from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.errors import ConfigError, UsageError, warn_user
 from gigl_loader.memory.segments import Array
 
-ByNodeType = Tensor | dict[NodeType, Tensor]
+# Minutes of a disk, not hours.
+_MOST_BYTES, _ROWS_AT_A_TIME = 4 << 30, 1 << 16
 _NO_TABLES = "this graph was not made of tables: its ids are those it was given"
 
 
@@ -73,13 +77,13 @@ class PartitionFacts:
         return self.schema.edge_types is not None
 
     @property
-    def num_nodes(self) -> int | dict[NodeType, int]:
+    def num_nodes(self) -> Counts:
         """Nodes over all partitions."""
         counts = self.view().num_nodes
         return dict(counts) if self.is_typed else counts[DEFAULT_HOMOGENEOUS_NODE_TYPE]
 
     @property
-    def node_ids(self) -> ByNodeType:
+    def node_ids(self) -> NodeIds:
         """``[num_owned]`` int64: global ids of the nodes that this partition owns, ascending."""
         view = self.view()
         ids = {
@@ -91,42 +95,73 @@ class PartitionFacts:
         return ids if self.is_typed else ids[DEFAULT_HOMOGENEOUS_NODE_TYPE]
 
     @property
-    def train_node_ids(self) -> ByNodeType | None:
+    def train_node_ids(self) -> SplitIds:
         """Global ids of this partition's training nodes, ascending; None where none are known."""
-        return cast("ByNodeType | None", self.train_idx)
+        return self._told_if_missing("train")
 
     @property
-    def val_node_ids(self) -> ByNodeType | None:
+    def val_node_ids(self) -> SplitIds:
         """Global ids of this partition's validation nodes."""
-        return cast("ByNodeType | None", self.val_idx)
+        return self._told_if_missing("val")
 
     @property
-    def test_node_ids(self) -> ByNodeType | None:
+    def test_node_ids(self) -> SplitIds:
         """Global ids of this partition's test nodes."""
-        return cast("ByNodeType | None", self.test_idx)
+        return self._told_if_missing("test")
 
-    def split_node_ids(self, split: str) -> ByNodeType | None:
-        """Return the ids of ``"train"``, ``"val"`` or ``"test"``.
+    def split_node_ids(self, split: Split) -> SplitIds:
+        """Return the ids of ``"train"``, ``"val"`` or ``"test"``; None, with a warning: no split.
 
         Raises:
             ConfigError: There is no such split.
         """
+        return self._told_if_missing(split)
+
+    def known_split(self, split: Split) -> SplitIds:
+        """Return what `split_node_ids` does, without a warning."""
         if split not in SPLITS:
             raise ConfigError(f'split must be "train", "val" or "test", got {split!r}')
-        return cast("ByNodeType | None", getattr(self, f"{split}_idx"))
+        return getattr(self, f"{split}_idx")
+
+    def _told_if_missing(self, split: Split) -> SplitIds:
+        """Return the ids of a split; the first time that there are none, warn the reader."""
+        found, told = self.known_split(split), vars(self).setdefault("_missing_splits", set())
+        if found is None and self._schema is not None and split not in told:
+            told.add(split)
+            warn_user(
+                f"the dataset has no {split} split, so its ids are None: the graph has no "
+                f"{names_of(split)}, or its table no split column. A loader takes "
+                "input_nodes=None as all nodes"
+            )
+        return found
 
     @property
-    def node_feature_info(self) -> FeatureInfo | dict[NodeType, FeatureInfo] | None:
+    def node_feature_info(self) -> NodeInfo:
         """Width and dtype of the node features; None where there are none."""
         return self.schema.node_feature_info
 
     @property
-    def edge_feature_info(self) -> FeatureInfo | dict[EdgeType, FeatureInfo] | None:
+    def edge_feature_info(self) -> EdgeInfo:
         """Width and dtype of the edge features; None where there are none."""
         return self.schema.edge_feature_info
 
+    def count_nan_features(self) -> dict[NodeType, tuple[int, int]]:
+        """Return by node type how many of its features here are NaN, and how many were read.
+
+        Of mapped files, too, which are read block by block; of each matrix up to 4 GiB, evenly over
+        its rows.
+        """
+        found = {}
+        for node_type, rows in self.view().node_features.items():
+            blocks = rows.values.split(_ROWS_AT_A_TIME)[
+                :: -(-rows.values.nbytes // _MOST_BYTES) or 1
+            ]
+            total = sum(block.numel() for block in blocks)
+            found[node_type] = sum(map(count_not_numbers, blocks)), total
+        return found
+
     @property
-    def num_classes(self) -> int | dict[NodeType, int]:
+    def num_classes(self) -> Counts:
         """Classes of the node labels over all partitions, as PyG counts them; 0 without labels.
 
         One past the highest label; for labels with several columns, their number. On a typed
@@ -182,6 +217,11 @@ class PartitionFacts:
         if value is not None:
             check_count(value, "max_labels_per_anchor_node")
         self._max_labels = value
+
+    @property
+    def has_edge_weights(self) -> bool:
+        """Whether edges of some type have weights, for ``with_weight=True``."""
+        return any(edges.weights is not None for edges in self.view().adjacency.values())
 
     @property
     def label_edges(self) -> dict[EdgeType, Tensor]:

@@ -208,7 +208,7 @@ def filter_ids(book: Any, partition_idx: int) -> Tensor:
 
 def read_splits(dataset: Any) -> Splits:
     """Return the split ids that a dataset's attributes hold now."""
-    splits = {}
+    splits: Splits = {}
     for split in SPLITS:
         found = by_type(getattr(dataset, f"{split}_idx", None), DEFAULT_HOMOGENEOUS_NODE_TYPE)
         if found:

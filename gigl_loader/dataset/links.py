@@ -14,10 +14,10 @@ Each split has a supervision edge type of its own, so that one dataset serves al
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset.adjacency import edges_of, kept_edges, label_adjacency
+from gigl_loader.dataset.by_type import Graph, PyGGraph
 from gigl_loader.dataset.checks import check_edge_type
 from gigl_loader.dataset.directory import check_target, complete_or_nothing
 from gigl_loader.dataset.disk import load_tensor, read_edges, read_partition
@@ -37,6 +38,7 @@ from gigl_loader.dataset.schema import (
     SPLITS,
     EdgeType,
     FilePath,
+    Split,
     is_label_edge_type,
     message_passing_to_positive_label,
     reverse_edge_type,
@@ -74,7 +76,7 @@ class LinkSplit:
 class LinkSplits:
     """A graph to pass messages over, and the links to predict in training, validation and test."""
 
-    data: Data | HeteroData
+    data: Graph
     """A shallow copy of the input without validation and test links and their reverse edges. Its
     ``train_mask``, ``val_mask`` and ``test_mask`` on the source type mark each split's anchors."""
     train: LinkSplit
@@ -99,7 +101,7 @@ def _of_type(edge_type: EdgeType) -> str:
     return "" if edge_type[0] == DEFAULT_HOMOGENEOUS_NODE_TYPE else f"{edge_type}, "
 
 
-def split_supervision_type(edge_type: EdgeType, split: str) -> EdgeType:
+def split_supervision_type(edge_type: EdgeType, split: Split) -> EdgeType:
     """Return the supervision edge type of a split: ``edge_type`` itself, ``_val`` or ``_test``.
 
     Args:
@@ -142,7 +144,7 @@ class _Plan:
         codes[draws < self.num_test] = _TEST
         return codes
 
-    def links(self, edge_index: Tensor, codes: Tensor) -> Iterator[tuple[LinkSplit, str]]:
+    def links(self, edge_index: Tensor, codes: Tensor) -> Iterator[tuple[LinkSplit, Split]]:
         """Yield the supervision of each split."""
         train = _DISJOINT if self.disjoint_train_ratio else _TRAIN
         for split, code in zip(SPLITS, (train, _VAL, _TEST), strict=True):
@@ -151,13 +153,13 @@ class _Plan:
 
 
 def split_links(
-    data: Data | HeteroData,
+    data: PyGGraph,
     edge_type: EdgeType | None = None,
     *,
     num_val: float = 0.1,
     num_test: float = 0.2,
     disjoint_train_ratio: float = 0.0,
-    rev_edge_types: EdgeType | list[EdgeType | None] | str | None = "auto",
+    rev_edge_types: EdgeType | list[EdgeType | None] | Literal["auto"] | None = "auto",
     seed: int = 0,
 ) -> LinkSplits:
     """Split the edges of one type into training, validation and test links.
@@ -297,7 +299,9 @@ def _kept(values: Any, dim: Any, keep: Tensor) -> Any:
     return values
 
 
-def _mark_anchors(data: Any, num_nodes: int, node_type: str, found: dict[str, LinkSplit]) -> None:
+def _mark_anchors(
+    data: Any, num_nodes: int, node_type: str, found: Mapping[Split, LinkSplit]
+) -> None:
     store = data[node_type] if isinstance(data, HeteroData) else data.stores[0]
     for split, links in found.items():
         mask = torch.zeros(num_nodes, dtype=torch.bool)
@@ -318,7 +322,7 @@ def split_partitions(
     num_val: float = 0.1,
     num_test: float = 0.2,
     disjoint_train_ratio: float = 0.0,
-    rev_edge_types: EdgeType | list[EdgeType | None] | str | None = "auto",
+    rev_edge_types: EdgeType | list[EdgeType | None] | Literal["auto"] | None = "auto",
     seed: int = 0,
     overwrite: bool = False,
 ) -> None:
@@ -375,7 +379,7 @@ def split_partitions(
         write_views(folder, shares, format=format, source=root, **made)
 
 
-def _label_type(plan: _Plan, split: str) -> EdgeType:
+def _label_type(plan: _Plan, split: Split) -> EdgeType:
     return message_passing_to_positive_label(split_supervision_type(plan.edge_type, split))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -22,12 +22,18 @@ from gigl_loader import _glt
 from gigl_loader.dataset import disk, glt_attributes
 from gigl_loader.dataset.adjacency import weighted_view, with_times
 from gigl_loader.dataset.build import read_node_books
-from gigl_loader.dataset.checks import check_edge_dir, check_partitions
+from gigl_loader.dataset.by_type import PyGGraph
+from gigl_loader.dataset.checks import (
+    check_edge_dir,
+    check_partitions,
+    check_type_names,
+    warn_not_numbers,
+)
 from gigl_loader.dataset.facts import PartitionFacts, make_schema
 from gigl_loader.dataset.identity import identity_of
 from gigl_loader.dataset.lookup import DistFeature, Kind
-from gigl_loader.dataset.mapped import is_mapped_format
-from gigl_loader.dataset.mapped_reader import MappedPart, Memory, OriginalIds
+from gigl_loader.dataset.mapped import is_mapped_format, read_header
+from gigl_loader.dataset.mapped_reader import MappedPart, Memory, OriginalIds, Stamps
 from gigl_loader.dataset.partition_output import PartitionBook, PartitionOutput, read_output
 from gigl_loader.dataset.placement import (
     EdgesOn,
@@ -37,6 +43,7 @@ from gigl_loader.dataset.placement import (
     existing_device,
 )
 from gigl_loader.dataset.progress import showing
+from gigl_loader.dataset.pyg_attributes import AnswersForPyG
 from gigl_loader.dataset.pyg_graph import (
     CheckedGraph,
     Cutter,
@@ -54,13 +61,10 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
 )
 from gigl_loader.dataset.view import Book, PartitionView, Splits
-from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
-
-if TYPE_CHECKING:  # sampling workers read this module and do without it
-    from torch_geometric.data import Data, HeteroData
+from gigl_loader.errors import ConfigError, FileChangedError, UsageError, WrongTypeError
 
 
-class DistDataset(PartitionFacts, _glt.DistDataset):
+class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
     """One partition of a graph: topology, features, labels, splits, and the owners of all ids.
 
     Make one with `from_pyg`, `load` or `wrap`, or empty and then `build`. It has the attributes of
@@ -128,12 +132,13 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
             partition_idx=self.partition_idx,
             edge_dir=self.edge_dir,
         )
+        warn_not_numbers({name: rows.values for name, rows in view.node_features.items()})
         self._fill(view, {})
 
     @classmethod
     def from_pyg(
         cls,
-        data: "Data | HeteroData",
+        data: PyGGraph,
         *,
         edge_dir: EdgeDir = "in",
         partition_book: PartitionBook | Mapping[NodeType, PartitionBook] | None = None,
@@ -168,6 +173,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         """
         check_edge_dir(edge_dir)
         source = read_pyg(data, supervision)
+        warn_not_numbers(source.node_features)
         books: dict[NodeType, Book] = {}
         count = num_partitions or 1
         if partition_book is not None:
@@ -211,7 +217,8 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
             whole_node_label_file: As GLT's ``load`` takes it: a file with the labels of all nodes,
                 or a dict of files by node type. Not for our own format, which has labels.
             mmap: Map the files instead of reading them into shared memory now. The page cache reads
-                them as needed, so a graph may be larger than memory. Not for GLT's format.
+                them as needed, so a graph may be larger than memory. They must not be changed while
+                they are in use: see `check_files`. Not for GLT's format.
             verify: When to compare checksums: ``"now"``; in the ``"background"``, where a changed
                 file is logged and is an error at the next use of the dataset; or ``"off"``. Sizes
                 and runs are always compared. GLT's format has no checksums.
@@ -276,14 +283,16 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
 
     @classmethod
     def _reopen(
-        cls, root: Path, partition_idx: int, run: str, splits: Splits,
+        cls, root: Path, partition_idx: int, run: str, stamps: Stamps, splits: Splits,
         max_labels: int | None, weight_attr: str | None,
     ) -> "DistDataset":  # fmt: skip
-        part = MappedPart(root, partition_idx, "mapped")
-        # The pickle names a path: the directory may be replaced before it is unpickled, and the
-        # receiver would then have another graph than the sender.
-        if part.header.run != run:
-            raise ConfigError(f"{root} was rewritten while it was in use: load it again")
+        # The pickle names a path: the directory may be replaced, or a file in it be changed, before
+        # it is unpickled, and the receiver would then have another graph than the sender.
+        if (found := read_header(root)[0].run) != run:
+            raise FileChangedError(
+                f"{root} was rewritten while it was in use (run {found}, not {run}): load it again"
+            )
+        part = MappedPart(root, partition_idx, "mapped", stamps)
         return cls._made(part.view(), splits, max_labels, part=part).weighted_by(weight_attr)
 
     @classmethod
@@ -350,6 +359,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
     def _fill(
         self, view: PartitionView, splits: Splits, source: CheckedGraph | None = None
     ) -> None:
+        check_type_names([*view.num_nodes, *view.adjacency])
         if view.identity is None:
             view = replace(view, identity=identity_of(view, source))
         # the schema first: it decides whether attributes are dicts
@@ -370,6 +380,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
                     part.root.absolute(),
                     self.partition_idx,
                     part.header.run,
+                    part.stamps,
                     splits,
                     self._max_labels,
                     self._weight_attr,
@@ -398,15 +409,26 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
 
         Raises:
             UsageError: The dataset is empty: `build` was not called.
-            ConfigError: A file has changed since it was written: the background comparison of
-                `load` found it.
+            ConfigError: See `check_files`.
         """
         if self._view is None:
             raise UsageError("this DistDataset is empty: call build() first, or use from_pyg/load")
+        self.check_files()
+        return self._view
+
+    def check_files(self) -> None:
+        """Check that no file of this dataset has changed; loaders do as each epoch starts.
+
+        It takes microseconds: the system tells size and time of each mapped file.
+
+        Raises:
+            ConfigError: A file differs from its checksum: the background comparison of `load`
+                found it.
+            FileChangedError: A mapped file was written to after `load`, or became shorter.
+        """
         # at each use: the background comparison ends some time after `load`
         if self._mapped is not None:
             self._mapped.check()
-        return self._view
 
     def view_by_time(self, time_attr: str) -> PartitionView:
         """Return `view` with its edges sorted by time; the sort runs once per attribute.
@@ -462,10 +484,10 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         view = self.view()
         target = existing_device(device)
         if target.type == "cpu" and kernels is None:
-            if features != "device" or cache is not None:
+            if features != "device" or cache is not None or edges != "own":
                 raise ConfigError(
-                    f"features={features!r} and cache={cache!r} are for a GPU: on the CPU there is "
-                    "one memory; leave them out"
+                    f"features={features!r}, cache={cache!r} and edges={edges!r} are for a GPU: on "
+                    "the CPU there is one memory; leave them out"
                 )
             self._placement = None
             return self

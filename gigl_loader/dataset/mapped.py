@@ -30,7 +30,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -158,6 +158,19 @@ class ArraySpec:
         return nbytes_of(self.dtype, self.shape)
 
 
+class FileStamp(NamedTuple):
+    """What the system notes of a file: it differs once the file is written to, or another one."""
+
+    size: int
+    inode: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "FileStamp":
+        """Return the stamp in what `os.stat` or `os.fstat` found."""
+        return cls(status.st_size, status.st_ino, status.st_mtime_ns)
+
+
 @dataclass
 class Part:
     """A folder with a manifest: a partition, or the root with the shared data of all partitions."""
@@ -169,6 +182,8 @@ class Part:
     """By folder of arrays: the id of their first row or edge."""
     files: dict[str, ArraySpec] = field(default_factory=dict)
     """Files of other formats, as bytes; by the path below the directory."""
+    stamps: dict[str, FileStamp] = field(default_factory=dict)
+    """Of the files that `check_sizes` has looked at; by the path below the directory."""
 
     def path(self, name: str) -> Path:
         """Return the file of an array."""
@@ -243,21 +258,22 @@ def block_digests(path: Path, nbytes: int, stop: threading.Event | None = None) 
     return found
 
 
-def check_size(path: Path, spec: ArraySpec) -> None:
-    """Check that a file exists and is whole, by its size."""
+def check_size(path: Path, spec: ArraySpec) -> FileStamp:
+    """Check that a file exists and is whole, by its size; return its stamp."""
     try:
-        size = path.stat().st_size
+        stamp = FileStamp.of(path.stat())
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path} is missing: the partition directory is incomplete; copy it again"
         ) from error
     # Mapped memory is read without a check: past the end of a file that is too short, the kernel
     # sends SIGBUS, which ends the process without a message.
-    if size != spec.nbytes:
+    if stamp.size != spec.nbytes:
         raise ConfigError(
-            f"{path} has {size} bytes, its manifest says {spec.nbytes}: it was changed or not "
-            "copied whole; copy it again"
+            f"{path} has {stamp.size} bytes, its manifest says {spec.nbytes}: it was changed or "
+            "not copied whole; copy it again"
         )
+    return stamp
 
 
 def verify_file(path: Path, spec: ArraySpec, stop: threading.Event | None = None) -> None:
@@ -344,9 +360,9 @@ def read_part(root: Path, header: Header, partition_idx: int) -> Part:
 
 
 def check_sizes(part: Part) -> None:
-    """Check that the files of a manifest exist and are whole, by their sizes."""
+    """Check that the files of a manifest exist and are whole, by their sizes; note their stamps."""
     for path, spec in part.paths():
-        check_size(path, spec)
+        part.stamps[str(path.relative_to(part.folder))] = check_size(path, spec)
 
 
 @dataclass(frozen=True)

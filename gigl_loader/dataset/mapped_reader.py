@@ -17,14 +17,15 @@ from gigl_loader.dataset.mapped import (
     LOOKUPS,
     PARQUET,
     ROOT_FILE,
+    FileStamp,
     Part,
     check_sizes,
-    open_array,
     read_header,
     read_part,
     rows_at,
     verify_file,
 )
+from gigl_loader.dataset.mapped_files import MappedFiles, check_stamps
 from gigl_loader.dataset.progress import note
 from gigl_loader.dataset.schema import (
     WEIGHT_NAMES,
@@ -37,15 +38,16 @@ from gigl_loader.dataset.view import ROW_KINDS, Adjacency, Book, PartitionView, 
 from gigl_loader.errors import ConfigError, GiglLoaderError, WrongTypeError
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import (
+    as_array,
     bytes_of,
     dtype_named,
     empty_shared,
-    map_file,
     share_tensor,
 )
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 
 Memory = Literal["resident", "mapped"]
+Stamps = tuple[dict[str, FileStamp], dict[str, FileStamp]]
 
 _COLUMNS = ("indptr", "indices", "edge_ids", "weights")
 _log = logging.getLogger(__name__)
@@ -74,11 +76,12 @@ class OriginalIds:
         self._starts = np.concatenate([[0], self._ends[:-1]]).astype(np.int64)
         self.is_text = self._name(0, "text") in shared.arrays
         self._mapped: dict[str, Array] = {}
+        self._files = MappedFiles()
         self._is_compared = False
 
     def __getstate__(self) -> dict[str, Any]:
         # a pickle of a mapped array would contain the whole file
-        return {**vars(self), "_mapped": {}}
+        return {**vars(self), "_mapped": {}, "_files": MappedFiles()}
 
     def _name(self, partition: int, what: str) -> str:
         return f"{self._folder}/{self._node_type}/part{partition}.{what}"
@@ -86,7 +89,11 @@ class OriginalIds:
     def _array(self, partition: int, what: str) -> Array:
         name = self._name(partition, what)
         if name not in self._mapped:
-            self._mapped[name] = open_array(self._shared, name)
+            # on first use, long after `load`: by then another graph may have taken its place
+            spec, path = self._shared.arrays[name], self._shared.path(name)
+            self._mapped[name] = as_array(
+                self._files.map(self._shared, path, spec.dtype, spec.shape)
+            )
         return self._mapped[name]
 
     def to_original(self, ids: Array) -> Array:
@@ -100,7 +107,9 @@ class OriginalIds:
 
         Raises:
             ConfigError: There is no such node, or edge.
+            FileChangedError: A file of these ids was changed after the dataset was loaded.
         """
+        self._files.check()
         count = int(self._ends[-1])
         # numpy would take -1 for the last row, and search a missing partition
         if ids.size and not 0 <= ids.min() <= ids.max() < count:
@@ -196,18 +205,25 @@ class MappedPart:
         root: The directory.
         partition_idx: The partition.
         memory: ``"mapped"``: tensors over the page cache; ``"resident"``: copies in shared memory.
+        stamps: `stamps` of another process; its files must be the same.
 
     Raises:
         ConfigError: A file is missing, has changed, or belongs to another run.
     """
 
-    def __init__(self, root: Path, partition_idx: int, memory: Memory) -> None:
+    def __init__(
+        self, root: Path, partition_idx: int, memory: Memory, stamps: "Stamps | None" = None
+    ) -> None:
         self.root, self.partition_idx, self.memory = root, partition_idx, memory
         self.header, self._shared = read_header(root)
         # before the partition's files are opened, which would be missing
         check_partitions(self.header.num_partitions, partition_idx)
         check_sizes(self._shared)
         self._part = read_part(root, self.header, partition_idx)
+        if stamps is not None:
+            check_stamps(self._shared, stamps[0])
+            check_stamps(self._part, stamps[1])
+        self._files = MappedFiles()
         # features, labels and attributes of a type share one file; mapped once, it takes one
         # descriptor
         self._lookups: dict[str, Tensor | None] = {}
@@ -218,7 +234,7 @@ class MappedPart:
         path, spec = part.path(name), part.arrays[name]
         if self.memory == "mapped":
             # one file per array: workers receive its descriptor and map the same pages
-            return map_file(path, spec.dtype, spec.shape)
+            return self._files.map(part, path, spec.dtype, spec.shape)
         # read directly into shared memory, instead of read and then copied
         target = empty_shared(spec.shape, dtype_named(spec.dtype))
         if spec.nbytes:
@@ -412,12 +428,20 @@ class MappedPart:
         except OSError as error:
             _log.warning("%s could not be compared with its checksums: %s", self.root, error)
 
+    @property
+    def stamps(self) -> "Stamps":
+        """Stamps of the shared files and of the partition's, for another process."""
+        return self._shared.stamps, self._part.stamps
+
     def check(self) -> None:
-        """Raise the error that the background comparison found.
+        """Raise the error that the background comparison found, or that of a mapped file.
 
         Raises:
-            ConfigError: A file has changed.
+            ConfigError: A file differed from its checksum.
+            FileChangedError: A mapped file was changed after it was opened.
         """
+        # First: a comparison that was under way during the change found it, too, and less of it.
+        self._files.check()
         if self._failure is not None:
             raise self._failure
 

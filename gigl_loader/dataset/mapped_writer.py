@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import SimpleNamespace
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -46,6 +47,23 @@ def new_file(path: Path) -> BinaryIO:
     return path.open("wb")
 
 
+def write_numbers(path: Path, array: Array) -> None:
+    """Write the numbers of an array to a new file, in C order: `numpy.fromfile` reads them."""
+    # a slice of columns or a transposed matrix is in another order
+    array = np.ascontiguousarray(array)
+    with new_file(path) as file:
+        # numpy's `tofile` raises errors without errno, which identifies a full disk; `tobytes`
+        # copies
+        file.write(array.reshape(-1).view(np.uint8).data)
+
+
+def write_npy(path: Path, array: Array) -> None:
+    """Write an array as `numpy.save` does, with errors that identify a full disk."""
+    with new_file(path) as file:
+        # numpy writes through what is no file of Python's, else it takes `tofile`
+        np.save(cast("Any", SimpleNamespace(write=file.write)), array)
+
+
 def write_array(part: Part, name: str, array: Array, dtype: str = "") -> None:
     """Write an array and enter it in the manifest.
 
@@ -55,12 +73,7 @@ def write_array(part: Part, name: str, array: Array, dtype: str = "") -> None:
         array: Its numbers, or their bits.
         dtype: torch's name of the type, if numpy's differs.
     """
-    # the format is in C order; a slice of columns or a transposed matrix is in another
-    array = np.ascontiguousarray(array)
-    with new_file(part.path(name)) as file:
-        # numpy's `tofile` raises errors without errno, which identifies a full disk; `tobytes`
-        # copies
-        file.write(array.reshape(-1).view(np.uint8).data)
+    write_numbers(part.path(name), array)
     note(int(array.nbytes))
     part.arrays[name] = ArraySpec(dtype or array.dtype.name, tuple(array.shape))
 

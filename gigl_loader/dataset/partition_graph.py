@@ -4,15 +4,22 @@ import importlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from gigl_loader.dataset.adjacency import compress
 from gigl_loader.dataset.build import book_table, contiguous_book, make_book
-from gigl_loader.dataset.checks import check_edge_dir, check_partitions
+from gigl_loader.dataset.by_type import PyGGraph
+from gigl_loader.dataset.checks import (
+    check_edge_dir,
+    check_partitions,
+    check_type_names,
+    warn_not_numbers,
+)
 from gigl_loader.dataset.directory import (
+    Format,
     check_format,
     check_order,
     check_target,
@@ -34,25 +41,23 @@ from gigl_loader.dataset.view import Book, WithSplits
 from gigl_loader.dataset.view_writer import write_views
 from gigl_loader.errors import ConfigError, WrongTypeError
 
-if TYPE_CHECKING:
-    from torch_geometric.data import Data, HeteroData
-
-METHODS = ("contiguous", "random", "metis")
+Method = Literal["contiguous", "random", "metis"]
+METHODS = get_args(Method)
 
 _log = logging.getLogger(__name__)
 
 
 def partition_graph(
-    data: "Data | HeteroData",
+    data: PyGGraph,
     num_partitions: int,
     root: FilePath,
     *,
-    method: str = "contiguous",
+    method: Method = "contiguous",
     edge_dir: EdgeDir = "in",
     seed: int = 0,
     supervision: Supervision | None = None,
     progress: bool = True,
-    format: str = "mapped",
+    format: Format = "mapped",
     overwrite: bool = False,
     time_attr: str | None = None,
     feature_dtype: FeatureDtype | None = None,
@@ -108,6 +113,7 @@ def partition_graph(
     # all errors of arguments come before anything is written
     check_target(target, overwrite=overwrite)
     source = read_pyg(data, supervision)
+    warn_not_numbers(source.node_features)
     _check_names(source)
     _store_in_fewer_bytes(source, feature_dtype, format)
     if time_attr is not None:
@@ -224,6 +230,7 @@ def _store_in_fewer_bytes(source: CheckedGraph, dtypes: FeatureDtype | None, for
 
 def _check_names(source: CheckedGraph) -> None:
     keys: list[NodeType | EdgeType] = [*source.num_nodes, *source.edges, *source.label_edges]
+    check_type_names(keys)
     for key in keys:
         name = type_str(key)
         if not name or name in (".", "..") or "/" in name or "\0" in name:

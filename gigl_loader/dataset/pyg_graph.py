@@ -12,7 +12,6 @@ from gigl_loader.dataset.build import ViewBuilder, count_classes, make_book, own
 from gigl_loader.dataset.checks import (
     check_edge_index,
     check_edge_type,
-    check_mask,
     check_matrix,
     check_tensor,
     check_weights,
@@ -33,6 +32,12 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
     plain_edge_type,
+)
+from gigl_loader.dataset.split_ids import (
+    by_type_of,
+    is_mask,
+    is_read_as_split,
+    split_ids,
 )
 from gigl_loader.dataset.view import Book, PartitionView, Rows, Splits, WithSplits
 from gigl_loader.errors import ConfigError, WrongTypeError
@@ -95,8 +100,11 @@ def read_pyg(data: Any, supervision: Supervision | None = None) -> CheckedGraph:
         )
     # after the graph: label edges may only name its node types
     _add_supervision(source, supervision)
-    if not source.edges:
-        raise ConfigError("data has no message-passing edge type: give it an edge_index")
+    if not source.num_nodes:
+        raise ConfigError("data has no nodes: give it x or set num_nodes")
+    # Nodes alone are a graph, as in PyG; but label edges predict edges, and there are none.
+    if not source.edges and source.label_edges:
+        raise ConfigError("data has label edges and no message-passing edge type: give it one")
     # before the cut: a partition has a part of the labels
     source.num_classes = count_classes(
         {node_type: Rows(labels, None, True) for node_type, labels in source.node_labels.items()}
@@ -132,6 +140,7 @@ def _read_homogeneous(data: "Data") -> CheckedGraph:
 
 def _read_hetero(data: "HeteroData") -> CheckedGraph:
     source = CheckedGraph(True, {})
+    by_type = by_type_of(data)
     for node_type in data.node_types:
         where = f"data[{node_type!r}]"
         num_nodes = _num_nodes(data[node_type], where)
@@ -140,7 +149,7 @@ def _read_hetero(data: "HeteroData") -> CheckedGraph:
                 f"{where} does not say how many nodes there are: give it x or set num_nodes"
             )
         source.num_nodes[node_type] = num_nodes
-        _read_nodes(source, data[node_type], node_type, where)
+        _read_nodes(source, data[node_type], node_type, where, by_type.get(node_type))
         nodes, _ = levels_of(data, data[node_type], num_nodes, None, source.not_carried, where)
         _keep(source.node_attributes, node_type, nodes)
     # nodes were read before: edges are checked against the counts of both ends
@@ -160,9 +169,14 @@ def _read_hetero(data: "HeteroData") -> CheckedGraph:
             for name in data[edge_type]:
                 if name != "edge_index":
                     source.not_carried[f"{where}.{name}"] = "label edges are no edges of a batch"
-    for name in data._global_store:
-        source.not_carried[f"data.{name}"] = "it is of the whole graph"
+    _note_global(source, data)
     return source
+
+
+def _note_global(source: CheckedGraph, data: "HeteroData") -> None:
+    for name, value in data._global_store.items():
+        if not is_read_as_split(name, value):
+            source.not_carried[f"data.{name}"] = "it is of the whole graph"
 
 
 def keep_neighbor_times(source: CheckedGraph, edge_dir: EdgeDir, time_attr: str) -> None:
@@ -229,22 +243,24 @@ def _num_nodes(store: Any, where: str) -> int | None:
     # the highest id in edges, which comes last, would miss nodes without edges
     for name in ("x", *(f"{split}_mask" for split in SPLITS), "y", *_OF_NODES):
         value = store.get(name)
+        if name.endswith("_mask") and not is_mask(value):
+            continue  # ids, not a row for each node
         if isinstance(value, Tensor | np.ndarray) and value.ndim:
             return int(value.shape[0])
     return None
 
 
-def _read_nodes(source: CheckedGraph, store: Any, node_type: NodeType, where: str) -> None:
+def _read_nodes(
+    source: CheckedGraph, store: Any, node_type: NodeType, where: str,
+    splits: dict[str, Any] | None = None,
+) -> None:  # fmt: skip
     num_nodes = source.num_nodes[node_type]
     if store.get("x") is not None:
         source.node_features[node_type] = check_matrix(store["x"], num_nodes, "node", f"{where}.x")
     if store.get("y") is not None:
         source.node_labels[node_type] = check_matrix(store["y"], num_nodes, "node", f"{where}.y")
-    for split in SPLITS:
-        mask = store.get(f"{split}_mask")
-        if mask is not None:
-            ids = check_mask(mask, num_nodes, f"{where}.{split}_mask")
-            source.splits.setdefault(split, {})[node_type] = ids
+    for split, ids in split_ids(store, num_nodes, where, splits).items():
+        source.splits.setdefault(split, {})[node_type] = ids
 
 
 def _read_edges(
@@ -471,6 +487,8 @@ def levels_of(
         value = store[name]
         # PyG stores attributes that were set to None; its own batches leave them out as well
         if name in read or value is None:
+            continue
+        if num_nodes is not None and is_read_as_split(name, value):
             continue
         rows = _read(name, value)
         if isinstance(rows, Tensor):

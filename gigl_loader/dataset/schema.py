@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # workers read this module and do without torch
 NodeType = str
 EdgeType = tuple[str, str, str]
 EdgeDir = Literal["in", "out"]
+Split = Literal["train", "val", "test"]
 FilePath = str | os.PathLike[str]
 
 DEFAULT_HOMOGENEOUS_NODE_TYPE: NodeType = "default_homogeneous_node_type"
@@ -21,7 +22,7 @@ DEFAULT_HOMOGENEOUS_EDGE_TYPE: EdgeType = (
 )
 """Edge type that GiGL gives the edges of a homogeneous graph."""
 
-SPLITS = ("train", "val", "test")
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 NEIGHBOR_TIME = "_time_of_neighbor_"
 """Before the name of a node attribute: the attribute of edges that has its value of the neighbour,

@@ -23,8 +23,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch_geometric.data import Data, HeteroData
 
+from gigl_loader.collate.pyg import Batch
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
@@ -52,7 +52,7 @@ def full_graph(
     device: torch.device | str | None = None,
     seed: int = 0,
     group: dist.ProcessGroup | None = None,
-) -> Iterator[Data | HeteroData]:
+) -> Iterator[Batch]:
     """Let ``model`` compute over the whole graph inside a ``with`` block, unchanged.
 
     All ranks enter together, run the model equally often, and, in training, all call ``backward``

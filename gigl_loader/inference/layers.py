@@ -24,6 +24,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from gigl_loader.dataset.adjacency import EdgeBlock
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.hooks import returned
 from gigl_loader.inference.modules import Norm, check_model, is_normalized
 from gigl_loader.inference.sources import GraphSource, OwnedRows, RowFetcher, RowSource
 from gigl_loader.ranks import RankExchange
@@ -318,6 +319,7 @@ class _FunctionLayer(Layer):
             out = self._function(x, edges, num_dst, **{name: extra[name] for name in self._names})
         if not self._is_typed:
             return out
+        out = returned(out, "the layer", self._function, "a dict of rows by node type")
         rows = out.get(chunk.node_type)
         sources = chunk.x.get(chunk.node_type)
         if rows is not None and sources is not None and len(rows) == len(sources):
@@ -478,6 +480,13 @@ def _layers_of_model(model: Any, graph: GraphSource, options: tuple[bool, bool])
         raise ConfigError(
             f"{type(model).__name__} is no BasicGNN of PyG, so its layers are not known: give a "
             "list of callables (x_src, edge_index, num_dst) -> x_dst, or use full_graph()"
+        )
+    # Layers are computed as `BasicGNN.forward` does: what another forward adds would be left out.
+    if type(model).forward is not BasicGNN.forward or "forward" in vars(model):
+        raise ConfigError(
+            f"{type(model).__name__} has a forward() of its own (a skip connection, another head), "
+            "which cannot be computed layer by layer: give a list of callables (x_src, edge_index, "
+            "num_dst) -> x_dst, or use full_graph()"
         )
     if graph.is_heterogeneous:
         raise ConfigError(

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import quote
 
 import torch
@@ -37,7 +37,7 @@ from gigl_loader.inference.sources import (
     StoredGraph,
 )
 from gigl_loader.memory.tensors import dtype_name, dtype_named, each_tensor, give_back_freed
-from gigl_loader.ranks import RankExchange
+from gigl_loader.ranks import RankExchange, told_to_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 logger = logging.getLogger(__name__)
@@ -67,6 +67,12 @@ class NodeEmbeddings:
         return f"NodeEmbeddings(nodes={nodes}, width={width}, {self.values.dtype}{where})"
 
 
+if TYPE_CHECKING:  # see `gigl_loader.dataset.by_type`
+    Embeddings: TypeAlias = Any
+else:
+    Embeddings = NodeEmbeddings | dict[NodeType, NodeEmbeddings]
+
+
 def full_graph_inference(
     model_or_layers: torch.nn.Module | Sequence[LayerFunction],
     dataset: DistDataset | RemoteDistDataset,
@@ -80,7 +86,7 @@ def full_graph_inference(
     edge_attr: bool = False,
     progress: bool | None = None,
     group: dist.ProcessGroup | None = None,
-) -> NodeEmbeddings | dict[NodeType, NodeEmbeddings]:
+) -> Embeddings:
     """Compute the embedding of every node from all of its neighbours, layer by layer.
 
     For graphs and widths that do not fit into memory with `full_graph`. Each layer is computed in
@@ -94,13 +100,13 @@ def full_graph_inference(
     are kept if their digest matches.
 
     Args:
-        model_or_layers: PyG's ``BasicGNN`` in evaluation mode, with ``jk=None`` or ``"last"``. Or a
-            list, with an item for each layer: layers of PyG (``HeteroConv`` on a heterogeneous
-            graph), or callables ``(x_src, edge_index, num_dst) -> x_dst``. ``x_src`` has the
-            ``num_dst`` destinations first, and ``edge_index`` counts its rows. On a heterogeneous
-            graph all of these are dicts by type, with the destinations of one type at a time. A
-            callable may also have the parameters ``edge_weight``, ``edge_attr`` and ``n_id``
-            (global ids of the rows of ``x_src``).
+        model_or_layers: PyG's ``BasicGNN`` in evaluation mode, with ``jk=None`` or ``"last"``, and
+            without a ``forward`` of its own. Or a list, with an item for each layer: layers of PyG
+            (``HeteroConv`` on a heterogeneous graph), or callables ``(x_src, edge_index, num_dst)
+            -> x_dst``. ``x_src`` has the ``num_dst`` destinations first, and ``edge_index`` counts
+            its rows. On a heterogeneous graph all of these are dicts by type, with the destinations
+            of one type at a time. A callable may also have the parameters ``edge_weight``,
+            ``edge_attr`` and ``n_id`` (global ids of the rows of ``x_src``).
         dataset: This rank's partition; ranks with the same one share its nodes. Or a graph store.
         out: A folder; each rank writes ``part-RANK.npy`` and ``part-RANK.ids.npy``, or
             ``part-RANK.parquet``; on a heterogeneous graph in a folder for each node type. Only
@@ -156,14 +162,16 @@ def full_graph_inference(
     line = ProgressLine(len(layers) * run.num_rows, shown=shown)
     ending = f".{format}"
     with ExitStack() as stack:
-        results = _results(graph, exchange.rank, out, identity, ending, stack)
-        # After digest() and bytes_per_node(), which fetched samples of nodes: from now on edges are
-        # kept by the first id of a range.
-        if isinstance(graph, StoredGraph):
-            _keep_edges(graph, layers, out, stack)
-        files = {}
-        if format == "parquet":
-            files = _parquet_files(results, graph, dataset, batch_size, stack)
+        # Some ranks may have a part of another run, and others none.
+        with told_to_ranks("could not begin its inference", group):
+            results = _results(graph, exchange.rank, out, identity, ending, stack)
+            # After digest() and bytes_per_node(), which fetched samples of nodes: from now on edges
+            # are kept by the first id of a range.
+            if isinstance(graph, StoredGraph):
+                _keep_edges(graph, layers, out, stack)
+            files = {}
+            if format == "parquet":
+                files = _parquet_files(results, graph, dataset, batch_size, stack)
         values = run.compute(results, files, line)
     found = {
         name: NodeEmbeddings(graph.owners.own[name], rows, results[name].path())

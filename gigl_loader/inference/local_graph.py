@@ -375,7 +375,7 @@ def _fill_nodes(graph: LocalGraph, dataset: DistDataset, device: torch.device, w
             if of == name:
                 store[key] = rows.values[rows.locate(own)].to(device)
         for split in SPLITS:
-            ids = _of_type(dataset.split_node_ids(split), name)
+            ids = _of_type(dataset.known_split(split), name)
             if ids is not None:
                 # split ids are of the whole partition; this rank may compute a share of it
                 store[f"{split}_mask"] = torch.isin(own, ids).to(device)

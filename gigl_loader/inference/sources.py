@@ -195,6 +195,7 @@ class PartitionGraph:
     """
 
     def __init__(self, dataset: DistDataset, exchange: RankExchange) -> None:
+        self._dataset = dataset
         self._view, self._is_known = dataset.view(), dataset.has_checksums
         self.is_heterogeneous = self._view.is_heterogeneous
         self._names = message_types(self._view.adjacency, self._view.edge_dir)
@@ -209,6 +210,8 @@ class PartitionGraph:
 
     def edges(self, edge_type: EdgeType, ids: Tensor, *, weight: bool, attr: bool) -> EdgeBlock:
         """See `GraphSource`."""
+        # For each chunk: results of altered files would look like others.
+        self._dataset.check_files()
         name = self._names[edge_type]
         attr = attr and edge_type in self.with_attr
         found = all_edges(self._view.adjacency[name], ids, weights=weight, edge_ids=attr)

@@ -27,7 +27,7 @@ from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.config import NumNeighbors, SamplerClass
+from gigl_loader.loader.config import Device, NumNeighbors, SamplerClass
 from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
 from gigl_loader.loader.node_loader import DistNeighborLoader, local_input
 from gigl_loader.loader.runtime import DistributedContext
@@ -96,7 +96,7 @@ class DistABLPLoader(BaseDistLoader):
         supervision_edge_type: SupervisionEdgeType = None,
         num_workers: int = 1,
         batch_size: int = 1,
-        pin_memory_device: torch.device | None = None,
+        pin_memory_device: Device | None = None,
         worker_concurrency: int = 4,
         prefetch_size: int | None = None,
         channel_size: int | str = "4GB",

@@ -17,6 +17,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.config import (
+    Device,
     NumNeighbors,
     SamplerClass,
     check_workers,
@@ -27,6 +28,7 @@ from gigl_loader.loader.config import (
 from gigl_loader.loader.pad_keyword import check_pad
 from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.world import check_shard
+from gigl_loader.message import PPR
 from gigl_loader.options import (
     DEFAULT_MAX_RESTARTS,
     DEFAULT_RECONNECT_S,
@@ -34,11 +36,14 @@ from gigl_loader.options import (
     CacheOptions,
     CustomSamplerOptions,
     EpochOptions,
+    EvenRanks,
+    Exchange,
     ExpansionOptions,
     FeatureStoreOptions,
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
     SamplerOptions,
+    Shard,
     options_of_batches,
     ppr_keywords,
 )
@@ -67,7 +72,7 @@ class LoaderOptions:
     context: DistributedContext | None = None
     local_process_rank: int | None = None
     local_process_world_size: int | None = None
-    pin_memory_device: torch.device | None = None
+    pin_memory_device: Device | None = None
     worker_concurrency: int = 4
     channel_size: int | str = "4GB"
     prefetch_size: int | None = None
@@ -94,19 +99,22 @@ class LoaderOptions:
     out of reach; the batches stay the same. 0: its loss is an error at once."""
     worker_init_fn: Callable[[int], None] | None = None
     """Called with the worker's number in each worker before it samples."""
-    even_ranks: str | None = None
+    even_ranks: EvenRanks | None = None
     """``"drop"`` or ``"wrap"``: all ranks take the same number of steps."""
     with_edge: bool | None = None
     """Whether batches have edge ids. None: if there are edge features."""
+    device: Device | None = None
+    """Device of the batches, as ``torch.device`` takes it. None: this process's CUDA device, or the
+    CPU."""
     device_prefetch: int = 2
     """Batches copied ahead to a CUDA device."""
-    exchange: str = "workers"
+    exchange: Exchange = "workers"
     """Colocated, with several partitions: how ranks exchange neighbours and rows. ``"workers"``:
     sampling processes request them over connections. ``"collective"``: without sampling processes
     and ports, threads of this process sample ahead, in step with the other ranks. They exchange by
     ``all_to_all``, rows from device to device if the process group has a backend for that.
     ``timeout`` then also limits the time that a rank computes between batches."""
-    shard: str = "machine"
+    shard: Shard = "machine"
     """How seeds are split over ranks. ``"machine"``: ranks of a machine with the same seeds, in the
     same order, share them; a rank with other seeds keeps its own. Seeds that two ranks would both
     use are an error. ``"world"``: all ranks pass the seeds of the whole job, whose batches are
@@ -189,8 +197,7 @@ class LoaderOptions:
                 f"remote_cache={self.remote_cache!r} is filled by sampling workers, and this "
                 "process samples itself: leave it out, or give the loader workers"
             )
-        if self.pin_memory_device is not None:
-            check_device(self.pin_memory_device)
+        self._check_device()
         self._check_pad()
         for name in ("prefetch_size", "num_cpu_threads"):
             if getattr(self, name) is not None:
@@ -209,6 +216,19 @@ class LoaderOptions:
         if self.worker_init_fn is not None:
             raise ConfigError(
                 "worker_init_fn is for sampling processes, and this loader starts none"
+            )
+
+    def _check_device(self) -> None:
+        """Raise `ConfigError` if there is no such device, or the two keywords for it differ."""
+        found = [
+            checked_device(name, getattr(self, name))
+            for name in ("device", "pin_memory_device")
+            if getattr(self, name) is not None
+        ]
+        if len(set(found)) > 1:
+            raise ConfigError(
+                f"device={self.device!r} and pin_memory_device={self.pin_memory_device!r} differ: "
+                "the second is GiGL's name for the first; give one of them"
             )
 
     def _check_pad(self) -> None:
@@ -233,6 +253,13 @@ class LoaderOptions:
     def is_weighted(self) -> bool:
         """Whether neighbours are drawn by weight; a name for the weights implies it."""
         return self.with_weight or self.weight_attr is not None
+
+    @property
+    def has_no_hop(self) -> bool:
+        """Whether ``num_neighbors`` names no hop: batches are then seeds without neighbours."""
+        fanouts: Any = self.num_neighbors
+        by_type = fanouts.values() if isinstance(fanouts, Mapping) else [fanouts]
+        return all(isinstance(hops, list | tuple) and not hops for hops in by_type)
 
     @property
     def in_process(self) -> bool:
@@ -305,6 +332,12 @@ class LoaderOptions:
                 "heterogeneous graphs: a homogeneous batch has one kind of edges"
             )
         walked = [name for name in schema.edge_types or () if not is_label_edge_type(name)]
+        taken = [name for name in walked if name[1] == PPR]
+        if taken:
+            raise ConfigError(
+                f"PPRSamplerOptions make edges of the relation {PPR!r}, and the graph has that of "
+                f"its own, {taken}: batches could not tell them apart, so rename it"
+            )
         unknown = {name for edge_types, _ in options.channels for name in edge_types} - set(walked)
         if unknown:
             raise ConfigError(
@@ -373,26 +406,28 @@ class LoaderOptions:
             "exchange": self.exchange,
         }
 
-    def device(self, local_rank: int) -> torch.device:
+    def batch_device(self, local_rank: int) -> torch.device:
         """Return the device of the batches."""
-        if self.pin_memory_device is not None:
-            return torch.device(self.pin_memory_device)
+        given = self.pin_memory_device if self.device is None else self.device
+        if given is not None:
+            return torch.device(given)
         if torch.cuda.is_available():
             # Ranks beyond the number of devices share them, for tests and small machines.
             return torch.device("cuda", local_rank % torch.cuda.device_count())
         return torch.device("cpu")
 
 
-def check_device(device: Any) -> None:
-    """Raise `ConfigError` if torch has no such device."""
+def checked_device(name: str, device: Any) -> torch.device:
+    """Return a user's device; raise `ConfigError` if torch has no such device."""
     try:
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"pin_memory_device={device!r} is no torch device: {error}") from None
+        raise ConfigError(f"{name}={device!r} is no torch device: {error}") from None
     # `torch.device` takes any index; without this the first copy of the first epoch would fail.
     found = torch.cuda.device_count()
     if wanted.type == "cuda" and (wanted.index or 0) >= found:
         raise ConfigError(
-            f"pin_memory_device={device!r}, but torch finds {found} CUDA devices here: leave it "
+            f"{name}={device!r}, but torch finds {found} CUDA devices here: leave it "
             "out for this process's device, or give 'cpu'"
         )
+    return wanted

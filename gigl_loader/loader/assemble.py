@@ -30,7 +30,14 @@ from gigl_loader.loader.in_process import InProcessSource
 from gigl_loader.loader.pad_keyword import make_padding
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, runtime_or_alone
 from gigl_loader.loader.seed_input import RankInput, share_input, told_to_others, weighted_types
-from gigl_loader.loader.world import agree_on_seed
+from gigl_loader.loader.start_line import (
+    GAVE_BATCH_SIZE,
+    local_seeds,
+    log_slips,
+    log_start,
+    log_workers,
+    remote_seeds,
+)
 from gigl_loader.ranks import end_group
 from gigl_loader.remote.service import DistServer
 from gigl_loader.workers.producer import DistSamplingProducer
@@ -79,25 +86,30 @@ def start_loader(
         ConfigError: A value cannot work; nothing was started.
         PeerError: Another rank was given an invalid value, or a worker was not started.
     """
-    # No exchange with other ranks so far: each rank refuses alone what `LoaderOptions` refuses.
     runtime = runtime_or_alone(
         options.context, options.local_process_rank, options.local_process_world_size
     )
+    kind = type(loader).__name__
     try:
         if is_remote(dataset):
             inputs, sampler = store(dataset)
             # Ranks build their loaders in the same order, so a running number names the same
             # loader on all: servers tell producers apart by it.
-            kind = type(loader).__name__
             name = f"{kind} {next(_numbers[kind])}"
             arguments = remote_arguments(dataset, options, runtime, inputs, name, sampler)
+            seeds = sum(one.node.numel() for one in inputs)
+            log_start(kind, remote_seeds(inputs), seeds, seeds)
         else:
-            arguments = colocated_arguments(dataset, options, runtime, local)
+            arguments = colocated_arguments(dataset, options, runtime, local, kind)
     finally:
         # With a deprecated `context`, a group exists for the exchange while the loader is built,
         # and ends before workers start: GiGL's loaders leave none behind.
         if runtime.should_cleanup_distributed_context and dist.is_initialized():
             end_group()
+    found = arguments["sampler_input"]
+    seeds = sum(one.node.numel() for one in (found if isinstance(found, list) else [found]))
+    left_out = not getattr(loader, GAVE_BATCH_SIZE, True)
+    log_slips(options, seeds=seeds, batch_size_left_out=left_out)
     BaseDistLoader.__init__(
         loader, **arguments, **{name: getattr(options, name) for name in _AS_GIVEN}
     )
@@ -120,8 +132,9 @@ MakeSource = Callable[..., BatchSource]
 
 @explained_limits("building a loader")
 def colocated_arguments(
-    dataset: Any, options: LoaderOptions, runtime: DistributedRuntimeInfo, make_input: LocalInput
-) -> dict[str, Any]:
+    dataset: Any, options: LoaderOptions, runtime: DistributedRuntimeInfo, make_input: LocalInput,
+    kind: str,
+) -> dict[str, Any]:  # fmt: skip
     """Return the arguments of `BaseDistLoader` for a loader that samples on this machine.
 
     Args:
@@ -129,15 +142,16 @@ def colocated_arguments(
         options: The user's options.
         runtime: This process's place in the job.
         make_input: Returns the input of this machine, and the sampler class.
+        kind: The loader's class, for the log.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
         PeerError: Another rank was given an invalid value.
     """
-    with told_to_others(runtime):
+    with told_to_others():
         data, whole, sampler, config = _check_colocated(dataset, options, make_input)
         given = options.with_chosen_sampler(sampler, data.schema, whole.input_type)
-        epoch_options, device = given.epoch_options(), given.device(runtime.local_rank)
+        epoch_options, device = given.epoch_options(), given.batch_device(runtime.local_rank)
         check_on_device(data, device, in_process=given.in_process)
         padding = make_padding(
             options, config.num_neighbors, data.schema, data.view().num_nodes, [whole], sampler,
@@ -145,16 +159,18 @@ def colocated_arguments(
         )  # fmt: skip
     same = given.same_on_all_ranks(config, epoch_options)
     told = RankInput(
+        seed=epoch_options.seed,
         weighted=weighted_types(data) if given.is_weighted else None,
         partition=(data.num_partitions, data.partition_idx),
         options={**same, "input_type": repr(whole.input_type)},
     )
     # The one exchange after the checks: a rank that gave up takes part through `told_to_others`, so
     # that each rank takes part once, with any outcome.
-    sampler_input = share_input(whole, runtime, told)
+    sampler_input, seed = share_input(whole, runtime, told)
+    own, given_seeds = sampler_input.node.numel(), whole.node.numel()
+    log_start(kind, local_seeds(data, whole), own, given_seeds)
     # Before the producer exists, since its plan has the seed in every draw.
-    if given.shard == "world":
-        epoch_options = agree_on_seed(epoch_options, given.seed, runtime.world_size)
+    epoch_options = replace(epoch_options, seed=seed)
     samples = _in_this_process if given.in_process else _in_workers
     worker_options, producer = samples(given, runtime, device, data)
     return {
@@ -194,6 +210,7 @@ def _in_workers(
         channel_size=given.channel_size,
         pin_memory=device.type == "cuda",
     )
+    log_workers(given.num_workers, runtime.local_world_size)
     channel = BaseDistLoader.create_colocated_channel(options)
     return options, partial(
         DistSamplingProducer, worker_options=options, channel=channel,
@@ -296,7 +313,8 @@ def remote_arguments(
     )
     return {
         "dataset": dataset, "sampler_input": inputs, "dataset_schema": schema,
-        "sampling_config": config, "device": given.device(runtime.local_rank), "runtime": runtime,
+        "sampling_config": config, "runtime": runtime,
+        "device": given.batch_device(runtime.local_rank),
         # Options travel to the servers, whose producers have no keyword for a cache.
         "epoch_options": replace(given.epoch_options(), cache=given.cache),
         "worker_options": worker_options, "producer": DistServer.create_sampling_producer,
@@ -361,7 +379,7 @@ def check_on_device(data: DistDataset, device: torch.device, *, in_process: bool
     if placement.device != device:
         raise ConfigError(
             f"the dataset was moved to {placement.device}, and batches go to {device}: move it "
-            "there, or name its device in pin_memory_device"
+            "there, or name its device in device="
         )
     if data.num_partitions > 1 and placement.cache is not None:
         raise ConfigError(

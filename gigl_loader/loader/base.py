@@ -19,7 +19,10 @@ from gigl_loader._glt import (
     SamplingConfig,
     get_context,
 )
+from gigl_loader.collate.edge_ids import answer_for_edge_ids
+from gigl_loader.collate.padding import PAD_ATTRIBUTES
 from gigl_loader.collate.pyg import (
+    Batch,
     batch_types,
     to_data,
     to_hetero_data,
@@ -29,9 +32,11 @@ from gigl_loader.collate.pyg import (
 from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
+from gigl_loader.hooks import returned
 from gigl_loader.loader import config, deployment
 from gigl_loader.loader.batch_source import BatchSource
-from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s
+from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s, saved_seed
+from gigl_loader.loader.foreign import AnswersOthers, check_overrides
 from gigl_loader.loader.iterator import EpochIterator, Epochs, check_length
 from gigl_loader.loader.pad_keyword import Padding
 from gigl_loader.loader.runtime import (
@@ -42,7 +47,8 @@ from gigl_loader.loader.runtime import (
 from gigl_loader.loader.seed_input import Positions, digest_of_seeds, read_positions
 from gigl_loader.loader.world import check_same_input, check_same_start, check_shard
 from gigl_loader.message import IS_HETERO, Received, SampleMessage, stays_on_host
-from gigl_loader.options import EpochOptions, SamplerOptions, options_of_batches
+from gigl_loader.options import EpochOptions, EvenRanks, SamplerOptions, Shard, options_of_batches
+from gigl_loader.ranks import COULD_NOT_BUILD, told_to_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler.plan import DRAW_VERSION, WEIGHTED_VERSION
 from gigl_loader.workers.agreement import StartTurns
@@ -52,14 +58,7 @@ from gigl_loader.workers.sampled_input import seed_or_drawn
 logger = logging.getLogger(__name__)
 
 
-class _NotTorchsError(UsageError, AttributeError):
-    """Raised for an attribute that only torch's ``DataLoader`` has; `hasattr` then returns False.
-
-    Frameworks check so before they use it.
-    """
-
-
-class BaseDistLoader(DistLoader):
+class BaseDistLoader(AnswersOthers, DistLoader):
     """Base of the distributed loaders: resolves the runtime, starts producers, yields PyG batches.
 
     It sets the attributes of GLT's ``DistLoader.__init__`` without calling it, so that the producer
@@ -114,6 +113,10 @@ class BaseDistLoader(DistLoader):
     create_colocated_worker_options = staticmethod(config.create_colocated_worker_options)
     create_graph_store_worker_options = staticmethod(config.create_graph_store_worker_options)
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        check_overrides(cls, BaseDistLoader)
+
     def __init__(
         self,
         dataset: Dataset | RemoteDistDataset,
@@ -130,9 +133,9 @@ class BaseDistLoader(DistLoader):
         non_blocking_transfers: bool = True,
         *,
         epoch_options: EpochOptions | None = None,
-        even_ranks: str | None = None,
+        even_ranks: EvenRanks | None = None,
         device_prefetch: int = 2,
-        shard: str = "machine",
+        shard: Shard = "machine",
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,
         padding: Padding | None = None,
@@ -146,6 +149,8 @@ class BaseDistLoader(DistLoader):
             dataset, sampler_input, worker_options, sampling_config, device, is_remote
         )
         self._dataset_schema = dataset_schema
+        names = (*self._own_attributes(), *(PAD_ATTRIBUTES if padding is not None else ()))
+        config.check_attribute_names(dataset_schema, names, type(self).__name__)
         self._is_homogeneous_with_labeled_edge_type = (
             dataset_schema.is_homogeneous_with_labeled_edge_type
         )
@@ -157,13 +162,13 @@ class BaseDistLoader(DistLoader):
         self._even_ranks, self._shard = even_ranks, shard
         self._device_prefetch, self._padding = device_prefetch, padding
         self._may_split = padding is not None and padding.may_split
-        self._transform = config.checked_function("transform", transform)
-        self._transform_output = config.checked_function(
-            "transform_sampler_output", transform_sampler_output
+        self._stats = LoaderStats()
+        self._transform = self._stats.timed(config.checked_function("transform", transform))
+        self._transform_output = self._stats.timed(
+            config.checked_function("transform_sampler_output", transform_sampler_output)
         )
         # One engine for all epochs: its side stream, and device memory, are reused.
         self._engine = self._make_engine()
-        self._stats = LoaderStats()
         self._recorders = self._stats.recorders
         deployment.check_context(is_remote, get_context())
         self._source = self._make_source(producer, is_remote, epoch_options)
@@ -171,17 +176,18 @@ class BaseDistLoader(DistLoader):
         self._shutdowned = False
         # Before workers start: an interpreter that ends during their start has to stop them, too.
         deployment.open_loaders.add(self)
+        turns = StartTurns(
+            gap_s=process_start_gap_seconds, max_concurrent=max_concurrent_producer_inits,
+            local_rank=runtime.local_rank, local_world_size=runtime.local_world_size,
+        )  # fmt: skip
         try:
-            self._open_source(
-                StartTurns(
-                    gap_s=process_start_gap_seconds, max_concurrent=max_concurrent_producer_inits,
-                    local_rank=runtime.local_rank, local_world_size=runtime.local_world_size,
-                )
-            )  # fmt: skip
-            self._epochs.agree_on_steps(
-                int(self._num_expected), runtime.rank, runtime.world_size, self._even_ranks,
-                is_shared=self._shard == "world",
-            )  # fmt: skip
+            # Whatever happens in there, all ranks come to the exchange of their steps.
+            with told_to_ranks(COULD_NOT_BUILD):
+                self._open_source(turns)
+                self._epochs.agree_on_steps(
+                    int(self._num_expected), runtime.rank, runtime.world_size, self._even_ranks,
+                    is_shared=self._shard == "world",
+                )  # fmt: skip
         # KeyboardInterrupt as well: workers would go on without a loader to shut them down. Nobody
         # waits for their responses yet, hence no lingering.
         except BaseException:
@@ -299,25 +305,31 @@ class BaseDistLoader(DistLoader):
         """Set the epoch of the next ``iter``; without it, each is one more than the last."""
         self._epochs.set_next(epoch)
 
-    def __iter__(self) -> "Iterator[Data | HeteroData]":
+    def __iter__(self) -> Iterator[Batch]:
         """Start an epoch. An iterator of an earlier one is ended, and raises when it is used."""
         self._check_usable()
         return self._epochs.begin(self._check_start, self._make_iterator)
 
+    @property
+    def _seed(self) -> int:
+        """The seed of the draws and of the shuffle."""
+        loaded = self._epochs.seed
+        return self._source.epoch_options.seed if loaded is None else loaded
+
     def _check_start(self, epoch: int, yielded: int) -> None:
         if self._shard == "world":
-            check_same_start(epoch, yielded, self._runtime.world_size)
+            check_same_start(epoch, yielded, self._seed, self._runtime.world_size)
 
     def _make_iterator(self, positions: list[int], progress: EpochProgress) -> EpochIterator:
         self._stats.num_received = progress.yielded
         return EpochIterator(
             self._source, positions, progress,
-            collate=self._collate_fn, stats=self._stats, engine=self._engine,
+            collate=self._collated, stats=self._stats, engine=self._engine,
             depth=self._device_prefetch,
             split=self._padding.split if self._padding and self._may_split else None,
         )  # fmt: skip
 
-    def __next__(self) -> Data | HeteroData:
+    def __next__(self) -> Batch:
         """Return the next batch of the iterator that ``iter`` returned, while that is held."""
         iterator = self._epochs.iterator
         if iterator is None:
@@ -345,12 +357,19 @@ class BaseDistLoader(DistLoader):
 
         Raises:
             ConfigError: The state is of a loader with other seeds, batch size, world size,
-                ``seed``...; a changed number of workers is fine. So is, with ``even_ranks``, the
-                state of another rank, and with ``shard="world"`` another number of ranks.
+                ``seed``...; a changed number of workers is fine. A loader without ``seed=`` takes
+                the saved one. Also fine are, with ``even_ranks``, the state of another rank, and
+                with ``shard="world"`` another number of ranks.
         """
         self._check_usable()
-        in_step = self._even_ranks is not None
-        self._epochs.load(state, self._identity(), in_step=in_step)
+        in_step, identity = self._even_ranks is not None, self._identity()
+        # A seed that nobody chose gives way to the saved one, which continues the same batches.
+        seed = saved_seed(state) if self.sampling_config.seed is None else None
+        if seed is not None:
+            identity["seed"] = seed
+        self._epochs.load(state, identity, in_step=in_step)
+        if seed is not None:
+            self._epochs.seed = seed
 
     def _identity(self) -> dict[str, Any]:
         of_world = self._shard == "world"
@@ -366,7 +385,7 @@ class BaseDistLoader(DistLoader):
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
-            "seed": options.seed,
+            "seed": self._seed,
             "draw_version": WEIGHTED_VERSION if by_logarithm else DRAW_VERSION,
             **({} if of_world else of_rank),
             **({"pad": str(self._padding)} if self._may_split else {}),
@@ -381,9 +400,10 @@ class BaseDistLoader(DistLoader):
         """Return counts and times since the loader was built, or since the last reset.
 
         Keys: ``batches``, ``seeds``, ``bytes``; in seconds ``elapsed_s``, ``wait_s`` (for a batch),
-        ``collate_s``, ``sample_s``, ``gather_s`` (in workers), ``worker_busy_s`` (by worker); rates
-        of these: ``seeds_per_s``, ``bytes_per_s``, ``wait_share``, ``collate_share`` (of the
-        elapsed time), ``sample_ms``, ``gather_ms`` (per batch), ``worker_busy_share`` (by worker);
+        ``collate_s``, ``transform_s`` (in your functions), ``sample_s``, ``gather_s`` (in workers),
+        ``worker_busy_s`` (by worker); rates of these: ``seeds_per_s``, ``bytes_per_s``,
+        ``wait_share``, ``collate_share``, ``transform_share`` (of the elapsed time), ``sample_ms``,
+        ``gather_ms`` (per batch), ``worker_busy_share`` (by worker);
         ``queue_depth`` (mean, batches ready at each hand-over), ``partitions_over_tcp`` (partitions
         that workers reach over TCP), ``restarts`` (replaced workers), ``network_bytes`` (between
         machines, ``"rows"`` and ``"structure"``: ids, edges), ``network_share`` (of workers' time,
@@ -404,29 +424,11 @@ class BaseDistLoader(DistLoader):
         """The positions of this loader's seeds, as in PyG: ``len(loader.dataset)`` counts them."""
         return range(self._input_len)
 
-    @property
-    def sampler(self) -> Any:
-        """Raise: a loader has no torch sampler, which accelerate's ``skip_first_batches`` wants."""
-        raise _NotTorchsError(
-            f"a {type(self).__name__} has no torch sampler: it numbers its batches itself. To "
-            "continue within an epoch, as skip_first_batches does, keep loader.state_dict() and "
-            "give it to load_state_dict(); ranks share seeds by shard="
-        )
-
-    batch_sampler = sampler
-
-    def __getitem__(self, index: Any) -> Any:
-        raise UsageError(
-            f"a {type(self).__name__} is a loader, not a dataset for torch's DataLoader: iterate "
-            "over it, it has its own workers (num_workers=); loader(index) is the batch of the "
-            "seeds at some positions"
-        )
-
-    def __call__(self, index: Positions) -> Data | HeteroData:
+    def __call__(self, index: Positions) -> Batch:
         """Return the batch of the seeds at ``index``; see `collate`."""
         return self.collate(index)
 
-    def collate(self, index: Positions) -> Data | HeteroData:
+    def collate(self, index: Positions) -> Batch:
         """Return the batch of the seeds at ``index`` at once, beside an epoch under way.
 
         The same ``index`` gives the same batch each time: its draws are keyed by ``seed``, and
@@ -443,7 +445,8 @@ class BaseDistLoader(DistLoader):
             PeerError: A worker failed.
         """
         self._check_usable()
-        return self._alone(self._source.sample(read_positions(index, self._input_len)))
+        positions = read_positions(index, self._input_len)
+        return self._alone(self._source.sample(positions, self._epochs.seed))
 
     def _alone(self, received: Received) -> Data | HeteroData:
         """Return the batch of a message that came beside an epoch."""
@@ -452,19 +455,23 @@ class BaseDistLoader(DistLoader):
         # the epoch's engine: that copies in the order of the epoch.
         if self._engine is not None:
             message = self._copied(message)
-        return self._collate_fn(message)
+        counted = self._stats.transform_s
+        try:
+            return self._collated(message)
+        finally:
+            self._stats.transform_s = counted
 
-    def collate_fn(self, index: Positions) -> Data | HeteroData:
+    def collate_fn(self, index: Positions) -> Batch:
         """Do what `collate` does, under the name that PyG's zipped loaders use."""
         return self.collate(index)
-
-    def filter_fn(self, batch: Data | HeteroData) -> Data | HeteroData:
-        """Return the batch unchanged: PyG's zipped loaders let rows be gathered here."""
-        return batch
 
     def _copied(self, msg: SampleMessage) -> SampleMessage:
         """Return a host message on the device, except for tensors that are read on the host."""
         return CopyEngine(self.to_device, non_blocking=False, keep_on_host=stays_on_host).copy(msg)
+
+    def _collated(self, msg: SampleMessage) -> Data | HeteroData:
+        """Return the batch of a message, made by `_collate_fn`, which may be a subclass's."""
+        return returned(self._collate_fn(msg), "the method", self._collate_fn, "the batch")
 
     def _collate_fn(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message into a batch on the device; never changes values.
@@ -483,14 +490,25 @@ class BaseDistLoader(DistLoader):
             msg = transformed(msg, self._transform_output, *types, of_edges)
         if self._padding is not None:
             msg = self._padding.padded(msg)
-        batch = self._make_batch(msg)
-        return batch if self._transform is None else self._transform(batch)
+        batch = returned(self._make_batch(msg), "the method", self._make_batch, "the batch")
+        if self._transform is None:
+            return batch
+        return returned(self._transform(batch), "transform=", self._transform, "the batch")
+
+    def _own_attributes(self) -> tuple[str, ...]:
+        """Return attributes that batches of this kind of loader have, besides those of all."""
+        return ()
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message that is on the device into a batch; a hook for subclasses."""
-        if not int(msg[IS_HETERO]):
-            return to_data(msg)
-        return to_hetero_data(msg, *batch_types(msg, self._dataset_schema, self.edge_dir))
+        if int(msg[IS_HETERO]):
+            types = batch_types(msg, self._dataset_schema, self.edge_dir)
+            batch: Data | HeteroData = to_hetero_data(msg, *types)
+        else:
+            batch = to_data(msg)
+        if not self.with_edge:
+            answer_for_edge_ids(batch)
+        return batch
 
     # -- end ------------------------------------------------------------------------------------
 
@@ -541,8 +559,10 @@ class BaseDistLoader(DistLoader):
             stacklevel=2,
         )
         # Python hides that warning by default, and a loader that was not shut down leaves the other
-        # ranks without responses.
-        logger.warning("%s was dropped without shutdown(): use `with`", type(self).__name__)
+        # ranks without responses. One that has no others just ends: frameworks such as Lightning
+        # drop loaders when a run is over.
+        if self._is_remote_worker or self.num_data_partitions > 1:
+            logger.warning("%s was dropped without shutdown(): use `with`", type(self).__name__)
         # Python would only print it; and no lingering, as the thread that drops a loader has to go
         # on.
         with contextlib.suppress(Exception):

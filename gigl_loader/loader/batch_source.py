@@ -91,8 +91,11 @@ class BatchSource(Protocol):
         """Return how many batches `next` could return without waiting."""
         ...
 
-    def sample(self, index: Tensor) -> Received:
-        """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch."""
+    def sample(self, index: Tensor, seed: int | None = None) -> Received:
+        """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch.
+
+        ``seed`` takes the place of the source's own, as in an `Attempt`.
+        """
         ...
 
     def shutdown(self, linger_s: float | None = None) -> None:

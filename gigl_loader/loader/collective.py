@@ -35,6 +35,7 @@ from gigl_loader.errors import (
     ProtocolError,
     SamplingError,
 )
+from gigl_loader.loader.lost_ranks import RankWatch, own_place
 from gigl_loader.memory.segments import Array, align, nbytes_of
 from gigl_loader.memory.slots import layout_of, write_fields
 from gigl_loader.message import Field
@@ -207,6 +208,7 @@ class CollectivePeers:
         self.timeout_s, self._num_words = timeout_s, num_words
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._groups: list[Any] = []
+        self._watch: RankWatch | None = None
         self.is_broken = False
         """Whether the group is broken: a rank ended or stopped."""
         self.on_failure: Callable[[BaseException], None] = lambda error: None
@@ -216,7 +218,10 @@ class CollectivePeers:
             # a group of its own: the trainer's collectives go on in another thread meanwhile
             self.group = self.new_group(host_backend())
         # All ranks receive the same list, so all of them raise or none does.
-        held = [part for (part,) in self._gather([view.partition_idx])]
+        told = self._gather([view.partition_idx, *own_place()])
+        held = [part for part, _, _ in told]
+        places = [(pid, machine) for _, pid, machine in told]
+        self._watch = RankWatch(self.group.group_name, places, self.rank)
         holders = holders_of(view.num_partitions, held)
         # If several ranks hold one partition, requests are spread over them.
         self._rank_of = [ranks[self.rank % len(ranks)] for ranks in holders]
@@ -497,17 +502,27 @@ class CollectivePeers:
             raise
         except RuntimeError as error:
             self.is_broken = True
-            # torch has one class for all of them, and gloo gives the cause only in its text.
-            if "timed out" in str(error).lower():
-                raise PeerTimeoutError(
-                    f"a rank did not take part in sampling for {self.timeout_s:.0f} s: {error}; "
-                    "it has stopped, or computes for longer than that between batches: then raise "
-                    "`timeout`"
-                ) from error
-            raise PeerError(
-                f"a rank has ended while batches were sampled together: {error}; see the logs of "
-                "the other ranks, and start the job again"
-            ) from error
+            raise self._named(error) from error
+
+    def _named(self, error: RuntimeError) -> PeerError:
+        """Return our error for one of the group, with the ranks that are missing."""
+        missing = [] if self._watch is None else self._watch.missing()
+        # torch has one class for all of them, and gloo gives the cause only in its text.
+        is_late = "timed out" in str(error).lower()
+        who = "; ".join(one.text for one in missing) or (
+            "all ranks saw it, so that one of them has left this loader, or gave up before"
+        )
+        # A rank that gave up on a stopped one closes its connections to the others, too.
+        if is_late or any(one.is_stopped for one in missing):
+            return PeerTimeoutError(
+                f"a rank did not take part in sampling for {self.timeout_s:.0f} s, or one gave up "
+                f"after that time: {who} ({error}). If it computes for longer than that between "
+                "batches, raise `timeout`"
+            )
+        return PeerError(
+            f"sampling together broke: {who} ({error}); see the logs of the other ranks, and start "
+            "the job again"
+        )
 
 
 def host_backend() -> str:

@@ -1,8 +1,8 @@
 """The user's sampling options, checked and in one form: fanouts, GLT's config and options."""
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch_geometric.sampler import NumNeighbors as PyGNumNeighbors
@@ -28,8 +28,10 @@ from gigl_loader.sizes import parse_size
 
 logger = logging.getLogger(__name__)
 
-NumNeighbors = list[int] | dict[EdgeType, list[int]]
-"""Neighbours per hop; PyG's ``NumNeighbors`` is taken, too."""
+NumNeighbors: TypeAlias = Sequence[int] | Mapping[EdgeType, Sequence[int]] | PyGNumNeighbors
+"""Neighbours per hop, for all edge types or by type."""
+Device = torch.device | str | int
+"""A device, as ``torch.device`` takes it."""
 # Seconds; an upper limit, as workers wait for a share of the loader's own `timeout` if that is
 # less.
 RPC_TIMEOUT_S = 600.0
@@ -58,7 +60,7 @@ def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeigh
         return list(num_neighbors)
     # Label edges are to be predicted: messages along them would give the answer away.
     walked = [edge_type for edge_type in schema.edge_types if not is_label_edge_type(edge_type)]
-    if not walked:
+    if schema.edge_types and not walked:
         raise ConfigError(
             f"the graph has label edge types only ({schema.edge_types}): nothing to sample over"
         )
@@ -103,6 +105,26 @@ def _values_of(given: PyGNumNeighbors, schema: DatasetSchema) -> Any:
         return given._get_values(walked or None)  # get_values() keeps the first graph's answer
     except ValueError as error:
         raise ConfigError(f"num_neighbors={given}: {error}; the graph has {walked}") from error
+
+
+def check_attribute_names(schema: DatasetSchema, own: Collection[str], loader: str) -> None:
+    """Check that no attribute of the dataset has the name of one that the loader sets.
+
+    Args:
+        schema: Types and widths of the dataset.
+        own: Names that not all loaders set; a dataset carries none of those that all set.
+        loader: Name of the loader's class.
+
+    Raises:
+        ConfigError: One has, and batches would have either without any sign which.
+    """
+    named = [*schema.node_attributes.values(), *schema.edge_attributes.values()]
+    taken = sorted({name for names in named for name in names if name in own})
+    if taken:
+        raise ConfigError(
+            f"this {loader} sets {taken} in its batches, and the dataset has attributes of that "
+            "name: rename them before the dataset is made"
+        )
 
 
 def checked_function(name: str, value: Any) -> Any:

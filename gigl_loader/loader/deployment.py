@@ -113,6 +113,7 @@ def _disown() -> None:
         # Without a call of `shutdown`: the child has copies of the parent's pipes and sockets, and
         # closing messages there would end the parent's workers.
         loader._shutdowned = loader._is_forked = True
+        loader._epochs.disown()
 
 
 # At exit and not by finalisers: when these run, modules may be gone already.

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset.placement import Placement
@@ -49,6 +50,7 @@ from gigl_loader.on_device.sampler import (
     check_plan,
     checked,
 )
+from gigl_loader.ranks import gather_from_ranks
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.workers.agreement import StartTurns
 from gigl_loader.workers.sampled_input import view_of
@@ -209,6 +211,8 @@ class PartitionedSource(PlacedSource):
 
     def _graph_of(self, placed: PartitionView[Tensor], kernels: TorchKernels) -> DeviceGraph:
         num_words = words_of(placed, self._plan)
+        # A rank whose device has no room for its partition is named, before others wait for it.
+        gather_from_ranks(None, dist.get_world_size(), None)
         peers = CollectivePeers(self._view, self.epoch_options.timeout_s, num_words)
         self._peers = [peers]
         self._roots = checked(load_sampler(self._view, self._plan, peers, self._custom))

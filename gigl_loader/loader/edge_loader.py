@@ -5,7 +5,7 @@ Below the loader: its seed edges, checked and split into the contents of a sampl
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Unpack, cast
+from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
-from gigl_loader.collate.pyg import add_edge_labels
+from gigl_loader.collate.pyg import TRIPLET_ATTRIBUTES, add_edge_labels
 from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
@@ -28,7 +28,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.config import NumNeighbors, SamplerClass
+from gigl_loader.loader.config import Device, NumNeighbors, SamplerClass
 from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
 from gigl_loader.loader.node_loader import DistNeighborLoader
 from gigl_loader.loader.runtime import DistributedContext
@@ -128,14 +128,14 @@ class DistLinkNeighborLoader(BaseDistLoader):
         num_neighbors: NumNeighbors,
         edge_label_index: EdgeInput | None = None,
         edge_label: Tensor | Mapping[int, Tensor] | None = None,
-        neg_sampling: NegativeSampling | str | None = None,
+        neg_sampling: NegativeSampling | Literal["binary", "triplet"] | None = None,
         neg_sampling_ratio: float | None = None,
         num_workers: int = 1,
         batch_size: int = 1,
         context: DistributedContext | None = None,
         local_process_rank: int | None = None,
         local_process_world_size: int | None = None,
-        pin_memory_device: torch.device | None = None,
+        pin_memory_device: Device | None = None,
         worker_concurrency: int = 4,
         channel_size: int | str = "4GB",
         prefetch_size: int | None = None,
@@ -200,6 +200,10 @@ class DistLinkNeighborLoader(BaseDistLoader):
         if self._strict and pairs:
             identity["draw_version"] = max(identity["draw_version"], STRICT_PAIRS_VERSION)
         return identity
+
+    def _own_attributes(self) -> tuple[str, ...]:
+        is_triplet = self._negatives is not None and self._negatives.is_triplet()
+        return TRIPLET_ATTRIBUTES if is_triplet else ()
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         batch = super()._make_batch(msg)

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,14 @@ _OF_A_RANK = ("rank", "num_seeds", "seeds_digest")
 """Entries that may differ between ranks that take the same number of steps."""
 _PAD = "pad"
 """Entry of a loader that may split batches: the sizes that its parts depend on."""
+
+
+def saved_seed(state: Any) -> int | None:
+    """Return the seed of a state; None: it has no valid one, and `from_dict` will refuse it."""
+    seed = state.get("seed") if isinstance(state, dict) else None
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        return None
+    return seed if 0 <= seed < 2**63 else None
 
 
 @dataclass
@@ -139,6 +148,9 @@ class LoaderStats(BatchCounts):
 
     wait_s: float = 0.0
     collate_s: float = 0.0
+    """With the time that the user's functions took in it."""
+    transform_s: float = 0.0
+    """Seconds of the user's own functions, ``transform`` and ``transform_sampler_output``."""
     depth: int = 0
     """Sum of the queue's depth at each hand-over."""
     asked: int = 0
@@ -167,6 +179,21 @@ class LoaderStats(BatchCounts):
             num_received=self.num_received, recorders=self.recorders,
         )  # fmt: skip
         vars(self).update(vars(now))
+
+    def timed(self, function: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+        """Return a user's function with its time counted; None: there is none."""
+        if function is None:
+            return None
+
+        @wraps(function)
+        def call(value: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(value)
+            finally:
+                self.transform_s += time.perf_counter() - began
+
+        return call
 
     def add(self, received: Received, wait_s: float, depth: int, collate_s: float = 0.0) -> None:
         """Count one batch.
@@ -220,14 +247,16 @@ class LoaderStats(BatchCounts):
             "bytes": self.nbytes,
             "elapsed_s": elapsed,
             "wait_s": self.wait_s,
-            "collate_s": self.collate_s,
+            "collate_s": max(self.collate_s - self.transform_s, 0.0),
+            "transform_s": self.transform_s,
             "sample_s": self.sample_s,
             "gather_s": self.gather_s,
             "worker_busy_s": dict(sorted(self.busy_s.items())),
             "seeds_per_s": self.seeds / elapsed,
             "bytes_per_s": self.nbytes / elapsed,
             "wait_share": self.wait_s / elapsed,
-            "collate_share": self.collate_s / elapsed,
+            "collate_share": max(self.collate_s - self.transform_s, 0.0) / elapsed,
+            "transform_share": self.transform_s / elapsed,
             "queue_depth": self.depth / batches,
             "sample_ms": 1e3 * self.sample_s / batches,
             "gather_ms": 1e3 * self.gather_s / batches,
@@ -239,7 +268,7 @@ class LoaderStats(BatchCounts):
             "link_share": link_share,
             "rows_by_partition": dict(sorted(self.rows_from.items())),
             "hit_rate": self._hit_rate,
-            "verdict": self._verdict(self.wait_s / elapsed, shares, remote_bytes, link_share),
+            "verdict": self._verdict(elapsed, shares, remote_bytes, link_share),
         }
 
     @property
@@ -252,11 +281,19 @@ class LoaderStats(BatchCounts):
         return self.cached_rows / max(asked, 1) if self.has_cache else None
 
     def _verdict(
-        self, wait_share: float, busy: dict[int, float], remote_bytes: int,
+        self, elapsed: float, busy: dict[int, float], remote_bytes: int,
         link_share: float | None,
     ) -> str:  # fmt: skip
         if not self.batches:
             return _NO_BATCH
+        wait_share, transform_share = self.wait_s / elapsed, self.transform_s / elapsed
+        # What is left is the training loop's own.
+        training_share = 1.0 - (self.wait_s + self.collate_s) / elapsed
+        if transform_share >= max(_MUCH_WAIT, wait_share, training_share):
+            return (
+                f"transform-bound: your transform takes {transform_share:.0%} of the time, in this "
+                "process: make it cheaper, or do its work once, in the features of the dataset"
+            )
         # First the cause of workers' waits, then full resources: a cache, which the first one
         # advises, helps with both.
         if wait_share >= _MUCH_WAIT and self._network_share > _MUCH_NETWORK and self.rows_from:

@@ -23,11 +23,12 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from gigl_loader._glt import NodeSamplerInput, SamplingConfig
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.device.memory import LentTensors
-from gigl_loader.errors import PeerError, PeerTimeoutError, SamplingError, UsageError
+from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, SamplingError, UsageError
 from gigl_loader.loader.collective import (
     BROKEN_OFF,
     COMPLETE,
@@ -36,6 +37,7 @@ from gigl_loader.loader.collective import (
     RankFailedError,
 )
 from gigl_loader.loader.device_rows import DeviceRows, device_rows
+from gigl_loader.loader.lost_ranks import LOOK_S
 from gigl_loader.memory import tensors
 from gigl_loader.memory.leases import BufferPool, own_messages
 from gigl_loader.message import (
@@ -48,13 +50,14 @@ from gigl_loader.message import (
     SampleMessage,
 )
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
+from gigl_loader.ranks import gather_from_ranks
 from gigl_loader.sampler.plan import Sampler, SampleRequest
 from gigl_loader.sampler.row_exchange import LaterPeers, LaterRows
 from gigl_loader.threads import new_thread
 from gigl_loader.workers.agreement import StartTurns
 from gigl_loader.workers.pipe import SeedInput
 from gigl_loader.workers.producer import LINGER_S
-from gigl_loader.workers.sampled_input import epoch_order, make_plan, view_of
+from gigl_loader.workers.sampled_input import check_files, epoch_order, make_plan, view_of
 from gigl_loader.workers.schedule import num_batches
 from gigl_loader.workers.worker import load_sampler, sampled_fields
 
@@ -168,7 +171,8 @@ class EpochBatches:
             PeerTimeoutError: There was none in ``limit_s`` seconds.
             PeerError: The error that ended the epoch.
         """
-        deadline = time.monotonic() + limit_s
+        # A lane that waits as long needs a moment more, to find out which rank is missing.
+        deadline = time.monotonic() + limit_s + LOOK_S
         with self._changed:
             # An available batch comes before the error of a later one: it is valid.
             while self.taken not in self._ready:
@@ -256,13 +260,11 @@ class InProcessSource:
         if self._view.num_partitions > 1:
             # Lanes of all ranks are built in one order, since each makes a process group. Ranks
             # with fewer lanes would be missing in the last ones, so ranks first agree on the
-            # number.
-            timeout_s = self.epoch_options.timeout_s
-            first = CollectivePeers(self._view, timeout_s)
-            self._peers = [first]
-            for _ in range(first.least(self._concurrency) - 1):
-                self._peers.append(CollectivePeers(self._view, timeout_s))
-            self._rows = device_rows(first, self._view, self._device)
+            # number; or learn that one of them failed, before they wait for its groups.
+            lanes_by_rank = gather_from_ranks(self._concurrency, dist.get_world_size(), int)
+            for _ in range(min(lanes_by_rank)):
+                self._peers.append(CollectivePeers(self._view, self.epoch_options.timeout_s))
+            self._rows = device_rows(self._peers[0], self._view, self._device)
         # A sampler owns scratch memory and a lane runs in its own thread, so nothing is shared.
         lanes: Sequence[CollectivePeers | None] = self._peers or [None]
         self._samplers = [
@@ -296,12 +298,15 @@ class InProcessSource:
         """Begin an epoch; the rest of the previous one is dropped."""
         if self._shut_down:
             raise UsageError("this loader was shut down: build a new one")
+        # With several ranks each batch does: an error here would leave the others waiting.
+        if not self._peers:
+            check_files(self.data)
         self.cancel_epoch()
         # The lanes' groups are those of the previous epoch: its last rounds must be over.
         self._wait_for_former()
         order = None
         if self.sampling_config.shuffle:
-            seed = self.epoch_options.seed
+            seed = self.epoch_options.seed if attempt.seed is None else attempt.seed
             order = epoch_order(len(self._input), seed, attempt.epoch).numpy()
         # Threads get the epoch as an argument: they work on this one, even after the next has
         # begun.
@@ -357,6 +362,7 @@ class InProcessSource:
         """Return the next batch, or None at the end of the epoch.
 
         Raises:
+            FileChangedError: A mapped file of the dataset was changed.
             SamplingError: The sampler raised.
             PeerError: Another rank raised, or ended.
         """
@@ -368,6 +374,7 @@ class InProcessSource:
         if epoch.taken == len(epoch.batches):
             if epoch.error is not None:
                 raise epoch.error
+            check_files(self.data)
             return None
         if self._peers:
             return epoch.take(self.epoch_options.timeout_s if timeout_s is None else timeout_s)
@@ -379,7 +386,7 @@ class InProcessSource:
         """Return the next batch of an epoch that this thread samples."""
         return self._sample_now(self._request_of(epoch, epoch.taken))
 
-    def sample(self, index: Any) -> Received:
+    def sample(self, index: Any, seed: int | None = None) -> Received:
         """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch under way.
 
         Raises:
@@ -394,7 +401,7 @@ class InProcessSource:
                 'answer in step: build the loader with exchange="workers"'
             )
         # Draws are keyed by epoch and batch: the same ones for the same seeds, in no real epoch.
-        ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
+        ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0, seed=seed)
         size = self.sampling_config.batch_size
         return self._sample_now(self._input.request(ticket, index.numpy(), size))
 
@@ -459,7 +466,7 @@ class InProcessSource:
             yield
         except AnswerFailedError:  # the others know
             raise
-        except SamplingError as error:
+        except (SamplingError, ConfigError) as error:
             epoch.fail(error)  # before others know: their errors are then not the first one
             self._tell_others(error, self._peers[lane])
             raise
@@ -471,6 +478,9 @@ class InProcessSource:
 
     def _sample(self, request: SampleRequest, lane: int) -> tuple[Received, list[Field]]:
         """Return a batch, and the fields whose rows are to be exchanged between devices."""
+        # This process itself reads the files: past the end of one that has become shorter it would
+        # end by SIGBUS, which nothing in Python can catch.
+        check_files(self.data)
         started = time.perf_counter()
         with named_errors(request.ticket):
             fields = sampled_fields(self._samplers[lane], request, self._view)
@@ -497,7 +507,8 @@ class InProcessSource:
 
     def _request_of(self, epoch: EpochBatches, step: int) -> SampleRequest:
         attempt = epoch.attempt
-        ticket = BatchTicket(0, attempt.serial, attempt.epoch, epoch.batches[step], step)
+        batch = epoch.batches[step]
+        ticket = BatchTicket(0, attempt.serial, attempt.epoch, batch, step, attempt.seed)
         return self._input.request(ticket, epoch.order, self.sampling_config.batch_size)
 
     # -- stop --------------------------------------------------------------------------------------

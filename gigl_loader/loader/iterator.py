@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from torch.profiler import record_function
 from torch_geometric.data import Data, HeteroData
@@ -17,9 +17,16 @@ from gigl_loader.errors import ConfigError, NoEarlyEnd, PeerError, UsageError
 from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.epoch import EpochProgress, LoaderStats
 from gigl_loader.loader.world import WorldShare, even_steps
-from gigl_loader.message import Attempt, Received, SampleMessage
+from gigl_loader.message import AT_ONCE_EPOCH, Attempt, Received, SampleMessage
 
 logger = logging.getLogger(__name__)
+
+
+class _End:
+    """The end of an epoch: an object of ours, which nothing of a user's can equal."""
+
+
+_END: Final = _End()
 
 
 class EpochIterator:
@@ -56,7 +63,7 @@ class EpochIterator:
         self._ended: str | None = None
         self._split = split
         self._parts: _Parts | None = None
-        self._ahead: CopyAhead[Any] | None = None
+        self._ahead: CopyAhead[tuple[SampleMessage, Received]] | None = None
         if engine is not None:
             # The source's and not a method: a reference back to this iterator would keep it, and
             # its epoch, after a `break` until the garbage collector runs.
@@ -73,12 +80,12 @@ class EpochIterator:
         if self._ended is not None:
             raise UsageError(f"this iterator is over: {self._ended}")
         with NoEarlyEnd("getting a batch"):
-            batch = None if self._progress.finished else self._next_batch()
-        if batch is None:
+            batch = _END if self._progress.finished else self._next_batch()
+        if isinstance(batch, _End):
             raise StopIteration
         return batch
 
-    def _next_batch(self) -> Data | HeteroData | None:
+    def _next_batch(self) -> Data | HeteroData | _End:
         started = time.perf_counter()
         if self._parts is not None:
             return self._hand_out(self._parts)
@@ -92,7 +99,7 @@ class EpochIterator:
             raise
         if received is None:
             self._progress.finished = True
-            return None
+            return _END
         parts = _Parts(received, [received.message], time.perf_counter() - started)
         if self._split is not None:
             with record_function("gigl_loader.split"):
@@ -128,13 +135,11 @@ class EpochIterator:
         if self._ahead is None:
             received = self._source.next()
         else:
-            found = next(self._ahead, None)
-            if found is None:
+            copied = next(self._ahead, _END)
+            if isinstance(copied, _End):
                 return None
-            # A ticket travels through the copy engine, which passes on all but tensors: only so
-            # does each batch come out with the ticket that it went in with.
-            message = dict(found)
-            received = replace(message.pop("ticket"), message=message)
+            message, received = copied
+            received = replace(received, message=message)
         if received is None or received.rows is None:
             return received
         return replace(received, message=received.whole(), rows=None)
@@ -160,6 +165,10 @@ class EpochIterator:
         if not self._progress.finished:
             with contextlib.suppress(Exception):  # the error that ended the epoch counts
                 self._source.cancel_epoch()
+
+    def disown(self) -> None:
+        """Count as ended; the epoch goes on in the process that this one is a fork of."""
+        self._ended = "it belongs to the process that this one is a fork of; build a loader here"
 
     def __del__(self) -> None:
         # `__init__` may have raised before.
@@ -190,15 +199,17 @@ def check_length(*, known: bool) -> None:
         )
 
 
-def _pull(source: BatchSource, wait: bool) -> dict[str, Any] | NotReady:
-    """Return the next message with its ticket, for `CopyAhead`."""
+def _pull(source: BatchSource, wait: bool) -> tuple[SampleMessage, Received] | NotReady:
+    """Return the next message beside the rest of what was received, for `CopyAhead`."""
     with NoEarlyEnd("getting a batch"):
         if not wait and not source.ready():
             return NOT_READY
         received = source.next()
     if received is None:
         raise StopIteration
-    return {**received.message, "ticket": replace(received, message={})}
+    # The engine copies tensors and passes on all else, so each batch comes out with its own ticket.
+    # Beside the message and not in it, where a sampler's own key could be the same.
+    return received.message, replace(received, message={})
 
 
 class Epochs:
@@ -219,6 +230,8 @@ class Epochs:
         self._source = source
         self.next_epoch = 0
         """The epoch that the next `begin` starts."""
+        self.seed: int | None = None
+        """The seed of a loaded state, in place of one that was drawn; None: the source's own."""
         self._progress = EpochProgress()
         self._num_attempts = 0
         self._started = False  # whether self._progress is of the epoch that the user is in
@@ -252,13 +265,11 @@ class Epochs:
             self.share = WorldShare(
                 rank=rank, world_size=world_size, total=own, even_ranks=even_ranks
             )
-            self.num_steps = len(self.share.positions())
-        else:
-            self.num_steps = even_steps(own, even_ranks, world_size)
+        self.num_steps = even_steps(own, even_ranks, world_size, self.share)
 
     def set_next(self, epoch: int) -> None:
         """Say which epoch the next `begin` starts."""
-        _check_number("epoch", epoch, None)
+        _check_epoch(epoch)
         resumes_at = self._progress.epoch if self._resumed else None
         if resumes_at is not None and epoch != resumes_at:
             logger.warning(
@@ -304,13 +315,18 @@ class Epochs:
 
     def _next_attempt(self, epoch: int) -> Attempt:
         self._num_attempts += 1
-        return Attempt(epoch, self._num_attempts)
+        return Attempt(epoch, self._num_attempts, self.seed)
 
     def end(self, why: str) -> None:
         """End the iterator of the epoch under way."""
         if (iterator := self.iterator) is not None:
             iterator.end(why)
         self._last = lambda: None
+
+    def disown(self) -> None:
+        """Make the iterator unusable in a forked child, without a word to the source."""
+        if (iterator := self.iterator) is not None:
+            iterator.disown()
 
     def again(self, epoch: int, batch: int) -> Received:
         """Return one batch of any epoch, sampled now; progress and counts do not change.
@@ -319,7 +335,7 @@ class Epochs:
             ConfigError: There is no such epoch or batch.
             UsageError: An epoch is under way.
         """
-        _check_number("epoch", epoch, None)
+        _check_epoch(epoch)
         _check_number("batch", batch, self.num_batches)
         # One stream has one epoch: starting this one would end the other's.
         if (iterator := self.iterator) is not None and not iterator.is_over:
@@ -355,6 +371,13 @@ class Epochs:
         self._progress = progress
         self._resumed, self._started = not progress.finished, True
         self.next_epoch = progress.epoch + 1 if progress.finished else progress.epoch
+
+
+def _check_epoch(epoch: int) -> None:
+    # Batches requested by their seeds are of an epoch of that number, and of no user's.
+    if isinstance(epoch, int) and epoch >= AT_ONCE_EPOCH:
+        raise ConfigError(f"epoch must be below 2**62, got {epoch}")
+    _check_number("epoch", epoch, None)
 
 
 def _check_number(name: str, value: int, stop: int | None) -> None:

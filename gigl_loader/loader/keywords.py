@@ -19,14 +19,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import wraps
 from itertools import pairwise
-from typing import Any, TypedDict, TypeVar, get_args, get_type_hints
-
-import torch
+from typing import Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
 from gigl_loader.errors import WrongTypeError
 from gigl_loader.loader.args import LoaderOptions
+from gigl_loader.loader.config import Device
 from gigl_loader.loader.runtime import DistributedContext
-from gigl_loader.options import ExpansionOptions, FeatureStoreOptions, SamplerOptions
+from gigl_loader.loader.start_line import GAVE_BATCH_SIZE
+from gigl_loader.options import (
+    EvenRanks,
+    Exchange,
+    ExpansionOptions,
+    FeatureStoreOptions,
+    SamplerOptions,
+    SamplingMethod,
+    Shard,
+    SubgraphType,
+    TemporalStrategy,
+)
+from gigl_loader.ranks import COULD_NOT_BUILD, told_to_ranks
 
 L = TypeVar("L", bound=type)
 
@@ -56,7 +67,7 @@ GROUPS = {
         "num_workers", "worker_concurrency", "exchange", "in_order", "worker_init_fn",
     ),
     "Buffers": ("channel_size", "remote_cache"),
-    "Device": ("pin_memory_device", "device_prefetch"),
+    "Device": ("device", "pin_memory_device", "device_prefetch"),
     "Faults": ("timeout", "max_restarts", "reconnect_timeout"),
     "Accepted from GiGL": (
         "prefetch_size", "process_start_gap_seconds", "num_cpu_threads", "non_blocking_transfers",
@@ -76,11 +87,12 @@ class LoaderKeywords(TypedDict, total=False):
     max_restarts: int
     reconnect_timeout: float
     worker_init_fn: Callable[[int], None] | None
-    even_ranks: str | None
+    even_ranks: EvenRanks | None
     with_edge: bool | None
+    device: Device | None
     device_prefetch: int
-    exchange: str
-    shard: str
+    exchange: Exchange
+    shard: Shard
     feature_store: FeatureStoreOptions | None
     remote_cache: int | str | None
     weight_attr: str | None
@@ -88,12 +100,12 @@ class LoaderKeywords(TypedDict, total=False):
     transform_sampler_output: Callable[[Any], Any] | None
     pad: bool | dict[str, Any]
     # of `ExpansionOptions`, by PyG's names
-    subgraph_type: str
-    disjoint: bool | str
+    subgraph_type: SubgraphType
+    disjoint: bool | Literal["by_time"]
     time_attr: str | None
-    temporal_strategy: str
+    temporal_strategy: TemporalStrategy
     time_window: float | None
-    sampling_method: str
+    sampling_method: SamplingMethod
 
 
 class AllKeywords(LoaderKeywords, total=False):
@@ -104,7 +116,7 @@ class AllKeywords(LoaderKeywords, total=False):
     context: DistributedContext | None
     local_process_rank: int | None
     local_process_world_size: int | None
-    pin_memory_device: torch.device | None
+    pin_memory_device: Device | None
     worker_concurrency: int
     channel_size: int | str
     prefetch_size: int | None
@@ -178,12 +190,18 @@ def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L],
             for name, one in KEYWORDS.items()
             if name in names
         ]
+        places = list(signature.parameters)  # self, which the call below leaves out, is the first
+        place = places.index("batch_size") if "batch_size" in places else len(places)
         known = {*KEYWORDS, *(one.name for one in (*named, *added))}
 
         # Around `__init__`: a PyG keyword may replace an argument without a default.
         @wraps(own)
         def init(self: Any, *args: Any, **given: Any) -> None:
-            own(self, *args, **understood(type(self).__name__, given, known))
+            by_place = len(args) >= place
+            setattr(self, GAVE_BATCH_SIZE, by_place or "batch_size" in given)
+            # Until all ranks have built theirs: each waits for the others somewhere in there.
+            with told_to_ranks(COULD_NOT_BUILD):
+                own(self, *args, **understood(type(self).__name__, given, known))
 
         init.__doc__ = (
             f"""Start a loader; ``help({loader.__name__})`` says what each parameter means."""
@@ -264,7 +282,7 @@ ANSWERS = {
     "directed": 'subgraph_type="induced" has the meaning of False',
     "edge_dir": "it belongs to the dataset: DistDataset.from_pyg(data, edge_dir=...)",
     "collect_features": "features always come",
-    "to_device": "pin_memory_device= says where batches go",
+    "to_device": "device= says where batches go",
     "random_seed": "seed=",
     "worker_options": _PLAIN,
 }

@@ -11,7 +11,7 @@ from gigl_loader.dataset.schema import NodeType
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.config import NumNeighbors, SamplerClass
+from gigl_loader.loader.config import Device, NumNeighbors, SamplerClass
 from gigl_loader.loader.keywords import AllKeywords, LoaderKeywords, with_keywords
 from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.seed_input import (
@@ -54,7 +54,7 @@ class DistNeighborLoader(BaseDistLoader):
         context: Deprecated; see `BaseDistLoader.resolve_runtime`.
         local_process_rank: Deprecated, with ``context``.
         local_process_world_size: Deprecated, with ``context``.
-        pin_memory_device: Device of the batches. None: this process's CUDA device, or the CPU.
+        pin_memory_device: GiGL's name for ``device``.
         worker_concurrency: Batches that a worker, or with ``exchange="collective"`` this process,
             samples at a time.
         channel_size: Limit on the shared memory of sampled batches: bytes, or a string as ``"4GB"``
@@ -93,7 +93,7 @@ class DistNeighborLoader(BaseDistLoader):
         context: DistributedContext | None = None,
         local_process_rank: int | None = None,
         local_process_world_size: int | None = None,
-        pin_memory_device: torch.device | None = None,
+        pin_memory_device: Device | None = None,
         worker_concurrency: int = 4,
         channel_size: int | str = "4GB",
         prefetch_size: int | None = None,
@@ -192,3 +192,6 @@ class DistSubGraphLoader(DistNeighborLoader):
         fanout = [0] if num_neighbors is None else num_neighbors
         keywords.setdefault("subgraph_type", "induced")
         super().__init__(dataset, fanout, input_nodes, input_time=input_time, **keywords)
+
+    def _own_attributes(self) -> tuple[str, ...]:
+        return ("mapping",)

@@ -12,8 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch_geometric.data import Data, HeteroData
-
+from gigl_loader.collate.pyg import Batch
 from gigl_loader.device.prefetch import DevicePrefetcher
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.loader.base import BaseDistLoader
@@ -180,7 +179,7 @@ def _lanes(batches: list[_WorkedOn]) -> list[list[_WorkedOn]]:
 # --- one batch again ------------------------------------------------------------------------------
 
 
-def replay(loader: BaseDistLoader, epoch: int, batch: int) -> Data | HeteroData:
+def replay(loader: BaseDistLoader, epoch: int, batch: int) -> Batch:
     """Return batch ``batch`` of epoch ``epoch`` again, bit for bit, sampled now and alone.
 
     It may be of any epoch, past or to come, of this run or an earlier one, if the loader is built

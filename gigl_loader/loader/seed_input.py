@@ -1,10 +1,11 @@
 """Seeds given by the user, checked before anything starts, and sent to the other ranks.
 
 Each rank takes part in one exchange for each loader that it builds: with its input, or with its
-error. So no rank waits for a failed one, and all see the same list, and raise alike.
+error. So no rank waits for a failed one; all see the same list, and raise alike.
 """
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,14 +27,21 @@ from gigl_loader.dataset.schema import (
     NodeType,
     is_label_edge_type,
 )
-from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, WrongTypeError
+from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.loader.deployment import open_loaders
 from gigl_loader.loader.runtime import DistributedRuntimeInfo
 from gigl_loader.memory.tensors import bytes_of
 from gigl_loader.message import SEED_TIME
 from gigl_loader.options import ExpansionOptions
-from gigl_loader.ranks import check_same_options, gather_from_ranks
+from gigl_loader.ranks import (
+    COULD_NOT_BUILD,
+    check_same_options,
+    gather_from_ranks,
+    told_to_ranks,
+)
 from gigl_loader.seeds import SeedsTold, check_each_once, check_same_seeds
+
+logger = logging.getLogger(__name__)
 
 Seeds = Tensor | NDArray[Any] | Sequence[int]
 """Ids of nodes, or a mask over all nodes of the type."""
@@ -334,13 +342,13 @@ Weighted = dict[EdgeType, bool] | None
 
 
 @contextmanager
-def told_to_others(runtime: DistributedRuntimeInfo) -> Iterator[None]:
-    """Send the other ranks this one's error; `colocated_arguments` has them wait for it."""
+def told_to_others() -> Iterator[None]:
+    """Send the other ranks an error of the block in place of an input, for which they wait."""
     try:
-        yield
-    except GiglLoaderError as error:
-        next(_exchanges)
-        tell_ranks_of_input(runtime, RankInput(why=str(error)))
+        with told_to_ranks(COULD_NOT_BUILD):
+            yield
+    except Exception:
+        next(_exchanges)  # as the others, in `share_input`
         raise
 
 
@@ -348,8 +356,6 @@ def told_to_others(runtime: DistributedRuntimeInfo) -> Iterator[None]:
 class RankInput:
     """One rank's message about its input, sent to the others before any of them starts anything."""
 
-    why: str | None = None
-    """Its error; the others then raise too, instead of waiting for it."""
     weighted: Weighted = None
     """From `weighted_types`; None if weights are not requested."""
     partition: tuple[int, int] | None = None
@@ -357,10 +363,16 @@ class RankInput:
     options: dict[str, str] = field(default_factory=lambda: {"shard": "machine"})
     """Strings that have to be the same on all ranks, by name; among them ``shard``."""
     seeds: SeedsTold = field(default_factory=SeedsTold)
+    seed: int = 0
+    """Decides the draws: the user's, or drawn by this rank."""
 
 
-def share_input(sampler_input: Any, runtime: DistributedRuntimeInfo, told: RankInput) -> Any:
-    """Return this process's share of a machine's input; further columns are split with the seeds.
+def share_input(
+    sampler_input: Any, runtime: DistributedRuntimeInfo, told: RankInput
+) -> tuple[Any, int]:
+    """Return this process's share of a machine's input, and the seed of all ranks.
+
+    Further columns are split with the seeds.
 
     The processes of a machine with the same input share it. One with its own input, such as the
     nodes of a partition that no other process of the machine holds, keeps it whole: a split would
@@ -387,9 +399,14 @@ def share_input(sampler_input: Any, runtime: DistributedRuntimeInfo, told: RankI
             sampler_input.node, extra, runtime.world_size,
             digest=digest([sampler_input.node, *extra.values()]), opened=_opened(),
         )  # fmt: skip
-    everyone = tell_ranks_of_input(runtime, replace(told, seeds=seeds))
+    ranks = tell_ranks_of_input(runtime, replace(told, seeds=seeds))
+    # The user's is the same on all of them. If each has drawn one, the first one's serves all: then
+    # a rank can continue from the state of another.
+    seed, everyone = ranks[0].seed, [one.seeds for one in ranks]
+    if seed != told.seed:
+        logger.info("no rank was given a seed: using rank 0's, seed=%d", seed)
     if shard != "machine":
-        return sampler_input
+        return sampler_input, seed
     # Ranks of a machine are neighbours in rank order; `from_addresses` sees to that.
     groups = [(rank // runtime.local_world_size, one.digest) for rank, one in enumerate(everyone)]
     check_each_once(everyone, groups)
@@ -400,7 +417,7 @@ def share_input(sampler_input: Any, runtime: DistributedRuntimeInfo, told: RankI
     share = NodeSamplerInput(local_share(sampler_input.node, rank, size), sampler_input.input_type)
     share.extra = {name: local_share(column, rank, size) for name, column in extra.items()}
     share.shared_as = (number, seeds.digest)
-    return share
+    return share, seed
 
 
 _exchanges = count()
@@ -414,8 +431,8 @@ def _opened() -> dict[int, bytes]:
     return dict(one.shared_as for one in inputs if getattr(one, "shared_as", (0, b""))[1])
 
 
-def tell_ranks_of_input(runtime: DistributedRuntimeInfo, told: RankInput) -> list[SeedsTold]:
-    """Send the other ranks this one's input, or its error; return all of them, by rank.
+def tell_ranks_of_input(runtime: DistributedRuntimeInfo, told: RankInput) -> list[RankInput]:
+    """Send the other ranks this one's input; return that of all of them, by rank.
 
     Raises:
         ConfigError: Ranks do not have weights for the same edge types, or no rank has some
@@ -423,19 +440,13 @@ def tell_ranks_of_input(runtime: DistributedRuntimeInfo, told: RankInput) -> lis
         PeerError: Another rank gave up, or is gone.
     """
     everyone = gather_from_ranks(told, runtime.world_size, RankInput)
-    # A rank raises its own error, which is more specific than that of another rank.
-    for rank, one in enumerate(everyone):
-        if told.why is None and one.why is not None:
-            raise PeerError(f"rank {rank} could not build its loader: {one.why}")
-    if told.why is not None:
-        return []
-    # From here on all ranks look at the same list, so they raise alike and none is left waiting.
+    # All ranks look at the same list, so they raise alike and none is left waiting.
     _check_all_held([one.partition for one in everyone])
     _check_same_weights([one.weighted for one in everyone])
     check_same_options([one.options for one in everyone], "a loader")
     if told.options["shard"] == "world":
         check_same_seeds([one.seeds for one in everyone])
-    return [one.seeds for one in everyone]
+    return everyone
 
 
 def _check_all_held(everyone: list[tuple[int, int] | None]) -> None:

@@ -11,12 +11,11 @@ any number of ranks can continue from it.
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import check_same_options, decide_with_ranks, gather_from_ranks
 from gigl_loader.seeds import SHARDS, SeedsTold, check_same_seeds
 
@@ -50,26 +49,60 @@ class WorldShare:
         return min(position - self.rank + self.world_size, self.total)
 
 
-def even_steps(own: int, even_ranks: str | None, world_size: int) -> int:
+def even_steps(
+    own: int, even_ranks: str | None, world_size: int, share: WorldShare | None = None
+) -> int:
     """Return the steps of this rank, which has ``own`` batches. All ranks call it.
 
+    Ranks compare their steps here, and rank 0 warns if they differ.
+
+    Args:
+        own: Batches of this rank's input.
+        even_ranks: The loader's keyword.
+        world_size: Number of ranks.
+        share: This rank's part, if ``own`` are the batches of the whole job.
+
     Raises:
-        ConfigError: It would have to repeat an empty input.
+        ConfigError: A rank would have to repeat an empty input; raised on all of them.
+        RankGaveUpError: A rank could not build its loader.
         UsageError: Ranks cannot communicate.
     """
-    if even_ranks is None or world_size == 1:
-        return own
+    steps = own if share is None else len(share.positions())
+    if world_size == 1:
+        return steps
     if not dist.is_initialized():
+        if even_ranks is None:
+            return steps
         raise UsageError("even_ranks needs torch.distributed to be up")
-    counts = gather_from_ranks(own, dist.get_world_size(), int)
+    counts = gather_from_ranks(steps, dist.get_world_size(), int)
+    if share is not None or even_ranks is None:
+        if dist.get_rank() == 0 and len(set(counts)) > 1:
+            logger.warning("%s", uneven_text(counts))
+        return steps
     if even_ranks == "drop":
         return min(counts)
-    # Only here, after the exchange: a rank that raised before would leave the others waiting.
-    if own == 0 and max(counts) > 0:
+    # Here, after the exchange, so that all ranks raise it.
+    if empty := [rank for rank, count in enumerate(counts) if count == 0 < max(counts)]:
         raise ConfigError(
-            f"even_ranks='wrap' cannot repeat an empty input: batches by rank {counts}"
+            f"even_ranks='wrap' cannot repeat an empty input, which ranks {_some(empty)} have: "
+            f"batches by rank {_some(counts)}; give each rank seeds, or even_ranks='drop'"
         )
     return max(counts)
+
+
+def uneven_text(counts: list[int]) -> str:
+    """Return the warning that ranks take different numbers of steps."""
+    least, most = min(counts), max(counts)
+    return (
+        f"ranks have different numbers of batches: {most} on rank {counts.index(most)} and {least} "
+        f"on rank {counts.index(least)}. Training with DDP fails when the first one ends its "
+        "epoch: give the loaders even_ranks='drop' to leave out what is over, or 'wrap' to fill up"
+    )
+
+
+def _some(numbers: list[int]) -> str:
+    """Return the first of ``numbers``: a job may have thousands of ranks."""
+    return f"{numbers[:20]}" + (f" and {len(numbers) - 20} more" if len(numbers) > 20 else "")
 
 
 def check_shard(shard: str, *, in_order: bool) -> None:
@@ -105,31 +138,16 @@ def check_same_input(
     check_same_seeds([one for _, one in everyone])
 
 
-def agree_on_seed(options: EpochOptions, given: int | None, world_size: int) -> EpochOptions:
-    """Return ``options``, with rank 0's seed if the user gave none. All ranks call it.
-
-    Args:
-        options: This rank's; its seed was drawn if ``given`` is None.
-        given: The user's seed.
-        world_size: Number of ranks.
-    """
-    told = gather_from_ranks((given, options.seed), world_size, tuple[int | None, int])
-    if any(one is not None for one, _ in told):
-        return options  # the same on all ranks, or refused when all options are compared
-    seed = told[0][1]
-    if seed != options.seed:
-        logger.info("no rank was given a seed: using rank 0's, seed=%d", seed)
-    return replace(options, seed=seed)
-
-
-def check_same_start(epoch: int, taken: int, world_size: int) -> None:
+def check_same_start(epoch: int, taken: int, seed: int, world_size: int) -> None:
     """Check that all ranks continue at the same position. All ranks call it, before an epoch.
+
+    ``seed`` is that of the draws: a rank may have loaded a state with another one.
 
     Raises:
         ConfigError: They do not: batches would be taken twice, or never.
     """
-    start = (epoch, taken)
-    differ = decide_with_ranks(start, world_size, tuple[int, int], _other_starts, str)
+    start = (epoch, taken, seed)
+    differ = decide_with_ranks(start, world_size, tuple[int, int, int], _other_starts, str)
     if differ:
         raise ConfigError(
             f'shard="world" needs all ranks at one place, they start at {differ}: load '
@@ -137,10 +155,15 @@ def check_same_start(epoch: int, taken: int, world_size: int) -> None:
         )
 
 
-def _other_starts(starts: list[tuple[int, int]]) -> str:
+def _other_starts(starts: list[tuple[int, int, int]]) -> str:
     """Describe where ranks start; empty if all start at one position."""
     if len(set(starts)) == 1:
         return ""
-    texts = [f"rank {r}: epoch {e} after {n} batches" for r, (e, n) in enumerate(starts)]
+    of_one_seed = len({seed for _, _, seed in starts}) == 1
+    texts = [
+        f"rank {rank}: epoch {epoch} after {taken} batches"
+        + ("" if of_one_seed else f", seed {seed}")
+        for rank, (epoch, taken, seed) in enumerate(starts)
+    ]
     # Thousands of ranks would make a message that nobody reads, sent to each of them.
     return "; ".join(texts)[:2000]

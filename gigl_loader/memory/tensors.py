@@ -238,6 +238,8 @@ def map_shared_tensor(fd: int, nbytes: int, dtype: torch.dtype, shape: tuple[int
     """
     storage: Any = torch.UntypedStorage
     storage = storage._new_shared_fd_cpu(fd, nbytes)
+    # torch's copy of the descriptor: a program that this process starts would keep the memory
+    os.set_inheritable(storage._share_fd_cpu_()[0], False)
     # contiguous, by torch's own rule; a tensor on "meta" has no memory
     strides = torch.empty(shape, device="meta").stride()
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
@@ -284,6 +286,11 @@ def _unmap_file(address: int) -> None:
     fd, nbytes = _mapped_files.pop(address)
     unmap(address, nbytes)
     os.close(fd)
+
+
+def descriptor_of(tensor: Tensor) -> int:
+    """Return the descriptor of the file that `map_file` mapped, open as long as the tensor."""
+    return _mapped_files[tensor.untyped_storage().data_ptr()][0]
 
 
 def is_mapped_file(tensor: Tensor) -> bool:

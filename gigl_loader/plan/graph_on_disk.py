@@ -44,7 +44,7 @@ def read_root(root: Path) -> tuple[dict[str, Any], DegreeDistribution, int]:
         for book in view.node_books.values():
             remote += int(pulled[(book.owner(torch.arange(nodes)) != k).numpy()].sum())
         edges += int(adjacency.indices.numel())
-        seeds.append(dataset.train_node_ids)
+        seeds.append(dataset.known_split("train"))
         rows = list(view.node_features.values())
     known: dict[str, Any] = {
         "nodes": float(nodes), "edges": float(edges), "dim": 0, "resident": resident_bytes(root),

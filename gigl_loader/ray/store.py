@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError
 from gigl_loader.ray.actor import Actor, ServerOptions, StorageServer, Watchdog, free_address
@@ -100,7 +100,7 @@ def start_graph_store(
     token: str | None = None,
     insecure: bool | None = None,
     allow_samplers: Sequence[str] = (),
-    strategy: str = "SPREAD",
+    strategy: Literal["SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK"] = "SPREAD",
     max_restarts: int = -1,
     health_timeout: float = 30.0,
     reconnect_timeout: float = 300.0,

@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 # one per process, like GLT's client context and torch's default group
 _cluster: Cluster | None = None
+_of_parent: Cluster | None = None
+"""In a forked child: the cluster that its parent has joined."""
 _owns_group = False
 
 
@@ -181,6 +183,16 @@ def shutdown_compute_process() -> None:
     owned, _owns_group = _owns_group, False
     if owned and dist.is_initialized():
         end_group()
+
+
+def _leave_to_parent() -> None:
+    """Forget the cluster in a forked child, whose end must not end the parent's job."""
+    global _cluster, _owns_group, _of_parent
+    # kept: nothing of it is to be released here, not even by a finaliser
+    _of_parent, _cluster, _owns_group = _cluster or _of_parent, None, False
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def current_cluster() -> Cluster:

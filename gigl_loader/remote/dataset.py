@@ -9,14 +9,15 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 from torch import Tensor
 
+from gigl_loader.dataset.by_type import Counts, EdgeInfo, NodeInfo
 from gigl_loader.dataset.identity import Share, shares_of
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,
     EdgeDir,
     EdgeType,
-    FeatureInfo,
     NodeType,
+    Split,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
     plain_edge_type,
@@ -41,6 +42,9 @@ from gigl_loader.transport.failures import Failure, describe, rebuild
 _SHARING_TIMEOUT_S = 600.0
 _READ_S = 60.0
 """Seconds that the processes of a machine wait until all have read why a fetch failed."""
+
+FETCHED_AS = "fetched_as"
+"""Attribute of the ids that `fetch_node_ids` returns: what they were asked for, in words."""
 
 T = TypeVar("T")
 
@@ -150,11 +154,11 @@ class RemoteDistDataset:
             self._schema = cast("DatasetSchema", self._ask(0, "get_schema"))
         return self._schema
 
-    def fetch_node_feature_info(self) -> FeatureInfo | dict[NodeType, FeatureInfo] | None:
+    def fetch_node_feature_info(self) -> NodeInfo:
         """Return width and dtype of the node features; a dict by type on a typed graph."""
         return self.fetch_schema().node_feature_info
 
-    def fetch_edge_feature_info(self) -> FeatureInfo | dict[EdgeType, FeatureInfo] | None:
+    def fetch_edge_feature_info(self) -> EdgeInfo:
         """Return width and dtype of the edge features."""
         return self.fetch_schema().edge_feature_info
 
@@ -171,7 +175,7 @@ class RemoteDistDataset:
         return cast("list[NodeType] | None", self._ask(0, "get_node_types"))
 
     @property
-    def num_classes(self) -> int | dict[NodeType, int]:
+    def num_classes(self) -> Counts:
         """Classes of the node labels, as `DistDataset.num_classes` gives them; 0 without labels.
 
         Types whose number the servers do not know are left out.
@@ -203,7 +207,7 @@ class RemoteDistDataset:
         self,
         rank: int | None = None,
         world_size: int | None = None,
-        split: str | None = None,
+        split: Split | None = None,
         node_type: NodeType | None = None,
     ) -> dict[int, Tensor]:
         """Return ``{server_rank: ids}``: the share of one compute rank.
@@ -226,7 +230,7 @@ class RemoteDistDataset:
             ConfigError: A share is out of range; the graph has no such split or type.
         """
         request = NodeIdsRequest(split=split, node_type=node_type)
-        return self._fetch_shares(
+        found: dict[int, Tensor] = self._fetch_shares(
             "get_node_ids",
             request,
             rank,
@@ -234,10 +238,16 @@ class RemoteDistDataset:
             lambda ids: ids,
             lambda ids, one: one.cut(ids),
         )
+        name = "all" if split is None else f"the {split} split"
+        if rank is not None:
+            name = f"this rank's share of {name}"
+        for ids in found.values():
+            setattr(ids, FETCHED_AS, name)  # a loader's line in the log names what it samples
+        return found
 
     def fetch_ablp_input(
         self,
-        split: str | None,
+        split: Split | None,
         rank: int | None = None,
         world_size: int | None = None,
         anchor_node_type: NodeType | None = None,

@@ -1,7 +1,7 @@
 """A storage server's responses about its partition."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,10 +18,12 @@ from gigl_loader.dataset.schema import (
     EdgeDir,
     EdgeType,
     NodeType,
+    Split,
     is_label_edge_type,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
+from gigl_loader.dataset.split_ids import names_of
 from gigl_loader.dataset.view import ROW_KINDS, Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
@@ -137,11 +139,10 @@ class PartitionAnswers:
         if request.split is None:
             ids = self.dataset.node_ids
         else:
-            found = self.dataset.split_node_ids(request.split)
+            split = cast("Split", request.split)  # `known_split` refuses another one
+            found = self.dataset.known_split(split)
             if found is None:
-                raise ConfigError(
-                    f"the graph has no {request.split!r} split: give it {request.split}_mask"
-                )
+                raise ConfigError(f"the graph has no {split!r} split: give it {names_of(split)}")
             ids = found
         found = self._of_type(ids, request.node_type, "node")
         # the server's part first, then the requested share of it: so a server's ids are

@@ -413,12 +413,15 @@ class DistServer(PartitionAnswers):
         return received.message.lease.tensors(), finished
 
     @served
-    def sample_seeds(self, producer_id: int, index: Tensor) -> SampleMessage:
+    def sample_seeds(
+        self, producer_id: int, index: Tensor, seed: int | None = None
+    ) -> SampleMessage:
         """Return the batch of the seeds at ``index`` of a producer's input, beside its epochs.
 
         Args:
             producer_id: From `create_sampling_producer`.
             index: ``[n]`` int64, positions in the whole input.
+            seed: In place of the producer's own, from a state that its client has loaded.
 
         Raises:
             UsageError: There is no such producer.
@@ -431,7 +434,7 @@ class DistServer(PartitionAnswers):
                 f"producer {producer_id} was asked for seeds at {index.dtype} "
                 f"{list(index.shape)}, of which some are not in its input"
             )
-        message = shared.sample(index).message
+        message = shared.sample(index, seed).message
         assert isinstance(message, Packed)
         return message.lease.tensors()
 

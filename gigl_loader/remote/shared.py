@@ -246,7 +246,7 @@ class SharedProducer:
         _answer(done)
         return fetch.answer
 
-    def sample(self, index: Tensor) -> Received:
+    def sample(self, index: Tensor, seed: int | None = None) -> Received:
         """Return the batch of the seeds at ``index`` (``[n]`` int64), beside all epochs.
 
         Several concurrent requests are served one after another.
@@ -260,7 +260,7 @@ class SharedProducer:
             fetch = _Fetch(Future())
             with self._lock:
                 self._check()
-                self.producer.start_at_once(index)
+                self.producer.start_at_once(index, seed)
                 # in place of a batch that was given up
                 self._consumers[AT_ONCE_STREAM] = _Consumer(deque([fetch]))
                 self._hungry[AT_ONCE_STREAM] = None

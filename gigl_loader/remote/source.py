@@ -31,7 +31,7 @@ from gigl_loader.message import (
     Received,
     SampleMessage,
 )
-from gigl_loader.options import EpochOptions, options_of_batches
+from gigl_loader.options import EpochOptions, Shard, options_of_batches
 from gigl_loader.ranks import decide_with_ranks
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
@@ -91,7 +91,7 @@ class RemoteSource:
         epoch_options: EpochOptions,
         *,
         pin_memory: bool = False,
-        shard: str = "machine",
+        shard: Shard = "machine",
     ) -> None:
         servers = options.server_rank
         self._servers = compacted(servers if isinstance(servers, (list, tuple)) else [servers])
@@ -181,6 +181,8 @@ class RemoteSource:
         # if all ranks share an epoch, one seed and order apply; else those of the ranks that share
         # producers
         options = terms.first if self._shard == "world" else group.options
+        if self._config.seed is None:  # one for all, so that a rank can load the state of another
+            options = replace(options, seed=terms.first.seed)
         # None: another rank creates the producers and sends their ids
         outcome: Any = None
         if group.differ:
@@ -466,7 +468,7 @@ class RemoteSource:
         """Return whether `next` would return at once."""
         return self._receiver.ready()
 
-    def sample(self, index: Tensor) -> Received:
+    def sample(self, index: Tensor, seed: int | None = None) -> Received:
         """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch under way.
 
         This is one request to one server and copies the whole batch, so it is slower than a batch
@@ -478,22 +480,22 @@ class RemoteSource:
         ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
         with self._noting_failures():
             try:
-                return self._with_rows(Received(ticket, self._ask_at_once(index), {}))
+                return self._with_rows(Received(ticket, self._ask_at_once(index, seed), {}))
             except GiglLoaderError as error:
                 self._recover(error)
-                return self._with_rows(Received(ticket, self._ask_at_once(index), {}))
+                return self._with_rows(Received(ticket, self._ask_at_once(index, seed), {}))
 
     def _with_rows(self, received: Received) -> Received:
         apart = ROWS in received.message
         return self._filling_channel().fill_at_once(received) if apart else received
 
-    def _ask_at_once(self, index: Tensor) -> SampleMessage:
+    def _ask_at_once(self, index: Tensor, seed: int | None) -> SampleMessage:
         if self._producers.replaced:
             raise ServerDiedError("a storage server was started again")
         server = self._sampling[self._consumer % len(self._sampling)]  # each has the whole input
         limit = self.epoch_options.timeout_s + CALL_TIMEOUT_S  # and the transfer
         answer = self._cluster.connection(server).call(
-            "sample_seeds", limit, producer_id=self._producers.ids[server], index=index
+            "sample_seeds", limit, producer_id=self._producers.ids[server], index=index, seed=seed
         )
         what = f"a batch of {index.numel()} seeds of storage server {server}"
         found: SampleMessage = result_of(answer, limit, what, limit)

@@ -105,7 +105,7 @@ class MachineRows:
 
     def offer(self, what: str) -> RowsOffer:
         """Return the place where others find it."""
-        return RowsOffer(_machine(), what, self._mark.mark, self.region)
+        return RowsOffer(machine_name(), what, self._mark.mark, self.region)
 
     def cache(self, tables: dict[Owner, RowTable]) -> RowCache | None:
         """Return the cache for these rows; None if the memory is for other rows.
@@ -198,7 +198,7 @@ def _digest_of(tables: dict[Owner, RowTable]) -> bytes:
     return hashlib.blake2b(repr(rows).encode(), digest_size=_DIGEST).digest()
 
 
-def _machine() -> str:
+def machine_name() -> str:
     """Return a name of this machine, and of the part of it that this process can see.
 
     Only processes of the same name try each other's memory; `sees` decides.
@@ -289,7 +289,7 @@ class RowsClaim:
         own = self.offer
         # without an offer this process was told not to share memory, so it opens no other one
         for one in offers if own is not None else ():
-            if (one.machine, one.what) == (_machine(), self._what):
+            if (one.machine, one.what) == (machine_name(), self._what):
                 self.memory = self._opened(one)
         _kept[self._key] = self.memory
         return self.memory

@@ -53,7 +53,8 @@ class SamplingPlan:
     fanouts: dict[EdgeType, tuple[int, ...]]
     """Neighbours per hop by message-passing edge type, in a fixed order; -1: all, 0: none."""
     seed: int
-    """``[0, 2**63)``; with epoch and batch index it decides every draw."""
+    """``[0, 2**63)``; with epoch and batch index it decides every draw, unless the ticket has a
+    seed."""
     with_edge: bool = False
     with_weight: bool = False
     replace: bool = False
@@ -76,7 +77,8 @@ def draw_key(plan: SamplingPlan, ticket: BatchTicket, hop: int, edge_type: EdgeT
     every worker, machine and Python version.
     """
     # Little-endian on any machine; Python's own hash would differ from process to process.
-    numbers = struct.pack("<4Q", plan.seed, ticket.epoch, ticket.batch, hop)
+    seed = plan.seed if ticket.seed is None else ticket.seed
+    numbers = struct.pack("<4Q", seed, ticket.epoch, ticket.batch, hop)
     digest = hashlib.blake2b(numbers + edge_type_str(edge_type).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 

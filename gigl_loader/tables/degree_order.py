@@ -30,6 +30,8 @@ from gigl_loader.dataset.mapped_writer import (
     index_type,
     new_file,
     note_array,
+    write_npy,
+    write_numbers,
 )
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.memory.segments import Array
@@ -135,7 +137,7 @@ def _count(
                 _add(neighbors, first, degrees)
     # Written whole or not at all: `before` is removed as soon as this step is noted.
     draft = path.with_name(f"{path.name}.tmp")
-    degrees.tofile(draft)
+    write_numbers(draft, degrees)
     os.replace(draft, path)
 
 
@@ -306,7 +308,7 @@ class _Dealer:
                 self._write()
                 slices = np.concatenate(self._slices)
                 order = np.argsort(slices[:, 0], kind="stable")
-                np.save(self._path.with_suffix(".npy"), slices[order])
+                write_npy(self._path.with_suffix(".npy"), slices[order])
         finally:
             for file in (self._file, *self._lookups.values()):
                 file.close()

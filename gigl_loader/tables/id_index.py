@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gigl_loader.dataset.mapped_writer import allow_files
+from gigl_loader.dataset.mapped_writer import allow_files, write_numbers
 from gigl_loader.memory.segments import Array
 from gigl_loader.tables.resumable import ResumableJob
 
@@ -83,8 +83,7 @@ class Index:
                 checks, homes = self._keys(batch.column("id"))
                 numbers = batch.column("node").to_numpy().astype(np.uint32, copy=False)
                 alike += _insert(checks, homes, numbers, slots)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        slots.tofile(self._path)
+        write_numbers(self._path, slots)
         return alike
 
     def _loaded(self) -> Array:

@@ -16,7 +16,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.spec import NodeTable
 from gigl_loader.tables.table_edges import Mapped
-from gigl_loader.tables.table_files import Table, to_read
+from gigl_loader.tables.table_files import Table, rows_of, to_read
 
 NEED_EDGES = ("ldg", "metis")
 """Methods that read edges before they place nodes."""
@@ -162,7 +162,7 @@ class Union:
         for files, row, neighbor in self._parts:
             if not files:
                 continue
-            source = f"read_parquet([{', '.join(map(to_read, files))}], hive_partitioning=false)"
+            source = rows_of(f"[{', '.join(map(to_read, files))}]")
             ends = f"CAST(row AS BIGINT) + {row} AS u, CAST(neighbor AS BIGINT) + {neighbor} AS v"
             selects.append(f"SELECT {ends} FROM {source}")
         if not selects:

@@ -24,7 +24,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.tables.id_index import NO_NODE, Index
 from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.spec import NodeTable
-from gigl_loader.tables.table_files import Table, TableFile, id_kind, ids_in, to_read
+from gigl_loader.tables.table_files import Table, TableFile, id_kind, ids_in, rows_of, to_read
 
 _UINT32_LIMIT = 2**32
 
@@ -257,7 +257,7 @@ def check_unique(
     """
 
     def check() -> None:
-        files = f"read_parquet({to_read(folder, '/*.parquet')})"
+        files = rows_of(to_read(folder, "/*.parquet"))
         # Counted first, and named only if there are any: grouping by ids takes far more memory than
         # counting them.
         with job.engine() as engine:

@@ -17,13 +17,14 @@ import logging
 import os
 import shutil
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from gigl_loader.dataset.directory import (
     LOCK,
+    Format,
     check_format,
     check_order,
     check_target,
@@ -31,10 +32,11 @@ from gigl_loader.dataset.directory import (
     lock_of,
     only_writer,
 )
+from gigl_loader.dataset.pyg_graph import RowOrder
 from gigl_loader.dataset.schema import EdgeDir, FilePath
-from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits
 from gigl_loader.sizes import parse_size
-from gigl_loader.tables.spec import METHODS, Edges, Nodes, Report, TableGraph, read_graph
+from gigl_loader.tables.spec import METHODS, Edges, Method, Nodes, Report, TableGraph, read_graph
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +44,8 @@ _MOST_PARTITIONS = 1024
 """Each has open files while edges and rows are written; some owners are int16 or uint16."""
 _MIN_BYTES = 300_000_000
 """Less memory than this suffices for the libraries only."""
-ENGINES = ("duckdb", "ray")
+Engine = Literal["duckdb", "ray"]
+ENGINES = get_args(Engine)
 _GLT_COPIES = 4
 """Bytes in memory per byte of a partition during conversion to graphlearn-torch's format."""
 
@@ -53,7 +56,7 @@ def partition_tables(
     num_partitions: int,
     root: FilePath,
     *,
-    method: str = "contiguous",
+    method: Method = "contiguous",
     edge_dir: EdgeDir = "in",
     seed: int = 0,
     memory: int | str = "2GB",
@@ -62,10 +65,10 @@ def partition_tables(
     drop_dangling: bool = False,
     overwrite: bool = False,
     progress: bool = True,
-    format: str = "mapped",
-    engine: str = "duckdb",
+    format: Format = "mapped",
+    engine: Engine = "duckdb",
     time_attr: str | None = None,
-    order: str = "ids",
+    order: RowOrder = "ids",
     edge_rows: bool = False,
 ) -> Report:
     """Write the graph of some tables as partitions below ``root``; tables may exceed memory.
@@ -112,8 +115,9 @@ def partition_tables(
 
     Raises:
         ConfigError: An argument, a file or a row of a table cannot work; the message names it.
-        UsageError: Memory or disk are too small; finished work is kept. Or another process is
-            writing to ``root`` or ``scratch``.
+        UsageError: Memory or disk are too small for the engine; finished work is kept. Or another
+            process is writing to ``root`` or ``scratch``.
+        ResourceError: The disk is full, or a file may not become so large; finished work is kept.
     """
     began = time.monotonic()
     # All checks that need no table run before anything is created on disk.
@@ -142,8 +146,8 @@ def partition_tables(
     folder = Path(scratch).absolute() if scratch else target.with_name(f".{target.name}.scratch")
     check_root = partial(_check_root, folder, target, overwrite=overwrite)
     check_root()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
+    with _resumable_limits(target, folder), ExitStack() as stack:
+        target.parent.mkdir(parents=True, exist_ok=True)
         stack.enter_context(only_writer(lock_of(target), target))
         clear_killed(target)
         if scratch:  # two runs to different roots may share one
@@ -173,6 +177,14 @@ def partition_tables(
         _finish(report, building, target, format, limit, method=method, seed=seed)
         shutil.rmtree(folder)  # last: until then, a killed run is recognised as ours
     return report
+
+
+def _resumable_limits(target: Path, folder: Path) -> AbstractContextManager[None]:
+    """Raise `ResourceError` for a full disk, which says that the run can go on."""
+    return explained_limits(
+        f"writing {target} (temporary files in {folder}; finished work is kept: with space there, "
+        "call again to continue)"
+    )
 
 
 def _left_behind(

@@ -84,7 +84,8 @@ class ResumableJob:
                     f"{folder} holds the unfinished run of other tables or settings: run that one "
                     "again to finish it, remove the directory, or give overwrite=True"
                 )
-        elif folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
+        # A run may be killed while it writes its very first file: then only the draft is there.
+        elif folder.exists() and {p.name for p in folder.iterdir()} - {LOCK, _draft(state).name}:
             raise ConfigError(f"scratch {folder} holds other files: give an empty directory")
         folder.mkdir(parents=True, exist_ok=True)
         # The first file in the directory, so that one without it is recognised as foreign.
@@ -204,9 +205,13 @@ def _one_by_one(makes: list[Callable[[], Any]]) -> Iterator[tuple[int, Any]]:
 def _write_whole(path: Path, text: str) -> None:
     # Renaming is atomic: an existing note is whole, even after a kill. Nothing is synced, neither
     # notes nor their data: a run can be resumed after a kill, but not after a crash of the machine.
-    draft = path.with_name(path.name + ".tmp")
+    draft = _draft(path)
     draft.write_text(text)
     os.replace(draft, path)
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(path.name + ".tmp")
 
 
 # --- steps as tasks of Ray ------------------------------------------------------------------------

@@ -8,10 +8,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from gigl_loader.dataset.checks import check_type_names
 from gigl_loader.dataset.mapped import Part, rows_at
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -31,64 +32,73 @@ from gigl_loader.memory.segments import Array, storage_dtype
 if TYPE_CHECKING:
     import pyarrow
 
-METHODS = ("contiguous", "random", "column", "ldg", "metis")
-FEATURE_DTYPES = ("float16", "float32", "float64")
+Method = Literal["contiguous", "random", "column", "ldg", "metis"]
+METHODS = get_args(Method)
+TableDtype = Literal["float16", "float32", "float64"]
+FEATURE_DTYPES = get_args(TableDtype)
 
 Columns = str | Sequence[str] | None
 
 
 @dataclass(frozen=True)
 class NodeTable:
-    """The nodes of one type, one in each row."""
+    """The nodes of one type, one in each row.
+
+    Args:
+        source: A Parquet or CSV file, a directory or a pattern of them, a list of those, also as a
+            URL that ``fsspec`` reads (``s3://``, ``gs://``), or a ``pyarrow.Table``.
+        id: The column of node ids: integers or text, each value once.
+        features: A column of lists or numbers, several columns of numbers, or a ``.npy`` file with
+            a row for each row of the table.
+        feature_dtype: ``"float16"``, ``"float32"`` or ``"float64"``: the type of features in
+            batches. None: that of the columns, but float32 for float64 (fractions in CSV and
+            Python's own floats): models compute in float32.
+        label: One column of numbers, or several; use -1 for unlabelled nodes.
+        split: A column with ``"train"``, ``"val"`` (or ``"valid"``, ``"validation"``), ``"test"``,
+            or nothing.
+        time: A column of integers or timestamps; batches carry it as ``time`` (timestamps: in their
+            own unit).
+        attributes: Columns of numbers or lists that batches carry under their names.
+        partition: A column with the partition of each node, for ``method="column"``.
+    """
 
     source: "FilePath | Sequence[FilePath] | pyarrow.Table"
-    """A Parquet or CSV file, a directory or a pattern of them, a list of those, also as a URL that
-    ``fsspec`` reads (``s3://``, ``gs://``), or a ``pyarrow.Table``."""
     _: KW_ONLY
     id: str = "id"
-    """The column of node ids: integers or text, each value once."""
     features: Columns = None
-    """A column of lists or numbers, several columns of numbers, or a ``.npy`` file with a row for
-    each row of the table."""
-    feature_dtype: str | None = None
-    """``"float16"``, ``"float32"`` or ``"float64"``: the type of features in batches. None: that of
-    the columns, but float32 for float64 (fractions in CSV and Python's own floats): models compute
-    in float32."""
+    feature_dtype: TableDtype | None = None
     label: Columns = None
-    """One column of numbers, or several; use -1 for unlabelled nodes."""
     split: str | None = None
-    """A column with ``"train"``, ``"val"`` (or ``"valid"``, ``"validation"``), ``"test"``, or
-    nothing."""
     time: str | None = None
-    """A column of integers or timestamps; batches carry it as ``time`` (timestamps: in their own
-    unit)."""
     attributes: Columns = None
-    """Columns of numbers or lists that batches carry under their names."""
     partition: str | None = None
-    """A column with the partition of each node, for ``method="column"``."""
 
 
 @dataclass(frozen=True)
 class EdgeTable:
-    """Edges of one type, one in each row."""
+    """Edges of one type, one in each row.
+
+    Args:
+        source: As in `NodeTable`.
+        src: The column with the id of the source; of a supervision edge, the anchor.
+        dst: The column with the id of the destination.
+        features: A column of lists or numbers, or several columns of numbers.
+        feature_dtype: As in `NodeTable`.
+        weight: A column of finite numbers, not negative.
+        time: A column of integers or timestamps; batches carry it as ``time``.
+        supervision: ``"positive"`` or ``"negative"``: the rows are label edges of the type, which
+            sampling does not walk. None: they are edges.
+    """
 
     source: "FilePath | Sequence[FilePath] | pyarrow.Table"
-    """As in `NodeTable`."""
     _: KW_ONLY
     src: str = "src"
-    """The column with the id of the source; of a supervision edge, the anchor."""
     dst: str = "dst"
-    """The column with the id of the destination."""
     features: Columns = None
-    """A column of lists or numbers, or several columns of numbers."""
-    feature_dtype: str | None = None
-    """As in `NodeTable`."""
+    feature_dtype: TableDtype | None = None
     weight: str | None = None
-    """A column of finite numbers, not negative."""
     time: str | None = None
-    """A column of integers or timestamps; batches carry it as ``time``."""
     supervision: Literal["positive", "negative"] | None = None
-    """The rows are label edges of the type, which sampling does not walk."""
 
 
 Nodes = NodeTable | Mapping[NodeType, NodeTable]
@@ -131,6 +141,7 @@ def read_graph(nodes: Nodes, edges: Edges) -> TableGraph:
     for edge_type, tables in by_edge.items():
         for one in [tables] if isinstance(tables, EdgeTable) else list(tables):
             _add_edges(found, edge_type, one)
+    check_type_names([*found.nodes, *found.edges])
     if not found.walked:
         raise ConfigError("all tables of edges are supervision: give edges to sample")
     return found

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.dataset.mapped import Part, rows_at
-from gigl_loader.dataset.mapped_writer import seal
+from gigl_loader.dataset.mapped_writer import seal, write_npy, write_numbers
 from gigl_loader.dataset.schema import (
     EdgeDir,
     EdgeType,
@@ -201,14 +201,13 @@ class Run:
         else:
             owners = place_by_ldg(union, self._count, self._ldg_pass)
         for node_type, start in union.starts.items():
-            path = self._owners_path(node_type)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            owners[start : start + counts[node_type]].astype(np.uint16).tofile(path)
+            own = owners[start : start + counts[node_type]].astype(np.uint16)
+            write_numbers(self._owners_path(node_type), own)
 
     def _ldg_pass(self, number: int, one_pass: Any) -> Array:
         # Notes are JSON, unsuitable for an owner of each node.
         path = self._job.folder / f"ldg{number}.npy"
-        self._job.step(f"ldg/{number}", lambda: np.save(path, one_pass()))
+        self._job.step(f"ldg/{number}", lambda: write_npy(path, one_pass()))
         found: Array = np.load(path)
         return found
 

@@ -39,6 +39,7 @@ from gigl_loader.tables.table_files import (
     named,
     number_type,
     quoted,
+    rows_of,
     time_type,
     to_read,
     width_of,
@@ -224,7 +225,7 @@ def map_edges(
     joins, files = {}, {}
     for i, file in enumerate(table.files):
         target, name = folder / str(i), f"{stage}/{key}/{i}"
-        source = f"read_parquet({to_read(file.path)}, file_row_number=true)"
+        source = rows_of(to_read(file.path), numbered=True)
         select = extras.select(file.first_row)
         joins[name] = partial(_map, job, table, ends, extras, target, source, select)
         files[name] = file
@@ -293,7 +294,7 @@ def _join(
 
 
 def _pairs(folder: Path) -> str:
-    return f"read_parquet({to_read(folder, '/*.parquet')})"
+    return rows_of(to_read(folder, "/*.parquet"))
 
 
 def _key(table: Table, alias: str, column: str) -> str:
@@ -319,7 +320,7 @@ def check_ends(table: Table, nodes: Table, column: str, id_column: str) -> None:
 def _refuse_dangling(
     job: ResumableJob, table: Table, file: TableFile, ends: Ends, count: int, drop: bool
 ) -> None:
-    source = f"read_parquet({to_read(file.path)}, file_row_number=true)"
+    source = rows_of(to_read(file.path), numbered=True)
     sides = ((ends.row, ends.row_ids.pairs), (ends.neighbor, ends.neighbor_ids.pairs))
     for column, pairs in sides:
         key = _key(table, "e", column)
@@ -420,10 +421,8 @@ def _in_order(job: ResumableJob, files: list[str], extras: Extras) -> Iterator[A
     order = "row, neighbor" + (", pos" if extras.names else "")
     count = min(job.sizes.sorted_rows, max(1024, _SORT_BYTES // (16 + extras.nbytes)))
     with job.engine() as engine:
-        found = engine.sql(
-            f"SELECT {', '.join(columns)} FROM read_parquet([{', '.join(map(to_read, files))}], "
-            f"hive_partitioning=false) ORDER BY {order}"
-        )
+        source = rows_of(f"[{', '.join(map(to_read, files))}]")
+        found = engine.sql(f"SELECT {', '.join(columns)} FROM {source} ORDER BY {order}")
         # A reader, not a table: the engine merges its spilled data while batches are written.
         yield from found.to_arrow_reader(count)
 

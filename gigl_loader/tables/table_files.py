@@ -1,6 +1,5 @@
 """Files of a table: found, converted to Parquet if necessary, read in batches."""
 
-import glob
 import logging
 import os
 import re
@@ -17,8 +16,8 @@ import pyarrow.parquet as pq
 from gigl_loader.errors import ConfigError, without_default_types
 from gigl_loader.memory.segments import Array
 from gigl_loader.tables.resumable import ResumableJob
+from gigl_loader.tables.table_folders import CSV, files_at, key_folder
 
-_CSV = (".csv", ".csv.gz", ".tsv")
 _log = logging.getLogger(__name__)
 _NAMED = 5
 """Number of invalid rows that an error names."""
@@ -96,10 +95,12 @@ class Table:
                     f"{self.where}: source must be a path, a list of paths or a pyarrow.Table, "
                     f"got {type(one).__name__}"
                 )
-            paths += self._expand(os.fspath(one))
+            some, filesystem = files_at(os.fspath(one), self.where)
+            self.filesystem = filesystem or self.filesystem
+            paths += some
         found = []
         for number, name in enumerate(paths):
-            if not name.endswith(_CSV):
+            if not name.endswith(CSV):
                 found.append((name, name, False))
                 continue
             target = job.folder / "import" / key / f"{number}.parquet"
@@ -108,39 +109,6 @@ class Table:
             job.step(f"import/{key}/{number}", partial(_convert_csv, job, self, name, target))
             found.append((str(target), name, True))
         return found
-
-    def _expand(self, path: str) -> list[str]:
-        if "://" in path:
-            return self._expand_remote(path)
-        if os.path.isdir(path):
-            found = [str(p) for p in Path(path).rglob("*") if _is_data(p.name) and p.is_file()]
-        else:
-            found = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
-        return self._sorted(found, path)
-
-    def _expand_remote(self, path: str) -> list[str]:
-        try:
-            import fsspec
-
-            self.filesystem, inner = fsspec.core.url_to_fs(path)
-        except ImportError as error:
-            raise ConfigError(
-                f"{path} needs a file system that is not installed ({error}): install fsspec and "
-                "its requirements, or copy the files to a disk"
-            ) from error
-        files: Any = self.filesystem
-        if files.isdir(inner):
-            found = [p for p in files.find(inner) if _is_data(p)]
-        else:
-            found = files.glob(inner) if glob.has_magic(inner) else [inner]
-        return self._sorted([files.unstrip_protocol(p) for p in found], path)
-
-    def _sorted(self, found: list[str], path: str) -> list[str]:
-        # Numbers of nodes follow the order of files, which neither a directory nor a store
-        # guarantees. A list of paths keeps its own order, each of them sorted by itself.
-        if not found:
-            raise ConfigError(f"{self.where}: there is no Parquet or CSV file at {path}")
-        return sorted(found)
 
     def _open(self, path: str, name: str) -> Any:
         try:
@@ -163,10 +131,15 @@ class Table:
         """
         index = self.schema.get_field_index(column)
         if index < 0:
-            raise ConfigError(
-                f"{self.where}: {self.files[0].name} has no column {column!r}; it has "
-                f"{', '.join(self.schema.names)}"
-            )
+            name = self.files[0].name
+            hint = f"it has {', '.join(self.schema.names)}"
+            if (folder := key_folder(name, column)) is not None:
+                hint = (
+                    f"its values are in the names of folders only ({folder}): write it into the "
+                    "files, for example with DuckDB's COPY (FROM read_parquet('.../*.parquet', "
+                    "hive_partitioning=true)) TO 'table.parquet'"
+                )
+            raise ConfigError(f"{self.where}: {name} has no column {column!r}; {hint}")
         return self.schema.field(index).type
 
     def batches(self, file: TableFile, columns: list[str]) -> Iterator[tuple[int, Any]]:
@@ -211,11 +184,6 @@ def stamp(path: str) -> list[int]:
     return [at.st_size, at.st_mtime_ns]
 
 
-def _is_data(name: str) -> bool:
-    # Others are beside them: "_SUCCESS" and "_metadata" of Spark, checksums, hidden files.
-    return name.endswith((".parquet", *_CSV))
-
-
 def _write_arrow(table: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path, row_group_size=1_000_000)
@@ -227,8 +195,8 @@ def _convert_csv(job: ResumableJob, table: Table, source: str, path: Path) -> No
     # else the engine would guess at broken lines.
     with job.engine(ordered=True) as connection:
         table.register(connection)
-        connection.execute(f"COPY (SELECT * FROM read_csv({to_read(source)}, strict_mode=true)) "
-                           f"TO {quoted(path)} (FORMAT parquet)")  # fmt: skip
+        read = f"read_csv({to_read(source)}, strict_mode=true, hive_partitioning=false)"
+        connection.execute(f"COPY (SELECT * FROM {read}) TO {quoted(path)} (FORMAT parquet)")
 
 
 def quoted(text: Any) -> str:
@@ -242,6 +210,17 @@ def to_read(path: Any, pattern: str = "") -> str:
     # stands for itself. File systems of fsspec have patterns of their own.
     text = str(path)
     return quoted((text if "://" in text else re.sub(r"([*?[])", r"[\1]", text)) + pattern)
+
+
+def rows_of(files: str, *, numbered: bool = False) -> str:
+    """Return SQL that reads Parquet files: ``files`` as `to_read` writes them, or a list of them.
+
+    With ``numbered`` there is a column ``file_row_number``, too.
+    """
+    # By itself, the engine takes "id=7" anywhere in a path for the column "id" of all rows, also
+    # where the file has a column of that name.
+    more = ", file_row_number=true" if numbered else ""
+    return f"read_parquet({files}, hive_partitioning=false{more})"
 
 
 def named(column: str) -> str:

@@ -24,7 +24,9 @@ such a pair, so pickle is safe here.
 import array
 import ast
 import contextlib
+import errno
 import importlib.util
+import os
 import pickle
 import select
 import socket
@@ -56,6 +58,8 @@ MAX_BYTES = 160 * 1024
 _MAX_FDS = 200
 """Most descriptors in one datagram; Linux allows 253."""
 _CONTROL_BYTES = socket.CMSG_SPACE(_MAX_FDS * 4)
+_NOT_INHERITED = socket.MSG_CMSG_CLOEXEC
+"""Programs that this process starts get none of the received descriptors, nor their memory."""
 
 
 Socket = socket.socket
@@ -101,14 +105,15 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
 
     Raises:
         BlockingIOError, TimeoutError: Nothing came within the socket's timeout.
+        OSError: This process may open no more files; the descriptors of a message are lost.
     """
     try:
         try:
-            found = sock.recvmsg(MAX_BYTES, _CONTROL_BYTES)
+            found = sock.recvmsg(MAX_BYTES, _CONTROL_BYTES, _NOT_INHERITED)
         except ConnectionResetError:
             # The other end left messages unread, which the kernel reports once. The messages that
             # it had sent come after that.
-            found = sock.recvmsg(MAX_BYTES, _CONTROL_BYTES)
+            found = sock.recvmsg(MAX_BYTES, _CONTROL_BYTES, _NOT_INHERITED)
     except ConnectionError:
         return None
     data, ancillary, flags, _ = found
@@ -121,6 +126,8 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
         return None
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         segments.close_fds(list(fds))
+        if flags & socket.MSG_CTRUNC:  # there is room for all: the system had no number left
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "descriptors of a message")
         raise ProtocolError("a control message arrived cut off")
     return pickle.loads(data), list(fds)
 

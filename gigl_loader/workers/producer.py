@@ -13,6 +13,7 @@ workers in `recovery`.
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -25,7 +26,7 @@ from gigl_loader._glt import (
     SamplingConfig,
     get_context,
 )
-from gigl_loader.errors import PeerTimeoutError, UsageError
+from gigl_loader.errors import PeerTimeoutError, UsageError, WorkerDiedError
 from gigl_loader.memory import tensors
 from gigl_loader.memory.leases import MessageMemory
 from gigl_loader.message import (
@@ -53,9 +54,15 @@ from gigl_loader.workers.pipe import (
     pickled,
 )
 from gigl_loader.workers.pool import WorkerPool
-from gigl_loader.workers.recovery import LOOK_EVERY_S, Recovery, RestartThread
+from gigl_loader.workers.recovery import LOOK_EVERY_S, Recovery, RestartThread, changed_file
 from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
-from gigl_loader.workers.sampled_input import SeedOrders, make_plan, seed_or_drawn, view_of
+from gigl_loader.workers.sampled_input import (
+    SeedOrders,
+    check_files,
+    make_plan,
+    seed_or_drawn,
+    view_of,
+)
 from gigl_loader.workers.schedule import BatchStream
 from gigl_loader.workers.tasks import Tasks
 
@@ -68,6 +75,8 @@ worker that does not respond, not the one that waits for it."""
 _STOPPED_SHARE = 0.25
 """Share of the deadline for which a worker that serves others may be suspended before it is
 replaced: well before they give up."""
+_FILES_EVERY_S = 1.0
+"""Seconds between two looks at the mapped files of a dataset within an epoch."""
 
 
 class DistSamplingProducer:
@@ -124,8 +133,10 @@ class DistSamplingProducer:
         self._orders = SeedOrders(self._seed_input, sampling_config, self.epoch_options.seed)
         self._recovery = Recovery(
             self._pool, worker_options.worker_concurrency, self.epoch_options.max_restarts,
-            self._orders.seeds_of,
+            self._orders.seeds_of, self._check_files,
         )  # fmt: skip
+        self._looked_at_files = 0.0
+        """Time of the last look at the dataset's files (`time.monotonic`)."""
         self._restart_thread: RestartThread | None = None
         # one lock for all attributes above: consumers, `RestartThread` and status use them at once
         self._lock = threading.RLock()
@@ -188,9 +199,15 @@ class DistSamplingProducer:
             PeerError: A worker raised, died, or was not ready in time; none is left.
         """
         with self._ending_on_failure():
-            self._pool.start(
-                self._worker_setup(), self.epoch_options.timeout_s, self.epoch_options.max_restarts
-            )
+            try:
+                self._pool.start(
+                    self._worker_setup(), self.epoch_options.timeout_s,
+                    self.epoch_options.max_restarts,
+                )  # fmt: skip
+            except WorkerDiedError as error:
+                if (changed := changed_file(error, self._check_files)) is not None:
+                    raise changed from error
+                raise
         self.channel.bind(self._receive)  # only now, as `recv` would wait in vain without workers
 
     def connect(self) -> None:
@@ -288,10 +305,12 @@ class DistSamplingProducer:
 
         Raises:
             UsageError: The producer was shut down, or has not been started.
+            FileChangedError: A mapped file of the dataset was changed.
             WorkerDiedError: A worker is gone and was not replaced.
         """
         with self._lock:
             self._check_usable()
+            self._check_files()
             self._tasks.raise_if_fatal()
             self._recovery.restarts.start_epoch()
             chosen = range(self.num_batches) if batches is None else batches
@@ -318,6 +337,7 @@ class DistSamplingProducer:
 
         Raises:
             PeerTimeoutError: No worker made progress for ``timeout_s`` (None: the option's value).
+            FileChangedError: A mapped file of the dataset was changed.
             WorkerDiedError, SamplingError: A worker ended and was not replaced, or raised.
         """
         limit = self.epoch_options.timeout_s if timeout_s is None else timeout_s
@@ -332,6 +352,8 @@ class DistSamplingProducer:
                     self._tasks.dispatch()
                     return received
                 if state.finished:
+                    # the last chance of the last epoch to be found wrong
+                    self._check_files()
                     return None
             # in steps of a second: another thread may file the batch or shut the producer down
             self.pump(min(1.0, limit))
@@ -340,30 +362,33 @@ class DistSamplingProducer:
             ):
                 self._raise_stalled(state, limit)
 
-    def sample(self, index: Tensor) -> Received:
+    def sample(self, index: Tensor, seed: int | None = None) -> Received:
         """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the current epoch.
 
         Raises:
             PeerTimeoutError: No worker sent anything for the option's timeout.
             WorkerDiedError, SamplingError: A worker ended, or raised.
         """
-        self.start_at_once(index)
+        self.start_at_once(index, seed)
         received = self.next(stream=AT_ONCE_STREAM)
         assert received is not None, "its epoch has one batch"
         return received
 
-    def start_at_once(self, index: Tensor) -> None:
+    def start_at_once(self, index: Tensor, seed: int | None = None) -> None:
         """Let a worker sample the batch of the seeds at ``index``, which `sample` describes.
 
         The consumer is ``AT_ONCE_STREAM``, with one such batch at a time.
         """
         with self._lock:
             self._check_usable()
+            self._check_files()
             if AT_ONCE_STREAM not in self._tasks.streams:
                 self.add_stream(AT_ONCE_STREAM, 1)
             # before its epoch of one batch begins, which sends this order to the workers
             self._orders.at_once = tensors.share_tensor(index)
-            self._tasks.begin(AT_ONCE_STREAM, AT_ONCE_EPOCH, (0,))
+            before = self._tasks.streams[AT_ONCE_STREAM].attempt
+            serial = 1 if before is None else before.serial + 1
+            self._tasks.begin(AT_ONCE_STREAM, Attempt(AT_ONCE_EPOCH, serial, seed), (0,))
             self._recovery.note_progress()
             self._tasks.dispatch()
 
@@ -403,8 +428,12 @@ class DistSamplingProducer:
         A failed batch ends the epoch of its consumer, which gets the error at its next `take`.
 
         Raises:
+            FileChangedError: A mapped file of the dataset was changed.
             WorkerDiedError: A worker ended and was not replaced.
         """
+        # not at each batch: the system takes some microseconds for the files of a graph
+        if time.monotonic() - self._looked_at_files >= _FILES_EVERY_S:
+            self._check_files()
         return self._tasks.pump(timeout_s)
 
     def _replace_lost(self) -> None:
@@ -433,6 +462,10 @@ class DistSamplingProducer:
             f"{state.awaited} of epoch {epoch} from {self._pool.describe(busy)}; if a batch "
             "really takes that long, raise `timeout`"
         )
+
+    def _check_files(self) -> None:
+        self._looked_at_files = time.monotonic()
+        check_files(self.data)
 
     def _check_usable(self) -> None:
         if self._shut_down:

@@ -10,12 +10,19 @@ A batch is a function of seed, epoch and index, so another worker samples exactl
 """
 
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, WorkerDiedError
+from gigl_loader.errors import (
+    ConfigError,
+    FileChangedError,
+    GiglLoaderError,
+    PeerTimeoutError,
+    WorkerDiedError,
+)
 from gigl_loader.message import BatchTicket
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.workers.pool import WorkerPool
@@ -37,13 +44,14 @@ class Recovery:
         concurrency: Batches that a worker samples at a time.
         max_restarts: Most workers replaced in one epoch.
         seeds_of: Returns the seeds of a batch, for errors.
+        check_files: Raises `FileChangedError` if a mapped file of the dataset has changed.
     """
 
     def __init__(
         self, pool: WorkerPool, concurrency: int, max_restarts: int,
-        seeds_of: Callable[[BatchTicket], list[int]],
+        seeds_of: Callable[[BatchTicket], list[int]], check_files: Callable[[], None],
     ) -> None:  # fmt: skip
-        self.pool, self._seeds_of = pool, seeds_of
+        self.pool, self._seeds_of, self._check_files = pool, seeds_of, check_files
         self.under_way = UnderWay(pool.num_workers, concurrency)
         self.restarts = Restarts(max_restarts)
         self.at_work = set(range(pool.num_workers))
@@ -107,7 +115,9 @@ class Recovery:
         self._innocent.discard(worker)
         num_had = self.under_way.loads[worker]
         suspects = self.under_way.lose(worker, suspects_any=orphan_of is None, by_itself=by_itself)
-        error: GiglLoaderError | None = None
+        error = changed_file(WorkerDiedError(worker, pid, exitcode), self._check_files)
+        if error is not None:  # its successor would end by it, too
+            return error
         if by_itself and (ticket := self.under_way.killed_twice(suspects)) is not None:
             error = self._error_of_batch(ticket, worker, pid, exitcode, hung)
         elif not self.restarts.may_take(orphan_of):
@@ -217,6 +227,25 @@ class Recovery:
         if hung is None:
             return WorkerDiedError(worker, pid, exitcode, note)
         return PeerTimeoutError(f"{hung}; {note}; if a batch takes that long, raise `timeout`")
+
+
+def changed_file(died: WorkerDiedError, check_files: Callable[[], None]) -> GiglLoaderError | None:
+    """Return the error that names the file that changed, if a worker ended by SIGBUS because of it.
+
+    Args:
+        died: The end of the worker.
+        check_files: See `Recovery`.
+    """
+    if died.exitcode != -signal.SIGBUS:
+        return None
+    try:
+        check_files()
+    except FileChangedError as error:
+        which = "not started yet" if died.pid is None else f"pid {died.pid}"
+        return FileChangedError(f"sampling worker {died.worker} ({which}) died: SIGBUS; {error}")
+    except ConfigError as error:
+        return error
+    return None
 
 
 def _named(tickets: list[BatchTicket]) -> str:

@@ -163,14 +163,16 @@ class StoreRendezvous(Rendezvous):
         world_size: Number of ranks.
         timeout_s: Longest wait of each `gather` and `wait_for`, in seconds.
         outage_s: How many seconds the store may be out of reach; at least 10 are allowed.
+        answers_s: Longest wait for the store; None: these 10 s.
     """
 
     def __init__(
-        self, store: Store, rank: int, world_size: int, timeout_s: float, outage_s: float = 0.0
-    ) -> None:
+        self, store: Store, rank: int, world_size: int, timeout_s: float, outage_s: float = 0.0,
+        *, answers_s: float | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(rank, world_size, timeout_s)
         # its connection continues once packets pass again: no request has to be repeated
-        self._answers_s = max(_STORE_ANSWERS_S, outage_s)
+        self._answers_s = max(_STORE_ANSWERS_S if answers_s is None else answers_s, outage_s)
         self._store = store
         self._keys: set[str] = set()
         self._closed = False
@@ -208,6 +210,16 @@ class StoreRendezvous(Rendezvous):
                 )  # fmt: skip
             time.sleep(min(nap, max(0.0, start + limit_s - now)))
             nap = min(2 * nap, max(_LONGEST_NAP_S, _NAP_PER_RANK_S * self.world_size))
+
+    def missing(self, key: str, ranks: Iterable[int]) -> list[int]:
+        """Return those of ``ranks`` that have not published a value of ``key``.
+
+        Raises:
+            PeerTimeoutError, PeerError, UsageError: As for `gather`.
+        """
+        self._keys.add(key)
+        wanted = list(ranks)
+        return self._ask(lambda: self._missing(key, wanted), f"look for {key!r}")
 
     def fail(self, words: str) -> None:
         """Make the waits of all ranks raise, with ``words``; the first failure seen stands."""

@@ -41,8 +41,8 @@ class SeedOrders:
 
     def __init__(self, seed_input: SeedInput[Tensor], config: SamplingConfig, seed: int) -> None:
         self._seeds, self._config, self._seed = seed_input.seeds, config, seed
-        self._latest: tuple[int, Tensor | None] = (-1, None)
-        """The last requested epoch and its order: consumers tend to be in one epoch."""
+        self._latest: tuple[tuple[int, int], Tensor | None] = ((-1, 0), None)
+        """The last requested epoch with its seed, and its order: consumers tend to be in one."""
         self.at_once: Tensor | None = None
         """Positions of the seeds of the single batch that is sampled beside the epoch."""
 
@@ -52,26 +52,28 @@ class SeedOrders:
         config = self._config
         return num_batches(self._seeds.shape[0], config.batch_size, config.drop_last)
 
-    def of(self, stream: int, epoch: int) -> Tensor | None:
+    def of(self, stream: int, epoch: int, seed: int | None = None) -> Tensor | None:
         """Return an epoch's order as positions in the input, in shared memory; None: as given.
 
         Args:
             stream: Number of the consumer; the positions of `AT_ONCE_STREAM` are in ``at_once``.
             epoch: Decides the shuffle, together with the seed.
+            seed: In place of this object's own.
         """
         if stream == AT_ONCE_STREAM:
             return self.at_once
         if not self._config.shuffle:
             return None
         # shared once, so that all workers and consumers use one copy of the input's length
-        if self._latest[0] != epoch:
-            order = epoch_order(self._seeds.shape[0], self._seed, epoch)
-            self._latest = (epoch, tensors.share_tensor(order))
+        about = epoch, self._seed if seed is None else seed
+        if self._latest[0] != about:
+            order = epoch_order(self._seeds.shape[0], about[1], epoch)
+            self._latest = (about, tensors.share_tensor(order))
         return self._latest[1]
 
     def seeds_of(self, ticket: BatchTicket) -> list[int]:
         """Return the ids of the seeds of one batch, for errors."""
-        order = self.of(ticket.stream, ticket.epoch)
+        order = self.of(ticket.stream, ticket.epoch, ticket.seed)
         positions = torch.arange(self._seeds.shape[0]) if order is None else order
         if ticket.stream != AT_ONCE_STREAM:
             size = self._config.batch_size
@@ -118,6 +120,16 @@ def view_of(data: Any, time_attr: str | None) -> PartitionView:
         data = DistDataset.wrap(data)
     view: PartitionView = data.view() if time_attr is None else data.view_by_time(time_attr)
     return view
+
+
+def check_files(data: Any) -> None:
+    """Check that no file of a dataset has changed; one of GLT's own class has none.
+
+    Raises:
+        ConfigError: See `DistDataset.check_files`.
+    """
+    if isinstance(data, DistDataset):
+        data.check_files()
 
 
 def check_seed_times(view: PartitionView, sampler_input: Any, time_attr: str | None) -> None:

@@ -160,8 +160,10 @@ class BatchStream(Generic[T]):
         else:
             position = self._started
             self._started += 1
-        epoch, serial = self.attempt.epoch, self.attempt.serial
-        return BatchTicket(self.number, serial, epoch, self._batches[position], position)
+        attempt, batch = self.attempt, self._batches[position]
+        return BatchTicket(
+            self.number, attempt.serial, attempt.epoch, batch, position, attempt.seed
+        )
 
     def arrived(self, ticket: BatchTicket, item: T) -> bool:
         """File a finished batch; return False if it belongs to a cancelled epoch."""

@@ -14,10 +14,12 @@ import os
 import select
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 
 from numba.core import event
 
+from gigl_loader.errors import explained_limits
 from gigl_loader.rowcache import cache
 from gigl_loader.sampler import compiled, packing_kernels, tree_kernels, weighted_kernels
 from gigl_loader.workers import pipe, worker
@@ -142,7 +144,15 @@ class _Watch:
         return True
 
     def _fork(self, number: int, sock: pipe.Socket) -> None:
-        pid = os.fork()
+        try:
+            with explained_limits("starting a sampling worker"):
+                pid = os.fork()
+        except OSError as error:  # no more processes: in the place of the worker's first message
+            words = (pipe.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc())
+            with contextlib.suppress(OSError):
+                pipe.send(sock, words)
+            sock.close()
+            return
         if pid == 0:
             self._become_worker(number, sock)
         sock.close()  # the worker has the only copy, so the socket ends with it

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from gigl_loader.errors import GiglLoaderError, SamplingError
+from gigl_loader.errors import GiglLoaderError, SamplingError, explained_limits
 from gigl_loader.memory import segments
 from gigl_loader.memory.leases import MessageMemory
 from gigl_loader.memory.slots import Written
@@ -108,7 +108,7 @@ class Tasks:
 
     def _announce(self, worker: int, state: BatchStream[Received]) -> None:
         assert state.attempt is not None, "a stream that is not finished was started"
-        order = self._orders.of(state.number, state.attempt.epoch)
+        order = self._orders.of(state.number, state.attempt.epoch, state.attempt.seed)
         message = (pipe.ATTEMPT, state.number, state.attempt, order is not None)
         self._recovery.send(worker, message, order)
 
@@ -221,7 +221,9 @@ class Tasks:
                 self._replace_due()
                 events, self._unfiled = self._unfiled, []
             # the wait, outside `lock`; it ends when the next replacement is due
-            events = events or self._recovery.pool.poll(self._recovery.next_step_in(timeout_s))
+            if not events:
+                with explained_limits("taking a batch of a sampling worker"):
+                    events = self._recovery.pool.poll(self._recovery.next_step_in(timeout_s))
             with self._lock:
                 for event in events:  # all, so that the failure of one costs no other its batch
                     self._file_or_fail(event)

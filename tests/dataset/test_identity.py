@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ def _graph(value: float = 0.0) -> Data:
 
 @pytest.mark.parametrize("format", ["mapped", "glt"])
 def test_parts_of_one_run_have_one_identity_and_parts_of_others_another(
-    tmp_path: Path, format: str
+    tmp_path: Path, format: Literal["mapped", "glt"]
 ) -> None:
     for name, seed in (("one", 0), ("again", 0), ("other", 1)):
         partition_graph(

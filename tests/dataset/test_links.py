@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -231,7 +231,12 @@ def _edges_of(datasets, edge_type, edge_dir):
     st.sampled_from(["mapped", "glt"]),
 )  # fmt: skip
 def test_a_directory_has_the_same_splits_as_the_graph(
-    tmp_path: Path, graph: Graph, count: int, edge_dir: EdgeDir, disjoint: bool, format: str
+    tmp_path: Path,
+    graph: Graph,
+    count: int,
+    edge_dir: EdgeDir,
+    disjoint: bool,
+    format: Literal["mapped", "glt"],
 ) -> None:
     edge_type = BUYS if graph.heterogeneous else E
     options: dict[str, Any] = {
@@ -324,7 +329,7 @@ def test_node_types_without_features_and_unknown_splits() -> None:
     assert split_links(data, num_test=0.0, num_val=0).data.num_nodes == 4
     assert DistDataset.from_pyg(data).view().num_nodes == {N: 4}
     with pytest.raises(ConfigError, match="split must be"):
-        split_supervision_type(BUYS, "valid")
+        split_supervision_type(BUYS, "valid")  # type: ignore[arg-type]
 
 
 def test_a_directory_that_is_split_keeps_features_in_fewer_bytes_and_the_order_of_rows(

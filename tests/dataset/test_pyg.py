@@ -7,7 +7,7 @@ import torch
 from dataset_reference import KNOWS, SMALL, E, N, as_index
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader import DistNeighborLoader
+from gigl_loader import DistNeighborLoader, diagnose, partition_graph
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
     FeatureInfo,
@@ -36,7 +36,7 @@ def test_attributes_that_may_be_absent() -> None:
     assert view.num_nodes == {N: 5}
     assert [view.node_features, view.node_labels, view.edge_features] == [{}, {}, {}]
     assert view.adjacency[E].weights is None
-    assert dataset.train_node_ids is None
+    assert dataset.known_split("train") is None
     assert dataset.node_feature_info is None
     one_column = Data(edge_index=as_index([(0, 1)]), edge_attr=torch.tensor([3.0]), num_nodes=2)
     assert DistDataset.from_pyg(one_column).edge_feature_info == FeatureInfo(1, torch.float32)
@@ -72,6 +72,13 @@ def _data(**changes):
         (_data(train_mask=torch.tensor([True])), "train_mask has 1 entries for 3"),
         (_data(val_mask=torch.tensor([0, 1, 0])), "val_mask must be bool"),
         (_data(test_mask=torch.ones(3, 2, dtype=torch.bool)), "pick one column"),
+        (_data(train_idx=torch.tensor([0, 3])), r"train_idx has id 3.*3 nodes"),
+        (_data(train_idx=torch.tensor([0.5])), "train_idx must be bool, or int64 ids"),
+        (_data(train_idx=[0, 1]), "train_idx must be a torch.Tensor"),
+        (
+            _data(train_idx=torch.tensor([0]), train_mask=torch.tensor([False, True, True])),
+            "data.train_mask and data.train_idx name different nodes",
+        ),
         (_data(num_nodes=-1), "num_nodes"),
     ],
 )
@@ -80,11 +87,82 @@ def test_malformed_data_is_named(data, message) -> None:
         DistDataset.from_pyg(data)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"train_mask": torch.tensor([2, 0]), "val_mask": torch.tensor([1])},
+        {"train_idx": torch.tensor([2, 0], dtype=torch.int32), "valid_idx": torch.tensor([1])},
+        {"train_idx": torch.tensor([2, 0]).numpy(), "val_idx": torch.tensor([1])},
+        {"split_idx": {"train": torch.tensor([0, 2]), "valid": torch.tensor([1])}},
+        {
+            "train_idx": torch.tensor([0, 2]),
+            "train_mask": torch.tensor([True, False, True, False]),
+            "val_mask": torch.tensor([False, True, False, False]),
+        },
+    ],
+)  # fmt: skip
+def test_splits_are_masks_or_ids(given: dict[str, Any], tmp_path) -> None:
+    data = Data(edge_index=as_index([(0, 1), (1, 3)]), **given)
+    whole = DistDataset.from_pyg(data)  # no warning: each of them reaches the dataset
+    assert whole.num_nodes == 4
+    assert [whole.train_node_ids.tolist(), whole.val_node_ids.tolist()] == [[0, 2], [1]]
+    partition_graph(data, 2, tmp_path / "parts", progress=False)
+    parts = [DistDataset.load(tmp_path / "parts", part) for part in (0, 1)]
+    assert [part.train_node_ids.tolist() for part in parts] == [[0], [2]]
+    typed = HeteroData()
+    typed["a"].num_nodes = 4
+    typed["b"].num_nodes = 1
+    typed["a", "to", "b"].edge_index = as_index([(0, 0)])
+    if "split_idx" in given:
+        typed.split_idx = {name: {"a": ids} for name, ids in given["split_idx"].items()}
+    else:
+        typed["a"].update(given)
+    assert DistDataset.from_pyg(typed).train_node_ids["a"].tolist() == [0, 2]
+
+
+def test_a_split_dict_of_wrong_types_is_named() -> None:
+    data = HeteroData()
+    data["a"].num_nodes = 2
+    data["a", "to", "a"].edge_index = as_index([(0, 1)])
+    data.split_idx = {"train": torch.tensor([0])}
+    with pytest.raises(ConfigError, match=r"data.split_idx\['train'\] must be ids by node type"):
+        DistDataset.from_pyg(data)
+    data.split_idx = {"train": {"a": torch.tensor([0])}}
+    data["a"].split_idx = {"train": torch.tensor([1])}
+    with pytest.raises(ConfigError, match="give one of them"):
+        DistDataset.from_pyg(data)
+
+
+def test_reading_a_split_that_is_not_there_warns_once() -> None:
+    dataset = DistDataset.from_pyg(_data(val_mask=torch.tensor([True, False, False])))
+    words = "no train split.*no train_mask, train_idx or split_idx.*input_nodes=None as all nodes"
+    with pytest.warns(UserWarning, match=words) as caught:
+        assert dataset.train_node_ids is None
+    assert caught[0].filename == __file__
+    assert dataset.split_node_ids("train") is None  # warnings are errors here: there is no second
+    assert dataset.val_node_ids.tolist() == [0]
+    with pytest.warns(UserWarning, match="no test split"):
+        assert dataset.split_node_ids("test") is None
+
+
+def test_features_that_are_no_numbers_are_counted_once(tmp_path) -> None:
+    x = torch.zeros(3, 2)
+    DistDataset.from_pyg(_data(x=x))  # no warning
+    x[1, 0] = x[2, 1] = torch.nan
+    with pytest.warns(UserWarning, match=r"2 of 6 features of \(the only type\) are NaN") as caught:
+        DistDataset.from_pyg(_data(x=x))
+    assert [one.filename for one in caught] == [__file__]
+    with pytest.warns(UserWarning, match="2 of 6 features"):
+        partition_graph(_data(x=x), 1, tmp_path / "parts", progress=False)
+    DistDataset.load(tmp_path / "parts", 0)  # files are not read for it
+    assert "2 of 6 features of (the only type) of partition 0 are NaN" in str(
+        next(one for one in diagnose.graph(tmp_path / "parts") if one.bad)
+    )
+
+
 def test_malformed_heterodata_is_named() -> None:
     data = HeteroData()
     data["user"].x = torch.ones(2, 1)
-    with pytest.raises(ConfigError, match="no message-passing edge type"):
-        DistDataset.from_pyg(data)
     data["user", "buys", "item"].edge_index = as_index([(0, 0)])
     with pytest.raises(ConfigError, match="node type 'item', which has no nodes"):
         DistDataset.from_pyg(data)

@@ -8,6 +8,7 @@ PAGE = TESTS.parent / "docs" / "guide" / "faults.md"
 _END = "engine/test_faults.py::test_the_end_of_the_trainer_is_the_end_of_its_workers"
 _LOST = "remote/test_survived_servers.py::test_servers_that_are_lost"
 _SIGNALS = "remote/test_signals.py::test_servers_that_are_late_stopped_and_told_to_end"
+_CHANGED = "loader/test_changed_files.py"
 SURVIVED = {
     "a worker is killed or crashes": [
         "engine/test_survived.py::test_a_worker_killed_at_drawn_batches",
@@ -59,6 +60,14 @@ SURVIVED = {
         "remote/test_graph_store.py::test_ranks_with_one_key_share_an_epoch",
         "remote/test_graph_store.py::test_a_killed_client_frees_its_workers_and_the_next_job_is_served",
     ],
+    "`partition_tables` is killed, at any moment": [
+        "tables/test_killed_runs.py::test_killed_at_drawn_moments_it_ends_with_the_same_bytes",
+        "tables/test_run.py::test_a_run_that_was_killed_as_it_wrote_its_first_file_goes_on",
+    ],
+    "partitions are replaced with `overwrite=True` while jobs use them": [
+        f"{_CHANGED}::test_overwriting_writes_beside_and_leaves_a_running_job_its_graph"
+    ],
+    "`/dev/shm` is small or full": ["memory/test_tensors.py::test_nothing_gets_a_name"],
     "a suspended job is resumed, and its servers later": [
         "transport/test_caller.py::test_time_in_which_the_asker_is_suspended_is_no_silence"
     ],
@@ -126,6 +135,22 @@ ERRORS = {
     ],
     "a loader is used after `shutdown()`": [
         "loader/test_neighbor.py::test_no_seeds_no_batches_and_a_use_after_the_end"
+    ],
+    "a file of a mapped dataset is changed, or cut short": [
+        f"{_CHANGED}::test_an_epoch_does_not_start_over_changed_files",
+        f"{_CHANGED}::test_an_epoch_does_not_end_over_changed_files",
+        f"{_CHANGED}::test_a_worker_that_reads_past_the_end_names_the_file",
+        f"{_CHANGED}::test_ranks_that_sample_together",
+        "remote/test_service.py::test_a_file_that_changed_ends_the_epochs_of_its_server",
+    ],
+    "the same with `num_workers=0`, in the middle of a batch": [
+        f"{_CHANGED}::test_a_process_that_reads_past_the_end_ends"
+    ],
+    "a page of a mapped file cannot be read": [
+        "workers/test_recovery.py::test_a_worker_that_ends_by_sigbus_names_the_file_that_changed"
+    ],
+    "the disk is full in `partition_tables`": [
+        "tables/test_run.py::test_a_full_disk_is_told_and_the_run_goes_on_with_space"
     ],
     "bad input": ["loader/test_bad_input.py"],
     "a loader is dropped without `shutdown()`": [

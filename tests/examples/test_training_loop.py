@@ -1,6 +1,7 @@
 """What a training loop does with loaders on several ranks: DDP with uneven inputs."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ class _Model(torch.nn.Module):
         return self.conv(batch.x, batch.edge_index)[: batch.batch_size]
 
 
-def _loader(num_seeds: int, even_ranks: str | None) -> DistNeighborLoader:
+def _loader(num_seeds: int, even_ranks: Literal["drop", "wrap"] | None) -> DistNeighborLoader:
     edge_index = torch.stack([torch.arange(40), torch.arange(40).roll(1)])
     data = Data(x=torch.ones(40, 1), edge_index=edge_index)
     return DistNeighborLoader(
@@ -61,7 +62,8 @@ def _no_rank_waits_for_ever(rank: int, size: int) -> None:
     model = DistributedDataParallel(_Model())
     # 9 seeds on 2 ranks: 5 and 4 of them, that is 2 batches and 1
     steps: list[int] = [0] * size
-    for even_ranks, expected in (("drop", [1, 1]), ("wrap", [2, 2])):
+    cases: list[tuple[Literal["drop", "wrap"], list[int]]] = [("drop", [1, 1]), ("wrap", [2, 2])]
+    for even_ranks, expected in cases:
         with _loader(9, even_ranks) as loader:
             dist.all_gather_object(steps, len(loader))
             assert steps == expected, even_ranks

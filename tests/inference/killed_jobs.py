@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch.distributed as dist
 import typed_layers
 from support.broken_groups import end_at_once
 
 from gigl_loader import inference
-from gigl_loader.errors import PeerError
+from gigl_loader.errors import ConfigError, PeerError
 from gigl_loader.inference.layerwise import full_graph_inference
 
 _TRACED = (str(Path(inference.__file__).parent), "pathlib", "numpy/lib", "numpy\\lib")
@@ -35,6 +37,22 @@ class Moments:
         if self.count == self._last:
             os.kill(os.getpid(), signal.SIGKILL)
         return self
+
+
+def infer_on(rank: int, world: int, folder: Path, fits: bool) -> None:
+    """Compute a graph on ``world`` ranks into a folder of a run on two."""
+    dataset = typed_layers.partition(typed_layers.graph(), rank, world)
+    kind: Any = contextlib.nullcontext()
+    if not fits:  # ranks 0 and 1 find a part of that run, others do not
+        words = r"rank 0 could not begin its inference: .*\['data', 'ids', 'ranks'\]"
+        words = r"of a run that differs in \['data', 'ids', 'ranks'\]" if rank < 2 else words
+        kind = pytest.raises(ConfigError if rank < 2 else PeerError, match=words)
+    with kind:
+        full_graph_inference(
+            typed_layers.layers(), dataset, out=folder, batch_size=6, edge_weight=True,
+            edge_attr=True,
+        )  # fmt: skip
+    dist.barrier()  # the group is in step
 
 
 def infer(rank: int, world: int, folder: Path, victim: int, moment: int) -> None:

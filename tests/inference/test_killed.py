@@ -45,3 +45,15 @@ def test_killed_at_drawn_moments(seed: int, tmp_path: Path) -> None:
         assert found == {name: wanted[name] for name in found}, "what has its name is complete"
     _run(tmp_path, "last", tmp_path / "out", 0, 0)
     assert _bytes(tmp_path / "out") == wanted
+
+
+@pytest.mark.multiprocess
+def test_another_number_of_ranks_is_an_error_on_all_of_them(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    wanted: dict[str, bytes] = {}
+    for number, (world, fits) in enumerate(((2, True), (1, False), (3, False), (2, True))):
+        group = tmp_path / f"group-{number}"
+        group.mkdir()
+        run_ranks(killed_jobs.infer_on, out, fits, world_size=world, tmp_path=group)
+        wanted = wanted or _bytes(out)
+        assert _bytes(out) == wanted

@@ -11,6 +11,7 @@ import torch_geometric.nn as pyg
 from layerwise_jobs import OUT, WIDTH, make
 
 from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.inference.full import full_graph
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.testing import run_ranks
 
@@ -67,6 +68,20 @@ def test_the_size_of_chunks_goes_by_what_they_read() -> None:
     assert rows_of(1000) == [349, 251], "8 MiB of 6 rows of 4,000 bytes for each node"
 
 
+class _Skipping(pyg.GraphSAGE):
+    """A skip connection from the features to the output."""
+
+    def forward(self, x: torch.Tensor, *args: Any, **how: Any) -> torch.Tensor:
+        return super().forward(x, *args, **how) + x[:, :1]
+
+
+def test_a_skip_connection_is_computed_on_the_full_graph() -> None:
+    model, data = _Skipping(WIDTH, OUT, 2).eval(), full_jobs.graph()
+    with full_graph(model, DATASET) as whole, torch.no_grad():
+        found, ids = model(whole.x, whole.edge_index), whole.n_id
+    torch.testing.assert_close(found, model(data.x, data.edge_index)[ids].detach())
+
+
 def test_a_list_of_functions() -> None:
     conv = pyg.GATConv(WIDTH, OUT).eval()
     torch.manual_seed(0)
@@ -82,6 +97,11 @@ def test_a_list_of_functions() -> None:
         (full_jobs.ByType(), {}, "ByType is no BasicGNN .* full_graph"),
         (pyg.GraphSAGE(WIDTH, 4, 2, jk="cat").eval(), {}, "jk='cat' .* full_graph"),
         (pyg.GCN(WIDTH, 4, 2, cached=True).eval(), {}, "cached=True"),
+        (
+            _Skipping(WIDTH, OUT, 2).eval(),
+            {},
+            r"_Skipping has a forward\(\) of its own",
+        ),
         ([], {}, "a list of callables"),
         ([lambda x, e, n: x], {}, r"layer 0 returned \(60, 6\) for 50 destinations"),
         ([lambda x, e, n: x[:n].bfloat16()], {}, "bfloat16: choose dtype"),

@@ -121,9 +121,38 @@ def a_rank_dies(rank: int, size: int) -> None:
     meet_in_store("before rank 1 dies")
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(PeerError, match="a rank has ended"):
+    with pytest.raises(PeerError, match=r"rank 1 \(pid \d+\) has ended"):
         list(batches)
     end_at_once()
+
+
+def a_rank_stops_beside_two(rank: int, size: int) -> None:
+    """Rank 1 is stopped in its epoch: both others say so, and not that it has ended.
+
+    One of them gives up first, and closes its connections to the other, which never timed out.
+    """
+    pids: list[Any] = [None] * size
+    dist.all_gather_object(pids, os.getpid())
+    batches = iter(loader_of(rank, size, timeout=10 if rank == 0 else 200))
+    next(batches)
+    meet_in_store("before rank 1 stops")
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with pytest.raises(
+        PeerTimeoutError, match=r"rank 1 \(pid \d+\) is stopped by a signal"
+    ) as told:
+        list(batches)
+    assert "has ended" not in str(told.value)
+    meet_in_store_of([0, 2], "both have given up")
+    if rank == 0:
+        os.kill(pids[1], signal.SIGKILL)
+    end_at_once()
+
+
+def meet_in_store_of(ranks: list[int], name: str) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"{name}/{dist.get_rank()}", "")
+    store.wait([f"{name}/{rank}" for rank in ranks])
 
 
 def a_rank_stops(rank: int, size: int) -> None:
@@ -163,7 +192,7 @@ def _stops_between_layers(rank: int, size: int, model: GraphSAGE, pid: int) -> N
             os.kill(pid, signal.SIGKILL)
             assert "stopped by a signal" in state, "it stood still until it was given up"
             assert isinstance(found[0], PeerTimeoutError), found
-            assert re.search("(for|in) 10 s", str(found[0])), found  # of the lane, or of `take`
+            assert re.search(r"for 10 s.*rank 1 \(pid \d+\) is stopped by", str(found[0])), found
 
 
 def _hooks_of(model: torch.nn.Module) -> list[int]:
@@ -179,18 +208,33 @@ def _error_of(job: Any) -> BaseException:
 
 
 class Raising(NeighborSampler):
-    """Raises at the third batch of rank 1."""
+    """Raises at the third batch of rank 1, or forgets to return it."""
+
+    def __init__(self, *args: Any, silent: bool = False) -> None:
+        super().__init__(*args)
+        self._silent = silent
 
     def sample(self, request: SampleRequest) -> Any:
         if dist.get_rank() == 1 and request.ticket.batch == 2:
+            if self._silent:
+                return None
             raise ZeroDivisionError("on purpose")
         return super().sample(request)
 
 
 def a_sampler_raises(rank: int, size: int) -> None:
-    options = CustomSamplerOptions("in_process_jobs.Raising", {})
-    kind, text = (SamplingError, "batch 2.*on purpose") if rank == 1 else (PeerError, "rank 1")
-    with loader_of(rank, size, sampler_options=options) as loader, pytest.raises(kind, match=text):
+    for silent, told in ((False, "on purpose"), (True, "Raising.sample.* returned None")):
+        options = CustomSamplerOptions("in_process_jobs.Raising", {"silent": silent})
+        kind, text = (SamplingError, f"batch 2.*{told}") if rank == 1 else (PeerError, "rank 1")
+        with (
+            loader_of(rank, size, sampler_options=options) as loader,
+            pytest.raises(kind, match=text),
+        ):
+            list(loader)
+    with (
+        loader_of(rank, size, transform=lambda batch: None) as loader,
+        pytest.raises(ConfigError, match=r"transform= .* returned None"),
+    ):
         list(loader)
     for asked in ("answer_draw", "rows_asked"):
         _an_answer_fails(rank, size, asked)

@@ -66,10 +66,13 @@ def test_what_is_of_no_use_is_said(caplog: pytest.LogCaptureFixture) -> None:
         assert len(list(loader)) == len(loader)
     assert "remote_cache='1MB' keeps nothing: the dataset is one partition" in caplog.text
     assert caplog.text.count("channel_size is 1000: batches are made one at a time") == 1
-    loader = DistNeighborLoader(dataset, [2], num_workers=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # as Python does by default
-        del loader
+    for partitions in (1, 2):
+        assert "dropped" not in caplog.text, "no other rank waits for it"
+        loader = DistNeighborLoader(dataset, [2], num_workers=0)
+        loader.num_data_partitions = partitions
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # as Python does by default
+            del loader
     assert "DistNeighborLoader was dropped without shutdown()" in caplog.text
 
 

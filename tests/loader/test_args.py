@@ -12,7 +12,7 @@ from gigl_loader import (
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
 )
-from gigl_loader.loader.args import LoaderOptions, check_device
+from gigl_loader.loader.args import LoaderOptions, checked_device
 
 
 def _args(num_neighbors: Any = (2,), **how: Any) -> LoaderOptions:
@@ -80,6 +80,8 @@ def test_scores_decide_how_far_a_push_goes() -> None:
         ({"num_cpu_threads": 0}, "num_cpu_threads must be an integer > 0"),
         ({"num_workers": 0, "remote_cache": "1GB"}, "is filled by sampling workers"),
         ({"pin_memory_device": "gpu"}, "pin_memory_device='gpu' is no torch device"),
+        ({"device": "gpu"}, "device='gpu' is no torch device"),
+        ({"device": "cpu", "pin_memory_device": "meta"}, "the second is GiGL's name for the first"),
         ({"prefetch_size": 0}, "prefetch_size must be an integer > 0"),
         ({"sampler_options": KHopNeighborSamplerOptions([3])}, r"=\[2\] and .*=\[3\] differ"),
     ],
@@ -90,13 +92,15 @@ def test_values_that_cannot_work_together(how: dict[str, Any], words: str) -> No
 
 
 def test_where_batches_go(gpus: Gpus) -> None:
-    assert _args().device(3) == torch.device("cpu")
+    assert _args().batch_device(3) == torch.device("cpu")
     with pytest.raises(ConfigError, match="torch finds 0 CUDA devices here"):
-        check_device("cuda")
+        checked_device("device", "cuda")
     gpus += [0, 0]
-    assert [_args().device(rank).index for rank in range(4)] == [0, 1, 0, 1]
-    assert _args(pin_memory_device=torch.device("cpu")).device(1) == torch.device("cpu")
-    assert _args(pin_memory_device="cuda:1").device(0) == torch.device("cuda", 1)
-    check_device("cuda:1")
+    assert [_args().batch_device(rank).index for rank in range(4)] == [0, 1, 0, 1]
+    assert _args(pin_memory_device=torch.device("cpu")).batch_device(1) == torch.device("cpu")
+    assert _args(pin_memory_device="cuda:1").batch_device(0) == torch.device("cuda", 1)
+    assert _args(device="cuda:1").batch_device(0) == torch.device("cuda", 1)
+    assert _args(device="cuda:1", pin_memory_device=torch.device("cuda", 1)).device == "cuda:1"
+    checked_device("device", "cuda:1")
     with pytest.raises(ConfigError, match="'cuda:2', but torch finds 2"):
-        check_device("cuda:2")
+        checked_device("device", "cuda:2")

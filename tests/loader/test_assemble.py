@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from support.glt import NodeSamplerInput
 from torch_geometric.data import Data
 
-from gigl_loader import ConfigError, DistDataset, PeerError
-from gigl_loader.loader import seed_input
+from gigl_loader import (
+    ConfigError,
+    DistDataset,
+    DistLinkNeighborLoader,
+    DistNeighborLoader,
+)
+from gigl_loader.loader import seed_input, start_line
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import check_edge_ids, check_weights, is_remote, remote_arguments
 from gigl_loader.loader.base import BaseDistLoader
@@ -22,7 +27,6 @@ from gigl_loader.loader.seed_input import (
     digest,
     share_input,
     tell_ranks_of_input,
-    told_to_others,
     weighted_types,
 )
 from gigl_loader.seeds import SeedsTold
@@ -81,7 +85,8 @@ def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
         patch.setattr(seed_input, "gather_from_ranks", lambda own, *_: everyone)
         for rank, one in enumerate(by_rank):
             try:
-                shares.append(share_input(one, _rank(rank, machines, 4 // machines), RankInput()))
+                share, _ = share_input(one, _rank(rank, machines, 4 // machines), RankInput())
+                shares.append(share)
             except ConfigError as error:
                 errors.append(str(error))
     if machines == 2 and set(inputs[:2]) & set(inputs[2:]) and size:
@@ -104,7 +109,7 @@ def test_with_another_shard_each_rank_keeps_all(shard: str, told: list) -> None:
     mine = RankInput(options={"shard": shard})
     same = SeedsTold(digest=digest([seeds.node])) if shard == "world" else SeedsTold()
     told += [replace(mine, seeds=same)] * 2
-    assert share_input(seeds, _rank(1, 1, 2), mine) is seeds
+    assert share_input(seeds, _rank(1, 1, 2), mine) == (seeds, 0)
     if shard == "world":
         told[0] = replace(mine, seeds=SeedsTold(digest=b"other"))
         with pytest.raises(ConfigError, match=r"the seeds of the whole job.*on ranks .1.$"):
@@ -112,19 +117,6 @@ def test_with_another_shard_each_rank_keeps_all(shard: str, told: list) -> None:
     told[0] = RankInput(seeds=same)
     with pytest.raises(ConfigError, match="the same shard on all ranks"):
         share_input(seeds, _rank(1, 1, 2), mine)
-
-
-def test_a_rank_that_gave_up_is_named_and_raises_its_own_error(told: list) -> None:
-    told += [RankInput(), RankInput(why="no such node")]
-    with pytest.raises(PeerError, match="rank 1 could not build its loader: no such node"):
-        tell_ranks_of_input(_rank(0, 1, 2), RankInput())
-    error = ConfigError("no such node")
-    with pytest.raises(ConfigError) as caught, told_to_others(_rank(1, 1, 2)):
-        raise error
-    assert caught.value is error
-    told.clear()
-    with pytest.raises(ZeroDivisionError), told_to_others(ALONE):  # a bug: not for the others
-        raise ZeroDivisionError
 
 
 @pytest.mark.parametrize(
@@ -139,7 +131,7 @@ def test_all_partitions_of_one_graph_are_held(partitions: list, words: str, told
         RankInput(partition=(2, 1), seeds=_seeds(1)),
         RankInput(partition=(2, 0), seeds=_seeds(2)),
     ]
-    assert [one.count for one in tell_ranks_of_input(_rank(0, 1, 2), told[0])] == [1, 1]
+    assert [one.seeds.count for one in tell_ranks_of_input(_rank(0, 1, 2), told[0])] == [1, 1]
     told[:] = [RankInput(partition=one) for one in partitions]
     with pytest.raises(ConfigError, match=words):
         tell_ranks_of_input(_rank(0, 1, 2), told[0])
@@ -218,3 +210,73 @@ def test_as_many_batches_are_requested_ahead_as_a_worker_has(
     inputs = [NodeSamplerInput(torch.arange(2))]
     remote_arguments(store, LoaderOptions(num_neighbors=[2], **how), ALONE, inputs, "one")
     assert asked["prefetch_size"] == expected
+
+
+def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name.endswith("start_line")]
+
+
+def test_the_log_says_what_a_loader_samples(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    nodes = torch.arange(100)
+    data = Data(edge_index=torch.stack([nodes, nodes.roll(1)]), train_mask=nodes < 60)
+    dataset = DistDataset.from_pyg(data)
+    for seeds in (None, dataset.train_node_ids, nodes < 60, torch.arange(7), [1, 2, 3]):
+        DistNeighborLoader(dataset, [2], seeds, num_workers=0, batch_size=9).shutdown()
+    DistLinkNeighborLoader(
+        dataset, [2], data.edge_index[:, :8], num_workers=0, batch_size=2
+    ).shutdown()
+    assert _lines(caplog) == [
+        "DistNeighborLoader starts: all 100 nodes",
+        "DistNeighborLoader starts: the train split, 60 nodes",
+        "DistNeighborLoader starts: the train split, 60 nodes",
+        "DistNeighborLoader starts: 7 given nodes",
+        "DistNeighborLoader starts: 3 given nodes",
+        "DistLinkNeighborLoader starts: 8 given edges",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"batch_size": 2}, ""),
+        ({"batch_size": 1}, ""),
+        ({}, "batch_size was left at 1, so these 10001 seeds are as many batches"),
+        (
+            {"batch_size": 2, "num_neighbors": []},
+            "num_neighbors is empty: batches hold their seeds",
+        ),
+    ],
+)
+def test_slips_are_worth_a_line(
+    how: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = DistDataset.from_pyg(Data(edge_index=torch.tensor([[0], [1]]), num_nodes=10_001))
+    DistNeighborLoader(dataset, num_workers=0, **({"num_neighbors": [1]} | how)).shutdown()
+    found = _lines(caplog)
+    assert [one.startswith(words) for one in found] == [True] * bool(words)
+
+
+def test_the_fourth_argument_is_not_the_batch_size(caplog: pytest.LogCaptureFixture) -> None:
+    dataset = DistDataset.from_pyg(Data(edge_index=torch.tensor([[0], [1]]), num_nodes=10_001))
+    DistNeighborLoader(dataset, [3], None, 0).shutdown()
+    DistNeighborLoader(dataset, [3], None, 0, 1).shutdown()
+    (line,) = _lines(caplog)
+    assert "the fourth argument is num_workers" in line
+
+
+def test_more_workers_than_cpus_are_worth_a_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_line, "usable_cpus", lambda: 4)
+    for workers, ranks in ((4, 1), (2, 2), (5, 1), (3, 2)):
+        start_line.log_workers(workers, ranks)
+    assert [one.split(":")[0] for one in _lines(caplog)] == [
+        "num_workers=5, and this machine has 4 CPUs for them",
+        "num_workers=3 on each of 2 ranks, and this machine has 4 CPUs for them",
+    ]
+    caplog.clear()
+    monkeypatch.setattr(start_line, "usable_cpus", lambda: 0)
+    dataset = DistDataset.from_pyg(Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2))
+    with DistNeighborLoader(dataset, [2], num_workers=1, batch_size=2):
+        assert len(_lines(caplog)) == 1

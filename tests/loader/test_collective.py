@@ -119,7 +119,11 @@ def test_a_rank_that_failed_is_named(monkeypatch, peers: CollectivePeers) -> Non
     ("error", "kind", "words"),
     [
         (RuntimeError("Timed out waiting 20000ms"), PeerTimeoutError, "for 20 s.*`timeout`"),
-        (RuntimeError("Connection closed by peer"), PeerError, "has ended.*Connection closed"),
+        (
+            RuntimeError("Connection closed by peer"),
+            PeerError,
+            r"broke: all ranks saw it.*Connection closed",
+        ),
         (PeerError("of this package"), PeerError, "^of this package$"),
     ],
 )

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from gigl_loader import ConfigError
+from gigl_loader import ConfigError, DistNeighborLoader
 from gigl_loader.loader.epoch import EpochProgress, LoaderStats
 from gigl_loader.message import BatchTicket, Received
+from gigl_loader.testing import TinyGraph
 
+OF_TRANSFORM = "transform-bound: your transform takes"
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "training_loop.md"
 
 
@@ -35,7 +38,8 @@ def test_rates_and_shares() -> None:
     found = stats.summary()
     expected = {
         "batches": 4, "seeds_per_s": 50.0, "bytes_per_s": 400.0, "wait_share": 0.2,
-        "collate_share": 0.1, "queue_depth": 3.0, "sample_ms": 500.0, "gather_ms": 500.0,
+        "collate_share": 0.1, "transform_s": 0.0, "transform_share": 0.0,
+        "queue_depth": 3.0, "sample_ms": 500.0, "gather_ms": 500.0,
     }  # fmt: skip
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=0.01)
     assert found["worker_busy_share"] == pytest.approx({0: 0.2, 1: 0.2}, rel=0.01)
@@ -130,6 +134,45 @@ def test_the_guide_explains_every_key() -> None:
     rows = re.findall(r"^\| (`[a-z_`, ]+`) \|", table, re.MULTILINE)
     explained = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert explained == set(LoaderStats().summary())
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict"),
+    [
+        ({"wait_s": 0.2, "collate_s": 9.4, "transform_s": 9.3}, f"{OF_TRANSFORM} 93% "),
+        ({"wait_s": 4.0, "collate_s": 5.5, "transform_s": 5.0}, f"{OF_TRANSFORM} 50% "),
+        ({"wait_s": 0.2, "collate_s": 9.4, "transform_s": 0.5}, "training-bound"),
+        ({"wait_s": 0.2, "collate_s": 4.0, "transform_s": 4.0}, "training-bound"),
+        ({"wait_s": 6.0, "collate_s": 3.0, "transform_s": 3.0}, "latency-bound"),
+    ],
+)  # fmt: skip
+def test_a_slow_transform_is_the_verdict(times: dict[str, float], verdict: str) -> None:
+    found = _stats(elapsed_s=10.0, batches=1, **times).summary()
+    assert found["verdict"].startswith(verdict)
+    assert found["collate_s"] == pytest.approx(times["collate_s"] - times["transform_s"])
+
+
+def test_functions_of_the_user_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+
+    def takes(seconds: float):
+        def function(value):
+            nonlocal now
+            now += seconds
+            return value
+
+        return function
+
+    dataset = TinyGraph.random(8, 20).dataset()
+    with DistNeighborLoader(
+        dataset, [2], torch.arange(6), batch_size=2, num_workers=0,
+        transform=takes(4.0), transform_sampler_output=takes(1.0),
+    ) as loader:  # fmt: skip
+        assert len(list(loader)) == 3
+        loader.collate([0])  # beside the epoch: not counted
+        found = loader.stats()
+    assert (found["transform_s"], found["collate_s"], found["wait_s"]) == (15.0, 0.0, 0.0)
 
 
 def test_a_loader_without_a_batch_has_no_verdict() -> None:

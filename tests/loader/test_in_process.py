@@ -34,6 +34,7 @@ from gigl_loader.testing import check_same_batches, run_ranks
         ("all_break_off", 2, []),
         ("a_rank_dies", 2, [1]),
         ("a_rank_stops", 2, [1]),
+        ("a_rank_stops_beside_two", 3, [1]),
         ("a_sampler_raises", 2, []),
         ("different_epochs", 2, []),
         ("beside_other_collectives", 2, []),

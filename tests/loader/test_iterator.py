@@ -117,6 +117,27 @@ def test_a_batch_whose_collating_raised_is_not_in_the_state() -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
+def test_nothing_that_collating_returns_is_an_end(ahead: bool) -> None:
+    """Whoever gives None is told so by the loader; here it is one batch of several."""
+    owner: Any = Owner(Source(0, 1, 2), ahead)
+    owner.collate = lambda _: None
+    assert list(_iterate(owner, [0, 1, 2])) == [None] * 3
+
+
+def test_a_message_may_have_a_key_that_the_copying_had() -> None:
+    class Tickets(Source):
+        def next(self, timeout_s: float | None = None) -> Received | None:
+            found = super().next(timeout_s)
+            if found is not None:
+                found.message["ticket"] = torch.tensor([7])
+            return found
+
+    owner: Any = Owner(Tickets(0, 1), ahead=True)
+    owner.collate = lambda message: int(message["ticket"])
+    assert list(_iterate(owner, [0, 1])) == [7, 7]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
 def test_an_error_of_the_source_ends_the_epoch(ahead: bool) -> None:
     owner = Owner(Source(0, ValueError("lost")), ahead)
     iterator = _iterate(owner, [0, 1, 2])

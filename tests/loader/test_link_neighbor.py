@@ -170,12 +170,9 @@ def _refused_on_this_rank() -> DistLinkNeighborLoader:
 
 
 def test_other_ranks_are_told_of_bad_edges_before_they_are_an_error(monkeypatch) -> None:
-    """They wait in the exchange that `colocated_arguments` begins with; see `told_to_others`."""
+    """They wait in an exchange of `gigl_loader.ranks`."""
     told: list[str] = []
-    monkeypatch.setattr(
-        "gigl_loader.loader.seed_input.tell_ranks_of_input",
-        lambda runtime, one: told.append(one.why),
-    )
+    monkeypatch.setattr("gigl_loader.ranks._tell_failure", told.append)
     with pytest.raises(ConfigError, match="= 99 is no node id"):
         _refused_on_this_rank()
     assert len(told) == 1

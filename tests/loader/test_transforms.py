@@ -97,7 +97,7 @@ def test_a_heterogeneous_sample_too() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda out: None, "must return the SamplerOutput"),
+        (lambda out: None, "returned None, but must return the S.*: add `return`"),
         (lambda out: _set(out, node=torch.cat([out.node, torch.tensor([10**6])])), "1000000, a n"),
         (lambda out: _set(out, row=out.row[1:], col=out.col[1:]), "in step"),
         (lambda out: _set(out, edge=None), "no ids"),

@@ -299,6 +299,8 @@ def test_mistakes_are_named() -> None:
         small().to("cpu", kernels="torch", features="host", cache="0%")
     with pytest.raises(ConfigError, match="on the CPU there is one memory"):
         small().to("cpu", cache="20%", features="host")
+    with pytest.raises(ConfigError, match=r"edges='host' are for a GPU: on the CPU"):
+        small().to("cpu", edges="host")
     placed = small().to("cpu", kernels="torch")
     with pytest.raises(ConfigError, match=r"add num_workers=0"):
         DistNeighborLoader(placed, [2], nodes, batch_size=4)

@@ -52,14 +52,16 @@ def tiny_partition(rank: int, servers: int) -> DistDataset:
 
 
 class FailingSampler(NeighborSampler):
-    """Raises on the second batch, or takes its time over it."""
+    """Raises on the second batch, forgets to return it, or takes its time over it."""
 
-    def __init__(self, *args: Any, nap_s: float = 0.0) -> None:
+    def __init__(self, *args: Any, nap_s: float = 0.0, silent: bool = False) -> None:
         super().__init__(*args)
-        self._nap_s = nap_s
+        self._nap_s, self._silent = nap_s, silent
 
     def sample(self, request: Any) -> Any:
         if request.ticket.batch == 1:
+            if self._silent:
+                return None
             if self._nap_s == 0.0:
                 raise ValueError("no luck with this batch")
             time.sleep(self._nap_s)

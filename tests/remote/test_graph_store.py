@@ -41,6 +41,8 @@ from gigl_loader.graph_store import (
     shutdown_compute_process,
 )
 from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.loader.node_loader import remote_input
+from gigl_loader.loader.start_line import remote_seeds
 from gigl_loader.options import (
     SAME_MACHINE_VARIABLE,
     SAME_MEMORY_VARIABLE,
@@ -98,10 +100,16 @@ def _fetches(info, rank):
     sizes = [[share[server].numel() for server in range(2)] for share in shares]
     assert sizes[0] == [everything[0].numel() * 2 // 3, 0], "server 0 first, as far as it goes"
     assert sizes[2][0] == 0
+    train = remote.fetch_node_ids(0, 2, split="train")
+    some = {server: ids[:1] for server, ids in everything.items()}
+    words = [remote_seeds(remote_input(remote, ids)) for ids in (everything, train, some)]
+    count = sum(ids.numel() for ids in train.values())
+    split = f"this rank's share of the train split, {count} nodes"
+    assert words == ["all 60 nodes", split, "2 given nodes"], "as the log has it"
     with pytest.raises(ConfigError, match="together"):
         remote.fetch_node_ids(rank=0)
     with pytest.raises(ConfigError, match=r"storage server 0.*split must be"):
-        remote.fetch_node_ids(split="training")
+        remote.fetch_node_ids(split="training")  # type: ignore[arg-type]
     ports = remote.fetch_free_ports_on_storage_cluster(2)
     gathered = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, ports)
@@ -328,6 +336,13 @@ def _workers_fail(info, rank):
                 list(loader)
             assert "storage server 1" in str(caught.value)
             assert "store_cluster.py" in caught.value.remote_traceback
+    silent = CustomSamplerOptions(sampler, {"silent": True})
+    for error, text, how in (
+        (SamplingError, r"FailingSampler\.sample .* returned None", {"sampler_options": silent}),
+        (ConfigError, r"transform= .* returned None", {"transform": lambda batch: None}),
+    ):
+        with _loader(info, rank, nodes, **how) as loader, pytest.raises(error, match=text):
+            list(loader)
     slow = CustomSamplerOptions(sampler, {"nap_s": 8.0})
     with _loader(info, rank, nodes, sampler_options=slow) as loader:
         iterator = iter(loader)

@@ -50,7 +50,7 @@ def test_ids_and_shares_of_them(plain: PartitionAnswers) -> None:
         plain.get_node_ids(NodeIdsRequest(node_type="paper"))
     with pytest.raises(ConfigError, match="split must be"):
         plain.get_node_ids(NodeIdsRequest(split="training"))
-    with pytest.raises(ConfigError, match="has no 'val' split: give it val_mask"):
+    with pytest.raises(ConfigError, match="no 'val' split: give it val_mask, val_idx or split_idx"):
         plain.get_node_ids(NodeIdsRequest(split="val"))
 
 

@@ -1,13 +1,16 @@
 """`DistServer` in this process: no sockets."""
 
+import contextlib
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from store_cluster import tiny_graph
 from support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 
-from gigl_loader.errors import ProtocolError, UsageError
+from gigl_loader import DistDataset, partition_graph
+from gigl_loader.errors import FileChangedError, ProtocolError, UsageError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
@@ -19,6 +22,7 @@ from gigl_loader.remote.requests import (
     Runs,
 )
 from gigl_loader.remote.shared import share_of_batches
+from gigl_loader.transport.failures import describe, rebuild
 
 pytestmark = pytest.mark.multiprocess
 
@@ -182,3 +186,17 @@ def test_a_client_that_is_gone_frees_its_producers(server):
 def test_ports_that_are_given_out_differ(server):
     ports = server.get_free_ports(400)
     assert len(set(ports)) == 400
+
+
+def test_a_file_that_changed_ends_the_epochs_of_its_server(tmp_path: Path) -> None:
+    partition_graph(tiny_graph().to_pyg(), 1, tmp_path / "parts", progress=False)
+    dataset = DistDataset.load(tmp_path / "parts", 0, mmap=True, verify="off")
+    with contextlib.closing(DistServer(dataset)) as server:
+        producer = server.create_sampling_producer(*_arguments(server))
+        server.start_new_epoch_sampling(producer, 0)
+        assert len(_drain(server, producer)) == 20
+        (path,) = (tmp_path / "parts/part0/node_features").glob("*/values.bin")
+        path.write_bytes(path.read_bytes())
+        with pytest.raises(FileChangedError, match=rf"{path} was changed"):
+            server.start_new_epoch_sampling(producer, 1)
+        assert isinstance(rebuild(describe(FileChangedError(str(path))), "x"), FileChangedError)

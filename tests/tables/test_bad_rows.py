@@ -178,13 +178,14 @@ def test_too_little_memory_is_said_and_the_run_can_go_on(tmp_path: Path, work_si
 def test_features_in_fewer_bytes(tmp_path: Path) -> None:
     arguments = _write(tmp_path, {"a": [0.1, 2.0, 3.0, 4.0, 5.0], "b": [1, 2, 3, 4, 5]})
     np.save(tmp_path / "x.npy", np.arange(10.0).reshape(5, 2))
-    for features, dtype, first in (
+    cases: list[tuple[Any, Any, list[Any]]] = [
         (["a", "b"], "float32", [np.float32(0.1), 1]),
         (["a", "b"], "float16", [np.float16(0.1), 1]),
         (["a", "b"], "float64", [0.1, 1]),
         (["a", "b"], None, [np.float32(0.1), 1]),  # of Python's floats
         (str(tmp_path / "x.npy"), "float16", [0, 1]),
-    ):
+    ]
+    for features, dtype, first in cases:
         arguments |= {
             "nodes": NodeTable(tmp_path / "nodes", features=features, feature_dtype=dtype),
             "edges": EdgeTable(tmp_path / "edges", features="w", feature_dtype=dtype),

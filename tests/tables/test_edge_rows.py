@@ -14,6 +14,7 @@ from gigl_loader import DistDataset, DistNeighborLoader, EdgeTable, NodeTable, p
 from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.schema import EdgeDir, EdgeType
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+from gigl_loader.tables.spec import Method
 
 BUYS, LIKES = ("user", "buys", "item"), ("user", "likes", "item")
 
@@ -35,7 +36,11 @@ def _edges(folder: Path, name: str, count: int, weight: bool) -> tuple[str, list
     [("in", "random", False), ("in", "ldg", True), ("out", "random", True), ("out", "ldg", False)],
 )
 def test_each_edge_leads_back_to_its_row(
-    tmp_path: Path, work_sizes, edge_dir: EdgeDir, method: str, join: bool
+    tmp_path: Path,
+    work_sizes,
+    edge_dir: EdgeDir,
+    method: Method,
+    join: bool,
 ) -> None:
     if join:  # as where the ids of nodes do not fit into memory
         work_sizes(index_share=0.0)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pytest
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
@@ -78,6 +79,35 @@ def test_columns_that_cannot_be_stored(tmp_path: Path, column: str, values, text
     with pytest.raises(ConfigError, match=text):
         _partition(tmp_path, {"c": values}, {column: "c"})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("csv", [True, False])
+@pytest.mark.parametrize("fits", [True, False])
+def test_ids_beyond_int32_and_beyond_doubles_are_told_apart(
+    tmp_path: Path, work_sizes, fits: bool, csv: bool
+) -> None:
+    if not fits:
+        work_sizes(index_share=0.0)
+    ids = [2**31, 2**31 - 1, 2**32, 2**53, 2**53 + 1, -(2**53) - 1, 2**63 - 1]
+    nodes, edges = pa.table({"id": ids}), pa.table({"src": ids, "dst": [*ids[1:], ids[0]]})
+    if csv:
+        for name, table in (("nodes", nodes), ("edges", edges)):
+            pyarrow.csv.write_csv(table, tmp_path / f"{name}.csv")
+        nodes, edges = tmp_path / "nodes.csv", tmp_path / "edges.csv"
+    partition_tables(
+        NodeTable(nodes), EdgeTable(edges), 2, tmp_path / "parts", progress=False, threads=1,
+        method="random",
+    )  # fmt: skip
+    found = {}
+    for k in range(2):
+        dataset = DistDataset.load(tmp_path / "parts", k)
+        (adjacency,) = dataset.view().adjacency.values()
+        assert adjacency.indptr.diff().tolist() == [1] * len(dataset.node_ids)
+        ends = dataset.to_original(dataset.node_ids).tolist()
+        found |= dict(zip(ends, dataset.to_original(adjacency.indices).tolist(), strict=True))
+        in_order = dataset.to_original(dataset.from_original(ids)).tolist()
+        assert in_order == ids
+    assert found == dict(zip([*ids[1:], ids[0]], ids, strict=True))
 
 
 @pytest.mark.parametrize("fits", [True, False])

@@ -13,7 +13,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.tables import id_index
 from gigl_loader.tables.id_index import NO_NODE, Index
 from gigl_loader.tables.partition_tables import partition_tables
-from gigl_loader.tables.spec import EdgeTable, NodeTable
+from gigl_loader.tables.spec import EdgeTable, Method, NodeTable
 
 TEXTS, INTEGERS = st.text(max_size=20), st.integers(-(2**63), 2**63 - 1)
 
@@ -73,7 +73,7 @@ def _bytes(root: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("method", ["random", "ldg"])
 def test_a_join_gives_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work_sizes, method: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work_sizes, method: Method
 ) -> None:
     nodes, edges = _tables()
     reports = []

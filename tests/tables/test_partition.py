@@ -17,10 +17,11 @@ from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.links import split_partitions
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.partition_graph import partition_graph
+from gigl_loader.dataset.pyg_graph import RowOrder
 from gigl_loader.dataset.schema import EdgeDir, EdgeType
 from gigl_loader.errors import UsageError
 from gigl_loader.tables.partition_tables import partition_tables
-from gigl_loader.tables.spec import EdgeTable, NodeTable
+from gigl_loader.tables.spec import EdgeTable, Method, NodeTable
 
 INTS = pa.list_(pa.int64(), 2)
 
@@ -38,10 +39,10 @@ def test_partitions_unite_to_the_tables(
     tmp_path: Path,
     graph: Tables,
     count: int,
-    method: str,
+    method: Method,
     edge_dir: EdgeDir,
     files: int,
-    order: str,
+    order: RowOrder,
 ) -> None:
     shutil.rmtree(tmp_path / "tables", ignore_errors=True)
     nodes, edges = graph.write(tmp_path / "tables", files)

@@ -114,6 +114,7 @@ def test_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ConfigError, match=r"gigl_loader\[ray\]"):
         partition_tables(nodes, edges, 2, tmp_path / "parts", engine="ray", progress=False)
+    engine: Any = "spark"
     with pytest.raises(ConfigError, match="engine must be"):
-        partition_tables(nodes, edges, 2, tmp_path / "parts", engine="spark", progress=False)
+        partition_tables(nodes, edges, 2, tmp_path / "parts", engine=engine, progress=False)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["tables"]

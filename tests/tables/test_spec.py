@@ -14,6 +14,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.tables.spec import EdgeTable, NodeTable, columns_of, is_npy, read_graph
 
+INT8: Any = "int8"
 NODES, EDGES = NodeTable("nodes"), EdgeTable("edges")
 BUYS = ("user", "buys", "item")
 
@@ -56,7 +57,7 @@ def test_several_types_keep_their_order_and_labels_have_types_of_their_own() -> 
      ({3: NODES}, {}, ConfigError, "cannot be the name of a file"),
      ({"a": NODES}, {"buys": EDGES}, WrongTypeError, "an edge type is .*got 'buys'"),
      ({"a": NODES}, {("a", "to", "b"): EDGES}, ConfigError, r"'b', of .* \(there are \['a'\]"),
-     (NodeTable("n", features="x", feature_dtype="int8"), EDGES, ConfigError, "got 'int8'"),
+     (NodeTable("n", features="x", feature_dtype=INT8), EDGES, ConfigError, "got 'int8'"),
      (NODES, EdgeTable("e", feature_dtype="float16"), ConfigError, "given, and no features")],
 )  # fmt: skip
 def test_tables_that_make_no_graph(nodes: Any, edges: Any, error: Any, text: str) -> None:

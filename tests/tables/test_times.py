@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
+from gigl_loader.dataset.pyg_graph import RowOrder
 from gigl_loader.dataset.schema import NEIGHBOR_TIME
 from gigl_loader.errors import ConfigError
 
@@ -38,7 +39,9 @@ def _tables(**columns: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("order", ["ids", "degree"])
-def test_each_edge_has_the_time_of_its_neighbour(tmp_path: Path, work_sizes, order: str) -> None:
+def test_each_edge_has_the_time_of_its_neighbour(
+    tmp_path: Path, work_sizes, order: RowOrder
+) -> None:
     work_sizes(table_rows=7)
     given = _tables()
     partition_tables(**given, root=tmp_path, time_attr="joined", order=order)

@@ -76,7 +76,7 @@ def _make(
 ) -> tuple[_Tasks, _Pool, _Channel]:
     pool, channel = _Pool(workers), _Channel(size)
     orders = SimpleNamespace(of=lambda stream, epoch: ("order", stream, epoch) if epoch else None)
-    recovery = Recovery(pool, concurrency, 3, lambda task: [])  # type: ignore[arg-type]
+    recovery = Recovery(pool, concurrency, 3, lambda task: [], lambda: None)  # type: ignore[arg-type]
     parts: Any = (recovery, channel, orders, concurrency, None, threading.RLock())
     found = _Tasks(*parts)
     found.recovery = recovery

@@ -69,7 +69,7 @@ class _Producer:
     def __init__(self, streams: int = 1, max_restarts: int = 3) -> None:
         self.pool, self.channel = _Pool(), _Channel(16, 2**30)
         self.writers = [SlotWriter(), SlotWriter()]
-        recovery = Recovery(self.pool, 2, max_restarts, lambda task: [1])  # type: ignore[arg-type]
+        recovery = Recovery(self.pool, 2, max_restarts, lambda task: [1], lambda: None)  # type: ignore[arg-type]
         orders = SimpleNamespace(of=lambda stream, epoch: None)
         self.refused: list[tuple[int, int, str]] = []
         ranks = SimpleNamespace(

@@ -1,5 +1,6 @@
 """Messages and descriptors between processes of one user: whole, in order, or an end."""
 
+import errno
 import gc
 import os
 import pickle
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from support.conditions import no_descriptors_but
 
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import segments, tensors
@@ -146,3 +148,27 @@ def test_no_two_kinds_have_one_name() -> None:
     assert len(set(names.values())) == len(names)
     told = pipe.__doc__ or ""
     assert [name for name in names if name not in told] == [], "who sends it to whom is not said"
+
+
+def test_descriptors_that_this_process_cannot_have_are_an_error_that_says_so(ends) -> None:
+    ours, theirs = ends
+    fds = [segments.create_memfd(8) for _ in range(3)]
+    pipe.send(ours, "batch", fds)
+    segments.close_fds(fds)
+    before = open_files()
+    with no_descriptors_but(2), pytest.raises(OSError, match="Too many open files") as told:
+        pipe.receive(theirs)
+    assert told.value.errno == errno.EMFILE
+    assert open_files() == before, "those that came are closed"
+
+
+def test_received_descriptors_are_not_for_other_programs(ends) -> None:
+    ours, theirs = ends
+    fd = segments.create_memfd(8)
+    pipe.send(ours, "batch", [fd])
+    found = pipe.receive(theirs)
+    assert found is not None
+    segments.close_fds([fd])
+    (received,) = found[1]
+    assert not os.get_inheritable(received)
+    os.close(received)

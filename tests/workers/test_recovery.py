@@ -1,6 +1,7 @@
 """When a worker is replaced, when it is ended first, and when neither is of any use."""
 
 import logging
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from support.conditions import Clock
 
-from gigl_loader.errors import PeerError, PeerTimeoutError, WorkerDiedError
+from gigl_loader.errors import FileChangedError, PeerError, PeerTimeoutError, WorkerDiedError
 from gigl_loader.message import BatchTicket
 from gigl_loader.workers import recovery
 from gigl_loader.workers.recovery import Recovery, RestartThread
@@ -49,11 +50,14 @@ def clock(clock_of: Callable[..., Clock]) -> Clock:
     return clock_of(recovery)
 
 
-def _recovery(pool: _Pool, max_restarts: int = 3, concurrency: int = 2) -> Recovery:
+def _recovery(
+    pool: _Pool, max_restarts: int = 3, concurrency: int = 2,
+    check_files: Callable[[], None] = lambda: None,
+) -> Recovery:  # fmt: skip
     def seeds_of(ticket: BatchTicket) -> list[int]:
         return list(range(10 * ticket.batch, 10 * ticket.batch + 10))
 
-    return Recovery(pool, concurrency, max_restarts, seeds_of)  # type: ignore[arg-type]
+    return Recovery(pool, concurrency, max_restarts, seeds_of, check_files)  # type: ignore[arg-type]
 
 
 def _task(batch: int) -> BatchTicket:
@@ -110,6 +114,25 @@ def test_a_batch_lost_with_two_workers_ends_the_epoch(clock) -> None:
     assert isinstance(error, WorkerDiedError)
     assert "batch 3 of epoch 4 was lost with two workers" in str(error)
     assert "10 seeds are [30, 31, 32, 33, 34, 35, 36, 37, ...]" in str(error)
+
+
+def test_a_worker_that_ends_by_sigbus_names_the_file_that_changed(clock, caplog) -> None:
+    """Another one would end by it, too; without such a file, or by another signal, it may not."""
+
+    def check_files() -> None:
+        if changed:
+            raise FileChangedError("x.bin was changed")
+
+    changed, pool = False, _Pool()
+    found = _recovery(pool, check_files=check_files)
+    found.under_way.give(1, _task(6))
+    assert found.died(1, 77, -signal.SIGBUS) is None
+    assert "SIGBUS; a page of a mapped file could not be read" in caplog.text
+    changed = True
+    assert found.died(2, 78, -signal.SIGKILL) is None
+    error = found.died(0, 79, -signal.SIGBUS)
+    assert isinstance(error, FileChangedError)
+    assert str(error) == "sampling worker 0 (pid 79) died: SIGBUS; x.bin was changed"
 
 
 def _give_again(found: Recovery) -> None:

@@ -1,11 +1,14 @@
 """What a supervisor imports before it forks workers, and tells meanwhile."""
 
+import errno
+import os
 import subprocess
 import sys
 
 import numba
+import pytest
 
-from gigl_loader.workers import pipe
+from gigl_loader.workers import pipe, supervisor
 from gigl_loader.workers.supervisor import told_of_compiling
 
 _LOADS = """
@@ -38,3 +41,25 @@ def test_each_kernel_that_is_compiled_is_progress() -> None:
         numba.njit(lambda x: x + 2)(1)  # after the block nobody is told
         control.close()
         assert pipe.receive(trainer) is None
+
+
+def test_a_worker_that_cannot_be_forked_is_a_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor lives on, and the trainer learns which limit it was."""
+    trainer, control = pipe.pair()
+    ours, workers = pipe.pair()
+
+    def refused() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with trainer, control, ours:
+        pipe.send(trainer, (pipe.FORK, 0), [workers.fileno()])
+        workers.close()
+        monkeypatch.setattr(os, "fork", refused)
+        assert supervisor._Watch(control, [])._obey()
+        got = pipe.receive(ours)
+        assert got is not None
+        kind, cause, text = got[0]
+        assert kind == pipe.FAILED
+        assert "may start no more processes and threads: raise the limit (ulimit -u" in cause
+        assert "BlockingIOError" in text
+        assert pipe.receive(ours) is None

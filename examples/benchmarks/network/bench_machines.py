@@ -22,7 +22,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from _lines import HEADINGS, line_of, medians
@@ -111,7 +111,7 @@ def write_graph(kind: str, dtype: str, parts: int, nodes: int, folder: Path, wid
         x=torch.randn((count, width), generator=generator), edge_index=torch.from_numpy(edges),
         num_nodes=count, train_mask=torch.from_numpy(np.bincount(edges[1], minlength=count) > 0),
     )  # fmt: skip
-    method = "metis" if kind == "communities" else "random"
+    method: Literal["metis", "random"] = "metis" if kind == "communities" else "random"
     feature_dtype = None if dtype == "float32" else dtype
     partition_graph(
         data, parts, folder, method=method, feature_dtype=feature_dtype, progress=False

@@ -447,7 +447,7 @@ class SimulatedJob:
     def _epoch(
         self, rank: Rank, loaded: RemoteSource, progress: EpochProgress, world_size: int
     ) -> None:
-        check_same_start(progress.epoch, progress.yielded, world_size)
+        check_same_start(progress.epoch, progress.yielded, 0, world_size)
         positions = progress.positions_left(0)
         left = self.size.ranks * self.size.batches - progress.yielded
         common = left // world_size  # steps that all ranks make: the last may be one of a few

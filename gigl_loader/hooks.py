@@ -1,0 +1,47 @@
+"""The functions and methods of users that this package calls: what they return is looked at.
+
+A function without `return` returns None, and None must never pass for one of our own values, such
+as the end of an epoch.
+"""
+
+import functools
+from typing import Any, TypeVar
+
+from gigl_loader.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def returned(value: T | None, role: str, function: Any, wanted: str) -> T:
+    """Return the result of a user's function.
+
+    Args:
+        value: The result.
+        role: The keyword or the kind of function, for the message.
+        function: The function, which the message names.
+        wanted: What it has to return.
+
+    Raises:
+        ConfigError: The result is None.
+    """
+    if value is None:
+        raise ConfigError(
+            f"{role} {name_of(function)} returned None, but must return {wanted}: "
+            "add `return` at its end"
+        )
+    return value
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a function and the place of its definition, for messages."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    plain = getattr(function, "__func__", function)
+    # An object that is called, such as a transform of PyG's: its class says most.
+    if not hasattr(plain, "__qualname__"):
+        plain = getattr(type(function), "forward", None) or type(function).__call__
+        name = type(function).__qualname__
+    else:
+        name = plain.__qualname__
+    code = getattr(plain, "__code__", None)
+    return name if code is None else f"{name} ({code.co_filename}, line {code.co_firstlineno})"

@@ -1,0 +1,101 @@
+"""What other libraries' loaders have and ours do not: each is answered by name.
+
+The keywords of other loaders are in `gigl_loader.loader.keywords`.
+"""
+
+import sys
+from typing import Any
+
+from torch_geometric.data import Data, HeteroData
+
+from gigl_loader.errors import UsageError, WrongTypeError
+
+OVERRIDES = {
+    "collate_fn": "torch's and PyG's name",
+    "filter_fn": "PyG's hook of a sampled batch",
+    "_colloate_fn": "graphlearn-torch's name",
+    "_get_iterator": "torch's and PyG's hook of an epoch; `__iter__` is the one here",
+}
+"""Methods that loops over a loader here never call, and where people know them from."""
+_HOOKS = (
+    "give the loader transform=, or override _make_batch(self, msg), which makes a batch of a "
+    'message, or _collate_fn(self, msg) around it; see "Your own loader" in the guide'
+)
+_INFERENCE = ("torch_geometric.nn.models.basic_gnn", "inference")
+"""Module and name of the method of PyG that wants a loader of its own class."""
+
+
+class NotTorchsError(UsageError, AttributeError):
+    """Raised for an attribute that only torch's ``DataLoader`` has; `hasattr` then returns False.
+
+    Frameworks check so before they use it.
+    """
+
+
+def check_overrides(kind: type, base: type) -> None:
+    """Check that a subclass overrides nothing in vain.
+
+    Args:
+        kind: The subclass; its other bases count, too.
+        base: `BaseDistLoader`.
+
+    Raises:
+        WrongTypeError: It overrides a method that no loop over the loader calls.
+    """
+    for name, known in OVERRIDES.items():
+        owner = next((one for one in kind.__mro__ if name in vars(one)), None)
+        # A base of another library that comes after ours is not asked, and hides nothing.
+        if owner is None or kind.__mro__.index(owner) >= kind.__mro__.index(base):
+            continue
+        whose = "" if owner is kind else f", of its base {owner.__qualname__}"
+        raise WrongTypeError(
+            f"{kind.__qualname__}.{name}{whose}, would have no effect: loops over a loader do not "
+            f"call it ({known}). To change batches, {_HOOKS}"
+        )
+
+
+class AnswersOthers:
+    """Answers code of torch and PyG that takes a loader for one of theirs.
+
+    A base of its own: in the body of a class, ``__class__`` below would take the place of the class
+    that `super()` finds there.
+    """
+
+    @property
+    def __class__(self) -> Any:
+        # `isinstance` asks an object for its class where its type is none of the wanted ones. PyG's
+        # method would then fail by an assertion without a text.
+        asking = sys._getframe(1)
+        if (asking.f_globals.get("__name__"), asking.f_code.co_name) == _INFERENCE:
+            raise UsageError(
+                f"model.inference() of PyG takes its own loaders, not a {type(self).__name__}: use "
+                "gigl_loader.full_graph_inference(model, dataset), which computes the same, layer "
+                "by layer, over all partitions"
+            )
+        return type(self)
+
+    @__class__.setter
+    def __class__(self, kind: type) -> None:
+        vars(object)["__class__"].__set__(self, kind)
+
+    @property
+    def sampler(self) -> Any:
+        """Raise: a loader has no torch sampler, which accelerate's ``skip_first_batches`` wants."""
+        raise NotTorchsError(
+            f"a {type(self).__name__} has no torch sampler: it numbers its batches itself. To "
+            "continue within an epoch, as skip_first_batches does, keep loader.state_dict() and "
+            "give it to load_state_dict(); ranks share seeds by shard="
+        )
+
+    batch_sampler = sampler
+
+    def __getitem__(self, index: Any) -> Any:
+        raise UsageError(
+            f"a {type(self).__name__} is a loader, not a dataset for torch's DataLoader: iterate "
+            "over it, it has its own workers (num_workers=); loader(index) is the batch of the "
+            "seeds at some positions"
+        )
+
+    def filter_fn(self, batch: Data | HeteroData) -> Data | HeteroData:
+        """Return the batch unchanged: PyG's zipped loaders let rows be gathered here."""
+        return batch

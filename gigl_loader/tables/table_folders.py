@@ -1,0 +1,156 @@
+"""The files of a table: those at a path, in a folder, of a pattern, or behind a URL.
+
+A folder is taken as Spark and Arrow take it: all data files below it, except those whose name or
+folder begins with "_" or ".". Folders of tables with versions (Delta Lake, Iceberg, Hudi) also have
+the files of earlier versions, and rows that are marked as deleted elsewhere, so they are refused.
+"""
+
+import contextlib
+import glob
+import logging
+import os
+import posixpath
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from gigl_loader.errors import ConfigError, without_default_types
+
+CSV = (".csv", ".csv.gz", ".tsv")
+_log = logging.getLogger(__name__)
+
+_VERSIONED = (
+    ("_delta_log", "", "Delta Lake", "deltalake.DeltaTable(path).to_pyarrow_table()"),
+    ("metadata", ".metadata.json", "Iceberg", "pyiceberg's table.scan().to_arrow()"),
+    (".hoodie", "", "Hudi", "as its own engine reads them"),
+)
+"""A folder in that of the table, part of the name of a file in it, the kind of the table, and how
+to get its current rows."""
+
+
+def files_at(path: str, where: str) -> tuple[list[str], Any]:
+    """Return the data files of a path in order, and the file system of a URL (else None).
+
+    Args:
+        path: A file, a directory, a pattern, or a URL of one of them.
+        where: Name of the table, for errors.
+
+    Raises:
+        ConfigError: There is no data file, or it is one of a table with versions.
+    """
+    if "://" in path:
+        return _remote_files(path, where)
+    if os.path.isdir(path):
+        found = _data_files(_walked(path), path, where)
+    elif os.path.exists(path):
+        found = [path]
+    else:
+        found = _not_hidden(glob.glob(path, recursive=True), path, where)
+    # A link may lead into such a folder, or be in one: both ways up are looked at.
+    ends = {path, *found}
+    _refuse_versions(
+        {os.path.abspath(one) for one in ends} | {os.path.realpath(one) for one in ends},
+        where, os.listdir,
+    )  # fmt: skip
+    return _in_order(found, path, where), None
+
+
+def _walked(path: str) -> Iterator[str]:
+    """Yield the files below a folder; those of a linked folder once, also if links make a ring."""
+    seen: set[str] = set()
+    for folder, _, names in os.walk(path, followlinks=True):
+        if (real := os.path.realpath(folder)) not in seen:
+            seen.add(real)
+            yield from (os.path.join(folder, name) for name in names)
+
+
+def _remote_files(path: str, where: str) -> tuple[list[str], Any]:
+    try:
+        import fsspec
+
+        files, inner = fsspec.core.url_to_fs(path)
+    except ImportError as error:
+        raise ConfigError(
+            f"{path} needs a file system that is not installed ({error}): install fsspec and "
+            "its requirements, or copy the files to a disk"
+        ) from error
+    if files.isdir(inner):
+        found = _data_files(files.find(inner), inner, where)
+    elif glob.has_magic(inner):
+        found = _not_hidden(files.glob(inner), inner, where)
+    else:
+        found = [inner]
+    # A web server has no folders, and may answer for any name.
+    if not path.startswith(("http://", "https://")):
+        _refuse_versions({inner, *found}, where, lambda folder: files.ls(folder, detail=False))
+    return _in_order([files.unstrip_protocol(one) for one in found], path, where), files
+
+
+def _in_order(found: list[str], path: str, where: str) -> list[str]:
+    # Numbers of nodes follow the order of files, which neither a directory nor a store guarantees.
+    # A list of paths keeps its own order, each of them sorted by itself.
+    if not found:
+        raise ConfigError(f"{where}: there is no Parquet or CSV file at {path}")
+    return sorted(found)
+
+
+def _data_files(names: Iterable[str], folder: str, where: str) -> list[str]:
+    # Others are beside them: "_SUCCESS" of Spark, checksums, notes.
+    return _not_hidden([n for n in names if n.endswith((".parquet", *CSV))], folder, where)
+
+
+def _not_hidden(names: list[str], path: str, where: str) -> list[str]:
+    """Return the names without those that writers keep from readers, by the rule of the field."""
+    # What an interrupted job of Spark leaves is in "_temporary". "_key=value" is a folder of data.
+    # What the path itself names, or its pattern begins with, is the user's own choice.
+    chosen = path.split("/")
+    if any(_is_hidden(part) and glob.has_magic(part) for part in chosen):
+        return names
+    kept = [
+        name for name in names
+        if not any(_is_hidden(part) for part in name.split("/") if part not in chosen)
+    ]  # fmt: skip
+    if len(kept) < len(names):
+        _log.warning(
+            '%s: %d of %d files at %s are left out, as Spark and Arrow do: names of these or of '
+            'their folders begin with "_" or "."',
+            without_default_types(where), len(names) - len(kept), len(names), path,
+        )  # fmt: skip
+    return kept
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(("_", ".")) and name not in (".", "..") and "=" not in name
+
+
+def _refuse_versions(paths: set[str], where: str, names_in: Callable[[str], Iterable[str]]) -> None:
+    """Refuse files and folders that are, at any depth, in a folder of a table with versions.
+
+    Args:
+        paths: The files and folders.
+        where: Name of the table, for errors.
+        names_in: Lists a folder.
+    """
+    seen: set[str] = set()
+    for path in sorted(paths):
+        folder = path
+        while folder and folder not in seen:
+            seen.add(folder)
+            for mark, name, kind, rows in _VERSIONED:
+                found: list[str] = []
+                # Most folders have no such folder. One that is closed to this user is no table's
+                # that they read. Stores raise errors of many libraries.
+                with contextlib.suppress(Exception):
+                    found = [one for one in names_in(posixpath.join(folder, mark)) if name in one]
+                if found:
+                    raise ConfigError(
+                        f"{where}: {folder} is a {kind} table, whose folder keeps the files of "
+                        "earlier versions: rows that were deleted or replaced would come back. "
+                        f"Give its current rows as a pyarrow.Table ({rows}), or write them as "
+                        "plain Parquet files and give those"
+                    )
+            folder = posixpath.dirname(folder)
+
+
+def key_folder(path: str, column: str) -> str | None:
+    """Return the folder ``column=value`` in a path: the value of a column for its files."""
+    return next((part for part in path.split("/") if part.startswith(f"{column}=")), None)

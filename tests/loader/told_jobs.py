@@ -1,0 +1,222 @@
+"""What the ranks of `test_told.py` do: one of them cannot build its loader."""
+
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import world_jobs
+from support.broken_groups import end_at_once, meet_in_store
+
+from gigl_loader import (
+    ConfigError,
+    CustomSamplerOptions,
+    DistABLPLoader,
+    DistLinkNeighborLoader,
+    DistNeighborLoader,
+    PeerError,
+    RemoteDistDataset,
+    SamplingError,
+    WrongTypeError,
+)
+from gigl_loader.ranks import decide_with_ranks, gather_from_ranks, tell_ranks, told_to_ranks
+from gigl_loader.testing import Footprint
+
+GRAPH = world_jobs.GRAPH
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "a keyword": ({"batch_size": 0}, "batch_size must be"),
+    "an unknown keyword": ({"btch_size": 3}, "btch_size"),
+    "a fanout": ({"num_neighbors": [[3], [2]]}, "num_neighbors"),
+    "a shape": ({"input_nodes": torch.zeros(2, 2, dtype=torch.int64)}, "input_nodes must be"),
+    "a range": ({"input_nodes": torch.tensor([99])}, "input_nodes.* = 99 is no node id"),
+    "a weight": ({"with_weight": True}, "no weights"),
+    "a transform": ({"transform": 3}, "transform"),
+}
+"""Arguments of rank 1 that only it can find wrong, and words of the error."""
+
+
+def one_is_wrong(rank: int, build: Callable[[], Any], words: str) -> None:
+    """Rank 1 raises its own error, the others one that names it and the cause."""
+    kind: Any = (ConfigError, WrongTypeError, SamplingError)
+    if rank != 1:
+        kind, words = PeerError, f"rank 1 could not build its loader: .*{words}"
+    with pytest.raises(kind, match=words):
+        build()
+
+
+def _colocated(rank: int, size: int) -> dict[str, dict[str, Any]]:
+    return {
+        "here": {"dataset": world_jobs.DistDataset.from_pyg(_plain()), "num_workers": 0},
+        "workers": {"dataset": world_jobs.DistDataset.from_pyg(_plain())},
+        "collective": {"dataset": GRAPH.partitions(size)[rank], "exchange": "collective"},
+    }
+
+
+def _plain() -> Any:
+    """Return a graph without weights."""
+    data = GRAPH.to_pyg()
+    return type(data)(x=data.x, edge_index=data.edge_index)
+
+
+def colocated(rank: int, size: int) -> None:
+    """No rank waits for the group's deadline; afterwards all can build their loaders."""
+    for name, how in _colocated(rank, size).items():
+        for bad, words in BAD.values():
+            if name == "collective" and "with_weight" in bad:
+                continue  # these partitions have weights
+            good = {"num_neighbors": [2], "input_nodes": torch.arange(20), "seed": 1, **how}
+            given = {**good, **(bad if rank == 1 else {})}
+            one_is_wrong(rank, partial(DistNeighborLoader, **given), words)
+        with DistNeighborLoader(**good) as loader:
+            assert len(list(loader)) == len(loader)
+    _other_loaders(rank)
+    _late_failures(rank, size)
+    assert not Footprint.below().alive(), "no process is left"
+
+
+def _other_loaders(rank: int) -> None:
+    data, edges = world_jobs.DistDataset.from_pyg(_plain()), _plain().edge_index
+    one_is_wrong(
+        rank, lambda: DistLinkNeighborLoader(
+            data, [2], edges, neg_sampling="odd" if rank == 1 else None, num_workers=0
+        ), "neg_sampling must be",
+    )  # fmt: skip
+    one_is_wrong(
+        rank, lambda: DistABLPLoader(data, [2], torch.arange(4), batch_size=-rank or 1),
+        "batch_size must be",
+    )  # fmt: skip
+
+
+class Broken:
+    """A sampler that cannot be built on rank 1."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        if int(os.environ["RANK_OF_TEST"]) == 1:
+            raise ZeroDivisionError("on purpose")
+
+
+def _late_failures(rank: int, size: int) -> None:
+    """After ranks met: a sampler that cannot be built, in a worker, here, or with others."""
+    os.environ["RANK_OF_TEST"] = str(rank)
+    options = CustomSamplerOptions("told_jobs.Broken", {})
+    for how in _colocated(rank, size).values():
+        if rank == 1:
+            with pytest.raises((SamplingError, ZeroDivisionError), match="on purpose"):
+                DistNeighborLoader(
+                    num_neighbors=[2], sampler_options=options, max_restarts=0, **how
+                )
+        else:
+            with pytest.raises(PeerError, match=r"rank 1 .*on purpose"):
+                DistNeighborLoader(
+                    num_neighbors=[2], sampler_options=options, max_restarts=0, **how
+                )
+
+
+def store(info: Any, rank: int) -> None:
+    """As `colocated`, from a graph store."""
+    remote = RemoteDistDataset(info, rank)
+    seeds = {rank: torch.arange(20 * rank, 20 * rank + 9 + rank)}
+    good: dict[str, Any] = {"num_neighbors": [2], "input_nodes": seeds, "seed": 1, "batch_size": 2}
+    for bad, words in (
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"num_neighbors": {("a", "to", "b"): [2]}}, "num_neighbors"),
+        ({"input_nodes": {0: torch.tensor([99])}}, "= 99 is no node id"),
+        ({"num_workers": 0}, "num_workers=0"),
+        ({"transform": 3}, "transform"),
+    ):
+        given = {**good, **(bad if rank == 1 else {})}
+        one_is_wrong(rank, partial(DistNeighborLoader, remote, **given), words)
+    assert _uneven(_logged(lambda: DistNeighborLoader(remote, **good).shutdown())) == []
+    good["input_nodes"] = {rank: torch.arange(20 * rank, 20 * rank + 8 + 4 * rank)}
+    found = _logged(lambda: DistNeighborLoader(remote, **good).shutdown())
+    assert _uneven(found) == (["6 on rank 1 and 4 on rank 0"] if rank == 0 else [])
+    for even, steps in (("drop", 4), ("wrap", 6)):
+        with DistNeighborLoader(remote, even_ranks=even, **good) as loader:
+            assert len(list(loader)) == len(loader) == steps
+
+
+def _logged(job: Callable[[], Any]) -> list[str]:
+    """Return what this package logs meanwhile."""
+    found: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    handler = Handler()
+    logging.getLogger("gigl_loader").addHandler(handler)
+    try:
+        job()
+    finally:
+        logging.getLogger("gigl_loader").removeHandler(handler)
+    return found
+
+
+def _uneven(logged: list[str]) -> list[str]:
+    """Return what was said of ranks with different numbers of batches."""
+    return [
+        one.partition("batches: ")[2].partition(".")[0]
+        for one in logged if "different numbers of batches" in one and "even_ranks=" in one
+    ]  # fmt: skip
+
+
+def uneven(rank: int, size: int) -> None:
+    """One warning on rank 0; and an empty rank with "wrap" is an error on all of them."""
+    for how in _colocated(rank, size).values():
+        build = partial(_epoch_of, how)
+        warned = ["3 on rank 0 and 2 on rank 1"] if rank == 0 else []
+        assert _uneven(_logged(partial(build, 9))) == warned
+        assert _uneven(_logged(partial(build, 8))) == []
+        assert _uneven(_logged(partial(build, 9, even_ranks="drop"))) == []
+        assert _uneven(_logged(partial(build, 9, shard="world"))) == warned
+        assert _uneven(_logged(partial(build, 9, shard="world", even_ranks="wrap"))) == []
+        with pytest.raises(ConfigError, match=r"'wrap'.*ranks \[1\] have: .*\[1, 0\]"):
+            build(1, even_ranks="wrap")
+
+
+def _epoch_of(how: dict[str, Any], seeds: int, **more: Any) -> None:
+    with DistNeighborLoader(
+        num_neighbors=[2], input_nodes=torch.arange(seeds), batch_size=2, seed=1, **how, **more
+    ) as loader:
+        assert sum(batch.batch_size for batch in loader) >= 1
+
+
+def others_never_come(rank: int, size: int) -> None:
+    """A rank that nobody listens to raises its own error, and does not wait for ever."""
+    if rank == 1:
+        with pytest.raises(ConfigError, match="batch_size must be"):
+            DistNeighborLoader(GRAPH.dataset(), [2], batch_size=0)
+    meet_in_store("rank 1 has raised")
+    end_at_once()
+
+
+def _divide(rank: int, exchange: Callable[[], Any]) -> None:
+    if rank == 1:
+        raise ZeroDivisionError("x" * 5000)
+    exchange()
+
+
+def told_once(rank: int, size: int) -> None:
+    """Blocks in blocks tell an error once, and any exchange hears of it."""
+    for exchange in (
+        lambda: gather_from_ranks(rank, size, int),
+        lambda: tell_ranks(rank, size, int),
+        lambda: decide_with_ranks(rank, size, int, sum, int),
+    ):
+        with (
+            pytest.raises((PeerError, ZeroDivisionError)) as caught,
+            told_to_ranks("could not add"),
+            told_to_ranks("could not divide"),
+        ):
+            _divide(rank, exchange)
+        if rank != 1:
+            assert str(caught.value).startswith("rank 1 could not divide: ZeroDivisionError: xxx")
+    with pytest.raises(ConfigError, match=f"own {rank}"), told_to_ranks("could not"):
+        raise ConfigError(f"own {rank}")  # all of them
+    total = torch.tensor([rank])
+    dist.all_reduce(total)
+    assert int(total) == sum(range(size)), "the group is in step"
