@@ -1,4 +1,4 @@
-# Every target makes the environment that it needs. A machine needs Python 3.11 to 3.14, make and git;
+# Every target makes the environment that it needs, with the packages that it needs; a later one adds its own.
 # tests make certificates with the command openssl.
 #
 #   make demo              train on a partitioned graph with two processes
@@ -10,8 +10,10 @@
 #   make test-tls          the cluster tests once more, every connection encrypted by certificates
 #   make test-modern       the tests on a newer Python, without it (PYTHON=python3.13)
 #   make test-native       the tests with graphlearn-torch's native library loaded
+#   make test-oldest       what the package rests on, on the oldest torch and PyG that it claims
 #   make coverage          the tests, and which lines they reach, into out/coverage/index.html
 #   make image             the steps of the Dockerfile in a clean folder, without a container engine
+#   make release-check     the wheel alone on each Python that is here: README, ten pages; what a person has to do
 #   make docs              the site, into docs/_build/html
 #   make bench             the benchmarks in examples/benchmarks
 #   make gpu               GPU tests and benchmarks (ARGS=--rehearse: small, on the CPU)
@@ -26,15 +28,25 @@ NEWEST = .ci/in-venv $(or $(PYTHON),newest)
 TESTED = .ci/in-venv python3.11
 MODERN = .ci/in-venv $(or $(PYTHON),python3.13)
 NATIVE = VENV=.venv-native CONSTRAINTS=.ci/constraints-native.txt $(TESTED)
+# what a demo needs, instead of all that the tests do
+demo-tables: export EXTRAS = examples,tables
+demo-ray: export EXTRAS = examples,ray
+demo demo-graph-store demo-links: export EXTRAS = examples
+docs: export EXTRAS = dev,docs,examples,metis,ray,tables
+# a numba cache of its own: another release's in the checkout would be thrown away, and this one's by it
+OLDEST = NUMBA_CACHE_DIR=$(CURDIR)/.venv-oldest/numba VENV=.venv-oldest CONSTRAINTS=.ci/constraints-oldest.txt EXTRAS=test .ci/in-venv python3.11
+SEAMS = tests/test_init.py tests/test_glt.py tests/test_glt_classes.py tests/test_glt_data.py \
+  tests/test_glt_parts.py tests/collate tests/pyg tests/transport tests/loader/test_neighbor.py \
+  tests/loader/test_link.py tests/loader/test_ppr.py
 TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
-SCRIPTS = .ci/in-venv .ci/run .ci/wheel $(wildcard examples/slurm/*.sbatch)
+SCRIPTS = .ci/in-venv .ci/find-python .ci/install .ci/run $(wildcard examples/slurm/*.sbatch)
 ARGS ?=
 
 # Where it is set, each process of the tests would compile the package and rewrite all tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test lint coverage image docs bench gpu chaos compare-faults simulate test-tls test-modern test-native clean
+.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test lint coverage image release-check docs bench gpu chaos compare-faults simulate test-tls test-modern test-native test-oldest clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -76,6 +88,9 @@ test-native:
 	$(NATIVE) python -c 'from gigl_loader import _glt; assert _glt.native_available'
 	$(NATIVE) python -m pytest -n 4 $(ARGS)
 
+test-oldest:
+	$(OLDEST) python -m pytest -n 4 $(SEAMS) $(ARGS)
+
 coverage:
 	$(TESTED) coverage erase
 	$(TESTED) coverage run -m pytest -n 4 $(ARGS)
@@ -85,6 +100,9 @@ coverage:
 
 image:
 	@$(TESTED) python .ci/image.py $(ARGS)
+
+release-check:
+	@EXTRAS=release $(TESTED) python .ci/release_check.py $(ARGS)
 
 docs:
 	$(TESTED) python -m sphinx -W --keep-going -q -b html docs docs/_build/html
@@ -106,4 +124,4 @@ simulate:
 	@$(TESTED) python examples/benchmarks/at_size/simulate.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-modern .venv-native docs/_build
+	rm -rf .venv .venv-modern .venv-native .venv-oldest docs/_build

@@ -134,7 +134,9 @@ def test_a_release_tries_each_python_that_the_package_names() -> None:
     assert tried == named
 
 
-@pytest.mark.parametrize("name", ["constraints.txt", "constraints-native.txt"])
+@pytest.mark.parametrize(
+    "name", ["constraints.txt", "constraints-native.txt", "constraints-oldest.txt"]
+)
 def test_constraints_are_versions_of_what_the_package_asks_for(name: str) -> None:
     asked = [*PROJECT["dependencies"], *(one for extra in EXTRAS.values() for one in extra)]
     names = {_split(one)[0].partition("[")[0] for one in asked} | {"pandas", "setuptools"}
@@ -143,3 +145,12 @@ def test_constraints_are_versions_of_what_the_package_asks_for(name: str) -> Non
         package, _, version = line.partition("==")
         assert version, line
         assert package in names, f"{package} is no dependency any more"
+
+
+def test_the_oldest_versions_that_are_tried_are_those_that_are_claimed() -> None:
+    lines = (ROOT / ".ci" / "constraints-oldest.txt").read_text().splitlines()
+    tried = dict(line.split("==") for line in lines if line[:1] != "#")
+    for one in PROJECT["dependencies"]:
+        name, bound = _split(one.partition(";")[0])
+        version = [*re.findall(r"\d+", bound), "0", "0"][:3]
+        assert tried[name] == ".".join(version), one

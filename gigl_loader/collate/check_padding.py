@@ -54,18 +54,19 @@ def check_padding(model: Callable[[Any], Any], batch: Data | HeteroData) -> None
 def _layers(model: Callable[[Any], Any], batch: Any, device: torch.device) -> list[tuple[str, Any]]:
     """Return (name, output) of each layer in the order in which they end; the model is last."""
     found: list[tuple[str, Any]] = []
-    trial = copy.deepcopy(model)  # statistics that a layer keeps stay those of the model
 
     def note(name: str) -> Callable[..., None]:
         return lambda layer, given, output: found.append(
             (f"the layer {name!r} ({type(layer).__name__})", output)
         )
 
-    if isinstance(trial, nn.Module):
-        for name, layer in trial.named_modules():
-            if name:
-                layer.register_forward_hook(note(name))
+    # with the copy inside: older releases of PyG draw numbers to make one
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+        trial = copy.deepcopy(model)  # statistics that a layer keeps stay those of the model
+        if isinstance(trial, nn.Module):
+            for name, layer in trial.named_modules():
+                if name:
+                    layer.register_forward_hook(note(name))
         output = trial(batch)
     return [*found, ("the model", output)]
 

@@ -5,7 +5,7 @@ Below the loader: its seed edges, checked and split into the contents of a sampl
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 import torch
@@ -432,7 +432,7 @@ def weights_of(
     """
     found = {}
     for name, end in (("src_weight", edge_type[0]), ("dst_weight", edge_type[2])):
-        weight = getattr(negatives, name)
+        weight = _weight_of(negatives, name)
         if weight is None:
             continue
         # float64: weights of many nodes are summed up, and small ones must not vanish in the sum.
@@ -447,3 +447,11 @@ def weights_of(
         # A list, as keywords of samplers travel to workers that run without torch.
         found[name] = weight.tolist()
     return found
+
+
+def _weight_of(negatives: NegativeSampling, name: str) -> torch.Tensor | None:
+    if hasattr(negatives, name):
+        return cast("torch.Tensor | None", getattr(negatives, name))
+    # older releases of PyG have one weight, for each end that negatives are drawn for
+    drawn = name == "dst_weight" or negatives.is_binary()
+    return cast("torch.Tensor | None", negatives.weight) if drawn else None

@@ -203,6 +203,9 @@ def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L],
             with told_to_ranks(COULD_NOT_BUILD):
                 own(self, *args, **understood(type(self).__name__, given, known))
 
+        init.__doc__ = (
+            f"""Start a loader; ``help({loader.__name__})`` says what each parameter means."""
+        )
         # `inspect`, IDEs and Sphinx show this; the call itself still takes `**keywords`.
         init.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[*named, *added]

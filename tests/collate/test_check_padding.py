@@ -64,6 +64,16 @@ class Model(nn.Module):
         return found
 
 
+class DrawsWhenCopied(nn.Linear):
+    """As linear layers of PyG 2.5, which initialise the copy before they fill it in."""
+
+    def __deepcopy__(self, memo: Any) -> nn.Linear:
+        torch.rand(3)
+        found = nn.Linear(self.in_features, self.out_features)
+        found.load_state_dict(self.state_dict())
+        return found
+
+
 class Typed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -72,6 +82,15 @@ class Typed(nn.Module):
     def forward(self, batch: Any) -> dict[str, Tensor]:
         found: dict[str, Tensor] = self.conv(batch.x_dict, batch.edge_index_dict)
         return found
+
+
+def test_a_layer_may_draw_numbers_when_it_is_copied(plain: Data) -> None:
+    model = Model(SAGEConv, DrawsWhenCopied(8, 8))
+    torch.manual_seed(7)
+    wanted = torch.rand(3)
+    torch.manual_seed(7)
+    check_padding(model, plain)
+    assert torch.equal(torch.rand(3), wanted)
 
 
 @pytest.mark.parametrize("conv", [SAGEConv, GCNConv, GATConv])

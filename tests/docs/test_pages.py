@@ -1,14 +1,11 @@
-"""The code on the site and in the README runs: blocks fenced with `python`, page by page, in order.
+"""The code on the site and in the README runs, page by page, in order."""
 
-Code that is shown but cannot run here (that of other libraries) is fenced with `py`.
-"""
-
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from support.pages import blocks
 from torch.nn.parallel import DistributedDataParallel
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +31,6 @@ PAGES = (
     "docs/guide/ppr.md",
     "docs/guide/feature_store.md",
 )
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 pytestmark = pytest.mark.multiprocess
 
@@ -50,16 +46,11 @@ def page_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page: str, page_place: None) -> None:
-    text = (ROOT / page).read_text()
     names: dict[str, object] = {"__name__": "page"}
-    blocks = list(BLOCK.finditer(text))
-    assert blocks, f"{page} has no code"
-    for block in blocks:
-        first_line = text[: block.start(1)].count("\n")
-        code = compile(
-            "\n" * first_line + block.group(1), page, "exec"
-        )  # right lines in tracebacks
-        exec(code, names)
+    found = blocks((ROOT / page).read_text())
+    assert found, f"{page} has no code"
+    for block in found:
+        exec(compile(block, page, "exec"), names)
     # where one outlives its group, the end of the group may hang in torch itself
     kept = [name for name, value in names.items() if isinstance(value, DistributedDataParallel)]
     assert not kept, f"{page} ends its process group while {kept} live"

@@ -43,6 +43,24 @@ def test_the_picture_can_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     sys.modules.pop("picture", None)
 
 
+WIDTH = 400  # of a phone's screen, which has two or more pixels for each of these
+
+
+def test_the_picture_fits_on_a_phone_and_our_bar_is_seen_whole() -> None:
+    from matplotlib import image
+
+    drawn = image.imread(ROOT / "docs" / "_static" / "throughput.png")
+    assert drawn.shape[1] == 2 * WIDTH
+    red, green, blue = (drawn[..., color] for color in range(3))
+    ours = ((red > 0.9) & (abs(green - 0.5) < 0.1) & (blue < 0.2)).any(axis=0).nonzero()[0]
+    assert ours.min() < 0.1 * drawn.shape[1]
+    assert 0.8 * drawn.shape[1] < ours.max() < drawn.shape[1]
+    shown = f'src="docs/_static/throughput.png" width="{WIDTH}"'
+    assert shown in (ROOT / "README.md").read_text()
+    site = (ROOT / "docs" / "index.md").read_text()
+    assert f"```{{image}} _static/throughput.png\n:width: {WIDTH}px\n" in site
+
+
 def test_a_run_gives_the_file_that_the_picture_is_drawn_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

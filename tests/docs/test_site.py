@@ -1,11 +1,13 @@
 """The site links to names of other libraries by lists written by hand: each name is there."""
 
 import importlib
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+API = sorted((Path(__file__).parents[2] / "docs" / "api").glob("*.md"))
 INVENTORIES = sorted((Path(__file__).parents[2] / "docs" / "inventories").glob("*.txt"))
 
 
@@ -40,3 +42,13 @@ def test_names_of_other_libraries_are_there(inventory: Path) -> None:
         found = _import(name)
         assert isinstance(found, ModuleType) == (kind == "mod"), name
         assert isinstance(found, type) or kind not in ("class", "exception"), name
+
+
+@pytest.mark.parametrize("page", API, ids=lambda path: path.stem)
+def test_what_is_deprecated_comes_last_on_a_page(page: Path) -> None:
+    text = page.read_text()
+    listed = re.findall(r"^   ~([\w.]+)$", text, re.MULTILINE)
+    shown = re.findall(r"^\.\. auto\w+:: (gigl_loader[\w.]*)$", text, re.MULTILINE)
+    for names in (listed, shown):
+        deprecated = [(_import(name).__doc__ or "").startswith("Deprecated") for name in names]
+        assert deprecated == sorted(deprecated)

@@ -19,7 +19,7 @@ def scripts(monkeypatch):
     """Give their modules by name."""
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module
-    for name in ("_cluster", "_compare_case", "compare", "dashboard"):
+    for name in ("_cluster", "_compare_case", "compare", "dashboard", "killed_worker"):
         sys.modules.pop(name, None)
 
 
@@ -118,3 +118,32 @@ def test_a_case_that_hangs_or_ends_is_told(scripts, tmp_path: Path) -> None:
     assert outcome(f"{fault}import time; time.sleep(60)", 6.0) == "**hangs**: silent for 6 s"
     assert outcome("import time; time.sleep(60)", 1.0).endswith(", before the fault")
     assert outcome(f"{fault}raise SystemExit('no')") == "ended with 1: no"
+
+
+def test_the_killed_worker_is_drawn_from_what_was_recorded(scripts) -> None:
+    killed_worker = scripts("killed_worker")
+    record = json.loads((FOLDER / "results" / "killed_worker.json").read_text())
+    picture = (FOLDER.parents[2] / "docs" / "_static" / "killed_worker.svg").read_text()
+    assert killed_worker.draw(record) == picture
+    kinds = [line["kind"] for line in record["lines"]]
+    assert kinds[0] == "command"
+    assert "loop" in kinds[: kinds.index("kill")]
+    assert "loop" in kinds[kinds.index("warning") + 1 :]
+    assert "the same batches as without a loss" in record["lines"][-1]["text"]
+    assert record["lines"][-1]["at"] + killed_worker.REST_S == pytest.approx(20, abs=5)
+
+
+def test_each_line_of_the_picture_appears_when_it_did(scripts) -> None:
+    killed_worker = scripts("killed_worker")
+    lines = [
+        {"at": 0.0, "kind": "command", "text": "python a.py"},
+        {"at": 4.0, "kind": "kill", "text": "kill -9 7"},
+        {"at": 6.0, "kind": "loop", "text": "words " * 12 + "<end>"},
+    ]
+    picture = killed_worker.draw({"lines": lines})
+    found = re.findall(r'<text id="l\d" [^>]*>([^<]*)<', picture)
+    assert [text[:7] for text in found] == ["$ pytho", "words w", "words w", "$ kill "]
+    assert all(len(text) <= killed_worker.COLUMNS for text in found)
+    assert "&lt;end&gt;" in found[2]
+    appears = [float(at) for at in re.findall(r"\{0%,([\d.]+)%\{opacity:0", picture)]
+    assert appears == [0.0, 60.0, 60.0, 40.0]  # of 10 s

@@ -151,3 +151,18 @@ def test_weights_are_for_the_ends_that_they_are_given_for() -> None:
     short = NegativeSampling("binary", 1, None, torch.ones(2))
     with pytest.raises(ConfigError, match=r"dst_weight must have one weight for each of the 3"):
         weights_of(short, BUYS, num_nodes)
+
+
+@pytest.mark.parametrize(("mode", "ends"), [("binary", {"src_weight", "dst_weight"}),
+                                            ("triplet", {"dst_weight"})])  # fmt: skip
+def test_the_one_weight_of_older_releases_is_for_the_ends_that_are_drawn(
+    mode: str, ends: set[str]
+) -> None:
+    class Older:  # as in torch_geometric 2.5
+        weight = torch.tensor([1.0, 2.0])
+
+        def is_binary(self) -> bool:
+            return mode == "binary"
+
+    older: Any = Older()
+    assert weights_of(older, BUYS, {"u": 2, "i": 2}) == {end: [1.0, 2.0] for end in ends}

@@ -78,6 +78,19 @@ def test_gigls_own_keywords_come_last_and_ours_fit_on_a_page() -> None:
         assert len(inspect.signature(loader).parameters.keys() - gigls - {"device"}) <= 30
 
 
+@pytest.mark.parametrize("loader", LOADERS)
+def test_help_of_the_constructor_leads_to_the_class(loader: type) -> None:
+    doc = inspect.getdoc(loader.__init__)  # type: ignore[misc]
+    assert f"help({loader.__name__})" in str(doc)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_deprecated_parameters_come_last(loader: type) -> None:
+    deprecated = [text.startswith("Deprecated") for text in _explained(loader).values()]
+    assert any(deprecated)
+    assert deprecated == sorted(deprecated)
+
+
 def test_types_are_told_without_modules() -> None:
     doc = inspect.getdoc(DistNeighborLoader)
     assert "\n    seed (int | None): Decides shuffle and draws." in str(doc)
