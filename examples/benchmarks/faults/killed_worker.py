@@ -139,7 +139,8 @@ def draw(found: dict[str, Any]) -> str:
     length = max(line.at for line in lines) + REST_S
     split = 34 + ROW * len(loop) + 10
     height = split + 24 + ROW * len(other) + 10
-    styles, drawn = [], []
+    styles: list[str] = []
+    drawn: list[str] = []
     for title, top, shown in (("training", 0, loop), ("another terminal", split, other)):
         drawn.append(f'<text x="{LEFT}" y="{top + 18}" fill="#8b8b8b">{title}</text>')
         for number, line in enumerate(shown):
