@@ -73,3 +73,4 @@ from gigl_loader.utils import on_all_ranks as on_all_ranks
 from gigl_loader.utils import shared_folder as shared_folder
 from gigl_loader.utils import sum_over_ranks as sum_over_ranks
 from gigl_loader.workers.producer import DistSamplingProducer as DistSamplingProducer
+from gigl_loader.workers.resting import release_workers as release_workers

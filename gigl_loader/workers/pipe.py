@@ -4,8 +4,8 @@ A message is a tuple that begins with a name.
 
 ::
 
-    trainer -> supervisor  FORK (with the worker's socket), KILL
-    supervisor -> trainer  COMPILED per kernel; FORKED, EXITED per worker
+    trainer -> supervisor  FORK (with the worker's socket), KILL; REST, and SERVE after that
+    supervisor -> trainer  COMPILED per kernel; FORKED, EXITED per worker; RESTING, SERVING
     trainer -> worker      the set-up and PLACE (once); PEERS, ATTEMPT, TASK, STOP;
                            SLOTS that are free, if no TASK is left to carry them
     worker -> trainer      READY or FAILED (once), BATCH, ERROR or STALE per task, LINGERING,
@@ -48,6 +48,7 @@ from gigl_loader.transport import SILENCE_S
 from gigl_loader.workers.peers import Access
 
 FORK, KILL, FORKED, EXITED, COMPILED = "fork", "kill", "forked", "exited", "compiled"
+REST, RESTING, SERVE, SERVING = "rest", "resting", "serve", "serving"
 PLACE, PEERS, ATTEMPT, TASK, STOP = "place", "peers", "attempt", "task", "stop"
 SLOTS = "slots"
 READY, FAILED, BATCH, ERROR, STALE = "ready", "failed", "batch", "error", "stale"
@@ -243,6 +244,8 @@ class WorkerSetup(Generic[A]):
     """Whether some plugins are the user's own."""
     main_path: str | None = None
     """Path of the user's script if a plugin is defined in it."""
+    kernels: Sequence[str] = ()
+    """Names of the kernels that workers need, in `supervisor.KERNELS`."""
 
     @property
     def patience_s(self) -> float:

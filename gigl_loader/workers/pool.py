@@ -18,7 +18,7 @@ from typing import Any
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
 from gigl_loader.memory import segments
 from gigl_loader.system import read_stat
-from gigl_loader.workers import pipe
+from gigl_loader.workers import pipe, resting
 from gigl_loader.workers.pipe import WorkerSetup
 from gigl_loader.workers.schedule import Restarts, ended_by_itself
 
@@ -96,6 +96,8 @@ class WorkerPool:
         self._dumps, self._starts = dumps, starts
         self._workers: list[_Worker] = []
         self._supervisor: subprocess.Popen[bytes] | None = None
+        self._origin: resting.Origin | None = None
+        """Where the supervisor comes from; None: it must not serve another pool."""
         self._control: pipe.Socket | None = None
         self._selector = selectors.DefaultSelector()
         self._events: deque[WorkerEvent] = deque()
@@ -144,7 +146,7 @@ class WorkerPool:
                 self._send_setup(worker, replaces=False)
             self._await_ready(timeout_s, Restarts(max_restarts))
         except BaseException:
-            self.stop(0.0)
+            self.stop(0.0, keep=False)
             raise
 
     def replace(self, number: int, *, was_asked: bool = True) -> None:
@@ -175,19 +177,31 @@ class WorkerPool:
         self._is_gone = False
         self._num_supervisors += 1
         assert self._setup is not None, "a pool was started"
+        main_path, users_code = self._setup.main_path, self._setup.users_code
+        # none that has run the user's script, which may be another one the next time
+        if main_path is None and self._starts is None:
+            self._origin = resting.Origin.now(start_supervisor, users_code)
+        rested = self._origin and resting.take(self._origin, self._setup.kernels)
+        if rested:
+            self._supervisor, self._control = rested.process, rested.control
+        else:
+            self._start_process(main_path, users_code, self._setup.kernels)
+        self._selector.register(self._control, selectors.EVENT_READ, None)
+
+    def _start_process(
+        self, main_path: str | None, users_code: bool, kernels: Sequence[str]
+    ) -> None:
         self._control, theirs = pipe.pair()
         self._control.settimeout(_SEND_TIMEOUT_S)
-        main_path = self._setup.main_path
         script = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # the trainer's
         # including the user's later changes: their classes are imported there
         script += f"import sys; sys.path[:] = {sys.path!r}\n"
         if main_path is not None:
             script += f"import multiprocessing.spawn as s; s.import_main_path({main_path!r})\n"
         script += "from gigl_loader.workers.supervisor import main\n"
-        script += f"main(users_code={self._setup.users_code})"
+        script += f"main({kernels!r}, users_code={users_code})"
         with theirs:  # the child has its copy: one kept here would hide the end of the child
             self._supervisor = (self._starts or start_supervisor)(script, [theirs.fileno()])
-        self._selector.register(self._control, selectors.EVENT_READ, None)
 
     def _fork(self, number: int) -> _Worker:
         # The supervisor was killed, and the kernel ends all of its workers: replacing the first one
@@ -431,12 +445,13 @@ class WorkerPool:
 
     # -- stop -----------------------------------------------------------------------------------
 
-    def stop(self, linger_s: float) -> None:
+    def stop(self, linger_s: float, *, keep: bool = True) -> None:
         """End all workers; idempotent, never raises.
 
         Args:
             linger_s: Workers go on serving other partitions until the workers there have said that
                 they are done, or have sent no request for this many seconds.
+            keep: Let the supervisor rest, for the next pool of this process.
         """
         with self._ending:
             if self._stopped:
@@ -453,7 +468,7 @@ class WorkerPool:
             self._drop_events()
             if linger_s > 0:
                 self._await_exit(linger_s)
-            self._close()
+            self._close(keep)
 
     def _drop_events(self) -> None:
         for event in self._events:
@@ -490,22 +505,35 @@ class WorkerPool:
             with self._sending:
                 self._control.close()  # then the supervisor kills remaining workers and ends
 
-    def _close(self) -> None:
+    def _close(self, keep: bool) -> None:
         for worker in self._workers:
             self._close_worker(worker)
-        self._close_control()
+        try:
+            rests = keep and self._rest()
+        except BaseException:  # Ctrl-C
+            self._close_control()
+            raise
+        if not rests:
+            self._close_control()
+            self._await_supervisor()
         self._selector.close()
         self._close_listeners()
-        self._await_supervisor()
+
+    def _rest(self) -> bool:
+        """Give the supervisor to the next pool; returns when the workers are gone, or False."""
+        origin, process, control = self._origin, self._supervisor, self._control
+        if origin is None or process is None or control is None or self._is_gone:
+            return False
+        self._unregister(control)
+        with self._sending:
+            if not resting.keep(resting.Supervisor(process, control, origin)):
+                return False
+            self._supervisor = self._control = None  # a late `kill` would reach the next pool's
+            return True
 
     def _await_supervisor(self) -> None:
         if self._supervisor is not None:
-            try:
-                self._supervisor.wait(5.0)  # killing and reaping its workers takes milliseconds
-            except subprocess.TimeoutExpired:
-                self._supervisor.kill()  # the kernel ends its workers with it
-                with contextlib.suppress(subprocess.TimeoutExpired):  # it will end later
-                    self._supervisor.wait(5.0)
+            resting.await_end(self._supervisor)
 
     def disown(self) -> None:
         """Forget the workers in a forked child: they are the parent's.
@@ -536,7 +564,7 @@ def process_state(pid: int) -> str:
 @atexit.register
 def _stop_all() -> None:
     for pool in list(_live_pools):
-        pool.stop(0.0)
+        pool.stop(0.0, keep=False)
 
 
 def _after_fork() -> None:  # a forked child of the trainer owns none of its workers

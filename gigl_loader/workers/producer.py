@@ -59,6 +59,7 @@ from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
 from gigl_loader.workers.sampled_input import (
     SeedOrders,
     check_files,
+    kernels_of,
     make_plan,
     seed_or_drawn,
     view_of,
@@ -126,6 +127,7 @@ class DistSamplingProducer:
         sampler = None
         if isinstance(sampler_options, CustomSamplerOptions):
             sampler = (sampler_options.class_path, sampler_options.keywords)
+        self._sampler, self._caches = "" if sampler is None else sampler[0], cache is not None
         self._plugins = pickled(Plugins(sampler, worker_init_fn))
         self._users_code = worker_init_fn is not None or not is_own(sampler)
         self._main_path = main_path_of(worker_init_fn)
@@ -262,7 +264,11 @@ class DistSamplingProducer:
             plugins=self._plugins,
             users_code=self._users_code,
             main_path=self._main_path,
-        )
+            kernels=kernels_of(
+                self._plan, self._sampler, has_peers=self._ranks.access is not None,
+                caches=self._caches,
+            ),
+        )  # fmt: skip
 
     def _cpus_of_a_worker(self) -> int:
         context = get_context()

@@ -114,6 +114,27 @@ def make_plan(
     )
 
 
+def kernels_of(plan: SamplingPlan, sampler: str, *, has_peers: bool, caches: bool) -> list[str]:
+    """Return the names of the kernels that workers need, in `supervisor.KERNELS`.
+
+    Args:
+        plan: The sampling to do.
+        sampler: Import path of another sampler than the k-hop neighbour sampler, or empty. One of
+            the user compiles what else it uses.
+        has_peers: Whether workers of other partitions are asked.
+        caches: Whether workers keep rows of other machines.
+    """
+    needs = {
+        "uniform": True,
+        "packed": has_peers,
+        "cached": caches,
+        "trees": plan.expansion.in_trees,
+        "weighted": plan.with_weight or plan.expansion.sampling_method == "labor",
+        "ppr": sampler.startswith("gigl_loader.sampler.ppr."),
+    }
+    return [name for name, needed in needs.items() if needed]
+
+
 def view_of(data: Any, time_attr: str | None) -> PartitionView:
     """Return the workers' view of a dataset, with edges sorted by time if ``time_attr`` is set."""
     if not hasattr(data, "view"):  # a plain GLT dataset

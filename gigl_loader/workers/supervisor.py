@@ -10,28 +10,50 @@ is killed, the kernel ends the workers (PR_SET_PDEATHSIG).
 import contextlib
 import ctypes
 import gc
+import importlib
 import os
 import select
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 from numba.core import event
 
 from gigl_loader.errors import explained_limits
 from gigl_loader.rowcache import cache
-from gigl_loader.sampler import compiled, packing_kernels, tree_kernels, weighted_kernels
+from gigl_loader.sampler import (
+    compiled,
+    packing_kernels,
+    ppr_kernels,
+    tree_kernels,
+    weighted_kernels,
+)
 from gigl_loader.workers import pipe, worker
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+AT_WORK, AT_REST = "gigl-supervisor", "gigl-at-rest"
+"""Names in ``/proc/<pid>/comm``, for who asks what this process is; at most 15 letters."""
 _BLAS = "scipy.linalg"
+KERNELS: dict[str, Callable[[], None]] = {
+    "uniform": compiled.load,
+    "packed": packing_kernels.load,
+    "cached": cache.load,
+    "trees": tree_kernels.load,
+    "weighted": weighted_kernels.load,
+    "ppr": ppr_kernels.load,
+}
+"""Loaders of kernels. Each compiles its own where Numba's cache has none, so that a loader
+waits for those alone that it needs."""
+_loaded: set[str] = set()
 
 
-def main(*, users_code: bool = True) -> None:
+def main(kernels: Sequence[str], *, users_code: bool = True) -> None:
     """Read the descriptor of the control socket from the command line, and serve it.
 
     Args:
+        kernels: Names in `KERNELS` of those that workers need.
         users_code: Whether workers run a sampler or a function of the user.
     """
     control = pipe.Socket(fileno=int(sys.argv[1]))
@@ -42,8 +64,8 @@ def main(*, users_code: bool = True) -> None:
     # non-blocking, as a signal handler that waited for room in the pipe would wait for itself
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
-    with contextlib.nullcontext() if users_code else _without_blas(), told_of_compiling(control):
-        _load_kernels()
+    with contextlib.nullcontext() if users_code else _without_blas():
+        load_kernels(control, kernels)
     gc.collect()
     gc.freeze()  # the collector no longer writes to existing objects: forked pages stay shared
     # Python resumes a `poll` that a signal interrupted, so a byte has to end it, and Python writes
@@ -59,6 +81,18 @@ def main(*, users_code: bool = True) -> None:
 def _at_end_of_parent(number: signal.Signals) -> None:
     """Make the kernel send this process a signal when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _take_name(name: str) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
+
+
+def _write_to(output: int, errors: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
 
 
 class _TellsTrainer(event.Listener):
@@ -84,12 +118,13 @@ def told_of_compiling(control: pipe.Socket) -> contextlib.AbstractContextManager
     return found
 
 
-def _load_kernels() -> None:
-    compiled.load()
-    packing_kernels.load()
-    cache.load()
-    tree_kernels.load()
-    weighted_kernels.load()
+def load_kernels(control: pipe.Socket, names: Sequence[str]) -> None:
+    """Load kernels by their names in `KERNELS`, once each; tell the trainer of compiled ones."""
+    with told_of_compiling(control):
+        for name in names:
+            if name not in _loaded:
+                KERNELS[name]()
+                _loaded.add(name)
 
 
 @contextlib.contextmanager
@@ -117,14 +152,20 @@ class _Watch:
         self._control, self._wake = control, wake
         self._pids: dict[int, int] = {}
         """Worker numbers by pid."""
+        self._rest_s: float | None = None
+        """Seconds that it rests without a pool; None: it has one."""
+        _take_name(AT_WORK)
 
     def run(self) -> None:
-        """Return once the trainer has closed its end or is gone."""
+        """Return once the trainer has closed its end or is gone, or has left it at rest."""
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         poller.register(self._wake[0], select.POLLIN)
         while True:
-            for fd, _ in poller.poll():
+            ready = poller.poll(None if self._rest_s is None else self._rest_s * 1000)
+            if not ready:
+                return
+            for fd, _ in ready:
                 if fd == self._wake[0]:
                     os.read(fd, 512)  # any number of bytes: `_reap` finds all that have ended
                 elif not self._obey():
@@ -144,7 +185,47 @@ class _Watch:
             self._fork(rest[0], pipe.Socket(fileno=fds[0]))
         elif kind == pipe.KILL and rest[0] in self._pids:
             os.kill(rest[0], signal.SIGKILL)  # not reaped yet, so the pid is still the worker's
+        elif kind == pipe.REST:
+            self._rest(*rest)
+        elif kind == pipe.SERVE:
+            self._serve(*rest, fds)
         return True
+
+    def _rest(self, rest_s: float) -> None:
+        self._end_all()
+        self._rest_s = rest_s
+        _take_name(AT_REST)
+        # it keeps no folder busy, and no pipe open that a reader waits for
+        os.chdir("/")
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        _write_to(nothing, nothing)
+        os.close(nothing)
+        with contextlib.suppress(OSError):  # the trainer is gone: the next look says so
+            pipe.send(self._control, (pipe.RESTING,))
+
+    def _serve(
+        self, variables: dict[str, str], unset: list[str], path: list[str], kernels: list[str],
+        fds: list[int],
+    ) -> None:  # fmt: skip
+        """Become as one that the trainer would start now; see `resting`."""
+        self._rest_s = None
+        with contextlib.suppress(OSError):
+            pipe.send(self._control, (pipe.SERVING,))  # first: kernels may have to be compiled
+        _take_name(AT_WORK)
+        # by os.environ, not as a new dict: C code reads the variables with getenv()
+        os.environ.update(variables)
+        for name in unset:
+            os.environ.pop(name, None)
+        os.fchdir(fds[0])
+        _write_to(*fds[1:])
+        for fd in fds:
+            os.close(fd)
+        sys.path[:] = path
+        importlib.invalidate_caches()  # the user may have written modules meanwhile
+        # what samplers draw from it would repeat that of the workers before
+        np.random.seed()
+        load_kernels(self._control, kernels)
+        gc.freeze()
 
     def _fork(self, number: int, sock: pipe.Socket) -> None:
         try:
@@ -167,6 +248,7 @@ class _Watch:
         code = 1
         try:
             parent = os.getppid()
+            _take_name(f"gigl-worker-{number}"[:15])
             # before a signal can come, as the pipe is shared with the supervisor
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -19,7 +19,7 @@ from gigl_loader.workers import pipe
 from gigl_loader.workers import pool as pool_module
 from gigl_loader.workers.pool import WorkerEvent, WorkerPool, process_state
 
-SETUP: Any = SimpleNamespace(main_path=None, users_code=False)
+SETUP: Any = SimpleNamespace(main_path=None, users_code=False, kernels=())
 
 
 class _Quiet:

@@ -17,7 +17,7 @@ import sys
 from gigl_loader.workers import supervisor
 without_blas = supervisor._without_blas
 with without_blas():
-    supervisor._load_kernels()
+    supervisor.KERNELS["uniform"]()
 assert "scipy.linalg" not in sys.modules, "it cost its time"
 import scipy.linalg  # who needs it has it
 with without_blas():
