@@ -277,6 +277,7 @@ def self_test(seconds: float = 10.0, num_workers: int = 2) -> Iterator[Finding]:
         # the trial draws numbers: a calling script keeps the state of its own generator
         with _own_group(), torch.random.fork_rng(devices=[]):
             yield from _sample(seconds, num_workers, held)
+        gigl_loader.release_workers()  # one rests for a next loader
         held.check_gone()
     except Exception as error:
         yield Finding("self-test", f"failed: {type(error).__name__}: {error}", bad=True)

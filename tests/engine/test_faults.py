@@ -29,6 +29,7 @@ from stalls import (
     supervisor_pid,
     worker_pids,
 )
+from support.resting import at_rest
 from support.scripts import FinalizedPython
 
 from gigl_loader import (
@@ -38,6 +39,7 @@ from gigl_loader import (
     PeerTimeoutError,
     SamplingError,
     WorkerDiedError,
+    release_workers,
 )
 from gigl_loader.testing import Footprint, TinyGraph, one_rank, wait_until, worker_pid
 from gigl_loader.workers.pool import process_state
@@ -69,10 +71,16 @@ def _faulty(how: str, **where) -> CustomSamplerOptions:
 
 @contextlib.contextmanager
 def _leaves_nothing() -> Iterator[Footprint]:
-    """Check that no process below this one is left; ``look`` adds what is seen while it lives."""
+    """Check that no process below this one is left; ``look`` adds what is seen while it lives.
+
+    One that rests for the next loader is left until it is told to end.
+    """
+    release_workers()
     seen = Footprint(others=frozenset(Footprint.below().pids))
     yield seen
     seen.look(os.getpid())
+    assert len(at_rest(seen.alive())) <= 1
+    release_workers()
     seen.check_gone()
 
 
@@ -240,6 +248,7 @@ def test_a_killed_supervisor() -> None:
 
 
 def test_shutdown_in_the_middle_of_an_epoch() -> None:
+    release_workers()
     before = set(Footprint.below().pids)  # multiprocessing's resource tracker, of earlier tests
     with _leaves_nothing() as seen:
         loader = _make(num_workers=3)
@@ -248,7 +257,11 @@ def test_shutdown_in_the_middle_of_an_epoch() -> None:
         with _bounded():
             loader.shutdown()
         loader.shutdown()
-        assert not set(seen.alive()) - before, "shutdown() returns when the processes are gone"
+        left = set(seen.alive()) - before
+        assert left == set(at_rest(left)), "shutdown() returns when the workers are gone"
+        assert len(left) == 1, "what rests for the next loader"
+        release_workers()
+        assert not set(seen.alive()) - before
 
 
 # --- the trainer ----------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from gigl_loader import (
     DistNeighborLoader,
     PeerTimeoutError,
     WorkerDiedError,
+    release_workers,
 )
 from gigl_loader.system import usable_cpus
 from gigl_loader.testing import (
@@ -122,6 +123,7 @@ def test_a_worker_killed_at_drawn_batches(undisturbed: str, caplog) -> None:
     texts = [text for text in caplog.messages if "it is replaced" in text]
     for pid in killed[:6]:  # in any order: two that die one after the other may be found together
         assert any(f"pid {pid}" in text and "SIGKILL" in text for text in texts), texts
+    release_workers()
     seen.check_gone()
 
 
