@@ -80,7 +80,7 @@ def _kernel(function: F) -> F:
 
 def _inlined(function: F) -> F:
     """Compile into each kernel that calls it: arrays are many words to pass."""
-    return compile_kernel(function, cache=False, inline="always", _nrt=False)
+    return compile_kernel(function, cache=False, forceinline=True, _nrt=False)
 
 
 @_inlined

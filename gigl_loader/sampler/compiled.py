@@ -39,23 +39,41 @@ _LINE_BYTES, _BYTES_AHEAD, _MOST_ROWS_AHEAD = 64, 4096, 16
 # 53 bits: the precision of a float64, so each result is exact and below 1.
 _TO_UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
+_PURPOSES = {
+    "compiled": "the sampling kernels",
+    "packing_kernels": "kernels that pack ids for other machines",
+    "ppr_kernels": "kernels of personalised PageRank",
+    "tree_kernels": "kernels of disjoint and temporal sampling",
+    "weighted_kernels": "kernels of draws by weight and of LABOR",
+    "kernels": "kernels of the row cache",
+    "id_index": "kernels that look up the ids of tables",
+    "degree_order": "kernels that order nodes by degree",
+    "methods": "kernels that partition tables",
+}
+"""What the kernels of a module are for, by its name."""
+
 
 class _SaysThatItCompiles(event.Listener):
-    """Reports once per process that kernels are compiled: it takes up to a minute, in silence."""
+    """Reports that kernels are compiled, once per process for each module of them: it takes time.
 
-    said = False
+    A loader compiles what no other on this machine has; another kind of loader may need more.
+    """
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
 
     def on_start(self, event: event.Event) -> None:
         """Note that Numba compiles: it does not if its cache on disk has the kernel."""
         kernel = event.data["dispatcher"]
-        ours = kernel.py_func.__module__.startswith("gigl_loader.")
-        if not ours or _SaysThatItCompiles.said:
+        package, _, module = kernel.py_func.__module__.rpartition(".")
+        if not package.startswith("gigl_loader") or module in self._said:
             return
-        _SaysThatItCompiles.said = True
+        self._said.add(module)
         # a warning, as these show without any logging set-up
         logger.warning(
-            "compiling the sampling kernels: once for this machine, about half a minute of one "
-            "core; kept in %s (NUMBA_CACHE_DIR says where)", kernel.stats.cache_path or "memory",
+            "compiling %s: a few seconds of one core; kept for later loaders in %s "
+            "(NUMBA_CACHE_DIR says where)",
+            _PURPOSES.get(module, module), kernel.stats.cache_path or "memory",
         )  # fmt: skip
 
     def on_end(self, event: event.Event) -> None:
@@ -268,15 +286,25 @@ def group_by_owner(owners, order, sizes):  # type: ignore[no-untyped-def]
 
     ``sizes`` receives how many positions each owner has.
     """
-    sizes[:] = 0
+    num_owners = sizes.shape[0]
+    for owner in range(num_owners):
+        sizes[owner] = 0
     for i in range(owners.shape[0]):
         sizes[owners[i]] += 1
-    # A counting sort: linear, and stable, so that positions ascend within a group.
-    ends = np.cumsum(sizes) - sizes
+    # A counting sort: linear, and stable, so that positions ascend within a group. ``sizes`` holds
+    # where each group begins, and at last ends: other memory, and Numba's own kernels for it, would
+    # take longer to compile than all of this.
+    begin = 0
+    for owner in range(num_owners):
+        size = sizes[owner]
+        sizes[owner] = begin
+        begin += size
     for i in range(owners.shape[0]):
         owner = owners[i]
-        order[ends[owner]] = i
-        ends[owner] += 1
+        order[sizes[owner]] = i
+        sizes[owner] += 1
+    for owner in range(num_owners - 1, 0, -1):
+        sizes[owner] -= sizes[owner - 1]
 
 
 @intrinsic
@@ -352,7 +380,8 @@ def load() -> None:
     for replace in (False, True):
         count_uniform(indptr, none, -1, replace, *rows)
         draw_uniform(none, *rows, replace, key, np.zeros(0, np.uint8), none)
-    gather(none, none, none)
+    for ids_read in (none, none.astype(np.int32)):  # mapped files keep ids in 32 bits
+        gather(ids_read, none, none)
     insert_nodes(ids, np.uint64(1023), none, 0, 0)
     relabel(ids, np.uint64(1023), none, 0, none, none)
     look_up(ids, np.uint64(1023), none, none, none)

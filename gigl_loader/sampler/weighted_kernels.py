@@ -11,6 +11,7 @@ Source:
 
 import numpy as np
 
+from gigl_loader.memory.segments import Array
 from gigl_loader.sampler.compiled import count_uniform, jit, row_key, unit
 
 FRACTION, EXPONENT_OF_ONE = (1 << 52) - 1, 1023
@@ -113,6 +114,45 @@ def _sift_up(keys, items, child):  # type: ignore[no-untyped-def]
 
 
 @jit
+def _write_sorted(items, size, out, at):  # type: ignore[no-untyped-def]
+    """Write the first ``size`` items, ascending, to ``out[at:]``; they are sorted in place.
+
+    A heapsort of our own: Numba takes seconds to compile its sort.
+    """
+    begin, stop = size // 2, size
+    while stop > 1:
+        if begin > 0:  # a max-heap first
+            begin -= 1
+        else:
+            stop -= 1
+            items[0], items[stop] = items[stop], items[0]
+        parent = begin
+        while 2 * parent + 1 < stop:
+            child = 2 * parent + 1
+            if child + 1 < stop and items[child + 1] > items[child]:
+                child += 1
+            if items[child] <= items[parent]:
+                break
+            items[parent], items[child] = items[child], items[parent]
+            parent = child
+    for j in range(size):
+        out[at + j] = items[j]
+
+
+@jit
+def _first_above(keys, size, goal):  # type: ignore[no-untyped-def]
+    """Return the position of the first of ``size`` ascending keys above ``goal``; else ``size``."""
+    low, high = 0, size
+    while low < high:
+        middle = (low + high) // 2
+        if goal < keys[middle]:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@jit
 def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, items, positions):  # type: ignore[no-untyped-def]
     """Draw by weight.
 
@@ -135,8 +175,8 @@ def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, i
                 keys[offset - start] = total
             for j in range(take):
                 goal = unit(row, j) * total
-                # "right" skips positions of weight 0, whose sum equals the previous one.
-                position = np.searchsorted(keys[: end - start], goal, side="right")
+                # This skips positions of weight 0, whose sum equals the previous one.
+                position = _first_above(keys, end - start, goal)
                 # Only weights that are not finite get past the end: a number below 1 times a finite
                 # total never reaches the total, rounded or not.
                 positions[at + j] = min(start + position, end - 1)
@@ -158,7 +198,7 @@ def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, i
                     _sift_down(keys, items, size)
             # A heap leaves them in its own order. In ascending order, memory is read forwards and
             # the result does not depend on the heap.
-            positions[at : at + take] = np.sort(items[:take])
+            _write_sorted(items, take, positions, at)
         at += take
 
 
@@ -206,15 +246,25 @@ def draw_labor(indices, weights, starts, degrees, counts, key, keys, items, posi
                 keys[0] = value
                 items[0] = offset
                 _sift_down(keys, items, size)
-        positions[at : at + take] = np.sort(items[:take])
+        _write_sorted(items, take, positions, at)
         at += take
 
 
 def load() -> None:
-    """Call every kernel once on empty arrays; see `sampler.compiled.load`."""
-    none, weights, key = np.zeros(0, np.int64), np.zeros(0, np.float32), np.uint64(1)
-    rows = none, none.copy(), none.copy()
+    """Call the kernels of draws by weight once on empty arrays; see `sampler.compiled.load`."""
+    none, weights, key, rows = _of_no_rows()
     for replace in (False, True):
         count_weighted(np.zeros(1, np.int64), weights, none, -1, replace, *rows)
         draw_weighted(weights, none, *rows, replace, key, np.zeros(0), none, none)
-    draw_labor(none, weights, *rows, key, np.zeros(0), none, none)
+
+
+def load_labor() -> None:
+    """Call the kernels of LABOR, which may count by weight, once on empty arrays."""
+    none, weights, key, rows = _of_no_rows()
+    for indices in (none, none.astype(np.int32)):  # mapped files keep ids in 32 bits
+        draw_labor(indices, weights, *rows, key, np.zeros(0), none, none)
+
+
+def _of_no_rows() -> tuple[Array, Array, np.uint64, tuple[Array, Array, Array]]:
+    none = np.zeros(0, np.int64)
+    return none, np.zeros(0, np.float32), np.uint64(1), (none, none.copy(), none.copy())

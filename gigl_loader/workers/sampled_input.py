@@ -129,7 +129,8 @@ def kernels_of(plan: SamplingPlan, sampler: str, *, has_peers: bool, caches: boo
         "packed": has_peers,
         "cached": caches,
         "trees": plan.expansion.in_trees,
-        "weighted": plan.with_weight or plan.expansion.sampling_method == "labor",
+        "weighted": plan.with_weight,
+        "labor": plan.expansion.sampling_method == "labor",
         "ppr": sampler.startswith("gigl_loader.sampler.ppr."),
     }
     return [name for name, needed in needs.items() if needed]

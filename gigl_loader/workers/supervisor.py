@@ -42,6 +42,7 @@ KERNELS: dict[str, Callable[[], None]] = {
     "cached": cache.load,
     "trees": tree_kernels.load,
     "weighted": weighted_kernels.load,
+    "labor": weighted_kernels.load_labor,
     "ppr": ppr_kernels.load,
 }
 """Loaders of kernels. Each compiles its own where Numba's cache has none, so that a loader

@@ -276,6 +276,7 @@ from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets, sampl
 
 compiled.load()
 weighted_kernels.load()
+weighted_kernels.load_labor()
 named = {**vars(compiled), **vars(weighted_kernels)}
 dispatchers = [value for value in named.values() if hasattr(value, "signatures")]
 loaded = [len(dispatcher.signatures) for dispatcher in dispatchers]

@@ -4,8 +4,10 @@ import importlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numba.core.dispatcher import Dispatcher
 
 
 def tell(file: str, number: int) -> None:
@@ -18,3 +20,16 @@ def tell(file: str, number: int) -> None:
         "errors": os.readlink("/proc/self/fd/2"),
     }
     Path(file).write_text(json.dumps(told))
+
+
+def note_compiling(file: str, number: int) -> None:
+    """Note each kernel of ours that this worker loads or compiles itself; for `partial`."""
+    compile_one = Dispatcher.compile
+
+    def noted(self: Any, signature: Any) -> Any:
+        if self.py_func.__module__.startswith("gigl_loader."):
+            with Path(file).open("a") as notes:
+                notes.write(f"{self.py_func.__module__}.{self.py_func.__name__}{signature}\n")
+        return compile_one(self, signature)
+
+    Dispatcher.compile = noted

@@ -15,11 +15,18 @@ from typing import Any
 
 import pytest
 import torch
-from resting_jobs import tell
+from resting_jobs import note_compiling, tell
 from support.conditions import SetConstants
 from support.resting import at_rest
+from support.zygote import slow_supervisors
 
-from gigl_loader import DistNeighborLoader, release_workers
+from gigl_loader import (
+    DistDataset,
+    DistNeighborLoader,
+    PPRSamplerOptions,
+    partition_graph,
+    release_workers,
+)
 from gigl_loader.processes import ForkedProcess
 from gigl_loader.system import descendants
 from gigl_loader.testing import TinyGraph, batch_digest, open_files, wait_until, worker_pid
@@ -34,7 +41,8 @@ GONE = ("gone", "dead")
 
 def _make(**how: Any) -> DistNeighborLoader:
     given = {"num_workers": 1, "batch_size": 8, "seed": 1}
-    return DistNeighborLoader(DATASET, [3, 2], torch.arange(60), **{**given, **how})
+    dataset = how.pop("dataset", DATASET)
+    return DistNeighborLoader(dataset, [3, 2], torch.arange(60), **{**given, **how})
 
 
 def _run(**how: Any) -> tuple[int, list[str]]:
@@ -68,6 +76,32 @@ def test_the_next_loader_has_the_supervisor_and_other_workers() -> None:
     assert process_state(first) in GONE
     release_workers()  # there is none
     assert _run()[1] == batches
+
+
+KINDS: dict[str, list[dict[str, Any]]] = {
+    "plain": [{}, {"with_edge": True}, {"replace": True}, {"shuffle": True, "num_workers": 2},
+              {"subgraph_type": "induced"}, {"subgraph_type": "bidirectional"}],
+    "by weight": [{"with_weight": True}, {"with_weight": True, "replace": True}],
+    "LABOR": [{"sampling_method": "labor"}, {"sampling_method": "labor", "with_weight": True}],
+    "trees": [{"disjoint": True}, {"time_attr": "node_time"}, {"time_attr": "node_time",
+              "time_window": 9, "temporal_strategy": "last"}],
+    "PPR": [{"sampler_options": PPRSamplerOptions()}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_supervisor_loads_what_workers_need(kind: str, tmp_path: Path) -> None:
+    """Else each worker would, in the time of its first batch, and compile it on a new machine."""
+    notes = tmp_path / "notes"
+    partition_graph(TinyGraph.random(60, 500).to_pyg(), 1, tmp_path / "graph", format="mapped")
+    mapped = DistDataset.load(tmp_path / "graph", 0, mmap=True)
+    # the second loader has the supervisor of the first
+    kinds = [*KINDS[kind], *({**how, "dataset": mapped} for how in KINDS[kind])]
+    with slow_supervisors():
+        for how in kinds:
+            assert _run(worker_init_fn=partial(note_compiling, str(notes)), **how)[1]
+            assert not notes.exists(), notes.read_text()
+    release_workers()
 
 
 def test_it_holds_no_graph_no_folder_and_no_pipe() -> None:

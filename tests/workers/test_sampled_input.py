@@ -18,10 +18,12 @@ from gigl_loader.workers.sampled_input import (
     SeedOrders,
     check_seed_times,
     epoch_order,
+    kernels_of,
     make_plan,
     seed_or_drawn,
     view_of,
 )
+from gigl_loader.workers.supervisor import KERNELS
 
 SEEDS = torch.arange(100, 111)
 
@@ -145,3 +147,25 @@ def test_a_dataset_shows_its_view_by_time_where_that_is_asked_for() -> None:
     data = SimpleNamespace(view=lambda: "plain", view_by_time=lambda name: f"by {name}")
     views: list[Any] = [view_of(data, name) for name in (None, "year")]
     assert views == ["plain", "by year"]
+
+
+def test_workers_load_the_kernels_that_they_need_alone() -> None:
+    """Each costs seconds on a new machine."""
+    names = SimpleNamespace(node=torch.arange(3), input_type=None)
+    view = TinyGraph.random(10, 20).dataset().view()
+
+    def needed(
+        sampler: str = "", options: ExpansionOptions | None = None, peers: bool = False,
+        caches: bool = False, **config: Any,
+    ) -> list[str]:  # fmt: skip
+        expansion = options or ExpansionOptions()
+        plan = make_plan(view, names, _config(**config), EpochOptions(seed=7, expansion=expansion))
+        return kernels_of(plan, sampler, has_peers=peers, caches=caches)
+
+    assert needed() == needed(with_edge=True) == ["uniform"]
+    assert needed(with_weight=True) == ["uniform", "weighted"]
+    assert needed(peers=True, caches=True) == ["uniform", "packed", "cached"]
+    assert needed(options=ExpansionOptions(disjoint=True)) == ["uniform", "trees"]
+    assert needed(options=ExpansionOptions(sampling_method="labor")) == ["uniform", "labor"]
+    assert needed("gigl_loader.sampler.ppr.ppr_sampler") == ["uniform", "ppr"]
+    assert set(needed("mine.Sampler")) <= set(KERNELS)
