@@ -285,6 +285,16 @@ def self_test(seconds: float = 10.0, num_workers: int = 2) -> Iterator[Finding]:
     yield Finding("afterwards", f"{len(held.pids)} processes ended, nothing of theirs is left")
 
 
+def _kernels() -> Finding:
+    """Compile all kernels that this machine does not have, such as while an image is built."""
+    from gigl_loader.workers.supervisor import KERNELS
+
+    began = time.perf_counter()
+    for load in KERNELS.values():
+        load()
+    return Finding("kernels", f"{len(KERNELS)} kinds loaded in {time.perf_counter() - began:.1f} s")
+
+
 @contextmanager
 def _own_group() -> Iterator[None]:
     """Create a single-process group if none exists."""
@@ -320,6 +330,7 @@ def _sample(seconds: float, num_workers: int, held: Footprint) -> Iterator[Findi
         shuffle=True, timeout=60.0,
     ) as loader:  # fmt: skip
         yield Finding("workers", f"{num_workers} ready after {time.perf_counter() - began:.1f} s")
+        yield _kernels()
         # while the workers run: afterwards nothing is left to inspect
         held.look(os.getpid(), itself=False)
         deadline, epochs = time.monotonic() + seconds, 0

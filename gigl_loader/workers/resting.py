@@ -170,6 +170,7 @@ def take(origin: Origin, kernels: Collection[str]) -> Supervisor | None:
             except BaseException:  # Ctrl-C
                 one.end()
                 raise
+            one.process.kill()  # it has no workers, and may be stopped
             one.end()
     return None
 
@@ -205,7 +206,7 @@ def release_workers() -> None:
     """End the processes that wait for this process's next loader; loaders at work stay.
 
     After a loader is shut down, one process of it waits for the next one, which so starts in
-    milliseconds. It holds no graph, about 100 MB of memory, and ends after a minute of rest or with
+    milliseconds. It holds no graph, about 70 MB of memory, and ends after a minute of rest or with
     this process. Call this to end it now. The next loader starts a new one.
     """
     ended = [one for one in list(_resting) if _remove(one)]
