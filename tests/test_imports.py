@@ -30,6 +30,7 @@ DOWNWARD = {
     ("diagnose.py", "transport"): "a command: it stands above everything",
     ("diagnose.py", "memory"): "the same",
     ("diagnose.py", "_glt"): "the same",
+    ("diagnose.py", "workers"): "the same",
 }
 """Imports against the order that are wanted, each with its reason."""
 

@@ -186,6 +186,7 @@ class WorkerPool:
             self._supervisor, self._control = rested.process, rested.control
         else:
             self._start_process(main_path, users_code, self._setup.kernels)
+        assert self._control is not None, "there is a supervisor"
         self._selector.register(self._control, selectors.EVENT_READ, None)
 
     def _start_process(

@@ -189,7 +189,7 @@ class _Watch:
         elif kind == pipe.REST:
             self._rest(*rest)
         elif kind == pipe.SERVE:
-            self._serve(*rest, fds)
+            self._serve(fds, *rest)
         return True
 
     def _rest(self, rest_s: float) -> None:
@@ -205,8 +205,8 @@ class _Watch:
             pipe.send(self._control, (pipe.RESTING,))
 
     def _serve(
-        self, variables: dict[str, str], unset: list[str], path: list[str], kernels: list[str],
-        fds: list[int],
+        self, fds: list[int], variables: dict[str, str], unset: list[str], path: list[str],
+        kernels: list[str],
     ) -> None:  # fmt: skip
         """Become as one that the trainer would start now; see `resting`."""
         self._rest_s = None
@@ -285,7 +285,3 @@ class _Watch:
         for pid in self._pids:
             os.waitpid(pid, 0)
         self._pids.clear()
-
-
-if __name__ == "__main__":
-    main()

@@ -24,7 +24,8 @@ def tell(file: str, number: int) -> None:
 
 def note_compiling(file: str, number: int) -> None:
     """Note each kernel of ours that this worker loads or compiles itself; for `partial`."""
-    compile_one = Dispatcher.compile
+    dispatchers: Any = Dispatcher
+    compile_one = dispatchers.compile
 
     def noted(self: Any, signature: Any) -> Any:
         if self.py_func.__module__.startswith("gigl_loader."):
@@ -32,4 +33,4 @@ def note_compiling(file: str, number: int) -> None:
                 notes.write(f"{self.py_func.__module__}.{self.py_func.__name__}{signature}\n")
         return compile_one(self, signature)
 
-    Dispatcher.compile = noted
+    dispatchers.compile = noted
