@@ -35,10 +35,11 @@ _ANSWER_S = 5.0
 """Seconds that a supervisor may take to answer, which takes less than a millisecond if it gets to
 run. One that takes longer is stopped, and is replaced."""
 
-_READ_AT_START = tuple(
-    "BLIS COVERAGE GIGL_ GLIBC GOTO HOME KMP LANG LC_ LD_ MALLOC MKL NPY NUMBA OMP OPENBLAS OPENSSL "
-    "PYTHON TEMP TMP TZ VECLIB XDG".split()
-)
+_READ_AT_START = (
+    "BLIS", "COVERAGE", "GIGL_", "GLIBC", "GOTO", "HOME", "KMP", "LANG", "LC_", "LD_", "MALLOC",
+    "MKL", "NPY", "NUMBA_", "OMP", "OPENBLAS", "OPENSSL", "PYTHON", "TEMP", "TMP", "TZ", "VECLIB",
+    "XDG",
+)  # fmt: skip
 """Begins of variables that an interpreter, a library or this package may read only once."""
 _OF_A_THREAD = (
     "Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapInh", "CapPrm", "CapEff", "CapBnd",
