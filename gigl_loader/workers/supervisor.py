@@ -155,10 +155,10 @@ class _Watch:
         """Worker numbers by pid."""
         self._rest_s: float | None = None
         """Seconds that it rests without a pool; None: it has one."""
-        _take_name(AT_WORK)
 
     def run(self) -> None:
         """Return once the trainer has closed its end or is gone, or has left it at rest."""
+        _take_name(AT_WORK)
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         poller.register(self._wake[0], select.POLLIN)

@@ -75,7 +75,7 @@ trainer, control = pipe.pair()
 sys.argv = ["", str(control.detach())]
 trainer.close()
 print("it serves", flush=True)
-main()
+main([])
 """
 
 
