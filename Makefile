@@ -6,7 +6,8 @@
 #   make demo-links        link prediction
 #   make demo-tables       from Parquet tables to predictions with their ids
 #   make demo-ray          training and a graph store on Ray, whose server is killed once
-#   make test              lint, types, tests: on Python 3.11, with graphlearn-torch
+#   make test              lint, types, each behaviour once: on Python 3.11, with graphlearn-torch
+#   make test-all          the same, and the wide matrices: each behaviour in each deployment
 #   make test-tls          the cluster tests once more, every connection encrypted by certificates
 #   make test-modern       the tests on a newer Python, without it (PYTHON=python3.13)
 #   make test-native       the tests with graphlearn-torch's native library loaded
@@ -46,7 +47,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test lint coverage image release-check docs bench gpu chaos compare-faults simulate test-tls test-modern test-native test-oldest clean
+.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test test-all lint coverage image release-check docs bench gpu chaos compare-faults simulate test-tls test-modern test-native test-oldest clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -75,8 +76,13 @@ lint:
 	$(TESTED) mypy
 	$(TESTED) shellcheck $(SCRIPTS)
 
-test: lint
-	$(TESTED) python -m pytest -n 4 $(ARGS)
+# Types take one core: they are checked while the tests start, wait for each other and end.
+test test-all:
+	@$(TESTED) true
+	@$(MAKE) --no-print-directory lint & lint=$$!; failed=0; \
+	$(TESTED) python -m pytest -n 4 $(if $(filter test,$@),-m "not wide") $(ARGS) || failed=$$?; \
+	wait $$lint || { echo "$@: lint or types failed, see above" >&2; failed=1; }; \
+	exit $$failed
 
 test-tls:
 	GIGL_LOADER_TEST_TLS=1 $(TESTED) python -m pytest -n 4 tests/remote tests/link tests/loader $(ARGS)
