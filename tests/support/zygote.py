@@ -240,9 +240,7 @@ def fork_zygote() -> None:
     # before there is a thread: a lock that another thread holds at that moment stays locked in the
     # child
     if os.fork() == 0:
-        never_return(
-            _forget_zygote, lambda: _close_all_but(theirs.fileno()), lambda: serve(theirs)
-        )
+        never_return(_forget_zygote, lambda: _close_all_but(theirs.fileno()), lambda: serve(theirs))
     theirs.close()
     pool.start_supervisor, util.spawnv_passfds = Zygote(ours).start, _fork_or_spawn
     os.environ[_VARIABLE] = "1"
