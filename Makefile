@@ -41,6 +41,8 @@ SEAMS = tests/test_init.py tests/test_glt.py tests/test_glt_classes.py tests/tes
   tests/loader/test_link.py tests/loader/test_ppr.py
 TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
 SCRIPTS = .ci/in-venv .ci/find-python .ci/install .ci/run $(wildcard examples/slurm/*.sbatch)
+LINT = $(TESTED) ruff check . && $(TESTED) ruff format --check . && $(TESTED) shellcheck $(SCRIPTS) \
+	&& $(TESTED) mypy
 ARGS ?=
 
 # Where it is set, each process of the tests would compile the package and rewrite all tests again.
@@ -71,18 +73,18 @@ demo-ray:
 	@$(NEWEST) python examples/ray/demo.py $(ARGS)
 
 lint:
-	$(TESTED) ruff check .
-	$(TESTED) ruff format --check .
-	$(TESTED) mypy
-	$(TESTED) shellcheck $(SCRIPTS)
+	$(LINT)
 
 # Types take one core: they are checked while the tests start, wait for each other and end.
-test test-all:
+test:
 	@$(TESTED) true
-	@$(MAKE) --no-print-directory lint & lint=$$!; failed=0; \
-	$(TESTED) python -m pytest -n 4 $(if $(filter test,$@),-m "not wide") $(ARGS) || failed=$$?; \
-	wait $$lint || { echo "$@: lint or types failed, see above" >&2; failed=1; }; \
+	@($(LINT)) & lint=$$!; failed=0; \
+	$(TESTED) python -m pytest -n 4 -m "not wide" $(ARGS) || failed=$$?; \
+	wait $$lint || { echo "lint or types failed: see above, or run make lint" >&2; failed=1; }; \
 	exit $$failed
+
+test-all: lint
+	$(TESTED) python -m pytest -n 4 $(ARGS)
 
 test-tls:
 	GIGL_LOADER_TEST_TLS=1 $(TESTED) python -m pytest -n 4 tests/remote tests/link tests/loader $(ARGS)
