@@ -16,7 +16,7 @@ SURVIVED = {
     ],
     "the supervisor of the workers is killed": [
         "engine/test_survived.py::test_a_worker_killed_at_drawn_batches",
-        "engine/test_survived.py::test_a_supervisor_killed_while_all_cores_are_busy",
+        "engine/test_survived.py::test_a_supervisor_killed_again_and_again",
     ],
     "a worker hangs or is stopped (`SIGSTOP`)": [
         "engine/test_survived.py::test_a_worker_that_is_stopped_is_replaced"
