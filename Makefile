@@ -6,7 +6,8 @@
 #   make demo-links        link prediction
 #   make demo-tables       from Parquet tables to predictions with their ids
 #   make demo-ray          training and a graph store on Ray, whose server is killed once
-#   make test              lint, types, tests: on Python 3.11, with graphlearn-torch
+#   make test              lint, types, each behaviour once: on Python 3.11, with graphlearn-torch
+#   make test-all          the same, and the wide matrices: each behaviour in each deployment
 #   make test-tls          the cluster tests once more, every connection encrypted by certificates
 #   make test-modern       the tests on a newer Python, without it (PYTHON=python3.13)
 #   make test-native       the tests with graphlearn-torch's native library loaded
@@ -40,13 +41,15 @@ SEAMS = tests/test_init.py tests/test_glt.py tests/test_glt_classes.py tests/tes
   tests/loader/test_link.py tests/loader/test_ppr.py
 TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
 SCRIPTS = .ci/in-venv .ci/find-python .ci/install .ci/run $(wildcard examples/slurm/*.sbatch)
+LINT = $(TESTED) ruff check . && $(TESTED) ruff format --check . && $(TESTED) shellcheck $(SCRIPTS) \
+	&& $(TESTED) mypy
 ARGS ?=
 
 # Where it is set, each process of the tests would compile the package and rewrite all tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test lint coverage image release-check docs bench gpu chaos compare-faults simulate test-tls test-modern test-native test-oldest clean
+.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test test-all lint coverage image release-check docs bench gpu chaos compare-faults simulate test-tls test-modern test-native test-oldest clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -70,12 +73,17 @@ demo-ray:
 	@$(NEWEST) python examples/ray/demo.py $(ARGS)
 
 lint:
-	$(TESTED) ruff check .
-	$(TESTED) ruff format --check .
-	$(TESTED) mypy
-	$(TESTED) shellcheck $(SCRIPTS)
+	$(LINT)
 
-test: lint
+# Types take one core: they are checked while the tests start, wait for each other and end.
+test:
+	@$(TESTED) true
+	@($(LINT)) & lint=$$!; failed=0; \
+	$(TESTED) python -m pytest -n 4 -m "not wide" $(ARGS) || failed=$$?; \
+	wait $$lint || { echo "lint or types failed: see above, or run make lint" >&2; failed=1; }; \
+	exit $$failed
+
+test-all: lint
 	$(TESTED) python -m pytest -n 4 $(ARGS)
 
 test-tls:

@@ -24,6 +24,9 @@ pytest_plugins = ("support.conditions",)
 IMPORTED_BY_EXAMPLES = "sklearn.datasets", "matplotlib.backends.backend_agg"
 """By nearly each process of each example, which takes it a second."""
 
+_FEW_OBJECTS = 100_000
+"""A search for garbage among so many takes some hundredths of a second."""
+
 settings.register_profile(
     "gigl_loader",
     deadline=None,
@@ -95,6 +98,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             # Python 3.11 does not tell the fork server where the tests' own modules are
             patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
             start_fork_server("support.warm", "pytest")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Leave what the tests of a file have imported out of later searches for garbage.
+
+    Ray, Warp, sympy...: with them a search takes most of a second, and many tests ask for one.
+    """
+    another_file = nextitem is not None and nextitem.path != item.path
+    if another_file and len(gc.get_objects()) > _FEW_OBJECTS:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.scripts import run_python
+from support.scripts import ForkedPython, in_namespace, run_python
 
 from gigl_loader.testing import free_port
 
@@ -18,8 +18,7 @@ ROOT = Path(__file__).parents[2]
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text()
 PAGE = (ROOT / "docs" / "guide" / "two_machines.md").read_text()
 SCRIPT = re.compile(r"^```\{code-block\} python\n:caption: (\w+\.py)\n(.*?)^```$", re.M | re.S)
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-Start = Callable[[int, list[str]], list[str]]
+TORCHRUN = ["-m", "torch.distributed.run"]
 MACHINES = ROOT / "examples" / "benchmarks" / "faults"
 
 pytestmark = pytest.mark.multiprocess
@@ -36,9 +35,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def _cut(count: int, folder: Path, environment: dict[str, str]) -> None:
-    subprocess.run(
-        [sys.executable, "partition.py", str(count)], cwd=folder, env=environment, check=True
-    )
+    done = run_python("partition.py", str(count), environment=environment, folder=folder)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def _check(printed: str) -> None:
@@ -52,7 +50,7 @@ def _check(printed: str) -> None:
 def _torchrun(
     words: str, folder: Path, environment: dict[str, str]
 ) -> "subprocess.CompletedProcess[str]":
-    return run_python(*TORCHRUN[1:], *words.split(), environment=environment, folder=folder)
+    return run_python(*TORCHRUN, *words.split(), environment=environment, folder=folder)
 
 
 def test_the_quickstart_under_torchrun(tmp_path: Path, environment: dict[str, str]) -> None:
@@ -78,10 +76,10 @@ def test_on_one_machine(ranks: int, tmp_path: Path, environment: dict[str, str])
 
 
 @contextlib.contextmanager
-def _machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Start]]:
-    """Give the address of machine 0, and what makes a command one that runs on a machine.
+def _machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
+    """Give the address of machine 0, and the names of both; empty ones where they are this one.
 
-    Machines are network namespaces; where none can be made, both are this one.
+    Machines are network namespaces, if such can be made.
     """
     monkeypatch.syspath_prepend(str(MACHINES))
     import _machines
@@ -91,9 +89,22 @@ def _machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Start]]:
         try:
             found = stack.enter_context(_machines.Machines(_machines.Link("a cable")))
         except (OSError, subprocess.CalledProcessError):
-            yield "127.0.0.1", lambda machine, command: command
+            yield "127.0.0.1", ["", ""]
         else:
-            yield _machines.ADDRESSES[0], found.on
+            yield _machines.ADDRESSES[0], [found.name(machine) for machine in range(2)]
+
+
+def _start(
+    words: list[str], machine: str, folder: Path, environment: dict[str, str]
+) -> ForkedPython:
+    command = [sys.executable, *words]
+    if machine:
+        command = in_namespace(machine, *words)
+        environment = {**environment, "GLOO_SOCKET_IFNAME": machine}  # its end of the cable
+    return ForkedPython(
+        command, cwd=folder, env=environment, start_new_session=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def _commands(address: str) -> list[list[str]]:
@@ -111,22 +122,15 @@ def test_on_two_machines(
     tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _cut(2, tmp_path, environment)
-    token = subprocess.run(
-        [sys.executable, "-m", "gigl_loader", "token"], env=environment, check=True,
-        capture_output=True, text=True,
-    ).stdout.strip()  # fmt: skip
+    made = run_python("-m", "gigl_loader", "token", environment=environment)
+    token = made.stdout.strip()
     # namespaces share a kernel, by which the ranks would know that they are on one machine
     environment |= {"GIGL_LOADER_CLUSTER_TOKEN": token, "GIGL_LOADER_SAME_MACHINE": "0"}
-    with _machines(monkeypatch) as (address, on), contextlib.ExitStack() as stack:
+    with _machines(monkeypatch) as (address, machines), contextlib.ExitStack() as stack:
         started = [
-            stack.enter_context(
-                subprocess.Popen(
-                    on(machine, command), cwd=tmp_path, env=environment, start_new_session=True,
-                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                )
-            )
-            for machine, command in enumerate(_commands(address))
-        ]  # fmt: skip
+            stack.enter_context(_start(words, machine, tmp_path, environment))
+            for machine, words in zip(machines, _commands(address), strict=True)
+        ]
         try:
             printed = [one.communicate(timeout=240) for one in started]
         finally:

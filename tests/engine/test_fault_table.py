@@ -16,7 +16,7 @@ SURVIVED = {
     ],
     "the supervisor of the workers is killed": [
         "engine/test_survived.py::test_a_worker_killed_at_drawn_batches",
-        "engine/test_survived.py::test_a_supervisor_killed_while_all_cores_are_busy",
+        "engine/test_survived.py::test_a_supervisor_killed_again_and_again",
     ],
     "a supervisor that waits for the next loader is killed or stopped": [
         "workers/test_resting.py::test_one_that_died_or_stands_still_is_replaced_in_silence",

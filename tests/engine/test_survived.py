@@ -128,10 +128,10 @@ def test_a_worker_killed_at_drawn_batches(undisturbed: str, caplog) -> None:
 
 
 @contextlib.contextmanager
-def _busy_cores() -> Iterator[None]:
+def _busy_cores(processes_of_each: int) -> Iterator[None]:
     """Keep every core busy: a process that was killed goes on for a while then."""
     command = [sys.executable, "-c", "while True: pass"]
-    helpers = [subprocess.Popen(command) for _ in range(3 * usable_cpus())]
+    helpers = [subprocess.Popen(command) for _ in range(processes_of_each * usable_cpus())]
     try:
         yield
     finally:
@@ -140,9 +140,10 @@ def _busy_cores() -> Iterator[None]:
             helper.wait()
 
 
+@pytest.mark.parametrize("busy", [0, pytest.param(3, marks=pytest.mark.wide)])
 @pytest.mark.parametrize("in_order", [True, False])
-def test_a_supervisor_killed_while_all_cores_are_busy(undisturbed: str, in_order: bool) -> None:
-    """Again and again: its workers send on until the kernel gets to them. No epoch is short."""
+def test_a_supervisor_killed_again_and_again(undisturbed: str, in_order: bool, busy: int) -> None:
+    """Its workers send on until the kernel gets to them, late on busy cores. No epoch is short."""
     kills: list[int] = []
 
     def disturb(epoch: int, batch: int) -> None:
@@ -150,7 +151,7 @@ def test_a_supervisor_killed_while_all_cores_are_busy(undisturbed: str, in_order
             kills.append(supervisor_pid(loader))
             os.kill(kills[-1], signal.SIGKILL)
 
-    with _busy_cores(), _make(in_order=in_order, max_restarts=1000) as loader:
+    with _busy_cores(busy), _make(in_order=in_order, max_restarts=1000) as loader:
         if in_order:
             assert _digest(loader, disturb=disturb) == undisturbed
         for epoch in () if in_order else range(3):

@@ -132,6 +132,7 @@ def _met(log: Path, printed: Path) -> bool:
     return True
 
 
+@pytest.mark.timeout(1800)  # three attempts, and each waits for two minutes and more
 @pytest.mark.longest
 def test_a_machine_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))

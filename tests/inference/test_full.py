@@ -18,7 +18,7 @@ ranks = pytest.mark.multiprocess
 
 
 @ranks
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.wide)])
 @pytest.mark.parametrize("job", ["same_as_one_process", "same_by_type"])
 def test_outputs_and_gradients_are_those_of_one_process(
     job: str, world: int, tmp_path: Path

@@ -21,6 +21,10 @@ from gigl_loader.transport.security import TLS_DIR_VARIABLE
 KNOWN = json.loads(Path(__file__).with_name("digests.json").read_text())
 PLAIN = [name for name, case in CASES.items() if not case.typed and case.edge_dir == "in"]
 TYPED = [name for name, case in CASES.items() if case.typed and case.edge_dir == "in"]
+FEW_PLAIN = ["nodes, by time", "nodes, ppr", "links, strict", "anchors"]
+FEW_TYPED = ["typed nodes, weighted", "typed subgraphs", "typed links, binary", "typed anchors"]
+FEW = FEW_PLAIN + FEW_TYPED
+"""Each kind of loader, and each kind of seeds and draws that a deployment treats on its own."""
 
 
 def test_each_case_has_a_digest() -> None:
@@ -41,11 +45,19 @@ def test_with_two_workers(name: str) -> None:
     assert cases.in_one_process(case, case.partition(0, 1), num_workers=2) == KNOWN[name]
 
 
-@pytest.mark.parametrize("typed", [False, True])
-def test_mapped_from_disk(typed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("typed", "names"),
+    [
+        pytest.param(False, FEW_PLAIN, id="plain"),
+        pytest.param(True, FEW_TYPED, id="typed"),
+        pytest.param(False, PLAIN, id="all plain", marks=pytest.mark.wide),
+        pytest.param(True, TYPED, id="all typed", marks=pytest.mark.wide),
+    ],
+)
+def test_mapped_from_disk(typed: bool, names: list[str], tmp_path: Path) -> None:
     partition_graph(cases.graph(typed), 1, tmp_path / "parts")
     dataset = DistDataset.load(tmp_path / "parts", 0, mmap=True)
-    for name in TYPED if typed else PLAIN:
+    for name in names:
         if "anchors" not in name:  # labels are not written
             found = cases.in_one_process(CASES[name], dataset, num_workers=0)
             assert found == KNOWN[name], name
@@ -53,12 +65,11 @@ def test_mapped_from_disk(typed: bool, tmp_path: Path) -> None:
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
-    ("names", "how"),
-    [
-        (list(CASES), {}),
-        (PLAIN[::2] + TYPED[::2], {"remote_cache": "20%"}),
-        (list(CASES), {"exchange": "collective"}),
-    ],
+    "names", [FEW, pytest.param(list(CASES), marks=pytest.mark.wide)], ids=["few", "all"]
+)
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"remote_cache": "20%"}, {"exchange": "collective"}],
     ids=["workers", "cache", "collective"],
 )
 def test_on_two_ranks(names: list[str], how: dict[str, Any], tmp_path: Path) -> None:
@@ -69,11 +80,26 @@ def test_on_two_ranks(names: list[str], how: dict[str, Any], tmp_path: Path) -> 
         assert cases.read(tmp_path, name) == KNOWN[name], name
 
 
+ROWS: dict[str, Any] = {}
+CACHE: dict[str, Any] = {"remote_cache": "20%"}
+
+
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("typed", [False, True], ids=["plain", "typed"])
-@pytest.mark.parametrize("how", [{}, {"remote_cache": "20%"}], ids=["rows", "cache"])
-def test_from_a_graph_store(typed: bool, how: dict[str, Any], tmp_path: Path) -> None:
-    from_a_graph_store(typed, how, tmp_path, TYPED if typed else PLAIN)
+@pytest.mark.parametrize(
+    ("typed", "how", "names"),
+    [
+        pytest.param(False, ROWS, FEW_PLAIN, id="plain-rows"),
+        pytest.param(True, CACHE, FEW_TYPED, id="typed-cache"),
+        pytest.param(False, ROWS, PLAIN, id="all plain-rows", marks=pytest.mark.wide),
+        pytest.param(False, CACHE, PLAIN, id="all plain-cache", marks=pytest.mark.wide),
+        pytest.param(True, ROWS, TYPED, id="all typed-rows", marks=pytest.mark.wide),
+        pytest.param(True, CACHE, TYPED, id="all typed-cache", marks=pytest.mark.wide),
+    ],
+)
+def test_from_a_graph_store(
+    typed: bool, how: dict[str, Any], names: list[str], tmp_path: Path
+) -> None:
+    from_a_graph_store(typed, how, tmp_path, names)
 
 
 @pytest.mark.multiprocess
@@ -82,7 +108,7 @@ def test_from_a_graph_store_with_certificates(
 ) -> None:
     folder = certs.make_folder(tmp_path / "certs", ["127.0.0.1", "localhost"])
     monkeypatch.setenv(TLS_DIR_VARIABLE, str(folder))
-    from_a_graph_store(False, {"remote_cache": "20%"}, tmp_path, PLAIN[::3])
+    from_a_graph_store(False, {"remote_cache": "20%"}, tmp_path, FEW_PLAIN)
 
 
 def from_a_graph_store(typed: bool, how: dict[str, Any], folder: Path, names: list[str]) -> None:

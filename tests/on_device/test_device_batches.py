@@ -36,6 +36,7 @@ from gigl_loader.testing import batch_digest, run_ranks
 
 KNOWN = json.loads((Path(cases.__file__).parent / "digests.json").read_text())
 REFUSED = {"nodes, ppr", "nodes, bidirectional", "subgraphs", "typed subgraphs"}
+wide = pytest.mark.wide
 ONE: dict[str, Any] = {"batch_size": 4, "seed": 5, "num_workers": 0}
 
 
@@ -118,9 +119,13 @@ def test_features_on_the_host_and_batches_at_once() -> None:
 
 
 @pytest.mark.parametrize("kernels", ["torch", "warp"])
-@pytest.mark.parametrize("cache", ["5%", "40%", "100%"])
 @pytest.mark.parametrize(
-    "name", ["nodes", "nodes, disjoint", "typed nodes", "links, binary", "typed anchors"]
+    ("name", "cache"),
+    [
+        pytest.param(name, cache, marks=() if name == "nodes" or cache == "40%" else wide)
+        for name in ("nodes", "nodes, disjoint", "typed nodes", "links, binary", "typed anchors")
+        for cache in ("5%", "40%", "100%")
+    ],
 )
 def test_features_that_are_kept_have_the_same_bits(name: str, cache: str, kernels: Any) -> None:
     case = CASES[name]

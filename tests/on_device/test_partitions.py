@@ -19,18 +19,31 @@ pytestmark = pytest.mark.multiprocess
 
 KNOWN = json.loads((Path(cases.__file__).parent / "digests.json").read_text())
 ALL = sorted(set(CASES) - REFUSED)
+FEW = ["nodes, by time", "typed nodes, weighted", "links, strict", "typed anchors"]
+OTHERS = ["nodes, labor", "nodes, disjoint", "typed links, binary", "anchors"]
+wide = pytest.mark.wide
 
 
 @pytest.mark.parametrize(
     ("names", "world", "how"),
     [
-        (ALL, 2, {"kernels": "torch"}),
-        (ALL[::3], 3, {"kernels": "torch", "features": "host"}),
-        (ALL[1::3], 2, {"kernels": "warp"}),
-        (ALL, 2, {"kernels": "torch", "edges": "whole"}),
-        (ALL[2::3], 3, {"kernels": "torch", "edges": "whole", "features": "host"}),
+        (FEW + OTHERS, 2, {"kernels": "torch"}),
+        (FEW, 3, {"kernels": "torch", "features": "host"}),
+        (OTHERS, 2, {"kernels": "warp"}),
+        (OTHERS, 3, {"kernels": "torch", "edges": "whole", "features": "host"}),
+        pytest.param(ALL, 2, {"kernels": "torch"}, marks=wide),
+        pytest.param(ALL[::3], 3, {"kernels": "torch", "features": "host"}, marks=wide),
+        pytest.param(ALL[1::3], 2, {"kernels": "warp"}, marks=wide),
+        pytest.param(ALL, 2, {"kernels": "torch", "edges": "whole"}, marks=wide),
+        pytest.param(
+            ALL[2::3], 3, {"kernels": "torch", "edges": "whole", "features": "host"}, marks=wide
+        ),
     ],
-    ids=["torch", "three ranks", "warp", "all edges", "all edges, three ranks"],
+    ids=[
+        *("torch", "three ranks", "warp", "all edges, three ranks"),
+        *("all, torch", "all, three ranks", "all, warp", "all, all edges"),
+        "all, all edges, three ranks",
+    ],
 )
 def test_the_bits_of_the_cpu(
     names: list[str], world: int, how: dict[str, Any], tmp_path: Path

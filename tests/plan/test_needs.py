@@ -49,6 +49,9 @@ def test_the_cache_of_a_machine_is_the_one_that_its_ranks_make() -> None:
         plan = estimate(replace(store, ranks_per_machine=ranks), COSTS)
         assert plan.memory_machine == "training"
         assert plan.memory["cache"] == cache_bytes(store, store.nodes)
+        ready = 4 * 2 if store.step_ms else 1  # of each server, or the one that the model waits for
+        rows = (ready + 2) * plan.batch.nodes * 400
+        assert plan.memory["rows of batches"] == pytest.approx(ranks * rows)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.99])

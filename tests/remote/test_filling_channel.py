@@ -62,42 +62,38 @@ def _digests(loader: DistNeighborLoader, epochs: int = 2) -> list[str]:
     return found
 
 
-def _client(info, rank: int) -> None:
+def _client(info, rank: int, more: dict[str, Any]) -> None:
     del os.environ[SAME_MACHINE_VARIABLE]  # to the servers each is a machine
     os.environ[SAME_MEMORY_VARIABLE] = "0"
     dataset = RemoteDistDataset(info, rank)
     nodes = ("user", dataset.fetch_node_ids(node_type="user"))
     features = widened(*quantise(_features(), "int8", "x"))
-    kinds: tuple[dict[str, Any], ...] = (
-        {"with_edge": True, "shard": "none"}, {"disjoint": True, "shard": "world"},
-    )  # fmt: skip
-    for more in kinds:
-        with DistNeighborLoader(dataset, [3, 2], nodes, **HOW, **more) as loader:
-            for batch in loader:
-                assert torch.equal(batch["user"].x, features[batch["user"].n_id])
-            expected, at_once = _digests(loader), batch_digest(loader([3, 0, 3]))
-            assert loader.stats()["hit_rate"] is None
-            source: Any = loader._source
-            assert source.channel.rows_apart, "each server asks the other machine"
-        cases: dict[str, dict[str, Any]] = {
-            "0": {"remote_cache": "20%"},
-            "1": {"remote_cache": "100%"},
-        }
-        for same_memory, how in cases.items():
-            os.environ[SAME_MEMORY_VARIABLE] = same_memory
-            with DistNeighborLoader(dataset, [3, 2], nodes, **HOW, **more, **how) as loader:
-                next(iter(loader))
-                assert _digests(loader) == expected, "after an epoch that was broken off"
-                stats = loader.stats()
-                if more["shard"] != "world":  # where ranks share batches, 2 may be the other's
-                    assert batch_digest(replay(loader, 1, 2)) == expected[len(loader) + 2]
-                assert batch_digest(loader([3, 0, 3])) == at_once
-            assert stats["hit_rate"] > 0
-            # one rank may find all that it needs of a server fetched by the other one
-            both: list[dict] = [{}, {}]
-            dist.all_gather_object(both, stats)
-            assert {server for one in both for server in one["rows_by_partition"]} == {0, 1}
-            assert sum(one["network_bytes"]["rows"] for one in both) > 0
+    with DistNeighborLoader(dataset, [3, 2], nodes, **HOW, **more) as loader:
+        for batch in loader:
+            assert torch.equal(batch["user"].x, features[batch["user"].n_id])
+        expected, at_once = _digests(loader), batch_digest(loader([3, 0, 3]))
+        assert loader.stats()["hit_rate"] is None
+        source: Any = loader._source
+        assert source.channel.rows_apart, "each server asks the other machine"
+    cases: dict[str, dict[str, Any]] = {
+        "0": {"remote_cache": "20%"},
+        "1": {"remote_cache": "100%"},
+    }
+    for same_memory, how in cases.items():
+        os.environ[SAME_MEMORY_VARIABLE] = same_memory
+        with DistNeighborLoader(dataset, [3, 2], nodes, **HOW, **more, **how) as loader:
+            next(iter(loader))
+            assert _digests(loader) == expected, "after an epoch that was broken off"
+            stats = loader.stats()
+            if more["shard"] != "world":  # where ranks share batches, 2 may be the other's
+                assert batch_digest(replay(loader, 1, 2)) == expected[len(loader) + 2]
+            assert batch_digest(loader([3, 0, 3])) == at_once
+        assert stats["hit_rate"] > 0
+        # one rank may find all that it needs of a server fetched by the other one
+        both: list[dict] = [{}, {}]
+        dist.all_gather_object(both, stats)
+        assert {server for one in both for server in one["rows_by_partition"]} == {0, 1}
+        assert sum(one["network_bytes"]["rows"] for one in both) > 0
     _check_that_ranks_share(dataset, nodes, rank)
 
 
@@ -119,15 +115,23 @@ def _check_that_ranks_share(dataset: RemoteDistDataset, nodes: tuple, rank: int)
 
 
 @pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"with_edge": True, "shard": "none"},
+        pytest.param({"disjoint": True, "shard": "world"}, marks=pytest.mark.wide),
+    ],
+    ids=["shard none", "shard world"],
+)
 def test_batches_of_packed_rows_are_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SAME_MACHINE_VARIABLE, "0")
     data = TinyGraph.random(50, 200, heterogeneous=True).to_pyg()
     data["user"].x = _features()
     folder = str(tmp_path / "parts")
     partition_graph(data, 2, folder, feature_dtype={"user": "int8"}, progress=False)
-    testing.run_cluster(_client, dataset=partial(_partition, folder), tmp_path=tmp_path)
+    testing.run_cluster(_client, more, dataset=partial(_partition, folder), tmp_path=tmp_path)
 
 
 # --- the channel alone ----------------------------------------------------------------------------

@@ -227,7 +227,12 @@ def test_fetches_of_processes_that_have_a_group(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("servers", "clients", "without"),
-    [(1, 1, ""), (2, 2, SAME_MACHINE_VARIABLE), (2, 2, ""), (3, 1, SAME_MEMORY_VARIABLE)],
+    [
+        (1, 1, ""),
+        (2, 2, SAME_MACHINE_VARIABLE),
+        pytest.param(2, 2, "", marks=pytest.mark.wide),
+        pytest.param(3, 1, SAME_MEMORY_VARIABLE, marks=pytest.mark.wide),
+    ],
 )
 def test_batches_equal_those_of_one_machine(tmp_path, monkeypatch, servers, clients, without):
     if without:

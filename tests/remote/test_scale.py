@@ -1,6 +1,5 @@
 """More processes than cores, memory that processes of a machine share, machines that vanish."""
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from store_cluster import info_of, processes, run_cluster, serve
 from support.glt import NodeSamplerInput
-from support.zygote import fork_zygote, uses_zygote
+from support.scripts import enter_namespace
 
 from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
 from gigl_loader.errors import ConfigError, ServerDiedError
@@ -89,16 +88,12 @@ def test_processes_of_a_machine_fetch_once(tmp_path):
 
 
 def _on_host(name: str, rank: int, role: Callable[..., None], *args: Any) -> None:
-    """Call ``role`` in a network namespace, as `ip netns exec` does."""
-    with open(f"/var/run/netns/{name}") as namespace:
-        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0x40000000):
-            raise OSError(ctypes.get_errno(), f"setns {name}")
+    """Call ``role`` in a network namespace."""
+    enter_namespace(name)
     info = info_of(
         2, 1, storage_cluster_master_ip="10.77.0.1", compute_cluster_master_ip="10.77.0.3",
         rpc_master_port=29600, compute_cluster_master_port=29501,
     )  # fmt: skip
-    if uses_zygote():
-        fork_zygote()  # another one: this process's own is in the namespace of all
     role(info, rank, *args)
 
 

@@ -49,6 +49,8 @@ def test_the_look_ahead_follows_from_the_size_and_gives_way_to_lost_batches() ->
     ahead.give_up()
     assert ahead.limit(7, 2) == 3, "none is drawn ahead"
     assert [drawn.may_fill(3, batch) for batch in (7, 8, 9)] == [True, True, False]
+    ahead.limit(12, 2)
+    assert drawn.may_fill(3, 12), "though batch 13 is not known"
     ahead.begin(4, 50)
     assert ahead.limit(0, 2) > 3, "the next epoch does it again"
     drawn.note(4, 0)

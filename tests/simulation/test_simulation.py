@@ -134,10 +134,18 @@ def test_what_is_kept_stays_right_where_servers_are_lost() -> None:
     assert found == run_job(size, faults)
 
 
-def test_start_up_does_not_grow_with_ranks_and_servers() -> None:
-    """Four times the ranks and servers; the leader, which asks each server, apart."""
+@pytest.mark.parametrize(
+    ("few", "many"),
+    [
+        (48, 192),
+        # a minute of one core
+        pytest.param(256, 4096, marks=[pytest.mark.wide, pytest.mark.timeout(1800)]),
+    ],
+)
+def test_start_up_does_not_grow_with_ranks_and_servers(few: int, many: int) -> None:
+    """Many times the ranks and servers; the leader, which asks each server, apart."""
     means, held = [], []
-    for ranks in (48, 192):
+    for ranks in (few, many):
         size = Size(ranks=ranks, servers=ranks // 16, batches=1, start_spread_s=0.5)
         job = SimulatedJob(size).run()
         held.append(job.held)
@@ -146,8 +154,9 @@ def test_start_up_does_not_grow_with_ranks_and_servers() -> None:
         assert max(rank.connections for rank in followers) <= 2
     assert means[1] <= 1.5 * means[0]
     # of each server an address takes 16 bytes and an incarnation 40: see `remote.requests`
-    assert 0 < held[0].rank < held[1].rank < held[0].rank + 9 * 100
-    assert 0 < held[0].server < held[1].server < held[0].server + 9 * 200
+    more = (many - few) // 16
+    assert 0 < held[0].rank < held[1].rank < held[0].rank + more * 100
+    assert 0 < held[0].server < held[1].server < held[0].server + more * 200
 
 
 def test_colocated_ranks_ask_the_store_no_more_often_where_they_are_more() -> None:

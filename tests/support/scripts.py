@@ -75,6 +75,7 @@ _INTERRUPTED = -signal.SIGINT
 """For the exit code of a script that Ctrl-C has ended."""
 _EXECUTABLE = sys.executable
 """Also where `sys.executable` is another one by now, see `forked_executable`."""
+_CLONE_NEWNET = 0x40000000  # of linux/sched.h
 _FLAGS = ("-u",)
 """Options of the interpreter that change nothing here: all streams of these are unbuffered."""
 
@@ -164,6 +165,21 @@ def forked_pythons(*modules: str) -> Iterator[None]:
             yield
         finally:
             kind._execute_child = _execute_child
+
+
+def enter_namespace(name: str) -> None:
+    """Let this process be on another machine, a network namespace, as `ip netns exec` does."""
+    with open(f"/var/run/netns/{name}") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns {name}")
+    if zygote.uses_zygote():
+        zygote.fork_zygote()  # another one: this process's own is where it has been so far
+
+
+def in_namespace(name: str, *words: str) -> list[str]:
+    """Return the command of a `ForkedPython` that runs ``python *words`` in a network namespace."""
+    script = f"from support import scripts; scripts.enter_namespace({name!r}); "
+    return [sys.executable, "-c", f"{script}scripts._interpret({list(words)!r})"]
 
 
 def be(words: list[str], to_children: bool, finalized: bool) -> None:

@@ -15,6 +15,7 @@ from gigl_loader.system import read_stat
 from gigl_loader.testing import Footprint, wait_until
 from gigl_loader.workers import pool
 from gigl_loader.workers.pool import process_state
+from support.scripts import ForkedPython
 from support.zygote import NAME, slow_supervisors, uses_zygote
 
 pytestmark = pytest.mark.multiprocess
@@ -124,3 +125,24 @@ def test_the_zygote_of_a_process_ends_with_it(tmp_path: Path) -> None:
     wait_until(lambda: process_state(zygote) in ("gone", "dead"), "the zygote has ended")
     os.kill(child, signal.SIGKILL)
     seen.check_gone()
+
+
+_CHILD = """
+import subprocess, sys
+print(subprocess.run([sys.executable, "-c", "print(5)"], capture_output=True, text=True).stdout)
+"""
+_WITH_A_SECOND_ZYGOTE = f"""
+import subprocess, sys
+from support.zygote import fork_zygote
+fork_zygote()
+subprocess.run([sys.executable, "-c", {_CHILD!r}], check=True)
+"""
+
+
+def test_what_a_second_zygote_forks_keeps_the_one_of_its_own() -> None:
+    """It inherits the first one's object, whose descriptor is another file's there."""
+    with ForkedPython(
+        [sys.executable, "-c", _WITH_A_SECOND_ZYGOTE], stdout=subprocess.PIPE, text=True
+    ) as process:
+        said, _ = process.communicate(timeout=200)
+    assert (process.returncode, said.split()) == (0, ["5"])

@@ -240,10 +240,21 @@ def fork_zygote() -> None:
     # before there is a thread: a lock that another thread holds at that moment stays locked in the
     # child
     if os.fork() == 0:
-        never_return(lambda: _close_all_but(theirs.fileno()), lambda: serve(theirs))
+        never_return(_forget_zygote, lambda: _close_all_but(theirs.fileno()), lambda: serve(theirs))
     theirs.close()
     pool.start_supervisor, util.spawnv_passfds = Zygote(ours).start, _fork_or_spawn
     os.environ[_VARIABLE] = "1"
+
+
+def _forget_zygote() -> None:
+    """Let go of the zygote of the process that this one was forked off.
+
+    Its descriptor is closed with all others, and the number given to another file: the object, when
+    it is collected, would close that.
+    """
+    current = current_zygote()
+    if current is not None:
+        current._socket.detach()
 
 
 def die_with_parent() -> None:
