@@ -1,3 +1,5 @@
+from gigl_loader.client.dataset import ABLPInputNodes as ABLPInputNodes
+from gigl_loader.client.dataset import RemoteDistDataset as RemoteDistDataset
 from gigl_loader.collate.check_padding import check_padding as check_padding
 from gigl_loader.collate.padding import padding_sizes as padding_sizes
 from gigl_loader.dataset.links import LinkSplit as LinkSplit
@@ -63,14 +65,12 @@ from gigl_loader.options import FeatureStoreOptions as FeatureStoreOptions
 from gigl_loader.options import KHopNeighborSamplerOptions as KHopNeighborSamplerOptions
 from gigl_loader.options import PPRSamplerOptions as PPRSamplerOptions
 from gigl_loader.options import SamplerOptions as SamplerOptions
-from gigl_loader.remote.dataset import ABLPInputNodes as ABLPInputNodes
-from gigl_loader.remote.dataset import RemoteDistDataset as RemoteDistDataset
-from gigl_loader.remote.info import GraphStoreInfo as GraphStoreInfo
 from gigl_loader.tables.partition_tables import partition_tables as partition_tables
 from gigl_loader.tables.spec import EdgeTable as EdgeTable
 from gigl_loader.tables.spec import NodeTable as NodeTable
 from gigl_loader.utils import on_all_ranks as on_all_ranks
 from gigl_loader.utils import shared_folder as shared_folder
 from gigl_loader.utils import sum_over_ranks as sum_over_ranks
+from gigl_loader.wire.info import GraphStoreInfo as GraphStoreInfo
 from gigl_loader.workers.producer import DistSamplingProducer as DistSamplingProducer
 from gigl_loader.workers.resting import release_workers as release_workers

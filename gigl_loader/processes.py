@@ -7,8 +7,8 @@ from typing import Any
 
 PRELOADED = (
     "gigl_loader.loader.ablp",
-    "gigl_loader.remote.storage_process",
-    "gigl_loader.remote.source",
+    "gigl_loader.server.storage_process",
+    "gigl_loader.client.source",
     "gigl_loader.workers.supervisor",
 )
 """Modules that are imported before a process starts. Importing them starts no thread."""

@@ -11,9 +11,9 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "gigl_loader"
 ORDER = (
-    "_glt", "transport", "memory", "dataset", "sampler", "rowcache", "workers", "remote", "collate",
-    "device", "on_device", "loader", "inference", "tables", "plan", "commands", "graph_store",
-    "ray", "testing",
+    "_glt", "transport", "memory", "dataset", "sampler", "rowcache", "source", "workers", "wire",
+    "server", "client", "collate", "device", "on_device", "in_process", "loader", "inference",
+    "tables", "plan", "commands", "graph_store", "ray", "testing",
 )  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -14,9 +14,9 @@ from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.logs import showing_where
 from gigl_loader.options import DEFAULT_RECONNECT_S
-from gigl_loader.remote.info import info_of_servers
-from gigl_loader.remote.membership import PATIENCE_S
-from gigl_loader.remote.storage_process import JOIN_TIMEOUT_S, init_storage_process
+from gigl_loader.server.storage_process import JOIN_TIMEOUT_S, init_storage_process
+from gigl_loader.wire.info import info_of_servers
+from gigl_loader.wire.membership import PATIENCE_S
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,6 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, EdgeType, 
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
 from gigl_loader.ranks import AskedRanks, RankExchange
-
-if TYPE_CHECKING:  # it imports this module
-    from gigl_loader.dataset.local import DistDataset
 
 DTYPES = ("int8", "uint8", "float16", "bfloat16")
 FeatureDtype = str | torch.dtype | Mapping[NodeType, str | torch.dtype]
@@ -238,6 +235,23 @@ def _take(rows: Any, ids: Tensor, name: NodeType | EdgeType | None = None) -> Te
     return taken
 
 
+class OfPartition(Protocol):
+    """A dataset whose look-ups are collective, as ``DistDataset``."""
+
+    def view(self) -> PartitionView[Tensor]:
+        """Return the rows that this process has."""
+        ...
+
+
+class OfGraphStore(Protocol):
+    """A dataset whose look-ups are requests, as ``RemoteDistDataset``."""
+
+    @property
+    def lookup(self) -> Any:
+        """Sends the requests; see ``StoreLookup``."""
+        ...
+
+
 class DistFeature:
     """Features, or another matrix, of all partitions; GLT's name for it.
 
@@ -253,7 +267,7 @@ class DistFeature:
     """
 
     def __init__(
-        self, dataset: "DistDataset | Any", kind: Kind = "node_features",
+        self, dataset: OfPartition | OfGraphStore, kind: Kind = "node_features",
         group: dist.ProcessGroup | None = None,
     ) -> None:  # fmt: skip
         if kind not in get_args(Kind):
@@ -262,7 +276,7 @@ class DistFeature:
         self._lookup: Any = getattr(dataset, "lookup", None)  # of a graph store
         if self._lookup is None:
             exchange = RankExchange(group, f"{kind} were looked up")
-            self._lookup = RowLookup(dataset.view(), exchange)
+            self._lookup = RowLookup(cast("OfPartition", dataset).view(), exchange)
 
     def get(self, ids: Tensor, input_type: NodeType | EdgeType | None = None) -> Tensor:
         """Return the rows of ``ids``, in their order. Collective, except over a graph store.

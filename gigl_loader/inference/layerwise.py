@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gigl_loader.client.dataset import RemoteDistDataset
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.progress import ProgressLine
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, NodeType
@@ -38,7 +39,6 @@ from gigl_loader.inference.sources import (
 )
 from gigl_loader.memory.tensors import dtype_name, dtype_named, each_tensor, give_back_freed
 from gigl_loader.ranks import RankExchange, told_to_ranks
-from gigl_loader.remote.dataset import RemoteDistDataset
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gigl_loader.client.dataset import RemoteDistDataset
 from gigl_loader.dataset.adjacency import EdgeBlock, all_edges, block_of
 from gigl_loader.dataset.identity import content_digest
 from gigl_loader.dataset.local import DistDataset
@@ -34,7 +35,6 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array, bytes_of, dtype_name, dtype_named
 from gigl_loader.message import Field
 from gigl_loader.ranks import AskedRanks, RankExchange
-from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler.reader import Scratch
 from gigl_loader.sampler.row_exchange import Part, gather_rows
 

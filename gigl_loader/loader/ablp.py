@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
+from gigl_loader.client.dataset import ABLPInputNodes, RemoteDistDataset
 from gigl_loader.collate.pyg import add_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
@@ -42,7 +43,6 @@ from gigl_loader.loader.seed_input import (
 )
 from gigl_loader.message import NEGATIVE, POSITIVE, SampleMessage, label_column
 from gigl_loader.options import SamplerOptions
-from gigl_loader.remote.dataset import ABLPInputNodes, RemoteDistDataset
 
 SupervisionEdgeType = EdgeType | list[EdgeType] | None
 A = TypeVar("A")

@@ -20,12 +20,12 @@ from gigl_loader.loader.config import (
     Device,
     NumNeighbors,
     SamplerClass,
+    check_pad,
     check_workers,
     create_sampling_config,
     flag,
     positive,
 )
-from gigl_loader.loader.pad_keyword import check_pad
 from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.world import check_shard
 from gigl_loader.message import PPR
@@ -48,7 +48,7 @@ from gigl_loader.options import (
     ppr_keywords,
 )
 from gigl_loader.sizes import parse_size
-from gigl_loader.workers.sampled_input import seed_or_drawn
+from gigl_loader.source.sampled_input import seed_or_drawn
 
 _PPR = "gigl_loader.sampler.ppr.ppr_sampler"
 

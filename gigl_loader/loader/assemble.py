@@ -21,12 +21,11 @@ from gigl_loader._glt import (
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import ConfigError, explained_limits
+from gigl_loader.in_process.device_source import DeviceSource, PartitionedSource
+from gigl_loader.in_process.in_process_source import InProcessSource
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.config import SamplerClass
-from gigl_loader.loader.device_source import DeviceSource, PartitionedSource
-from gigl_loader.loader.in_process import InProcessSource
 from gigl_loader.loader.pad_keyword import make_padding
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, runtime_or_alone
 from gigl_loader.loader.seed_input import RankInput, share_input, told_to_others, weighted_types
@@ -39,9 +38,10 @@ from gigl_loader.loader.start_line import (
     remote_seeds,
 )
 from gigl_loader.ranks import end_group
-from gigl_loader.remote.service import DistServer
+from gigl_loader.source.batch_source import BatchSource
+from gigl_loader.source.sampled_input import check_seed_times
+from gigl_loader.wire.signatures import DistServer
 from gigl_loader.workers.producer import DistSamplingProducer
-from gigl_loader.workers.sampled_input import check_seed_times
 
 logger = logging.getLogger(__name__)
 

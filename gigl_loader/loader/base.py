@@ -19,6 +19,7 @@ from gigl_loader._glt import (
     SamplingConfig,
     get_context,
 )
+from gigl_loader.client.dataset import RemoteDistDataset
 from gigl_loader.collate.edge_ids import answer_for_edge_ids
 from gigl_loader.collate.padding import PAD_ATTRIBUTES
 from gigl_loader.collate.pyg import (
@@ -34,7 +35,6 @@ from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
 from gigl_loader.hooks import returned
 from gigl_loader.loader import config, deployment
-from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s, saved_seed
 from gigl_loader.loader.foreign import AnswersOthers, check_overrides
 from gigl_loader.loader.iterator import EpochIterator, Epochs, check_length
@@ -49,11 +49,11 @@ from gigl_loader.loader.world import check_same_input, check_same_start, check_s
 from gigl_loader.message import IS_HETERO, Received, SampleMessage, stays_on_host
 from gigl_loader.options import EpochOptions, EvenRanks, SamplerOptions, Shard, options_of_batches
 from gigl_loader.ranks import COULD_NOT_BUILD, told_to_ranks
-from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler.plan import DRAW_VERSION, WEIGHTED_VERSION
-from gigl_loader.workers.agreement import StartTurns
+from gigl_loader.source.batch_source import BatchSource
+from gigl_loader.source.sampled_input import seed_or_drawn
+from gigl_loader.source.start_turns import StartTurns
 from gigl_loader.workers.producer import DistSamplingProducer
-from gigl_loader.workers.sampled_input import seed_or_drawn
 
 logger = logging.getLogger(__name__)
 
@@ -232,7 +232,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
             return source
         # Here: a colocated loader saves the import of 13 modules of the graph store, which would
         # delay its first batch.
-        from gigl_loader.remote.source import RemoteSource
+        from gigl_loader.client.source import RemoteSource
 
         seed = self.sampling_config.seed
         return RemoteSource(

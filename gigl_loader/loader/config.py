@@ -13,6 +13,8 @@ from gigl_loader._glt import (
     SamplingConfig,
     SamplingType,
 )
+from gigl_loader.client.client import current_cluster
+from gigl_loader.client.dataset import RemoteDistDataset
 from gigl_loader.dataset.schema import (
     DatasetSchema,
     EdgeType,
@@ -22,8 +24,6 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.device.prefetch import PinMemoryError, PinnedRange
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.leases import ShmChannel
-from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sizes import parse_size
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,9 @@ _MAX_CONCURRENCY = 32
 # The most that `LocalReader` accepts from another partition; a larger number would be a protocol
 # error in the middle of an epoch.
 _MOST_NEIGHBORS = 2**31 - 1
+SPLIT, BOUND = "split", "bound"
+"""Treatments of a batch that is larger than the sizes that `pad` gives."""
+_SIZES, LARGER = ("nodes", "edges"), "larger"
 
 
 def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeighbors:
@@ -314,3 +317,23 @@ def positive(name: str, value: Any) -> None:
 
 SamplerClass = tuple[str, dict[str, Any]]
 """Import path and keywords."""
+
+
+def check_pad(pad: Any) -> None:
+    """Raise `ConfigError` if ``pad`` is invalid for any graph."""
+    if isinstance(pad, bool):
+        return
+    if not isinstance(pad, Mapping) or not set(_SIZES) <= set(pad) <= {*_SIZES, LARGER}:
+        raise ConfigError(
+            'pad must be True, False or {"nodes": sizes, "edges": sizes}, and may have '
+            f'"larger": "split" or "bound"; got {pad!r}'
+        )
+    if pad.get(LARGER, SPLIT) not in (SPLIT, BOUND):
+        raise ConfigError(f'pad["larger"] must be "split" or "bound", got {pad[LARGER]!r}')
+    for name in _SIZES:
+        sizes = pad[name]
+        for size in sizes.values() if isinstance(sizes, Mapping) else (sizes,):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+                raise ConfigError(
+                    f'pad["{name}"] must be an integer >= 0, or one for each type, got {sizes!r}'
+                )

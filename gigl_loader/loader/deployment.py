@@ -18,7 +18,7 @@ from gigl_loader._glt import (
     RemoteDistSamplingWorkerOptions,
 )
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
-from gigl_loader.loader.in_process import InProcessSource
+from gigl_loader.in_process.in_process_source import InProcessSource
 from gigl_loader.workers.producer import DistSamplingProducer
 
 

@@ -14,6 +14,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
+from gigl_loader.client.dataset import RemoteDistDataset
 from gigl_loader.collate.pyg import TRIPLET_ATTRIBUTES, add_edge_labels
 from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.local import DistDataset
@@ -42,7 +43,6 @@ from gigl_loader.loader.seed_input import (
 )
 from gigl_loader.message import EDGE_LABEL, EDGE_TARGETS, IS_HETERO, SampleMessage
 from gigl_loader.options import SamplerOptions
-from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler.edges import BINARY
 from gigl_loader.sampler.plan import STRICT_PAIRS_VERSION
 

@@ -14,10 +14,10 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.device.prefetch import NOT_READY, CopyAhead, CopyEngine, NotReady
 from gigl_loader.errors import ConfigError, NoEarlyEnd, PeerError, UsageError
-from gigl_loader.loader.batch_source import BatchSource
 from gigl_loader.loader.epoch import EpochProgress, LoaderStats
 from gigl_loader.loader.world import WorldShare, even_steps
 from gigl_loader.message import AT_ONCE_EPOCH, Attempt, Received, SampleMessage
+from gigl_loader.source.batch_source import BatchSource
 
 logger = logging.getLogger(__name__)
 

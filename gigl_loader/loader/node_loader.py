@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
+from gigl_loader.client.dataset import RemoteDistDataset
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.loader.args import LoaderOptions
@@ -27,7 +28,6 @@ from gigl_loader.loader.seed_input import (
 )
 from gigl_loader.message import INPUT_ID
 from gigl_loader.options import SamplerOptions
-from gigl_loader.remote.dataset import RemoteDistDataset
 
 
 @with_keywords()

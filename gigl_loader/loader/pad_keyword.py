@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gigl_loader.collate.padding import LEAST_DEAD, PadShape, padded
 from gigl_loader.collate.splitting import SeedLayout, parts_of
@@ -18,39 +18,14 @@ from gigl_loader.dataset.schema import (
     reverse_edge_type,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.config import SamplerClass
+from gigl_loader.loader.args import LoaderOptions
+from gigl_loader.loader.config import BOUND, LARGER, SamplerClass
 from gigl_loader.message import NEGATIVE, POSITIVE, SampleMessage, label_column
 from gigl_loader.options import CustomSamplerOptions, ExpansionOptions, PPRSamplerOptions
 from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
 from gigl_loader.sampler.edges import TRIPLET
 
-if TYPE_CHECKING:
-    from gigl_loader.loader.args import LoaderOptions
-
-SPLIT, BOUND = "split", "bound"
-"""Treatments of a batch that is larger than the sizes given."""
-_SIZES, _LARGER = ("nodes", "edges"), "larger"
 _OF_EDGES, _OF_ANCHORS = "edge_sampler", "anchor_sampler"
-
-
-def check_pad(pad: Any) -> None:
-    """Raise `ConfigError` if ``pad`` is invalid for any graph."""
-    if isinstance(pad, bool):
-        return
-    if not isinstance(pad, Mapping) or not set(_SIZES) <= set(pad) <= {*_SIZES, _LARGER}:
-        raise ConfigError(
-            'pad must be True, False or {"nodes": sizes, "edges": sizes}, and may have '
-            f'"larger": "split" or "bound"; got {pad!r}'
-        )
-    if pad.get(_LARGER, SPLIT) not in (SPLIT, BOUND):
-        raise ConfigError(f'pad["larger"] must be "split" or "bound", got {pad[_LARGER]!r}')
-    for name in _SIZES:
-        sizes = pad[name]
-        for size in sizes.values() if isinstance(sizes, Mapping) else (sizes,):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-                raise ConfigError(
-                    f'pad["{name}"] must be an integer >= 0, or one for each type, got {sizes!r}'
-                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +66,7 @@ class Padding:
 
 
 def make_padding(
-    given: "LoaderOptions", fanouts: Any, schema: DatasetSchema,
+    given: LoaderOptions, fanouts: Any, schema: DatasetSchema,
     num_nodes: Mapping[NodeType, int], inputs: Sequence[Any], sampler: SamplerClass | None,
     world_size: int,
 ) -> Padding | None:  # fmt: skip
@@ -123,7 +98,7 @@ def make_padding(
     enough = bound is not None and shape.covers(
         {name: size - LEAST_DEAD for name, size in bound.nodes.items()}, bound.edges
     )
-    larger = None if enough or pad is True or pad.get(_LARGER) != BOUND else bound
+    larger = None if enough or pad is True or pad.get(LARGER) != BOUND else bound
     may_split = not enough and larger is None
     if may_split:
         _check_least(shape, graph, roots)
@@ -145,14 +120,14 @@ def _bound(pad: Any, graph: "_PaddedGraph", roots: "_Seeds", batch_size: int) ->
     try:
         return graph.shape(graph.bounds(roots.most(batch_size), repeat=roots.repeat))
     except ConfigError as error:
-        if pad is True or pad.get(_LARGER) == BOUND:
+        if pad is True or pad.get(LARGER) == BOUND:
             raise ConfigError(
                 f"pad has no bound: {error}; give sizes, as gigl_loader.padding_sizes measures them"
             ) from None
         return None
 
 
-def _check_sampler(sampler: SamplerClass | None, given: "LoaderOptions") -> None:
+def _check_sampler(sampler: SamplerClass | None, given: LoaderOptions) -> None:
     chosen, subgraph_type = given.sampler_options, given.expansion.subgraph_type
     if isinstance(chosen, PPRSamplerOptions | CustomSamplerOptions):
         raise ConfigError(

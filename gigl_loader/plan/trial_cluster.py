@@ -22,14 +22,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gigl_loader.client.client import init_compute_process, shutdown_compute_process
+from gigl_loader.client.dataset import RemoteDistDataset
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.loader.node_loader import DistNeighborLoader
 from gigl_loader.plan.measure import Child, cpu_s_below, say
-from gigl_loader.remote.client import init_compute_process, shutdown_compute_process
-from gigl_loader.remote.dataset import RemoteDistDataset
-from gigl_loader.remote.info import GraphStoreInfo
-from gigl_loader.remote.storage_process import init_storage_process
+from gigl_loader.server.storage_process import init_storage_process
 from gigl_loader.transport import free_port
+from gigl_loader.wire.info import GraphStoreInfo
 
 RANKS = 2
 _WARM_UP, _COUNTED, _AFTER = 8, 24, 6

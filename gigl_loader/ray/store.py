@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError
 from gigl_loader.ray.actor import Actor, ServerOptions, StorageServer, Watchdog, free_address
-from gigl_loader.remote.info import GraphStoreInfo, info_of_servers
-from gigl_loader.remote.membership import PATIENCE_S, check_patience
 from gigl_loader.transport import Security
+from gigl_loader.wire.info import GraphStoreInfo, info_of_servers
+from gigl_loader.wire.membership import PATIENCE_S, check_patience
 
 _log = logging.getLogger(__name__)
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol
 
+import numpy as np
 from typing_extensions import TypeVar
 
 from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
-from gigl_loader.dataset.view import PartitionView
+from gigl_loader.dataset.view import A, PartitionView
 from gigl_loader.memory.segments import Array
-from gigl_loader.message import NODE_FEATURES, SCALES, BatchTicket, Field, key
+from gigl_loader.message import AT_ONCE_STREAM, NODE_FEATURES, SCALES, BatchTicket, Field, key
 from gigl_loader.options import ExpansionOptions, FeatureStoreOptions
 
 __all__ = [
@@ -280,3 +281,37 @@ class Peers(RowPeers, Protocol):
     def draw(self, partition: int, request: DrawRequest, /) -> PendingAnswer[Drawn]:
         """Request neighbours; return before they are there."""
         ...
+
+
+@dataclass(frozen=True)
+class SeedInput(Generic[A]):
+    """Seeds and their further columns, in the user's order."""
+
+    seeds: A
+    """``[num_seeds]`` int64, global ids of the input type."""
+    extra: dict[str, A] = field(default_factory=dict)
+    """Further columns by name, one row per seed."""
+
+    def __len__(self) -> int:
+        seeds: Any = self.seeds
+        return int(seeds.shape[0])
+
+    def request(self, ticket: BatchTicket, order: Array | None, batch_size: int) -> SampleRequest:
+        """Return the seeds of one batch; only for input whose columns are arrays.
+
+        Args:
+            ticket: The batch.
+            order: Positions of all seeds in the epoch's order, or those of a batch at once. None:
+                the user's order.
+            batch_size: Seeds of a batch. The last one may have fewer; the loader decides whether
+                to sample it.
+        """
+        start, stop = ticket.batch * batch_size, min((ticket.batch + 1) * batch_size, len(self))
+        if ticket.stream == AT_ONCE_STREAM and order is not None:
+            start, stop = 0, len(order)
+        # a copy, as a slice would keep the order of the whole epoch alive with the batch
+        chosen = np.arange(start, stop) if order is None else order[start:stop].copy()
+        columns: Any = self.extra
+        extra = {name: column[chosen] for name, column in columns.items()}
+        seeds: Any = self.seeds
+        return SampleRequest(ticket, seeds[chosen], chosen, extra)

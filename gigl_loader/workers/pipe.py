@@ -32,18 +32,14 @@ import select
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
-
-import numpy as np
 
 from gigl_loader.dataset.view import A, PartitionView
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.memory import segments
-from gigl_loader.memory.segments import Array
-from gigl_loader.message import AT_ONCE_STREAM, BatchTicket
-from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
+from gigl_loader.sampler.plan import SamplingPlan, SeedInput
 from gigl_loader.transport import SILENCE_S
 from gigl_loader.workers.peers import Access
 
@@ -174,40 +170,6 @@ def receive_object(sock: socket.socket) -> Any:
         return segments.loads(data, fds)
     finally:  # the mappings keep the memory
         segments.close_fds(fds)
-
-
-@dataclass(frozen=True)
-class SeedInput(Generic[A]):
-    """Seeds and their further columns, in the user's order."""
-
-    seeds: A
-    """``[num_seeds]`` int64, global ids of the input type."""
-    extra: dict[str, A] = field(default_factory=dict)
-    """Further columns by name, one row per seed."""
-
-    def __len__(self) -> int:
-        seeds: Any = self.seeds
-        return int(seeds.shape[0])
-
-    def request(self, ticket: BatchTicket, order: Array | None, batch_size: int) -> SampleRequest:
-        """Return the seeds of one batch; only for input whose columns are arrays.
-
-        Args:
-            ticket: The batch.
-            order: Positions of all seeds in the epoch's order, or those of a batch at once. None:
-                the user's order.
-            batch_size: Seeds of a batch. The last one may have fewer; the loader decides whether
-                to sample it.
-        """
-        start, stop = ticket.batch * batch_size, min((ticket.batch + 1) * batch_size, len(self))
-        if ticket.stream == AT_ONCE_STREAM and order is not None:
-            start, stop = 0, len(order)
-        # a copy, as a slice would keep the order of the whole epoch alive with the batch
-        chosen = np.arange(start, stop) if order is None else order[start:stop].copy()
-        columns: Any = self.extra
-        extra = {name: column[chosen] for name, column in columns.items()}
-        seeds: Any = self.seeds
-        return SampleRequest(ticket, seeds[chosen], chosen, extra)
 
 
 @dataclass(frozen=True)

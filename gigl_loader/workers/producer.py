@@ -42,21 +42,9 @@ from gigl_loader.options import (
     EpochOptions,
     SamplerOptions,
 )
-from gigl_loader.system import usable_cpus
-from gigl_loader.transport import Security, address_towards
-from gigl_loader.workers.agreement import Agreement, StartTurns
-from gigl_loader.workers.pipe import (
-    Plugins,
-    SeedInput,
-    WorkerSetup,
-    is_own,
-    main_path_of,
-    pickled,
-)
-from gigl_loader.workers.pool import WorkerPool
-from gigl_loader.workers.recovery import LOOK_EVERY_S, Recovery, RestartThread, changed_file
-from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
-from gigl_loader.workers.sampled_input import (
+from gigl_loader.sampler.plan import SeedInput
+from gigl_loader.source.batch_source import LINGER_S
+from gigl_loader.source.sampled_input import (
     SeedOrders,
     check_files,
     kernels_of,
@@ -64,12 +52,17 @@ from gigl_loader.workers.sampled_input import (
     seed_or_drawn,
     view_of,
 )
+from gigl_loader.source.start_turns import StartTurns
+from gigl_loader.system import usable_cpus
+from gigl_loader.transport import Security, address_towards
+from gigl_loader.workers.agreement import Agreement
+from gigl_loader.workers.pipe import Plugins, WorkerSetup, is_own, main_path_of, pickled
+from gigl_loader.workers.pool import WorkerPool
+from gigl_loader.workers.recovery import LOOK_EVERY_S, Recovery, RestartThread, changed_file
+from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
 from gigl_loader.workers.schedule import BatchStream
 from gigl_loader.workers.tasks import Tasks
 
-LINGER_S = 30.0
-"""After their loader is shut down, workers go on serving other partitions until those are done or
-have sent no request for this many seconds."""
 _PEER_SHARE = 0.8
 """Share of a worker's own deadline for waiting for another partition, so that the error names the
 worker that does not respond, not the one that waits for it."""

@@ -247,11 +247,6 @@ class FairQueue(Generic[T]):
             self._turns.append(number)
 
 
-def num_batches(num_seeds: int, batch_size: int, drop_last: bool) -> int:
-    """Return how many batches an epoch over ``num_seeds`` seeds has."""
-    return num_seeds // batch_size if drop_last else -(-num_seeds // batch_size)
-
-
 # 0.05, 0.2, 0.8, 3.2, 5, 5...: a single death costs almost nothing, and if workers die one after
 # another, as when memory runs out, other processes have some seconds to release theirs
 _FIRST_PAUSE_S, _GROWTH, _LONGEST_PAUSE_S = 0.05, 4.0, 5.0

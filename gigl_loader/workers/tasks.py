@@ -21,11 +21,11 @@ from gigl_loader.memory.slots import Written
 from gigl_loader.message import AT_ONCE_STREAM, Attempt, BatchTicket, Received
 from gigl_loader.ranks import suspect_ranks
 from gigl_loader.rowcache.look_ahead import STREAM, LookAhead
+from gigl_loader.source.sampled_input import SeedOrders
 from gigl_loader.workers import pipe
 from gigl_loader.workers.agreement import Agreement
 from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.recovery import Recovery
-from gigl_loader.workers.sampled_input import SeedOrders
 from gigl_loader.workers.schedule import BatchStream, FairQueue
 
 _log = logging.getLogger(__name__)

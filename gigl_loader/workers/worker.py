@@ -11,7 +11,6 @@ its first batch.
 import contextlib
 import ctypes
 import dataclasses
-import importlib
 import logging
 import os
 import pickle
@@ -21,18 +20,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import ConfigError, PeerTimeoutError
-from gigl_loader.hooks import name_of, returned
+from gigl_loader.errors import PeerTimeoutError
 from gigl_loader.memory import read_ahead
 from gigl_loader.memory.same_host import Offer, read_offers
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.slots import SlotWriter, Written
-from gigl_loader.message import NODE, Attempt, BatchTicket, Field
+from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import (
     STREAM,
@@ -43,8 +41,8 @@ from gigl_loader.rowcache.look_ahead import (
     keep_structure,
 )
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, Pipeline
-from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.plan import Peers, Sampler, SampleRequest, SamplingPlan, scale_fields
+from gigl_loader.sampler.kinds import load_sampler, sampled_fields
+from gigl_loader.sampler.plan import Peers, Sampler, SampleRequest
 from gigl_loader.sampler.reader import Scratch
 from gigl_loader.sampler.row_exchange import LaterPeers, rows_apart
 from gigl_loader.threads import new_thread
@@ -71,9 +69,6 @@ _MOST_MMAP_THRESHOLD = 32 * 2**20
 """Largest mmap threshold that glibc allows."""
 
 
-_MESSAGE = "the fields of a message: Field objects, or pairs of a key and its values"
-
-
 def keep_freed_memory() -> None:
     """Make malloc keep freed memory: work arrays of the next batch then cost no page faults."""
     with contextlib.suppress(OSError, AttributeError):  # another libc: slower, not wrong
@@ -81,70 +76,6 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**30)
         libc.mallopt(_M_ARENA_MAX, 1)  # so that memory freed by one thread can serve another
-
-
-def load_sampler(
-    view: PartitionView[Array], plan: SamplingPlan, peers: Peers | None,
-    custom: tuple[str, dict[str, Any]] | None = None,
-) -> Sampler:  # fmt: skip
-    """Build the sampler of one thread.
-
-    Args:
-        view: The partition to read.
-        plan: The sampling to do.
-        peers: The workers of the other partitions.
-        custom: Import path and keywords of its class; None: the k-hop neighbour sampler.
-    """
-    if custom is None:
-        return NeighborSampler(view, plan, peers)
-    path, keywords = custom
-    module, _, name = path.rpartition(".")
-    kind = getattr(importlib.import_module(module), name)
-    sampler: Sampler | None = kind(view, plan, peers, **keywords)
-    what = "a sampler: an object with a method sample(request)"
-    found = returned(sampler, "the class or function of the sampler,", kind, what)
-    if not callable(getattr(found, "sample", None)):
-        raise ConfigError(f"{name_of(kind)} must return {what}; got {type(found).__name__}")
-    return found
-
-
-def sampled_fields(
-    sampler: Sampler, request: SampleRequest, view: PartitionView[Array]
-) -> list[Field]:
-    """Return the fields of a batch, with the scales of quantized rows.
-
-    Raises:
-        ConfigError: The sampler returned something that is not a message.
-    """
-    found = returned(sampler.sample(request), "the sampler's method", sampler.sample, _MESSAGE)
-    # A dict is an iterable, too, but of its keys alone.
-    if isinstance(found, (str, Mapping)) or not isinstance(found, Iterable):
-        raise ConfigError(
-            f"the sampler's method {name_of(sampler.sample)} must return {_MESSAGE}, got "
-            f"{type(found).__name__}" + ("; its items() are" if isinstance(found, Mapping) else "")
-        )
-    fields = [one if isinstance(one, Field) else _field_of(one, sampler) for one in found]
-    keys = {one.key for one in fields}
-    if not any(name == NODE or name.endswith(f".{NODE}") for name in keys):
-        raise ConfigError(
-            f"the sampler's method {name_of(sampler.sample)} returned no {NODE!r}, the nodes of "
-            f"the batch; its fields are {sorted(keys)}"
-        )
-    return [*fields, *scale_fields(view, keys)]
-
-
-def _field_of(pair: Any, sampler: Sampler) -> Field:
-    """Return a field from a pair of its key and its values."""
-    is_pair = isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[0], str)
-    field = Field.of(*pair) if is_pair and pair[1] is not None else None
-    # numpy makes an array of objects from what has no numbers
-    if field is None or field.dtype == "object":
-        what = f"a field {pair[0]!r} with {pair[1]!r}" if is_pair else f"{type(pair).__name__}"
-        raise ConfigError(
-            f"the sampler's method {name_of(sampler.sample)} must return {_MESSAGE}, got {what} "
-            "in it"
-        )
-    return field
 
 
 class Worker:

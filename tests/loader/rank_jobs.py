@@ -34,6 +34,7 @@ from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.loader import runtime
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SAME_MEMORY_VARIABLE, EpochOptions, EvenRanks
 from gigl_loader.ranks import decide_with_ranks, gather_from_ranks, tell_ranks
+from gigl_loader.source.batch_source import LINGER_S
 from gigl_loader.testing import (
     Footprint,
     TinyGraph,
@@ -48,7 +49,7 @@ from gigl_loader.testing import (
 from gigl_loader.transport import Security
 from gigl_loader.workers import producer
 from gigl_loader.workers.pool import process_state
-from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
+from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
 
 GRAPH = TinyGraph.random(60, 500)

@@ -12,12 +12,12 @@ from support.glt import (
 )
 
 from gigl_loader import BaseDistLoader, ConfigError, UsageError, WrongTypeError
+from gigl_loader.in_process.in_process_source import InProcessSource
 from gigl_loader.loader.deployment import (
     check_context,
     check_deployment,
     the_producer,
 )
-from gigl_loader.loader.in_process import InProcessSource
 from gigl_loader.testing import TinyGraph
 
 

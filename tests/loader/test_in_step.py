@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from gigl_loader import PeerTimeoutError, UsageError
-from gigl_loader.loader.in_process import EpochBatches, Turns
+from gigl_loader.in_process.in_process_source import EpochBatches, Turns
 from gigl_loader.message import Attempt, BatchTicket, Received
 
 

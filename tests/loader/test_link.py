@@ -38,11 +38,11 @@ from gigl_loader import (
     PartitionOutput,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.ablp import zip_with_negatives
 from gigl_loader.options import SAME_MEMORY_VARIABLE
-from gigl_loader.remote.requests import NodeIdsRequest
+from gigl_loader.server.service import StorageService
 from gigl_loader.testing import batch_tensors, run_ranks
+from gigl_loader.wire.requests import NodeIdsRequest
 
 pytestmark = pytest.mark.multiprocess
 
@@ -135,7 +135,7 @@ def test_most_labels_of_an_anchor(form, alone) -> None:
     data = Data(edge_index=torch.empty(2, 0, dtype=torch.int64), num_nodes=10)
     dataset = DistDataset.from_pyg(data, supervision=(positives, negatives))
     dataset.max_labels_per_anchor_node = 2
-    server = DistServer(pickle.loads(ForkingPickler.dumps(dataset)))
+    server = StorageService(pickle.loads(ForkingPickler.dumps(dataset)))
     with _loader(dataset, [-1], torch.arange(3), **form) as loader:
         (batch,) = loader
     expected = {"y_positive": {0: [3, 4], 1: [8], 2: []}, "y_negative": {0: [], 1: [], 2: [4, 5]}}

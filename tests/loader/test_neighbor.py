@@ -14,6 +14,7 @@ from torch_geometric.data import HeteroData
 
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, UsageError
 from gigl_loader.dataset.schema import EdgeDir
+from gigl_loader.source.sampled_input import epoch_order
 from gigl_loader.testing import (
     TinyGraph,
     check_batch,
@@ -23,7 +24,6 @@ from gigl_loader.testing import (
     worker_pid,
 )
 from gigl_loader.workers.pool import process_state
-from gigl_loader.workers.sampled_input import epoch_order
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
 

@@ -24,8 +24,8 @@ from gigl_loader import (
     partition_graph,
 )
 from gigl_loader.device.memory import DeviceMemory
-from gigl_loader.loader import partitioned_graph
-from gigl_loader.loader.partitioned_graph import PartitionedGraph
+from gigl_loader.in_process import partitioned_graph
+from gigl_loader.in_process.partitioned_graph import PartitionedGraph
 from gigl_loader.on_device.sampler import DeviceSampler
 from gigl_loader.ranks import RankExchange
 from gigl_loader.testing import TinyGraph, batch_digest, check_same_batches

@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.device.memory import DeviceMemory
-from gigl_loader.loader import device_source
-from gigl_loader.loader.device_source import DeviceSource
+from gigl_loader.in_process import device_source
+from gigl_loader.in_process.device_source import DeviceSource
 from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.on_device.device_expansion import SampledEdges
 from gigl_loader.on_device.device_kernels import TorchKernels

@@ -23,7 +23,7 @@ from gigl_loader import (
 )
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.errors import ConfigError, SamplingError
-from gigl_loader.loader.device_source import DeviceSource
+from gigl_loader.in_process.device_source import DeviceSource
 from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.message import BatchTicket
 from gigl_loader.on_device.device_expansion import DeviceExpansion, DeviceRoots

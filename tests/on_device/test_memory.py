@@ -13,8 +13,8 @@ from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, partition_
 from gigl_loader.commands.planning import main
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.device.memory import DeviceMemory
-from gigl_loader.loader import device_source
-from gigl_loader.loader.device_source import DeviceSource
+from gigl_loader.in_process import device_source
+from gigl_loader.in_process.device_source import DeviceSource
 from gigl_loader.sampler.bounds import BATCHES_HELD
 
 NODES, DEGREE, DIM = 2000, 25, 32

@@ -18,7 +18,7 @@ from test_device_batches import REFUSED
 from torch_geometric.nn import GraphSAGE
 
 from gigl_loader import DistNeighborLoader
-from gigl_loader.loader.device_source import DeviceSource
+from gigl_loader.in_process.device_source import DeviceSource
 from gigl_loader.testing import batch_digest
 
 pytestmark = [

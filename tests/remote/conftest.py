@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from support.conditions import Clock, SetConstants
 
-from gigl_loader.remote import client, membership
+from gigl_loader.client import client
+from gigl_loader.wire import membership
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def take_part(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 
 @pytest.fixture
 def clock(clock_of: Callable[..., Clock]) -> Clock:
-    """The time of `gigl_loader.remote.membership`, which the test turns by its ``now``."""
+    """The time of `gigl_loader.wire.membership`, which the test turns by its ``now``."""
     return clock_of(membership)
 
 

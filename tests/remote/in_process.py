@@ -8,15 +8,16 @@ import torch
 from store_cluster import HOST, SAMPLERS, tiny_partition
 from support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 
-from gigl_loader.graph_store import DistServer, RemoteReceivingChannel
+from gigl_loader.client.storage_cluster import Cluster
+from gigl_loader.graph_store import RemoteReceivingChannel
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.membership import Leader
-from gigl_loader.remote.requests import ProducerRequest
-from gigl_loader.remote.storage_cluster import Cluster
-from gigl_loader.remote.storage_process import Endpoint
+from gigl_loader.server.leader import Leader
+from gigl_loader.server.service import StorageService
+from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.transport import Security
+from gigl_loader.wire.requests import ProducerRequest
 
 SECURITY = Security.local()
 
@@ -24,8 +25,8 @@ SECURITY = Security.local()
 @contextmanager
 def storage(
     num_servers: int = 1, security: Security = SECURITY, patience_s: float = 10.0,
-    partition: Callable[[int, int], Any] = tiny_partition, kind: type[DistServer] = DistServer,
-    **how: Any,
+    partition: Callable[[int, int], Any] = tiny_partition,
+    kind: type[StorageService] = StorageService, **how: Any,
 ) -> Iterator[list[Endpoint]]:  # fmt: skip
     """Give the endpoints of a storage cluster.
 

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import pytest
 from support.conditions import Clock
 
-from gigl_loader.remote import absences as module
-from gigl_loader.remote.absences import MOST_RETURNS, Absences
+from gigl_loader.client import absences as module
+from gigl_loader.client.absences import MOST_RETURNS, Absences
 
 
 @pytest.fixture
 def clock(clock_of: Callable[..., Clock]) -> Clock:
-    """The time of `gigl_loader.remote.absences`."""
+    """The time of `gigl_loader.client.absences`."""
     return clock_of(module)
 
 

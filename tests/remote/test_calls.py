@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gigl_loader.dataset.schema import FeatureInfo
 from gigl_loader.errors import ProtocolError
-from gigl_loader.remote.requests import RowBook
-from gigl_loader.remote.service import CALLS
 from gigl_loader.transport.codec import decode, encode, read_header
+from gigl_loader.wire.requests import RowBook
+from gigl_loader.wire.signatures import CALLS
 
 USER = ("user", "buys", "item")
 TENSOR = torch.tensor([[1, 2], [3, 4]])

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from support.conditions import SetConstants
 
+from gigl_loader.client import batch_fetcher as batch_transfer
+from gigl_loader.client.receiving_channel import RemoteReceivingChannel
 from gigl_loader.errors import (
     PeerError,
     PeerLostError,
@@ -27,12 +29,10 @@ from gigl_loader.memory.same_host import HostMark, region_of
 from gigl_loader.memory.slots import Layout
 from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.options import SAME_MEMORY_VARIABLE
-from gigl_loader.remote import batch_transfer
-from gigl_loader.remote.payload import pack_batch
-from gigl_loader.remote.receiving_channel import RemoteReceivingChannel
-from gigl_loader.remote.requests import BatchMessage, FetchAnswer, Nothing
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import End
+from gigl_loader.wire.payload import pack_batch
+from gigl_loader.wire.requests import BatchMessage, FetchAnswer, Nothing
 
 LAYOUT: Layout = [("x", "float32", (2,), 0)]
 

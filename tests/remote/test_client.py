@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from gigl_loader import BaseDistLoader, GraphStoreInfo
+from gigl_loader.client import client
+from gigl_loader.client.client import compute_rank
 from gigl_loader.errors import ConfigError, ServerDiedError, UsageError
 from gigl_loader.graph_store import DistServer
-from gigl_loader.remote import client
-from gigl_loader.remote.client import compute_rank
+from gigl_loader.server.service import StorageService
 
 HOST = "127.0.0.1"
 
@@ -75,7 +76,7 @@ class _Other:
 
 
 def test_what_servers_do_not_call_is_refused_before_anybody_is_asked(cluster: _Cluster) -> None:
-    for function in (DistServer.close, DistServer.producer, _Other.status, print):
+    for function in (StorageService.close, StorageService.producer, _Other.status, print):
         with pytest.raises(ConfigError, match="may ask for these methods of DistServer: cancel_"):
             client.call_server(0, function)
     with pytest.raises(ConfigError, match=r"DistServer\.get_free_ports: .*num_ports"):

@@ -11,14 +11,14 @@ from in_process import SECURITY, joined, storage
 from store_cluster import HOST, tiny_graph
 
 from gigl_loader import DistDataset
+from gigl_loader.client.absences import MOST_RETURNS, Absences
+from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.errors import ConfigError, ServerDiedError
-from gigl_loader.graph_store import DistServer
-from gigl_loader.remote.absences import MOST_RETURNS, Absences
-from gigl_loader.remote.membership import Leader
-from gigl_loader.remote.requests import NodeIdsRequest
-from gigl_loader.remote.storage_cluster import Cluster
-from gigl_loader.remote.storage_process import Endpoint
+from gigl_loader.server.leader import Leader
+from gigl_loader.server.service import StorageService
+from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import wait_until
+from gigl_loader.wire.requests import NodeIdsRequest
 
 pytestmark = pytest.mark.multiprocess
 
@@ -101,7 +101,7 @@ def test_a_server_that_comes_back_answers_for_itself() -> None:
         assert cluster.await_servers(Absences({}, 0.0)) == [0]
         host, port = zero.address
         leader = Leader(host, port, SECURITY, "server 1", 10.0)
-        server = DistServer(tiny_graph().partitions(1)[0], 1, 2, security=SECURITY)
+        server = StorageService(tiny_graph().partitions(1)[0], 1, 2, security=SECURITY)
         again = Endpoint(server, HOST, 0, SECURITY, None, leader, rejoin_s=60.0)
         try:
             again.start()
@@ -151,7 +151,7 @@ def test_a_server_that_comes_back_unmet_is_known_by_its_incarnation() -> None:
         wait_until(lambda: cluster.lost == [1], "server 0 says so")
         host, port = zero.address
         leader = Leader(host, port, SECURITY, "server 1", 10.0)
-        server = DistServer(tiny_graph().partitions(1)[0], 1, 2, security=SECURITY)
+        server = StorageService(tiny_graph().partitions(1)[0], 1, 2, security=SECURITY)
         again = Endpoint(server, HOST, 0, SECURITY, None, leader, rejoin_s=60.0)
         try:
             again.start()

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.remote.membership import News
-from gigl_loader.remote.requests import Addresses, ByServer, Runs
-from gigl_loader.remote.shared import Clients
+from gigl_loader.server.shared import Clients
 from gigl_loader.transport.codec import decode, encode, read_header
+from gigl_loader.wire.membership import News
+from gigl_loader.wire.requests import Addresses, ByServer, Runs
 
 some_numbers = st.sets(st.integers(0, 60)).map(sorted)
 

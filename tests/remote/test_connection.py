@@ -6,6 +6,7 @@ from concurrent.futures import Future
 import pytest
 from in_process import joined, storage
 
+from gigl_loader.client.connection import ServerConnection, result_of
 from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
@@ -20,7 +21,6 @@ from gigl_loader.errors import (
     UsageError,
     WorkerDiedError,
 )
-from gigl_loader.remote.connection import ServerConnection, result_of
 from gigl_loader.transport import End, Security
 
 

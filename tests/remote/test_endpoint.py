@@ -12,18 +12,20 @@ from in_process import SECURITY, create, joined, storage
 from store_cluster import HOST, info_of, tiny_partition
 
 from gigl_loader import CustomSamplerOptions
+from gigl_loader.client.absences import Absences
+from gigl_loader.client.connection import ServerConnection
+from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.commands import status
 from gigl_loader.errors import PeerError, ServerDiedError
-from gigl_loader.graph_store import DistServer, init_storage_process, run_storage_server
-from gigl_loader.remote.absences import Absences
-from gigl_loader.remote.connection import ServerConnection
-from gigl_loader.remote.membership import Join, Leader, News, Role, WaitReport
-from gigl_loader.remote.storage_cluster import Cluster
-from gigl_loader.remote.storage_process import Endpoint
+from gigl_loader.graph_store import init_storage_process, run_storage_server
+from gigl_loader.server.leader import Leader
+from gigl_loader.server.service import StorageService
+from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import End, Security, listener
 from gigl_loader.transport.security import TOKEN_VARIABLE
 from gigl_loader.transport.stream import pack
+from gigl_loader.wire.membership import Join, News, Role, WaitReport
 
 pytestmark = pytest.mark.multiprocess
 
@@ -85,7 +87,13 @@ def test_a_rank_that_left_before_server_0_was_restarted_holds_up_no_end():
 
     def served(port=0):
         endpoint = Endpoint(
-            DistServer(partition), HOST, port, SECURITY, num_jobs=1, patience_s=1.0, rejoin_s=2.0
+            StorageService(partition),
+            HOST,
+            port,
+            SECURITY,
+            num_jobs=1,
+            patience_s=1.0,
+            rejoin_s=2.0,
         )
         endpoint.start()
         return endpoint
@@ -140,7 +148,7 @@ def test_a_cluster_of_which_a_server_is_away_is_not_well(monkeypatch, capsys):
         return code, json.loads(capsys.readouterr().out)
 
     def server(rank, leader=None):
-        one = DistServer(tiny_partition(rank, 2), rank, 2)
+        one = StorageService(tiny_partition(rank, 2), rank, 2)
         endpoint = Endpoint(one, HOST, 0, security, leader=leader, rejoin_s=100.0)
         endpoint.start()
         return endpoint
@@ -205,7 +213,7 @@ def test_a_server_stays_unless_it_was_told_how_many_jobs_there_are():
         assert (jobs(2), served.result(60)) == ([0, 1], 2)
 
 
-class _SlowToFree(DistServer):
+class _SlowToFree(StorageService):
     """Frees what a client had when it may."""
 
     def __init__(self, *args, **how):
@@ -257,7 +265,7 @@ def test_a_server_0_that_was_started_again_gives_no_job_the_number_of_another() 
                 assert cluster.job == job
         wait_until(lambda: one.status()["clients"] == [], "the second job is over")
         zero.close()
-        server = DistServer(tiny_partition(0, 2), 0, 2, security=SECURITY)
+        server = StorageService(tiny_partition(0, 2), 0, 2, security=SECURITY)
         host, port = zero.address
         again = Endpoint(server, host, port, SECURITY, rejoin_s=60.0)
         try:

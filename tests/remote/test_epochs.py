@@ -18,9 +18,9 @@ from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import META
 from gigl_loader.options import SAME_MEMORY_VARIABLE
-from gigl_loader.remote import storage_process
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field
+from gigl_loader.server import storage_process
 from gigl_loader.testing import Footprint, batch_tensors, one_rank, wait_until
 from gigl_loader.workers.pool import process_state
 

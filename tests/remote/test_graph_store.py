@@ -22,6 +22,7 @@ from support.glt import NodeSamplerInput
 from support.resting import at_rest
 
 from gigl_loader import CustomSamplerOptions, DistNeighborLoader, RemoteDistDataset
+from gigl_loader.client.client import current_cluster
 from gigl_loader.dataset.identity import Share
 from gigl_loader.errors import (
     ConfigError,
@@ -52,9 +53,8 @@ from gigl_loader.options import (
     reads_same_memory,
 )
 from gigl_loader.ranks import end_group
-from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.requests import NodeIdsRequest
 from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.server.service import StorageService
 from gigl_loader.testing import (
     Footprint,
     batch_tensors,
@@ -63,6 +63,7 @@ from gigl_loader.testing import (
     one_rank,
     wait_until,
 )
+from gigl_loader.wire.requests import NodeIdsRequest
 
 pytestmark = pytest.mark.multiprocess
 
@@ -120,7 +121,7 @@ def _fetches(info, rank):
     assert request_server(0, DistServer.ping) != os.getpid()
     with pytest.raises(RemoteError, match=r"storage server 0(?s:.*ZeroDivisionError.*traceback)"):
         request_server(0, DistServer.get_node_ids, NodeIdsRequest(share=Share(0, 1, 0)))
-    for stranger in (os.remove, os.getpid, DistServer.close, NeighborSampler.sample):
+    for stranger in (os.remove, os.getpid, StorageService.close, NeighborSampler.sample):
         with pytest.raises(ConfigError, match="a client may ask for these methods of DistServer"):
             request_server(0, stranger, "/nowhere")
     with pytest.raises(ConfigError, match="unexpected keyword argument 'nodes'"):

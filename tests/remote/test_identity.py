@@ -34,6 +34,8 @@ from support.conditions import SetConstants
 from support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 
 from gigl_loader import DistDataset, DistNeighborLoader, RemoteDistDataset
+from gigl_loader.client.absences import Absences
+from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
@@ -47,21 +49,21 @@ from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.absences import Absences
-from gigl_loader.remote.membership import Join, Leader, News, Role, Watch, check_same
-from gigl_loader.remote.requests import (
+from gigl_loader.server.leader import Leader
+from gigl_loader.server.server_rendezvous import Gather, Gathered
+from gigl_loader.server.service import StorageService
+from gigl_loader.server.storage_process import Endpoint
+from gigl_loader.testing import TinyGraph, batch_tensors, wait_until
+from gigl_loader.transport import Caller, Security
+from gigl_loader.wire.membership import Join, News, Role, Watch, check_same
+from gigl_loader.wire.requests import (
     EpochRequest,
     FetchAnswer,
     FetchRequest,
     ProducerRequest,
     Runs,
 )
-from gigl_loader.remote.server_rendezvous import Gather, Gathered
-from gigl_loader.remote.service import CALLS
-from gigl_loader.remote.storage_cluster import Cluster
-from gigl_loader.remote.storage_process import Endpoint
-from gigl_loader.testing import TinyGraph, batch_tensors, wait_until
-from gigl_loader.transport import Caller, Security
+from gigl_loader.wire.signatures import CALLS
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
 
@@ -172,7 +174,7 @@ def test_a_server_whose_clock_is_behind_takes_the_place_of_one_that_vanished(
     request: pytest.FixtureRequest,
 ) -> None:
     """Server 0 has not noticed. Incarnations were wall clocks: "two processes joined"."""
-    zero = Endpoint(DistServer(tiny_partition(0, 2), 0, 2), HOST, 0, SECURITY, rejoin_s=60.0)
+    zero = Endpoint(StorageService(tiny_partition(0, 2), 0, 2), HOST, 0, SECURITY, rejoin_s=60.0)
     host, port = zero.address
     vanished = Join(
         role=Role.SERVER, rank=1, num_servers=2, address=(HOST, free_port()),
@@ -181,7 +183,7 @@ def test_a_server_whose_clock_is_behind_takes_the_place_of_one_that_vanished(
     leader = Leader(host, port, SECURITY, "storage server 1", 10.0)
     request.getfixturevalue("wall_clock_behind")
     again = Endpoint(
-        DistServer(tiny_partition(1, 2), 1, 2), HOST, 0, SECURITY, leader=leader, rejoin_s=60.0
+        StorageService(tiny_partition(1, 2), 1, 2), HOST, 0, SECURITY, leader=leader, rejoin_s=60.0
     )
     with ExitStack() as stack:
         for endpoint in (again, zero):
@@ -208,7 +210,7 @@ def test_a_server_whose_clock_is_behind_takes_the_place_of_one_that_vanished(
 def test_a_server_whose_clock_is_set_back_has_been_up_all_the_same(
     request: pytest.FixtureRequest,
 ) -> None:
-    server = DistServer(tiny_partition(0, 1))
+    server = StorageService(tiny_partition(0, 1))
     request.getfixturevalue("wall_clock_behind")
     assert 0.0 <= server.status()["uptime_s"] < 600.0
     server.close()
@@ -244,7 +246,7 @@ def _at(
     security: Security = SECURITY,
 ) -> Iterator[Endpoint]:  # fmt: skip
     """Give another process's storage server 0 of one, at the port of one that ended."""
-    server = DistServer(partition(0, 1), 0, 1, security=security)
+    server = StorageService(partition(0, 1), 0, 1, security=security)
     endpoint = Endpoint(server, *address, security)
     try:
         endpoint.start()
@@ -288,7 +290,7 @@ def test_a_refusal_that_stays_ends_the_wait_at_once(
     what: str, caplog: pytest.LogCaptureFixture, constants: SetConstants
 ) -> None:
     """Seen: asked again for ten minutes, four times a second, each a warning of the server's."""
-    constants("gigl_loader.remote.storage_cluster", _REFUSED_PAUSE_S=0.5)
+    constants("gigl_loader.client.storage_cluster", _REFUSED_PAUSE_S=0.5)
     with storage(security=TOKEN) as (former,), joined(former.address, security=TOKEN) as cluster:
         former.close()
         wait_until(lambda: cluster.lost, "the client has heard of it")

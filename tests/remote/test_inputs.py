@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from support.glt import NodeSamplerInput
 from torch import Tensor
 
+from gigl_loader.client.producers import concatenated, digest_of
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote.producers import concatenated, digest_of
 
 
 def _input(nodes: list[int], kind: str | None = "user", **columns: Tensor) -> NodeSamplerInput:

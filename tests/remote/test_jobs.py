@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gigl_loader.errors import ConfigError, PeerError
-from gigl_loader.remote.jobs import (
+from gigl_loader.server.jobs import (
     KILLED_GRACE_S,
     SILENT_GRACE_S,
     Attendance,
@@ -14,8 +14,8 @@ from gigl_loader.remote.jobs import (
     Member,
     Visits,
 )
-from gigl_loader.remote.membership import Join, Role
 from gigl_loader.transport import End
+from gigl_loader.wire.membership import Join, Role
 
 
 def client(rank: int, world_size: int = 2, job: int | None = None) -> Member:

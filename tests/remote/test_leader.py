@@ -15,9 +15,10 @@ from gigl_loader.errors import (
     PeerTimeoutError,
     ServerDiedError,
 )
-from gigl_loader.remote.membership import Join, Leader, News, Role, Watch
+from gigl_loader.server.leader import Leader
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import End, Security
+from gigl_loader.wire.membership import Join, News, Role, Watch
 
 
 def _end(endpoints, end, words):

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from gigl_loader.message import Attempt
-from gigl_loader.remote.batch_transfer import BatchSender
-from gigl_loader.remote.requests import FetchRequest, GiveBack
+from gigl_loader.server.batch_sender import BatchSender
 from gigl_loader.transport import Peer
+from gigl_loader.wire.requests import FetchRequest, GiveBack
 
 
 class _Slot:

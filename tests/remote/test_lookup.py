@@ -21,11 +21,11 @@ from gigl_loader import (
     RemoteDistDataset,
     ServerDiedError,
 )
-from gigl_loader.graph_store import DistServer
-from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.membership import Leader
-from gigl_loader.remote.row_requests import merged_edges
-from gigl_loader.remote.storage_process import Endpoint
+from gigl_loader.client.client import current_cluster
+from gigl_loader.client.row_requests import merged_edges
+from gigl_loader.server.leader import Leader
+from gigl_loader.server.service import StorageService
+from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import TinyGraph, wait_until
 
 PLAIN = TinyGraph.random(60, 400, seed=5)
@@ -61,11 +61,11 @@ class _Held:
         self.asked: list[str] = []
         self.gone = threading.Event()
         for name in ("get_rows", "get_edges"):
-            patch.setattr(DistServer, name, self._waiting(name, getattr(DistServer, name)))
+            patch.setattr(StorageService, name, self._waiting(name, getattr(StorageService, name)))
 
     def _waiting(self, name: str, method: Any) -> Any:
         @functools.wraps(method)
-        def wait_and_call(server: DistServer, **arguments: Any) -> Any:
+        def wait_and_call(server: StorageService, **arguments: Any) -> Any:
             if server.server_rank == 1 and not self.gone.is_set():
                 self.asked.append(name)
                 assert self.gone.wait(60)
@@ -150,7 +150,7 @@ def test_a_question_under_way_outlives_its_server(
 
 def _started_again(zero: Endpoint) -> Endpoint:
     leader = Leader(*zero.address, SECURITY, "server 1", 10.0)
-    server = DistServer(plain(1, 2), 1, 2, security=SECURITY)
+    server = StorageService(plain(1, 2), 1, 2, security=SECURITY)
     again = Endpoint(server, HOST, 0, SECURITY, None, leader, rejoin_s=60.0)
     again.start()
     return again

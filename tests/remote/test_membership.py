@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerLostError
-from gigl_loader.remote.membership import Join, News, Role, Watch, check_figures, hear
-from gigl_loader.remote.requests import Addresses
+from gigl_loader.wire.membership import Join, News, Role, Watch, check_figures, hear
+from gigl_loader.wire.requests import Addresses
 
 
 def _join(role: Role = Role.CLIENT, **more: Any) -> Join:

@@ -17,11 +17,11 @@ from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions, KHopNeighborSamplerOptions
-from gigl_loader.remote import calls, requests
-from gigl_loader.remote.calls import SchemaMessage
-from gigl_loader.remote.requests import EpochRequest, ProducerRequest, Runs
-from gigl_loader.remote.service import CALLS
 from gigl_loader.transport.codec import decode, encode, read_header
+from gigl_loader.wire import calls, requests
+from gigl_loader.wire.calls import SchemaMessage
+from gigl_loader.wire.requests import EpochRequest, ProducerRequest, Runs
+from gigl_loader.wire.signatures import CALLS
 
 USER = ("user", "buys", "item")
 

@@ -25,7 +25,13 @@ from support.conditions import SetConstants
 from gigl_loader import ConfigError
 from gigl_loader.loader.epoch import LoaderStats
 from gigl_loader.logs import WhereFilter, answering, know
-from gigl_loader.remote.metrics import COUNTERS, GAUGES, MetricsListener, ServerCounts, metric_name
+from gigl_loader.server.metrics import (
+    COUNTERS,
+    GAUGES,
+    MetricsListener,
+    ServerCounts,
+    metric_name,
+)
 from gigl_loader.transport import Security
 from gigl_loader.transport.certs import make_folder
 
@@ -196,7 +202,7 @@ def test_strangers_are_few_at_a_time_and_a_scrape_gets_through() -> None:
 @pytest.mark.parametrize("drip", [b"x", b"GET /metrics HTTP/1.1\r\nA: "])
 def test_a_request_has_one_time_however_it_comes(constants: SetConstants, drip: bytes) -> None:
     """Not ten seconds after each byte."""
-    constants("gigl_loader.remote.metrics", _REQUEST_S=0.5)
+    constants("gigl_loader.server.metrics", _REQUEST_S=0.5)
     with _listening() as url:
         port = int(url.split(":")[1].partition("/")[0])
         with socket.create_connection((HOST, port)) as sock, suppress(OSError):

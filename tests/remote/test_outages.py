@@ -9,14 +9,14 @@ import torch
 from in_process import channel_of, create, joined, start, storage, take
 from relay import Relay
 
+from gigl_loader.client.absences import Absences
+from gigl_loader.client.connection import raise_if_broken
 from gigl_loader.errors import ServerDiedError, UsageError
 from gigl_loader.message import Attempt
 from gigl_loader.options import SAME_MEMORY_VARIABLE
-from gigl_loader.remote.absences import Absences
-from gigl_loader.remote.connection import raise_if_broken
-from gigl_loader.remote.jobs import KILLED_GRACE_S
-from gigl_loader.remote.requests import EpochRequest, FetchAnswer, FetchRequest
+from gigl_loader.server.jobs import KILLED_GRACE_S
 from gigl_loader.testing import wait_until
+from gigl_loader.wire.requests import EpochRequest, FetchAnswer, FetchRequest
 
 pytestmark = pytest.mark.multiprocess
 

@@ -12,11 +12,11 @@ from torch_geometric.data import HeteroData
 from gigl_loader import DistDataset
 from gigl_loader.dataset.identity import Share
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote.partition_answers import PartitionAnswers, padded_rows
-from gigl_loader.remote.requests import NodeIdsRequest
 from gigl_loader.sampler.packing import pack_ints
 from gigl_loader.sampler.plan import RowsRequest
+from gigl_loader.server.partition_answers import PartitionAnswers, padded_rows
 from gigl_loader.testing import TinyGraph
+from gigl_loader.wire.requests import NodeIdsRequest
 
 PLAIN = TinyGraph.random(60, 400, seed=5)
 TYPED = TinyGraph.random(40, 200, heterogeneous=True)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote.membership import PATIENCE_S, WaitReport, check_patience
+from gigl_loader.wire.membership import PATIENCE_S, WaitReport, check_patience
 
 
 @given(st.floats() | st.integers() | st.sampled_from([None, "1", [2.0]]))

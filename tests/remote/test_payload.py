@@ -13,9 +13,9 @@ from gigl_loader.errors import ProtocolError
 from gigl_loader.memory.leases import BufferPool
 from gigl_loader.memory.slots import layout_of, write_fields
 from gigl_loader.message import BatchTicket, Field
-from gigl_loader.remote.payload import pack_batch, unpack_batch, wire_bytes
-from gigl_loader.remote.requests import BatchMessage
 from gigl_loader.transport import codec
+from gigl_loader.wire.payload import pack_batch, unpack_batch, wire_bytes
+from gigl_loader.wire.requests import BatchMessage
 
 RANDOM = np.random.default_rng(0)
 

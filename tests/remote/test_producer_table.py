@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import UsageError
-from gigl_loader.remote.producer_table import ProducerEntry, ProducerTable
-from gigl_loader.remote.requests import NOBODY, Runs
+from gigl_loader.server.producer_table import ProducerEntry, ProducerTable
+from gigl_loader.wire.requests import NOBODY, Runs
 
 
 def _up(entry: ProducerEntry) -> Any:

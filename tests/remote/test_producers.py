@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from gigl_loader.client import producers
+from gigl_loader.client.producers import RemoteProducers, name_of_recovery
 from gigl_loader.errors import (
     PeerError,
     PeerTimeoutError,
@@ -16,13 +18,9 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote import membership, producers
-from gigl_loader.remote.producers import (
-    RemoteProducers,
-    name_of_recovery,
-)
-from gigl_loader.remote.requests import NOBODY, Runs
-from gigl_loader.workers.producer import LINGER_S
+from gigl_loader.source.batch_source import LINGER_S
+from gigl_loader.wire import membership
+from gigl_loader.wire.requests import NOBODY, Runs
 
 OPTIONS = EpochOptions(seed=1, timeout_s=0.1)
 

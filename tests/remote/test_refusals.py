@@ -10,8 +10,8 @@ from support.conditions import Clock
 from gigl_loader.dataset.view import Adjacency
 from gigl_loader.errors import ConfigError
 from gigl_loader.options import CustomSamplerOptions
-from gigl_loader.remote.membership import RefusedJoins
-from gigl_loader.remote.producer_table import check_columns, check_leave
+from gigl_loader.server.jobs import RefusedJoins
+from gigl_loader.server.producer_table import check_columns, check_leave
 
 EDGE = ("a", "to", "b")
 

@@ -10,9 +10,9 @@ import torch
 from gigl_loader.dataset.lookup import num_ids_of
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote.partition_answers import PartitionAnswers
 from gigl_loader.sampler.packing import pack_ints
 from gigl_loader.sampler.plan import RowsRequest
+from gigl_loader.server.partition_answers import PartitionAnswers
 from gigl_loader.testing import TinyGraph
 
 GRAPH = TinyGraph.random(40, 200, heterogeneous=True)

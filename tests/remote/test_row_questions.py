@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gigl_loader.client.row_requests import RowQuestions
 from gigl_loader.errors import PeerError, PeerTimeoutError, ProtocolError, ServerDiedError
-from gigl_loader.remote.requests import RowBook
-from gigl_loader.remote.row_requests import RowQuestions
 from gigl_loader.sampler.packing import unpack_ints
 from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.transport.codec import IncomingArray
+from gigl_loader.wire.requests import RowBook
 
 TABLE = np.array([2, 0, 1, 1, 2, 0, 2, 2, 1, 0], np.int64)
 BOUNDS = np.array([3, 3, 10], np.int64)

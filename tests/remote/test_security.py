@@ -89,7 +89,7 @@ def test_a_token_given_as_an_argument_protects_the_workers_too(monkeypatch):
 
 def test_a_server_imports_what_it_has_leave_for():
     with storage() as (endpoint,), joined(endpoint.address) as cluster:
-        for path in ("os.path", "store_cluster_too.Sampler", "gigl_loader.remote.service.X"):
+        for path in ("os.path", "store_cluster_too.Sampler", "gigl_loader.server.service.X"):
             with pytest.raises(ConfigError, match=f"'{path}': start it with --allow-samplers"):
                 create(cluster, sampler_options=CustomSamplerOptions(path))
         store = FeatureStoreOptions("os.path")

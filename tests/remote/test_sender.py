@@ -10,10 +10,10 @@ import torch
 from gigl_loader.memory.leases import Packed
 from gigl_loader.memory.same_host import Region
 from gigl_loader.message import BatchTicket, Received
-from gigl_loader.remote.batch_transfer import BatchSender
-from gigl_loader.remote.payload import unpack_batch
-from gigl_loader.remote.requests import FetchAnswer, FetchRequest, GiveBack
+from gigl_loader.server.batch_sender import BatchSender
 from gigl_loader.transport import Peer
+from gigl_loader.wire.payload import unpack_batch
+from gigl_loader.wire.requests import FetchAnswer, FetchRequest, GiveBack
 
 REGION = Region(pid=1, fd=2, nbytes=16, inode=3)
 VALUES = np.array([1.0, 2.5], np.float32)

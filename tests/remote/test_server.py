@@ -13,7 +13,7 @@ from support.scripts import run_python
 
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import init_storage_process
-from gigl_loader.remote.storage_process import StorageProcess
+from gigl_loader.server.storage_process import StorageProcess
 from gigl_loader.transport import End, certs
 from gigl_loader.transport.security import (
     INSECURE_VARIABLE,

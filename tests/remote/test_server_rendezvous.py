@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
-from gigl_loader.remote.requests import Runs
-from gigl_loader.remote.server_rendezvous import (
+from gigl_loader.server.server_rendezvous import (
     Gather,
     Gathered,
     Leave,
@@ -19,6 +18,7 @@ from gigl_loader.remote.server_rendezvous import (
     RendezvousTable,
     ServerRendezvous,
 )
+from gigl_loader.wire.requests import Runs
 
 SERVERS = Runs.of([1, 4, 5])
 """Server 0 is lost: ranks are positions among these."""

@@ -4,8 +4,8 @@ import pytest
 
 from gigl_loader.dataset.identity import check_position
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote.jobs import ServerBook
-from gigl_loader.remote.membership import Join, Role
+from gigl_loader.server.jobs import ServerBook
+from gigl_loader.wire.membership import Join, Role
 
 
 def _book(num_servers: int = 4, num_partitions: int = 2) -> ServerBook:

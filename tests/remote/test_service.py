@@ -11,25 +11,20 @@ from support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 
 from gigl_loader import DistDataset, partition_graph
 from gigl_loader.errors import FileChangedError, ProtocolError, UsageError
-from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.requests import (
-    EpochRequest,
-    FetchRequest,
-    ProducerRequest,
-    Runs,
-)
-from gigl_loader.remote.shared import share_of_batches
+from gigl_loader.server.service import StorageService
 from gigl_loader.transport.failures import describe, rebuild
+from gigl_loader.wire.batch_shares import share_of_batches
+from gigl_loader.wire.requests import EpochRequest, FetchRequest, ProducerRequest, Runs
 
 pytestmark = pytest.mark.multiprocess
 
 
 @pytest.fixture(scope="module")
 def server():
-    one = DistServer(tiny_graph().dataset())
+    one = StorageService(tiny_graph().dataset())
     yield one
     one.close()
     one.close()
@@ -191,7 +186,7 @@ def test_ports_that_are_given_out_differ(server):
 def test_a_file_that_changed_ends_the_epochs_of_its_server(tmp_path: Path) -> None:
     partition_graph(tiny_graph().to_pyg(), 1, tmp_path / "parts", progress=False)
     dataset = DistDataset.load(tmp_path / "parts", 0, mmap=True, verify="off")
-    with contextlib.closing(DistServer(dataset)) as server:
+    with contextlib.closing(StorageService(dataset)) as server:
         producer = server.create_sampling_producer(*_arguments(server))
         server.start_new_epoch_sampling(producer, 0)
         assert len(_drain(server, producer)) == 20

@@ -13,13 +13,13 @@ import torch
 from store_cluster import tiny_graph
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, ProtocolError, SamplingError
-from gigl_loader.graph_store import DistServer
 from gigl_loader.memory.leases import ServerMemory
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, Attempt, Received
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.requests import EpochRequest, FetchRequest, ProducerRequest
-from gigl_loader.remote.shared import SharedProducer
+from gigl_loader.server.service import StorageService
+from gigl_loader.server.shared import SharedProducer
 from gigl_loader.testing import wait_until
+from gigl_loader.wire.requests import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.workers.schedule import BatchStream
 
 
@@ -242,7 +242,7 @@ def test_a_batch_at_once_is_waited_for_beside_the_epochs(shared, producer):
 def test_who_shares_a_key_waits_until_the_producer_can_be_used(monkeypatch):
     """One asks first and creates; the other is told that it is up, and finds it."""
 
-    class Slow(DistServer):
+    class Slow(StorageService):
         def _start(self, *_):
             time.sleep(0.2)
             request = ProducerRequest(epoch_options=EpochOptions(seed=0))
@@ -277,7 +277,7 @@ def test_who_shares_a_key_waits_until_the_producer_can_be_used(monkeypatch):
     server.close()
 
 
-class _Instant(DistServer):
+class _Instant(StorageService):
     """Its producers are there at once; each has two clients."""
 
     leaves_meanwhile = None

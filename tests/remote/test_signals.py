@@ -14,12 +14,12 @@ import torch.distributed as dist
 from store_cluster import compute, info_of, processes, serve, share_of_each_server
 
 from gigl_loader import DistNeighborLoader, RemoteDistDataset
+from gigl_loader.client.client import call_server
+from gigl_loader.client.connection import result_of
 from gigl_loader.errors import PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import DistServer, request_server
-from gigl_loader.remote import membership
-from gigl_loader.remote.client import call_server
-from gigl_loader.remote.connection import result_of
 from gigl_loader.testing import Footprint, wait_until
+from gigl_loader.wire import membership
 from gigl_loader.workers.pool import process_state
 
 pytestmark = pytest.mark.multiprocess

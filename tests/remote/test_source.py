@@ -11,6 +11,10 @@ import torch
 from support.conditions import SetConstants
 from support.glt import NodeSamplerInput
 
+from gigl_loader.client import source as module
+from gigl_loader.client.absences import MOST_RETURNS, Absences
+from gigl_loader.client.producers import Outcome, RemoteProducers
+from gigl_loader.client.source import RemoteSource
 from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
@@ -21,11 +25,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.message import Attempt, BatchTicket, Received
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote import source as module
-from gigl_loader.remote.absences import MOST_RETURNS, Absences
-from gigl_loader.remote.producers import Outcome, RemoteProducers
-from gigl_loader.remote.source import RemoteSource
-from gigl_loader.workers.agreement import StartTurns
+from gigl_loader.source.start_turns import StartTurns
 
 BATCH_SIZE, NUM_SERVERS = 2, 4
 OPTIONS = EpochOptions(seed=1, timeout_s=5.0, reconnect_timeout_s=0.2)

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gigl_loader.client.producers import Outcome, Proposal, settle, sum_up
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.producers import Outcome, Proposal, settle, sum_up
-from gigl_loader.remote.requests import ByServer
 from gigl_loader.seeds import SeedsTold
 from gigl_loader.transport.failures import Failure, describe
+from gigl_loader.wire.requests import ByServer
 
 
 def _offers(keys: list[int], shared: dict[str, str] | None = None) -> list[Proposal]:

@@ -13,8 +13,9 @@ from support.glt import NodeSamplerInput, RangePartitionBook, RemoteDistSampling
 from gigl_loader import CustomSamplerOptions, FeatureInfo
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.options import KHopNeighborSamplerOptions
-from gigl_loader.remote import calls
-from gigl_loader.remote.calls import (
+from gigl_loader.transport.codec import decode, encode, read_header
+from gigl_loader.wire import calls
+from gigl_loader.wire.calls import (
     BookMessage,
     FeatureInfosMessage,
     SamplerMessage,
@@ -22,7 +23,6 @@ from gigl_loader.remote.calls import (
     from_message,
     to_message,
 )
-from gigl_loader.transport.codec import decode, encode, read_header
 
 USER = ("user", "buys", "item")
 

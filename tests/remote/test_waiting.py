@@ -10,13 +10,13 @@ import pytest
 import torch.distributed as dist
 from store_cluster import HOST, info_of, tiny_graph
 
+from gigl_loader.client import client
+from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.commands import status
 from gigl_loader.commands.storage import parse_serve
 from gigl_loader.errors import ConfigError, JoinRefusedError, PeerTimeoutError, ServerDiedError
-from gigl_loader.graph_store import DistServer
-from gigl_loader.remote import client
-from gigl_loader.remote.storage_cluster import Cluster
-from gigl_loader.remote.storage_process import Endpoint
+from gigl_loader.server.service import StorageService
+from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import free_port, wait_until
 from gigl_loader.transport import Security
 
@@ -26,7 +26,7 @@ SECURITY = Security.local()
 @contextlib.contextmanager
 def _server_0(num_servers, port=0, security=SECURITY, **how):
     """Storage server 0 of ``num_servers``, the others of which never come."""
-    server = DistServer(tiny_graph().partitions(num_servers)[0], 0, num_servers)
+    server = StorageService(tiny_graph().partitions(num_servers)[0], 0, num_servers)
     endpoint = Endpoint(server, HOST, port, security, **{"num_jobs": 1, **how})
     endpoint.start()
     try:
@@ -122,7 +122,7 @@ def test_whom_to_ask_for_its_status(capsys):
 
 def test_a_client_that_comes_in_while_the_server_is_made():
     """The port is taken at once, and nobody is let in before all is there that a client reads."""
-    server = DistServer(tiny_graph().dataset())
+    server = StorageService(tiny_graph().dataset())
     endpoint = Endpoint(server, HOST, 0, SECURITY, num_jobs=1)
     try:
         with pytest.raises(PeerTimeoutError, match="did not answer the handshake"):

@@ -21,9 +21,9 @@ from support.simulation import (
 )
 
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.requests import ProducerRequest, Runs
-from gigl_loader.remote.shared import OwnBatches, share_of_batches
-from gigl_loader.workers.sampled_input import epoch_order
+from gigl_loader.source.sampled_input import epoch_order
+from gigl_loader.wire.batch_shares import OwnBatches, share_of_batches
+from gigl_loader.wire.requests import ProducerRequest, Runs
 
 SMALL = Size(ranks=6, servers=4, batches=12, epochs=2, in_step=True, save_every=4, seed=5)
 REPLICAS = replace(SMALL, partitions=2)

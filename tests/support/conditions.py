@@ -180,3 +180,22 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     for name, told in says.items():
         monkeypatch.setattr(torch.cuda, name, told)
     return found
+
+
+@pytest.fixture
+def torch_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let `torch.distributed` answer each question by its name with what a test gives."""
+
+    import torch.distributed  # here: the process that only hands tests to others needs none of it
+
+    def answer(**answers: object) -> None:
+        for question, told in answers.items():
+            monkeypatch.setattr(torch.distributed, question, lambda group=None, told=told: told)
+
+    return answer
+
+
+@pytest.fixture
+def backends(torch_says: Callable[..., None]) -> Callable[[str], None]:
+    """Let the process group have the backends that a test says, by device."""
+    return lambda config: torch_says(get_backend_config=config)

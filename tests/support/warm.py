@@ -1,8 +1,9 @@
 """What processes of tests have imported when they start. Importing it starts no thread."""
 
 from gigl_loader import testing
+from gigl_loader.client import source
 from gigl_loader.loader import ablp
-from gigl_loader.remote import source, storage_process
+from gigl_loader.server import storage_process
 from gigl_loader.workers import supervisor
 from support import zygote
 

@@ -18,12 +18,13 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.options import SAME_MEMORY_VARIABLE, CacheOptions, EpochOptions
 from gigl_loader.rowcache.machine import name_of_rows
+from gigl_loader.source.sampled_input import make_plan
+from gigl_loader.source.start_turns import StartTurns
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Mode, Security
 from gigl_loader.workers import agreement, pipe
-from gigl_loader.workers.agreement import Agreement, StartTurns
+from gigl_loader.workers.agreement import Agreement
 from gigl_loader.workers.rendezvous import StoreRendezvous
-from gigl_loader.workers.sampled_input import make_plan
 
 GOOD_TOKEN = "k9Jr4nQ2-sTgV7wXzB5cYd"
 GRAPH = TinyGraph.random(40, 200)

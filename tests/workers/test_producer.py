@@ -13,9 +13,9 @@ from support.conditions import SetConstants
 
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
 from gigl_loader.rowcache.look_ahead import LookAhead
+from gigl_loader.source.sampled_input import epoch_order
 from gigl_loader.testing import TinyGraph
 from gigl_loader.workers import schedule
-from gigl_loader.workers.sampled_input import epoch_order
 
 GRAPH = TinyGraph.random(50, 300)
 DATASET = GRAPH.dataset()

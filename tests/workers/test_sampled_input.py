@@ -12,9 +12,8 @@ from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, SEED_TIME, BatchTicket
 from gigl_loader.options import EpochOptions, ExpansionOptions
-from gigl_loader.testing import TinyGraph
-from gigl_loader.workers.pipe import SeedInput
-from gigl_loader.workers.sampled_input import (
+from gigl_loader.sampler.plan import SeedInput
+from gigl_loader.source.sampled_input import (
     SeedOrders,
     check_seed_times,
     epoch_order,
@@ -23,6 +22,7 @@ from gigl_loader.workers.sampled_input import (
     seed_or_drawn,
     view_of,
 )
+from gigl_loader.testing import TinyGraph
 from gigl_loader.workers.supervisor import KERNELS
 
 SEEDS = torch.arange(100, 111)

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gigl_loader.message import Attempt, BatchTicket
-from gigl_loader.workers.schedule import BatchStream, FairQueue, num_batches
+from gigl_loader.source.sampled_input import num_batches
+from gigl_loader.workers.schedule import BatchStream, FairQueue
 
 
 @given(seeds=st.integers(0, 200), size=st.integers(1, 50), drop_last=st.booleans())

@@ -13,15 +13,9 @@ import numpy as np
 import pytest
 
 from gigl_loader.errors import ConfigError
+from gigl_loader.sampler.plan import SeedInput
 from gigl_loader.transport import SILENCE_S
-from gigl_loader.workers.pipe import (
-    Plugins,
-    SeedInput,
-    WorkerSetup,
-    is_own,
-    main_path_of,
-    pickled,
-)
+from gigl_loader.workers.pipe import Plugins, WorkerSetup, is_own, main_path_of, pickled
 
 GUARDED = 'def start(number): ...\n\n\nif __name__ == "__main__":\n    print("the job")\n'
 

@@ -19,6 +19,7 @@ from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.leases import ShmChannel
 from gigl_loader.memory.slots import Written
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, BATCH, INPUT_ID, Attempt, BatchTicket
+from gigl_loader.sampler.kinds import load_sampler
 from gigl_loader.sampler.plan import Field
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Security, sockets
@@ -26,7 +27,7 @@ from gigl_loader.workers import pipe
 from gigl_loader.workers import worker as module
 from gigl_loader.workers.peers import Access
 from gigl_loader.workers.pipe import Plugins, WorkerSetup, pickled
-from gigl_loader.workers.worker import Worker, keep_freed_memory, load_sampler
+from gigl_loader.workers.worker import Worker, keep_freed_memory
 
 SEEDS = torch.arange(30, 40)
 ALONE: tuple = (pipe.PEERS, "rank 0 worker 3", None, {}, False, False)

@@ -23,6 +23,21 @@ from typing import Any, Protocol
 
 import torch
 
+from gigl_loader.client import (
+    batch_fetcher as batch_transfer,
+)
+from gigl_loader.client import (
+    client,
+    connection,
+    filling_channel,
+    producers,
+    receiving_channel,
+    row_requests,
+    source,
+    storage_cluster,
+)
+from gigl_loader.client.source import RemoteSource
+from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import GiglLoaderError
@@ -33,34 +48,25 @@ from gigl_loader.loader.epoch import EpochProgress, LoaderStats
 from gigl_loader.loader.world import WorldShare, check_same_start
 from gigl_loader.message import BATCH, Attempt
 from gigl_loader.options import CacheOptions, EpochOptions
-from gigl_loader.remote import (
-    batch_transfer,
-    client,
-    connection,
-    filling_channel,
-    membership,
+from gigl_loader.rowcache import tables as tables
+from gigl_loader.server import (
     presence,
     producer_table,
-    producers,
-    receiving_channel,
-    row_requests,
     server_rendezvous,
     service,
     shared,
-    source,
-    storage_cluster,
     storage_process,
 )
-from gigl_loader.remote.membership import Leader
-from gigl_loader.remote.service import DistServer
-from gigl_loader.remote.source import RemoteSource
-from gigl_loader.remote.storage_cluster import Cluster
-from gigl_loader.remote.storage_process import Endpoint
-from gigl_loader.rowcache import tables as tables
+from gigl_loader.server.leader import Leader
+from gigl_loader.server.service import StorageService
+from gigl_loader.server.storage_process import Endpoint
+from gigl_loader.source import sampled_input
+from gigl_loader.source.start_turns import StartTurns
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Security
-from gigl_loader.workers import agreement, producer, recovery, sampled_input, tasks
-from gigl_loader.workers.agreement import StartTurns
+from gigl_loader.wire import membership
+from gigl_loader.wire.signatures import DistServer
+from gigl_loader.workers import agreement, producer, recovery, tasks
 from support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions, SamplingConfig
 from support.simulation.group import SimulatedGroup
 from support.simulation.memory import held_by, own_bytes
@@ -343,7 +349,7 @@ class SimulatedJob:
     def _serve(self, number: int, process: Process) -> None:
         parts = self.size.partitions or self.size.servers
         view = replace(self._view, num_partitions=parts, partition_idx=number % parts)
-        server = DistServer(
+        server = StorageService(
             _Partition(view), number, self.size.servers, process.host, security=self._security
         )
         master = ("10.1.0.0", _PORT)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gigl_loader.errors import JoinRefusedError, PeerLostError, PeerTimeoutError
-from gigl_loader.remote.requests import FetchAnswer
 from gigl_loader.testing._memory_network import (
     MemoryCaller,
     MemoryListener,
@@ -15,6 +14,7 @@ from gigl_loader.testing._memory_network import (
     MemoryReply,
 )
 from gigl_loader.transport import End, Method, Security
+from gigl_loader.wire.requests import FetchAnswer
 from support.simulation.world import SimulatedEvent, World
 
 _AGAIN_S = 0.2

@@ -1,0 +1,1 @@
+"""A compute process of a graph store: it joins, asks servers, and gets batches."""

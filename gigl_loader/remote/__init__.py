@@ -1,1 +1,0 @@
-"""The graph store: storage servers, and the compute processes that use them."""

@@ -1,0 +1,573 @@
+"""Members, the served job, and servers' addresses, without sockets, threads or a clock."""
+
+import contextlib
+import hashlib
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gigl_loader.errors import ConfigError, JoinRefusedError, PeerError
+from gigl_loader.transport import End
+from gigl_loader.wire.membership import Join, News, Role
+
+_log = logging.getLogger(__name__)
+
+
+KILLED_GRACE_S = 1.0
+"""Seconds after a connection was cut off without a goodbye: a live process is back within
+milliseconds; a killed one is not, and its producers should end at once."""
+SILENT_GRACE_S = 2.0
+"""Seconds after the silence limit. Both ends of a cut link count from what they last heard, up to
+a second apart, and a client must not be given up before it gives up itself."""
+# Sessions with which a given-up process may come back, about 1 MB of them. Beyond that it is told
+# that this server was restarted, which ends it as well.
+_MOST_DEPARTED = 10_000
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """A process that has not joined a job: all connections of one session.
+
+    Other clients are a job's, ``(job, rank)``, on whichever session they come.
+    """
+
+    session: str
+
+    def __str__(self) -> str:
+        # not the session, which is this process's only proof that it is the same one
+        digest = hashlib.blake2b(self.session.encode(), digest_size=4).hexdigest()
+        return f"visitor {digest}"
+
+    __repr__ = __str__
+
+
+def scope_of(client: Hashable) -> Hashable:
+    """Return what a client's worker keys and request ids belong to: its job, or a visitor alone.
+
+    None: the server itself asks.
+    """
+    if isinstance(client, Visitor):
+        return client
+    return client[0] if isinstance(client, tuple) else None
+
+
+@dataclass(eq=False)
+class Member:
+    """A compute process or storage server that is a member, on any connection."""
+
+    session: str
+    join: Join
+    name: str
+    """Description for the log."""
+    job: int | None = None
+    """Number of a client's job, once known."""
+    peer: Any = None
+    """The current connection of its watch."""
+    gone_at: float | None = None
+    """Time at which it is given up unless it comes back; None: it is here."""
+    why_gone: str = ""
+    news: News = field(default_factory=News)
+    _waiting: "Future[News] | None" = None
+
+    @property
+    def client(self) -> Hashable:
+        """Owner of its producers: (job, compute rank), and before its job begins a `Visitor`."""
+        return Visitor(self.session) if self.job is None else (self.job, self.join.rank)
+
+    def wait(self, seen: int) -> "Future[News]":
+        """Return the news as soon as they differ from those numbered ``seen``."""
+        # one per member: its watch sends the next request only after a response
+        future: Future[News] = Future()
+        former, self._waiting = self._waiting, future
+        if former is not None:
+            _answer(former, self.news)  # the request of a replaced connection
+        if self.news.number != seen:
+            self._flush()
+        return future
+
+    @property
+    def has_heard(self) -> bool:
+        """Whether it knows the latest news: it requested the next ones, or is not here."""
+        return self._waiting is not None or self.gone_at is not None
+
+    def tell(self, **changes: Any) -> None:
+        """Change the news; waiting requests get a response if that makes a difference."""
+        fresh = replace(self.news, **changes)
+        # number 0 means that no news was sent yet: a client waits for the first news, with any
+        # content
+        if fresh != self.news or fresh.number == 0:
+            self.news = replace(fresh, number=fresh.number + 1)
+            self._flush()
+
+    def _flush(self) -> None:
+        # removed first, as each request gets one response
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            _answer(waiting, self.news)
+
+
+def _answer(future: "Future[News]", news: News) -> None:
+    with contextlib.suppress(InvalidStateError):  # cancelled: its connection is over
+        future.set_result(news)
+
+
+class Visits:
+    """Connections of each session, for processes that own producers and have not joined.
+
+    ::
+
+        came() -> here --the last connection ends by a goodbye----------------> left
+                  here --it is cut off--> missing --``grace_s`` passed--------> left
+                  here <--came()--------- missing
+
+    Sessions of members are counted, too: a process may join after it has created a producer.
+
+    Args:
+        grace_s: Seconds for which a process may have no connection. It does not know that its
+            connection was cut off before its next request, so this is an outage that it survives.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._open: Counter[str] = Counter()
+        self._missing_until: dict[str, float] = {}
+
+    def came(self, session: str) -> None:
+        """Note a connection."""
+        self._open[session] += 1
+        self._missing_until.pop(session, None)
+
+    def ended(self, session: str, end: End, now: float) -> bool:
+        """Note the end of a connection; return whether its process left with it."""
+        self._open[session] -= 1
+        if self._open[session] > 0:
+            return False
+        del self._open[session]
+        # a replaced one may end before the connection that replaces it is noted
+        if end in (End.GONE, End.SILENT, End.REPLACED):
+            self._missing_until[session] = now + self._grace_s
+            return False
+        return True
+
+    def overdue(self, now: float) -> list[str]:
+        """Return, once, the sessions whose time to come back has passed."""
+        found = [one for one, until in self._missing_until.items() if now >= until]
+        for one in found:
+            del self._missing_until[one]
+        return found
+
+
+_GIVEN_UP = (
+    "this process was out of reach for too long and was given up: its producers have ended; start "
+    "the job again, with a longer network_timeout if the network needs it"
+)
+
+
+class Attendance:
+    """Members by session: they come, stay over lost connections, and leave.
+
+    ::
+
+        watch() -> here --goodbye-------------------------------------> left
+                   here --killed or silent--> missing --grace passed--> left
+                   here <--watch() again----- missing
+    """
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self._by_role_and_rank: dict[tuple[Role, int], dict[str, Member]] = {}
+        self.servers: dict[int, Member] = {}
+        """Storage servers by rank, the latest of each."""
+        self._departed: dict[str, str] = {}
+        """Why each of those that left would be refused, oldest first."""
+
+    def find(self, session: str, seen: int) -> Member | None:
+        """Return the member of a session; None: the session is new.
+
+        Raises:
+            PeerError: It was here and was given up, or was a member of an earlier server process.
+        """
+        member = self.members.get(session)
+        if member is None and session in self._departed:
+            raise PeerError(self._departed[session])
+        # it has seen news of the former server
+        if member is None and seen > 0:
+            raise PeerError(
+                "this storage server was restarted and does not know this process: start the "
+                "job again"
+            )
+        return member
+
+    def came(self, member: Member) -> None:
+        """Add a new member."""
+        self.members[member.session] = member
+        join = member.join
+        self._by_role_and_rank.setdefault((join.role, join.rank), {})[member.session] = member
+        if join.role is Role.SERVER:
+            # a later member takes the place at once; `left` of the former checks the place's holder
+            self.servers[join.rank] = member
+
+    def at(self, role: Role, rank: int) -> list[Member]:
+        """Return the member of that rank, without a search through all members."""
+        return list(self._by_role_and_rank.get((role, rank), {}).values())
+
+    def returned(self, member: Member, peer: Any) -> None:
+        """Note the current connection of a member's watch."""
+        member.peer, member.gone_at = peer, None
+
+    def ended(self, peer: Any, end: End, now: float) -> Member | None:
+        """Note the end of a connection; return the member that left with it, if any."""
+        member = self.members.get(peer.session)
+        # a late report of the end of a connection that was replaced ends no member
+        if member is None or member.peer is not peer or end is End.REPLACED:
+            return None
+        if end not in (End.GONE, End.SILENT):
+            member.why_gone = f"left ({end.value})"
+            return member
+        grace = KILLED_GRACE_S if end is End.GONE else SILENT_GRACE_S
+        member.gone_at = now + grace
+        member.why_gone = f"is gone without a goodbye ({end.value})"
+        return None
+
+    def overdue(self, now: float) -> list[Member]:
+        """Return the members whose time to come back has passed."""
+        return [m for m in self.members.values() if m.gone_at is not None and now >= m.gone_at]
+
+    def left(self, member: Member) -> bool:
+        """Forget a member; return False if that was done before."""
+        if self.members.pop(member.session, None) is None:
+            return False
+        role_and_rank = (member.join.role, member.join.rank)
+        self._by_role_and_rank[role_and_rank].pop(member.session)
+        if not self._by_role_and_rank[role_and_rank]:
+            del self._by_role_and_rank[role_and_rank]
+        if self.servers.get(member.join.rank) is member:
+            del self.servers[member.join.rank]
+        # a dict, which keeps the order of its keys and finds each at once
+        self._departed[member.session] = member.news.refused or _GIVEN_UP
+        while len(self._departed) > _MOST_DEPARTED:
+            del self._departed[next(iter(self._departed))]
+        return True
+
+
+@dataclass
+class JobBook:
+    """Which clients are here, job after job; on server 0 only.
+
+    The first client of a job tells how many compute processes it has.
+
+    ::
+
+        gathering: clients join ---all are here---> running: clients leave ---all left---> next job
+    """
+
+    job: int = 0
+    world_size: int | None = None
+    running: bool = False
+    present: dict[int, Member] = field(default_factory=dict)
+    """Clients by compute rank."""
+    queued: list[Member] = field(default_factory=list)
+    """Clients of the next job, which came while this one runs."""
+    unseen: set[int] = field(default_factory=set)
+    """Compute ranks of the running job not seen since this server was started."""
+    unseen_until: float = 0.0
+    """When these count as gone, if nobody of the job is here then (`time.monotonic`)."""
+    latest: int = -1
+    """The latest job number that was heard of: a restarted server 0 has counted none."""
+    lapsed: bool = False
+    """Whether the last client to leave was given up without a goodbye: its job may still live."""
+    _first: int = 0
+    """The first job that began here; an earlier one may still live beside later ones."""
+
+    def join(self, member: Member) -> None:
+        """Add a client, or put it in the queue.
+
+        Raises:
+            ConfigError: It counts other compute processes than the others, or its rank is taken.
+        """
+        if self.running:
+            self.queued.append(member)
+            return
+        rank, world_size = member.join.rank, member.join.world_size
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"compute rank {rank} is not in [0, {world_size})")
+        # only if the newcomer would be refused otherwise: a client that is away for a moment keeps
+        # its place
+        if rank in self.present or world_size != self.world_size:
+            self._make_room(member.join)
+        if self.present and world_size != self.world_size:
+            raise ConfigError(
+                f"compute process {rank} says that the job has {world_size} processes, the others "
+                f"say {self.world_size}: give all the same GraphStoreInfo"
+            )
+        if rank in self.present:
+            raise ConfigError(
+                f"two processes joined as compute rank {rank}: check RANK and local_rank"
+            )
+        self.world_size = world_size
+        self.present[rank] = member
+
+    def begin(self) -> None:
+        """Let the complete job begin, under a number that no other job has or had."""
+        # else two jobs with one number would get each other's producers
+        if self.latest >= self.job:
+            self.job = self._first = self.latest + 1
+        self.running = True
+        for member in self.present.values():
+            member.job = self.job
+
+    def heard_of(self, job: int | None) -> None:
+        """Note the number of a job that another process has, or had."""
+        self.latest = max(self.latest, -1 if job is None else job)
+
+    def _make_room(self, join: Join) -> None:
+        """Forget clients that left without a goodbye and are replaced by others.
+
+        Clients of a restarted job come before the killed ones are given up.
+        """
+        for rank, one in list(self.present.items()):
+            differs = one.join.world_size != join.world_size
+            if one.gone_at is not None and (differs or rank == join.rank):
+                del self.present[rank]
+
+    def readmit(self, member: Member, others_until: float) -> None:
+        """Add a client of a running job that has met the earlier server process.
+
+        Args:
+            member: The new member.
+            others_until: Until when members of its job that were not seen here may come.
+
+        Raises:
+            JoinRefusedError: Its job is over.
+        """
+        join = member.join
+        assert join.job is not None, "it says which job"
+        # This server may have been suspended for longer than its clients wait: when it continues,
+        # all of them have hung up, and come back just after it has given them up.
+        if self.lapsed and join.job == self.job - 1 and not (self.running or self.present):
+            self.job = join.job
+        if self._first <= join.job < self.job:
+            raise JoinRefusedError(
+                f"job {join.job} of the storage cluster is over: compute process {join.rank} was "
+                "away for too long; start the job again",
+                End.JOB_OVER,
+            )
+        if not self.running:
+            self.job, self.running, self.world_size = join.job, True, join.world_size
+            # nobody knows which of them have left meanwhile
+            self.unseen = set(range(join.world_size))
+        if join.job == self.job:
+            self.unseen.discard(join.rank)
+            self.unseen_until = others_until
+            self.present[join.rank] = member
+
+    @property
+    def complete(self) -> bool:
+        """Whether all clients of the job are here, none of them gone without a goodbye."""
+        if len(self.present) != self.world_size:
+            return False
+        return all(one.gone_at is None for one in self.present.values())
+
+    def leave(self, member: Member) -> bool:
+        """Remove a client; return whether the job is over."""
+        self.queued = [one for one in self.queued if one is not member]
+        if self.present.get(member.join.rank) is member:
+            del self.present[member.join.rank]
+            self.lapsed = member.gone_at is not None
+        return self.end_if_over()
+
+    def end_if_over(self, now: float = -math.inf) -> bool:
+        """End the job if all its members have left; return whether that ended it.
+
+        Ranks not seen since this server was started may have left before. They are waited for
+        until `unseen_until`, or until all of the next job are here and nobody of this one: then
+        the job was restarted, and they are gone.
+        """
+        awaited = self.unseen and now < self.unseen_until and not self._is_followed
+        if not self.running or self.present or awaited:
+            return False
+        # the next job's first client gives the new number
+        self.job, self.running, self.world_size = self.job + 1, False, None
+        self.unseen = set()
+        return True
+
+    @property
+    def _is_followed(self) -> bool:
+        here = [one.join for one in self.queued if one.gone_at is None]
+        # ranks, not clients: one that was killed in the queue and came again is there twice. The
+        # last to come tells their number, as it belongs to the latest start of that job.
+        return bool(here) and len({one.rank for one in here}) >= here[-1].world_size
+
+    def take_queued(self) -> list[Member]:
+        """Return the clients that came while the last job ran."""
+        queued, self.queued = self.queued, []
+        return queued
+
+    def describe(self, missing_servers: Iterable[int]) -> str:
+        """Return the missing members' names for the waiting members."""
+        if self.running:
+            return f"job {self.job} is still served; {len(self.present)} of its clients are here"
+        text = f"{len(self.present)} of {self.world_size} compute processes are here"
+        missing = sorted(missing_servers)
+        if missing:
+            text += f"; storage servers {missing} have not loaded their partitions yet"
+        return text
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of clients that wait to be admitted."""
+        return len(self.queued if self.running else self.present)
+
+    def is_waiting(self, member: Member) -> bool:
+        """Return whether a member waits to be admitted."""
+        if self.running:
+            return member in self.queued
+        return self.present.get(member.join.rank) is member
+
+
+# --- storage servers ------------------------------------------------------------------------------
+
+_UNKNOWN = (("", 0), 0)
+
+
+@dataclass(frozen=True)
+class _Away:
+    """A server that is expected back."""
+
+    why: str
+    """Why it left, for people."""
+    until: float
+    """When it is given up, unless it has a replica here (`time.monotonic`)."""
+
+
+class ServerBook:
+    """Addresses of the servers, and which of them are away.
+
+    ::
+
+        unknown --came--> here --left--> away --its time is over, and no replica is here--> given up
+                          here <--came-- away
+
+    Server ``i`` serves partition ``i`` modulo ``num_partitions``; those of one
+    partition are replicas.
+
+    Args:
+        num_servers: Number of servers.
+        num_partitions: Number of the graph's partitions.
+        address: Address of server 0.
+        incarnation: Incarnation of server 0.
+    """
+
+    def __init__(
+        self, num_servers: int, num_partitions: int, address: tuple[str, int], incarnation: int
+    ) -> None:
+        self._num_servers, self._num_partitions = num_servers, num_partitions
+        # kept when a server leaves, as it may come back at the same address
+        self._where = {0: (address, incarnation)}
+        self._away: dict[int, _Away] = {}
+
+    def came(self, join: Join) -> None:
+        """Note that a server is here, or here again."""
+        if join.address is not None:
+            self._where[join.rank] = (join.address, join.incarnation)
+        self._away.pop(join.rank, None)
+
+    def left(self, rank: int, why: str, until: float) -> None:
+        """Note that a server is away."""
+        self._away[rank] = _Away(why, until)
+
+    def given_up(self, here: Iterable[int], now: float) -> str | None:
+        """Return why the cluster cannot continue, or None; ``here`` are the other servers up.
+
+        A partition may lose its servers one after another; the last one's time counts.
+        """
+        # this runs on server 0, which is never among those that joined it
+        held = self._partitions({0, *here})
+        left: dict[int, _Away] = {}
+        for rank, one in self._away.items():
+            partition = rank % self._num_partitions
+            # a partition's first server is compared with itself
+            if partition not in held and one.until >= left.get(partition, one).until:
+                left[partition] = one
+        return next((one.why for one in left.values() if now >= one.until), None)
+
+    def complete(self, here: Iterable[int]) -> bool:
+        """Return whether a job may begin: all servers are here, except those with a replica.
+
+        A server that was never here is waited for, replica or not, as it is still loading.
+        """
+        here = {0, *here}
+        held = self._partitions(here)
+        return all(
+            rank in here or (rank in self._away and rank % self._num_partitions in held)
+            for rank in range(self._num_servers)
+        )
+
+    def where(
+        self, here: Iterable[int]
+    ) -> tuple[tuple[tuple[str, int], ...], tuple[int, ...]] | None:
+        """Return addresses and incarnations of all servers; None: a partition has no server yet."""
+        # so nobody begins with addresses that do not cover the whole graph
+        if len(self._partitions({0, *here})) < self._num_partitions:
+            return None
+        known = [self._where.get(rank, _UNKNOWN) for rank in range(self._num_servers)]
+        return tuple(address for address, _ in known), tuple(number for _, number in known)
+
+    def _partitions(self, servers: Iterable[int]) -> set[int]:
+        return {server % self._num_partitions for server in servers}
+
+    def is_away(self, rank: int) -> bool:
+        """Return whether a server is expected back."""
+        return rank in self._away
+
+    @property
+    def away(self) -> dict[int, str]:
+        """Why each server left that is expected back."""
+        return {rank: one.why for rank, one in self._away.items()}
+
+
+_SAY_EVERY_S = 60.0
+
+
+_MOST_SAID = 1000
+"""Most processes and reasons to remember; beyond that refusals are counted and not logged."""
+
+
+class RefusedJoins:
+    """Processes that were refused; thread-safe.
+
+    A process that tries again and again is logged once a minute for each reason, since a job that
+    waits for its servers tries for as long as its ``reconnect_timeout``.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+        self._said: dict[tuple[str, str], tuple[float, int]] = {}
+        """Time of the last log line and refusals since, by process and reason; oldest first."""
+
+    def add(self, who: str, why: Exception) -> None:
+        """Count a refusal; log it unless that was done a moment ago."""
+        key, now = (who, str(why)), time.monotonic()
+        with self._lock:
+            self.count += 1
+            said_at, unsaid = self._said.get(key, (-math.inf, 0))
+            if now - said_at < _SAY_EVERY_S:
+                self._said[key] = (said_at, unsaid + 1)
+                return
+            self._said.pop(key, None)
+            # invented reasons must fill neither memory nor the log
+            oldest = next(iter(self._said.values()), (-math.inf, 0))[0]
+            if len(self._said) >= _MOST_SAID:
+                if now - oldest < _SAY_EVERY_S:
+                    return
+                del self._said[next(iter(self._said))]
+            self._said[key] = (now, 0)
+        more = f" ({unsaid} more times since it was said last)" if unsaid else ""
+        _log.warning("%s cannot join: %s%s", who, why, more)

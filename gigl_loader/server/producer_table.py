@@ -1,0 +1,250 @@
+"""The producers of a storage server, and checks that refuse requests for them.
+
+Producers are found by number, by the worker key that ranks share, and by request.
+"""
+
+import hashlib
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gigl_loader._glt import SamplingConfig
+from gigl_loader.dataset.schema import is_label_edge_type
+from gigl_loader.dataset.view import PartitionView
+from gigl_loader.errors import ConfigError, ProtocolError, UsageError
+from gigl_loader.options import CustomSamplerOptions, FeatureStoreOptions
+from gigl_loader.server.jobs import Visitor
+from gigl_loader.server.shared import SharedProducer
+from gigl_loader.wire.membership import MOST_RANKS
+from gigl_loader.wire.requests import NOBODY, ProducerRequest, Runs
+
+_MOST_REQUESTS = 4096
+"""Most create requests to remember in case they are repeated."""
+
+
+@dataclass
+class ProducerEntry:
+    """A worker key: the first request creates its producer, others wait for the outcome."""
+
+    id: int
+    name: str = ""
+    """Name of the request, the same on all servers; empty: only its sender knows it."""
+    servers: Runs = NOBODY
+    """Servers that take part; the first one decides when the producer ends."""
+    # a lambda, so that `threading` is looked up when a slot is made: the simulation replaces it
+    ready: threading.Event = field(default_factory=lambda: threading.Event())
+    shared: SharedProducer | None = None
+    error: BaseException | None = None
+
+
+class ProducerTable:
+    """All producers of a server. Thread-safe; no method waits.
+
+    Args:
+        server_rank: Rank of the server, for errors.
+    """
+
+    def __init__(self, server_rank: int) -> None:
+        self._server_rank = server_rank
+        # guards all below. Producers are started, called and ended outside it, since that may take
+        # long
+        self._lock = threading.Lock()
+        self._entries: dict[int, ProducerEntry] = {}
+        self._by_key: dict[tuple[Hashable, str], int] = {}
+        self._by_request: OrderedDict[tuple[Hashable, str], ProducerEntry] = OrderedDict()
+        self._over: set[int] = set()
+        self.asked = 0
+        """How often producers were requested; repeated requests do not count."""
+        self.closed = False
+
+    def take(
+        self, scope: Hashable, key: str | None, request_id: str, servers: Runs
+    ) -> tuple[ProducerEntry, bool]:
+        """Return the slot of a request, and whether the caller has to fill it.
+
+        Args:
+            scope: Names of keys and requests hold within it; see `scope_of`.
+            key: Worker key; None: the producer is not shared.
+            request_id: Name of the request; empty: it has none.
+            servers: Servers that take part.
+
+        Raises:
+            UsageError: The server is shutting down.
+        """
+        with self._lock:
+            # read under the lock under which it is set: `close` finds a producer, or it is refused
+            if self.closed:
+                raise UsageError(f"storage server {self._server_rank} is shutting down")
+            request = (scope, request_id)
+            if request in self._by_request:  # repeated after a lost connection
+                return self._by_request[request], False
+            self.asked += 1
+            known = self._by_key.get((scope, key)) if key is not None else None
+            entry = self._entries[known] if known is not None else None
+            entry = entry or ProducerEntry(self._fresh_id(request_id), request_id, servers)
+            # a client that joins a key may repeat its request: it must get this slot, not a later
+            # producer of the key
+            if request_id:
+                self._remember(request, entry)
+            if known is not None:
+                return entry, False
+            self._entries[entry.id] = entry
+            if key is not None:
+                self._by_key[scope, key] = entry.id
+            return entry, True
+
+    def _fresh_id(self, request_id: str) -> int:
+        """Return a number that no other producer has, here or on an earlier server process.
+
+        It is derived from the request, so that all servers use one number, which takes clients
+        less room than one for each.
+        """
+        name = request_id or secrets.token_hex(16)
+        while (number := _number_of(name)) in self._over or number in self._entries:
+            name = secrets.token_hex(16)
+        return number
+
+    def _remember(self, request: tuple[Hashable, str], entry: ProducerEntry) -> None:
+        self._by_request[request] = entry
+        while len(self._by_request) > _MOST_REQUESTS:
+            self._by_request.popitem(last=False)
+
+    def forget(self, number: int) -> ProducerEntry | None:
+        """Remove a slot; return None if that was done already."""
+        with self._lock:
+            # even if it never started: then the error says that it was destroyed, not
+            # that it never existed
+            self._over.add(number)
+            # later requests with the key get a new producer, not one that is ending
+            self._by_key = {k: v for k, v in self._by_key.items() if v != number}
+            return self._entries.pop(number, None)
+
+    def has(self, entry: ProducerEntry) -> bool:
+        """Return whether the slot ``entry`` is present and the server is not closing."""
+        return entry.id in self._entries and not self.closed
+
+    def is_over(self, number: int) -> bool:
+        """Return whether there was such a producer."""
+        return number in self._over
+
+    def producer(self, number: int) -> SharedProducer:
+        """Return a producer that is up.
+
+        Raises:
+            UsageError: There is no such producer.
+        """
+        with self._lock:
+            entry = self._entries.get(number)
+        # without `shared` it is starting, and its number is not known to anybody yet
+        if entry is None or entry.shared is None:
+            what = "was destroyed" if number in self._over else "never existed"
+            raise UsageError(
+                f"producer {number} of storage server {self._server_rank} {what}: build a new "
+                "loader"
+            )
+        return entry.shared
+
+    def started(self) -> dict[int, SharedProducer]:
+        """Return the producers that are up, by number."""
+        with self._lock:
+            return {s.id: s.shared for s in self._entries.values() if s.shared is not None}
+
+    def starting(self) -> list[int]:
+        """Return the numbers of producers that are not up yet."""
+        with self._lock:
+            return [entry.id for entry in self._entries.values() if entry.shared is None]
+
+    def close(self) -> list[int]:
+        """Accept no more producers; return the numbers of those that are up."""
+        with self._lock:
+            self.closed = True
+            return [entry.id for entry in self._entries.values() if entry.shared is not None]
+
+
+def _number_of(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 2
+
+
+_MOST = 1 << 10, 1 << 10, 1 << 16
+"""Most workers of a producer, threads of a worker, and batches that one client prefetches."""
+
+
+def check_leave(options: Any, allowed: Sequence[str], server: int) -> None:
+    """Refuse to import a class for which the server was not started with permission.
+
+    Args:
+        options: Options of a sampler or a feature store; others name no class.
+        allowed: Packages, modules or classes that clients may name.
+        server: Rank of the server, for the error.
+
+    Raises:
+        ConfigError: The server has no permission.
+    """
+    if not isinstance(options, CustomSamplerOptions | FeatureStoreOptions):
+        return
+    path = options.class_path
+    what = "sampler" if isinstance(options, CustomSamplerOptions) else "feature store"
+    # with the dot: permission for `mine.samplers` does not include `mine.samplers_of_others`
+    if not any(path == one or path.startswith(f"{one}.") for one in allowed):
+        raise ConfigError(
+            f"storage server {server} has no permission to import the {what} {path!r}: start it "
+            f"with --allow-samplers {path.rpartition('.')[0]}, or "
+            "init_storage_process(allow_samplers=[...]); nothing was started"
+        )
+
+
+def check_request(request: ProducerRequest, num_servers: int, client: Hashable) -> None:
+    """Refuse a producer for other consumers than the caller, or on servers that do not exist.
+
+    Raises:
+        ProtocolError: Nothing was started.
+    """
+    request.servers.check(num_servers, "servers that take part")
+    request.client_ranks.check(MOST_RANKS, "compute ranks that share a producer")
+    shard = 0 if request.shard is None else request.shard
+    if not 0 <= shard < request.num_shards <= num_servers:
+        raise ProtocolError(f"shard {shard} of {request.num_shards} on {num_servers} servers")
+    if isinstance(client, Visitor) and request.client_ranks:
+        raise ProtocolError("a process that has not joined a job shares no producer with ranks")
+    # ranks that share a producer learn this from the first of them, which creates it for all
+    own = client[1] if isinstance(client, tuple) else None
+    if own is not None and request.client_ranks and own not in request.client_ranks:
+        raise ProtocolError(f"compute rank {own} asked for a producer of {request.client_ranks}")
+
+
+def check_workers(options: Any) -> None:
+    """Refuse more workers or threads than any machine has.
+
+    Raises:
+        ConfigError: Nothing was started.
+    """
+    counts = options.num_workers, options.worker_concurrency, options.prefetch_size
+    if not all(0 < count <= most for count, most in zip(counts, _MOST, strict=True)):
+        raise ConfigError(
+            f"num_workers, worker_concurrency and prefetch_size must be in [1, {_MOST}], got "
+            f"{counts}"
+        )
+
+
+def check_columns(config: SamplingConfig, view: PartitionView) -> None:
+    """Refuse to sample by weights, or with edge ids, that the graph does not have.
+
+    Raises:
+        ConfigError: Names the missing part.
+    """
+    # label edges are looked up for the anchors and never drawn, so they need neither
+    walked = {
+        name: adjacency
+        for name, adjacency in view.adjacency.items()
+        if not is_label_edge_type(name)
+    }
+    # one type with weights suffices, as others are drawn uniformly; edge ids are a batch's column
+    # for each type
+    if config.with_weight and all(one.weights is None for one in walked.values()):
+        raise ConfigError(f"edge types {list(walked)} have no weights, which were requested")
+    missing = [name for name, one in walked.items() if not one.has_edge_ids]
+    if config.with_edge and missing:
+        raise ConfigError(f"edge types {missing} have no edge_ids, which were requested")

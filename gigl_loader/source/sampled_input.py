@@ -1,0 +1,184 @@
+"""The input of one producer: the view that it reads, its plan, and the order of its seeds."""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader._glt import SamplingConfig
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
+from gigl_loader.dataset.view import PartitionView
+from gigl_loader.errors import ConfigError
+from gigl_loader.memory import tensors
+from gigl_loader.message import AT_ONCE_STREAM, SEED_TIME, BatchTicket
+from gigl_loader.options import EpochOptions
+from gigl_loader.sampler.plan import SamplingPlan, SeedInput
+
+logger = logging.getLogger(__name__)
+
+
+def epoch_order(num_seeds: int, seed: int, epoch: int) -> Tensor:
+    """Return the shuffle of an epoch: ``[num_seeds]`` int64, a function of ``(seed, epoch)``."""
+    # A separate generator: the global one is the user's, and differs between ranks. The multipliers
+    # (the first two primes of xxHash32) keep (seed, epoch) and (seed + 1, epoch - 1) apart.
+    generator = torch.Generator()
+    generator.manual_seed((seed * 0x9E3779B1 + epoch * 0x85EBCA77 + 1) % 2**63)
+    return torch.randperm(num_seeds, generator=generator)
+
+
+class SeedOrders:
+    """The order in which an epoch's seeds are sampled, and the seeds of each batch.
+
+    Args:
+        seed_input: The seeds, in the user's order.
+        config: Batch size, shuffle, whether an incomplete last batch is left out.
+        seed: Seed of the shuffle.
+    """
+
+    def __init__(self, seed_input: SeedInput[Tensor], config: SamplingConfig, seed: int) -> None:
+        self._seeds, self._config, self._seed = seed_input.seeds, config, seed
+        self._latest: tuple[tuple[int, int], Tensor | None] = ((-1, 0), None)
+        """The last requested epoch with its seed, and its order: consumers tend to be in one."""
+        self.at_once: Tensor | None = None
+        """Positions of the seeds of the single batch that is sampled beside the epoch."""
+
+    @property
+    def num_batches(self) -> int:
+        """Number of batches in an epoch over all seeds."""
+        config = self._config
+        return num_batches(self._seeds.shape[0], config.batch_size, config.drop_last)
+
+    def of(self, stream: int, epoch: int, seed: int | None = None) -> Tensor | None:
+        """Return an epoch's order as positions in the input, in shared memory; None: as given.
+
+        Args:
+            stream: Number of the consumer; the positions of `AT_ONCE_STREAM` are in ``at_once``.
+            epoch: Decides the shuffle, together with the seed.
+            seed: In place of this object's own.
+        """
+        if stream == AT_ONCE_STREAM:
+            return self.at_once
+        if not self._config.shuffle:
+            return None
+        # shared once, so that all workers and consumers use one copy of the input's length
+        about = epoch, self._seed if seed is None else seed
+        if self._latest[0] != about:
+            order = epoch_order(self._seeds.shape[0], about[1], epoch)
+            self._latest = (about, tensors.share_tensor(order))
+        return self._latest[1]
+
+    def seeds_of(self, ticket: BatchTicket) -> list[int]:
+        """Return the ids of the seeds of one batch, for errors."""
+        order = self.of(ticket.stream, ticket.epoch, ticket.seed)
+        positions = torch.arange(self._seeds.shape[0]) if order is None else order
+        if ticket.stream != AT_ONCE_STREAM:
+            size = self._config.batch_size
+            positions = positions[ticket.batch * size : (ticket.batch + 1) * size]
+        seeds: list[int] = self._seeds[positions].tolist()
+        return seeds
+
+
+def seed_or_drawn(seed: int | None) -> int:
+    """Return ``seed``, or draw one from torch's global generator and log it."""
+    if seed is None:
+        seed = int(torch.randint(2**62, ()))
+        logger.info("no seed was given: using seed=%d", seed)
+    return seed
+
+
+def make_plan(
+    view: PartitionView, sampler_input: Any, config: SamplingConfig, options: EpochOptions
+) -> SamplingPlan:
+    """Return the workers' plan for a GLT ``SamplingConfig``."""
+    check_seed_times(view, sampler_input, options.expansion.time_attr)
+    if config.with_weight and options.expansion.time_attr is not None:
+        raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
+    fanouts = config.num_neighbors
+    if not isinstance(fanouts, dict):
+        fanouts = {DEFAULT_HOMOGENEOUS_EDGE_TYPE: fanouts}
+    return SamplingPlan(
+        input_type=sampler_input.input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE,
+        # sorted: nodes of a batch are numbered in this order, and ranks may order types otherwise
+        fanouts={name: tuple(fanouts[name]) for name in sorted(fanouts)},
+        seed=options.seed,
+        with_edge=config.with_edge,
+        with_weight=config.with_weight,
+        replace=options.replace,
+        feature_store=options.feature_store,
+        collect_features=config.collect_features,
+        expansion=options.expansion,
+    )
+
+
+def kernels_of(plan: SamplingPlan, sampler: str, *, has_peers: bool, caches: bool) -> list[str]:
+    """Return the names of the kernels that workers need, in `supervisor.KERNELS`.
+
+    Args:
+        plan: The sampling to do.
+        sampler: Import path of another sampler than the k-hop neighbour sampler, or empty. One of
+            the user compiles what else it uses.
+        has_peers: Whether workers of other partitions are asked.
+        caches: Whether workers keep rows of other machines.
+    """
+    needs = {
+        "uniform": True,
+        "packed": has_peers,
+        "cached": caches,
+        "trees": plan.expansion.in_trees,
+        "weighted": plan.with_weight,
+        "labor": plan.expansion.sampling_method == "labor",
+        "ppr": sampler.startswith("gigl_loader.sampler.ppr."),
+    }
+    return [name for name, needed in needs.items() if needed]
+
+
+def view_of(data: Any, time_attr: str | None) -> PartitionView:
+    """Return the workers' view of a dataset, with edges sorted by time if ``time_attr`` is set."""
+    if not hasattr(data, "view"):  # a plain GLT dataset
+        data = DistDataset.wrap(data)
+    view: PartitionView = data.view() if time_attr is None else data.view_by_time(time_attr)
+    return view
+
+
+def check_files(data: Any) -> None:
+    """Check that no file of a dataset has changed; one of GLT's own class has none.
+
+    Raises:
+        ConfigError: See `DistDataset.check_files`.
+    """
+    if isinstance(data, DistDataset):
+        data.check_files()
+
+
+def check_seed_times(view: PartitionView, sampler_input: Any, time_attr: str | None) -> None:
+    """Check that each seed of a timed loader has a time that can be compared.
+
+    Raises:
+        ConfigError: Seeds have no time, or one with a fraction where the graph's have none.
+    """
+    if time_attr is None:
+        return
+    node_type = sampler_input.input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
+    given = (getattr(sampler_input, "extra", None) or {}).get(SEED_TIME)
+    if given is None:
+        if (node_type, time_attr) not in view.node_attributes:
+            raise ConfigError(
+                f"time_attr={time_attr!r} is no attribute of the seeds, nodes {node_type!r}: "
+                "give their times as input_time"
+            )
+        return
+    rows = [*view.node_attributes.items(), *view.edge_attributes.items()]
+    # compared with integers, a seed's time would lose its fraction, and with it whether an edge of
+    # the same second came before or after
+    floats = [one.values.is_floating_point() for (_, name), one in rows if name == time_attr]
+    if given.is_floating_point() and not any(floats):
+        raise ConfigError(
+            f"the seeds' times are {given.dtype}, those of {time_attr!r} integers: give integers"
+        )
+
+
+def num_batches(num_seeds: int, batch_size: int, drop_last: bool) -> int:
+    """Return how many batches an epoch over ``num_seeds`` seeds has."""
+    return num_seeds // batch_size if drop_last else -(-num_seeds // batch_size)

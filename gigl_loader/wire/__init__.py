@@ -1,0 +1,1 @@
+"""What travels between compute processes and storage servers: calls, values and messages."""
