@@ -15,7 +15,6 @@ from gigl_loader.dataset.by_type import PyGGraph
 from gigl_loader.dataset.checks import (
     check_edge_dir,
     check_partitions,
-    check_type_names,
     warn_not_numbers,
 )
 from gigl_loader.dataset.directory import (
@@ -36,7 +35,7 @@ from gigl_loader.dataset.pyg_graph import (
     keep_neighbor_times,
     read_pyg,
 )
-from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
+from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType, check_type_names
 from gigl_loader.dataset.view import Book, WithSplits
 from gigl_loader.dataset.view_writer import write_views
 from gigl_loader.errors import ConfigError, WrongTypeError

@@ -34,6 +34,7 @@ from gigl_loader.loader.world import WorldShare, check_same_start
 from gigl_loader.message import BATCH, Attempt
 from gigl_loader.options import CacheOptions, EpochOptions
 from gigl_loader.remote import (
+    absences,
     batch_transfer,
     client,
     connection,
@@ -71,7 +72,8 @@ from support.simulation.workers import SimulatedMemory, SimulatedPool
 from support.simulation.world import Process, World
 
 _MODULES = (
-    agreement, batch_transfer, client, storage_cluster, storage_process, iterator, connection,
+    absences, agreement, batch_transfer, client, storage_cluster, storage_process, iterator,
+    connection,
     loader_world, membership, presence, producer, producers, receiving_channel, recovery,
     server_rendezvous, row_requests, filling_channel, sampled_input, service, shared,
     producer_table, source, tables, tasks,
@@ -107,6 +109,7 @@ class _Partition(DistDataset):
     def __init__(self, view: PartitionView[Any]) -> None:
         # not DistDataset's own constructor: a thousand servers share one view
         self._one, self.num_partitions = view, view.num_partitions
+        self._mapped = None
 
     def view(self) -> PartitionView[Any]:
         """Return what workers are given."""
