@@ -173,13 +173,13 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         deployment.check_context(is_remote, get_context())
         self._source = self._make_source(producer, is_remote, epoch_options)
         self._epochs = Epochs(self._source)
-        self._shutdowned = False
-        # Before workers start: an interpreter that ends during their start has to stop them, too.
-        deployment.open_loaders.add(self)
         turns = StartTurns(
             gap_s=process_start_gap_seconds, max_concurrent=max_concurrent_producer_inits,
             local_rank=runtime.local_rank, local_world_size=runtime.local_world_size,
         )  # fmt: skip
+        self._shutdowned = False
+        # Before workers start: an interpreter that ends during their start has to stop them, too.
+        deployment.open_loaders.add(self)
         try:
             # Whatever happens in there, all ranks come to the exchange of their steps.
             with told_to_ranks(COULD_NOT_BUILD):
