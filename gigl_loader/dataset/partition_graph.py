@@ -19,6 +19,7 @@ from gigl_loader.dataset.checks import (
 )
 from gigl_loader.dataset.directory import (
     Format,
+    RowOrder,
     check_format,
     check_order,
     check_target,
@@ -30,7 +31,6 @@ from gigl_loader.dataset.progress import ProgressBar, showing
 from gigl_loader.dataset.pyg_graph import (
     CheckedGraph,
     Cutter,
-    RowOrder,
     Supervision,
     keep_neighbor_times,
     read_pyg,

@@ -469,11 +469,11 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         """Return a host message on the device, except for tensors that are read on the host."""
         return CopyEngine(self.to_device, non_blocking=False, keep_on_host=stays_on_host).copy(msg)
 
-    def _collated(self, msg: SampleMessage) -> Data | HeteroData:
+    def _collated(self, msg: SampleMessage) -> Batch:
         """Return the batch of a message, made by `_collate_fn`, which may be a subclass's."""
         return returned(self._collate_fn(msg), "the method", self._collate_fn, "the batch")
 
-    def _collate_fn(self, msg: SampleMessage) -> Data | HeteroData:
+    def _collate_fn(self, msg: SampleMessage) -> Batch:
         """Turn a message into a batch on the device; never changes values.
 
         With ``non_blocking_transfers`` and a CUDA device, the message was already copied ahead;
@@ -499,7 +499,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         """Return attributes that batches of this kind of loader have, besides those of all."""
         return ()
 
-    def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
+    def _make_batch(self, msg: SampleMessage) -> Batch:
         """Turn a message that is on the device into a batch; a hook for subclasses."""
         if int(msg[IS_HETERO]):
             types = batch_types(msg, self._dataset_schema, self.edge_dir)
