@@ -216,7 +216,8 @@ def explained_limits(what: str) -> Iterator[None]:
                 raise ResourceError(
                     number, f"{what}: {os.strerror(number)}: {_LIMITS[number]}"
                 ) from error
-            cause = cause.__cause__ or cause.__context__
+            known = None if cause.__suppress_context__ else cause.__context__
+            cause = cause.__cause__ or known
         raise
 
 

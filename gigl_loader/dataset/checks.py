@@ -1,14 +1,14 @@
 """Checks of user input for datasets: each raises `ConfigError` before any work is done."""
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
+from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.errors import ConfigError, WrongTypeError, warn_user, without_default_types
 from gigl_loader.memory.segments import Array
 
@@ -169,25 +169,6 @@ def check_edge_type(edge_type: Any, where: str) -> EdgeType:
             f"got {edge_type!r}"
         )
     return edge_type
-
-
-def check_type_names(types: Iterable[NodeType | EdgeType]) -> None:
-    """Check that each type has a name of its own in messages and files.
-
-    Raises:
-        ConfigError: Two types have one name, or a name begins as our own keys of a message do.
-    """
-    known: dict[str, NodeType | EdgeType] = {}
-    for one in types:
-        name = one if isinstance(one, str) else edge_type_str(one)
-        if name.startswith("#"):
-            raise ConfigError(f"type {one!r} begins with '#', as keys of messages do: rename it")
-        other = known.setdefault(name, one)
-        if other != one:
-            raise ConfigError(
-                f"types {other!r} and {one!r} are both {name!r} in messages and files, so that "
-                "one would have the edges of the other: rename one of them"
-            )
 
 
 def warn_not_numbers(features: Mapping[Any, Tensor]) -> None:

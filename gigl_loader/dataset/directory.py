@@ -22,6 +22,8 @@ from gigl_loader.dataset.mapped import PART_FILE, ROOT_FILE, is_mapped_format
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
 
 Format = Literal["mapped", "glt"]
+RowOrder = Literal["ids", "degree"]
+"""The order of stored node rows: see `partition_graph`."""
 FORMATS = get_args(Format)
 ORDERS = ("ids", "degree")
 """Orders of the rows of nodes in a partition: see `partition_graph`."""

@@ -26,7 +26,6 @@ from gigl_loader.dataset.by_type import PyGGraph
 from gigl_loader.dataset.checks import (
     check_edge_dir,
     check_partitions,
-    check_type_names,
     warn_not_numbers,
 )
 from gigl_loader.dataset.facts import PartitionFacts, make_schema
@@ -58,6 +57,7 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     FilePath,
     NodeType,
+    check_type_names,
     is_label_edge_type,
 )
 from gigl_loader.dataset.view import Book, PartitionView, Splits

@@ -8,12 +8,13 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from gigl_loader.dataset.mapped import FileStamp, Part
 from gigl_loader.errors import FileChangedError
-from gigl_loader.memory.tensors import descriptor_of, map_file
+from gigl_loader.memory.tensors import map_file, mapping_of
 
 _RULE = (
     "batches may have had other rows since. Files of a running job are never changed: write new "
@@ -25,8 +26,8 @@ class MappedFiles:
     """The files that one object has mapped; it keeps them mapped."""
 
     def __init__(self) -> None:
-        # the tensors keep the descriptors open: else their numbers would be other files'
-        self._files: list[tuple[Path, int, FileStamp, Tensor]] = []
+        # with what keeps each descriptor open: else its number would be another file's
+        self._files: list[tuple[Path, int, FileStamp, Any]] = []
 
     def map(self, part: Part, path: Path, dtype: str, shape: tuple[int, ...]) -> Tensor:
         """Return a file of ``part`` as a tensor, as `gigl_loader.memory.tensors.map_file` does.
@@ -40,10 +41,11 @@ class MappedFiles:
         except FileNotFoundError as error:
             raise FileChangedError(f"{path} was removed after the dataset was loaded") from error
         if tensor.numel():
-            stamp = FileStamp.of(os.fstat(descriptor_of(tensor)))
+            descriptor, mapping = mapping_of(tensor)
+            stamp = FileStamp.of(os.fstat(descriptor))
             if known is not None and stamp != known:
                 raise _changed(path, known, stamp)
-            self._files.append((path, descriptor_of(tensor), stamp, tensor))
+            self._files.append((path, descriptor, stamp, mapping))
         return tensor
 
     def check(self) -> None:

@@ -15,11 +15,11 @@ from gigl_loader.dataset.by_type import PyGGraph
 from gigl_loader.dataset.checks import (
     check_edge_dir,
     check_partitions,
-    check_type_names,
     warn_not_numbers,
 )
 from gigl_loader.dataset.directory import (
     Format,
+    RowOrder,
     check_format,
     check_order,
     check_target,
@@ -31,12 +31,11 @@ from gigl_loader.dataset.progress import ProgressBar, showing
 from gigl_loader.dataset.pyg_graph import (
     CheckedGraph,
     Cutter,
-    RowOrder,
     Supervision,
     keep_neighbor_times,
     read_pyg,
 )
-from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
+from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType, check_type_names
 from gigl_loader.dataset.view import Book, WithSplits
 from gigl_loader.dataset.view_writer import write_views
 from gigl_loader.errors import ConfigError, WrongTypeError

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from gigl_loader.dataset.checks import (
     check_weights,
     warn_not_carried,
 )
+from gigl_loader.dataset.directory import RowOrder
 from gigl_loader.dataset.partition_output import GraphPartitionData
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -52,10 +53,6 @@ _OF_NODES = ("feat", "pos", "node_type", "n_id", "batch")
 Labels = Tensor | tuple[Tensor, Tensor | None]
 """Positive label edges, or positives and negatives: ``[2, n]`` int64, anchors first."""
 Supervision = Labels | Mapping[EdgeType, Labels]
-
-
-RowOrder = Literal["ids", "degree"]
-"""The order of stored node rows: see `partition_graph`."""
 
 
 @dataclass

@@ -1,8 +1,11 @@
 """Description of a dataset without its data: types, feature widths, direction, label edge types."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+from gigl_loader.errors import ConfigError
 
 if TYPE_CHECKING:  # workers read this module and do without torch
     import torch
@@ -146,3 +149,22 @@ def glt_edge_type(edge_type: EdgeType, edge_dir: EdgeDir) -> EdgeType:
 def edge_type_str(edge_type: EdgeType) -> str:
     """Return ``edge_type`` as one string, ``src__relation__dst``, as GLT names its files."""
     return "__".join(edge_type)
+
+
+def check_type_names(types: Iterable[NodeType | EdgeType]) -> None:
+    """Check that each type has a name of its own in messages and files.
+
+    Raises:
+        ConfigError: Two types have one name, or a name begins as our own keys of a message do.
+    """
+    known: dict[str, NodeType | EdgeType] = {}
+    for one in types:
+        name = one if isinstance(one, str) else edge_type_str(one)
+        if name.startswith("#"):
+            raise ConfigError(f"type {one!r} begins with '#', as keys of messages do: rename it")
+        other = known.setdefault(name, one)
+        if other != one:
+            raise ConfigError(
+                f"types {other!r} and {one!r} are both {name!r} in messages and files, so that "
+                "one would have the edges of the other: rename one of them"
+            )

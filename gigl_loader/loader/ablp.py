@@ -9,11 +9,10 @@ from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.client.dataset import ABLPInputNodes, RemoteDistDataset
-from gigl_loader.collate.pyg import add_labels
+from gigl_loader.collate.pyg import Batch, add_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -151,7 +150,7 @@ class DistABLPLoader(BaseDistLoader):
 
         start_loader(self, dataset, options, local=local, store=store)
 
-    def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
+    def _make_batch(self, msg: SampleMessage) -> Batch:
         batch = super()._make_batch(msg)
         as_edge_index = self._use_label_edge_index_output
         add_labels(batch, msg, self._supervision, as_edge_index=as_edge_index)

@@ -173,13 +173,13 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         deployment.check_context(is_remote, get_context())
         self._source = self._make_source(producer, is_remote, epoch_options)
         self._epochs = Epochs(self._source)
-        self._shutdowned = False
-        # Before workers start: an interpreter that ends during their start has to stop them, too.
-        deployment.open_loaders.add(self)
         turns = StartTurns(
             gap_s=process_start_gap_seconds, max_concurrent=max_concurrent_producer_inits,
             local_rank=runtime.local_rank, local_world_size=runtime.local_world_size,
         )  # fmt: skip
+        self._shutdowned = False
+        # Before workers start: an interpreter that ends during their start has to stop them, too.
+        deployment.open_loaders.add(self)
         try:
             # Whatever happens in there, all ranks come to the exchange of their steps.
             with told_to_ranks(COULD_NOT_BUILD):
@@ -469,11 +469,11 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         """Return a host message on the device, except for tensors that are read on the host."""
         return CopyEngine(self.to_device, non_blocking=False, keep_on_host=stays_on_host).copy(msg)
 
-    def _collated(self, msg: SampleMessage) -> Data | HeteroData:
+    def _collated(self, msg: SampleMessage) -> Batch:
         """Return the batch of a message, made by `_collate_fn`, which may be a subclass's."""
         return returned(self._collate_fn(msg), "the method", self._collate_fn, "the batch")
 
-    def _collate_fn(self, msg: SampleMessage) -> Data | HeteroData:
+    def _collate_fn(self, msg: SampleMessage) -> Batch:
         """Turn a message into a batch on the device; never changes values.
 
         With ``non_blocking_transfers`` and a CUDA device, the message was already copied ahead;
@@ -499,7 +499,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         """Return attributes that batches of this kind of loader have, besides those of all."""
         return ()
 
-    def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
+    def _make_batch(self, msg: SampleMessage) -> Batch:
         """Turn a message that is on the device into a batch; a hook for subclasses."""
         if int(msg[IS_HETERO]):
             types = batch_types(msg, self._dataset_schema, self.edge_dir)

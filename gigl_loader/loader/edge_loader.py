@@ -10,12 +10,11 @@ from typing import Any, Literal, Unpack, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.client.dataset import RemoteDistDataset
-from gigl_loader.collate.pyg import TRIPLET_ATTRIBUTES, add_edge_labels
+from gigl_loader.collate.pyg import TRIPLET_ATTRIBUTES, Batch, add_edge_labels
 from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
@@ -205,7 +204,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         is_triplet = self._negatives is not None and self._negatives.is_triplet()
         return TRIPLET_ATTRIBUTES if is_triplet else ()
 
-    def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
+    def _make_batch(self, msg: SampleMessage) -> Batch:
         batch = super()._make_batch(msg)
         edge_type = self._seed_edge_type if int(msg[IS_HETERO]) else None
         kind = None if self._negatives is None else self._negatives.mode.value

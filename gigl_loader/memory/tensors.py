@@ -247,8 +247,8 @@ def map_shared_tensor(fd: int, nbytes: int, dtype: torch.dtype, shape: tuple[int
 
 # --- files on disk --------------------------------------------------------------------------------
 
-_mapped_files: dict[int, tuple[int, int]] = {}
-"""By address of a mapping that `map_file` made: (descriptor, bytes)."""
+_mapped_files: dict[int, tuple[int, int, "weakref.ref[Any]"]] = {}
+"""By address of a mapping that `map_file` made: (descriptor, bytes, the buffer over it)."""
 
 
 def map_file(path: Path, dtype: str, shape: tuple[int, ...]) -> Tensor:
@@ -276,21 +276,25 @@ def map_file(path: Path, dtype: str, shape: tuple[int, ...]) -> Tensor:
         raise
     buffer = buffer_at(address, nbytes)
     # the descriptor stays open: `dumps` hands it on
-    _mapped_files[address] = (fd, nbytes)
+    _mapped_files[address] = (fd, nbytes, weakref.ref(buffer))
     weakref.finalize(buffer, _unmap_file, address).atexit = False
     return tensor_in(buffer, dtype, shape, 0)
 
 
 def _unmap_file(address: int) -> None:
     # in this order: once it is unmapped, another thread may map a file to the same address
-    fd, nbytes = _mapped_files.pop(address)
+    fd, nbytes, _ = _mapped_files.pop(address)
     unmap(address, nbytes)
     os.close(fd)
 
 
-def descriptor_of(tensor: Tensor) -> int:
-    """Return the descriptor of the file that `map_file` mapped, open as long as the tensor."""
-    return _mapped_files[tensor.untyped_storage().data_ptr()][0]
+def mapping_of(tensor: Tensor) -> tuple[int, Any]:
+    """Return the descriptor of the file that `map_file` mapped, and what keeps it open.
+
+    The tensor alone does not: torch moves its values to other memory when it sends them.
+    """
+    fd, _, buffer = _mapped_files[tensor.untyped_storage().data_ptr()]
+    return fd, buffer()
 
 
 def is_mapped_file(tensor: Tensor) -> bool:
@@ -325,7 +329,7 @@ class SharedTensors:
         address = storage.data_ptr()
         file = is_mapped_file(tensor)
         if address not in self._index:
-            fd, nbytes = _mapped_files[address] if file else storage._share_fd_cpu_()
+            fd, nbytes = _mapped_files[address][:2] if file else storage._share_fd_cpu_()
             self._index[address] = (len(self.fds), nbytes)
             self.fds.append(fd)
             self.tensors.append(tensor)

@@ -25,6 +25,7 @@ from typing import Any, Literal, get_args
 from gigl_loader.dataset.directory import (
     LOCK,
     Format,
+    RowOrder,
     check_format,
     check_order,
     check_target,
@@ -32,7 +33,6 @@ from gigl_loader.dataset.directory import (
     lock_of,
     only_writer,
 )
-from gigl_loader.dataset.pyg_graph import RowOrder
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits
 from gigl_loader.sizes import parse_size

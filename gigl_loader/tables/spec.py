@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from gigl_loader.dataset.checks import check_type_names
 from gigl_loader.dataset.mapped import Part, rows_at
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -21,6 +20,7 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     FilePath,
     NodeType,
+    check_type_names,
     edge_type_str,
     is_label_edge_type,
     message_passing_to_negative_label,

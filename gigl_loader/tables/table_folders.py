@@ -57,10 +57,15 @@ def files_at(path: str, where: str) -> tuple[list[str], Any]:
 def _walked(path: str) -> Iterator[str]:
     """Yield the files below a folder; those of a linked folder once, also if links make a ring."""
     seen: set[str] = set()
-    for folder, _, names in os.walk(path, followlinks=True):
-        if (real := os.path.realpath(folder)) not in seen:
-            seen.add(real)
-            yield from (os.path.join(folder, name) for name in names)
+    for folder, below, names in os.walk(path, followlinks=True):
+        seen.add(os.path.realpath(folder))
+        yield from (os.path.join(folder, name) for name in names)
+        # In place, as `os.walk` goes on from here; in one order, whatever the file system's is.
+        below[:] = [
+            name
+            for name in sorted(below)
+            if os.path.realpath(os.path.join(folder, name)) not in seen
+        ]
 
 
 def _remote_files(path: str, where: str) -> tuple[list[str], Any]:

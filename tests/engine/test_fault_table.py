@@ -44,7 +44,10 @@ SURVIVED = {
         "remote/test_graph_store.py::test_failures_of_workers_reach_the_loop"
     ],
     "a storage server is killed or ends, and is started again": [_LOST],
-    "storage servers are restarted one after another": [_LOST],
+    "storage servers are restarted one after another, or are lost again while they come back": [
+        _LOST,
+        "remote/test_absences.py::test_each_absence_has_a_clock_of_its_own",
+    ],
     "a storage server with a replica is killed, server 0 too": [f"{_LOST}[replicas]"],
     "a storage server is killed during `fetch_*` or a constructor": [_LOST],
     "a storage server is stopped longer than `network_timeout`, then resumes": [
@@ -73,6 +76,17 @@ SURVIVED = {
     "`/dev/shm` is small or full": ["memory/test_tensors.py::test_nothing_gets_a_name"],
     "a suspended job is resumed, and its servers later": [
         "transport/test_caller.py::test_time_in_which_the_asker_is_suspended_is_no_silence"
+    ],
+    "a compute process is stopped (`SIGSTOP`) and goes on": [
+        "remote/test_signals.py::test_a_stopped_client_delays_no_other_rank_and_the_next_job_waits_for_it"
+    ],
+    "a job joins while another one is served": [
+        "remote/test_signals.py::test_a_stopped_client_delays_no_other_rank_and_the_next_job_waits_for_it"
+    ],
+    "storage server 1 or a later one is restarted while ranks join": [_SIGNALS],
+    "the wall clock is set back or forth": [
+        "remote/test_identity.py::test_a_server_whose_clock_is_set_back_has_been_up_all_the_same",
+        "test_message.py::test_a_worker_whose_clock_is_set_back_is_busy_all_the_same",
     ],
     "strangers open all connections that they can get": [
         "remote/test_strangers.py::test_strangers_at_both_ports_end_no_job"
@@ -112,6 +126,12 @@ ERRORS = {
     "another rank is silent as a whole, with `max_restarts` above 0": [
         "loader/test_ranks.py::test_a_rank_that_is_cut_off"
     ],
+    'another rank is killed, with `exchange="collective"`': [
+        "in_process/test_in_process.py::test_ranks"
+    ],
+    'another rank is stopped, with `exchange="collective"`': [
+        "in_process/test_in_process.py::test_ranks"
+    ],
     "another rank is killed": [
         "loader/test_ranks.py::test_a_rank_that_is_killed",
         "loader/test_ranks.py::test_two_partitions_two_ranks",
@@ -123,7 +143,21 @@ ERRORS = {
     "another rank is silent when a loader is built": [
         "loader/test_ranks.py::test_a_rank_that_is_cut_off"
     ],
+    "a keyword or an input is bad on one rank only": [
+        "loader/test_told.py::test_ranks",
+        "loader/test_told.py::test_a_graph_store",
+    ],
+    "the same, and the other ranks never build a loader": ["loader/test_told.py::test_ranks"],
     "another rank cannot start its workers": ["loader/test_ranks.py::test_faults_of_other_ranks"],
+    "inference continues on another number of ranks": [
+        "inference/test_killed.py::test_another_number_of_ranks_is_an_error_on_all_of_them"
+    ],
+    "this process may open no more files (`ulimit -n`)": [
+        "workers/test_pipe.py::test_descriptors_that_this_process_cannot_have_are_an_error_that_says_so"
+    ],
+    "this user may start no more processes (`ulimit -u`, which does not limit root)": [
+        "workers/test_supervisor.py::test_a_worker_that_cannot_be_forked_is_a_failed_start"
+    ],
     "the process that hosts the process group's store is stopped; or gone": [
         "workers/test_rendezvous.py::test_a_store_that_does_not_answer_or_is_gone"
     ],
@@ -174,9 +208,15 @@ STORE = {
         "remote/test_graph_store.py::test_a_killed_server_is_an_error_on_every_client",
         _SIGNALS,
     ],
+    "server 0 is killed or restarted while ranks join": [
+        "remote/test_endpoint.py::test_a_server_that_leaves_ends_the_others_and_those_who_join"
+    ],
     "a server's machine vanishes, or the network fails for longer": [
         "remote/test_scale.py::test_a_server_cut_off_in_mid_epoch_is_named",
         "remote/test_outages.py::test_a_short_outage_costs_its_length_and_a_long_one_is_an_error",
+    ],
+    "a server comes back ten times without a batch in between": [
+        "remote/test_source.py::test_a_server_that_is_lost_again_and_again_without_a_batch_ends_the_wait"
     ],
     "a server is stopped": [_SIGNALS],
     "a server's worker dies, hangs or raises": [

@@ -14,7 +14,7 @@ import torch
 import world_jobs
 from torch.utils.data import DataLoader, TensorDataset
 
-from gigl_loader import DistNeighborLoader, RemoteDistDataset, UsageError
+from gigl_loader import DistNeighborLoader, RemoteDistDataset, UsageError, release_workers
 from gigl_loader.graph_store import shutdown_compute_process
 from gigl_loader.testing import Footprint, batch_digest, wait_until
 
@@ -115,6 +115,7 @@ def colocated(rank: int, size: int) -> None:
         {"dataset": GRAPH.partitions(size)[rank], "exchange": "collective"},
     ):
         epoch_with_children(partial(DistNeighborLoader, **common, **how))
+    release_workers()
     assert not Footprint.below().alive(), "no process is left"
 
 

@@ -22,6 +22,7 @@ from gigl_loader import (
     RemoteDistDataset,
     SamplingError,
     WrongTypeError,
+    release_workers,
 )
 from gigl_loader.options import EvenRanks
 from gigl_loader.ranks import decide_with_ranks, gather_from_ranks, tell_ranks, told_to_ranks
@@ -77,6 +78,7 @@ def colocated(rank: int, size: int) -> None:
             assert len(list(loader)) == len(loader)
     _other_loaders(rank)
     _late_failures(rank, size)
+    release_workers()
     assert not Footprint.below().alive(), "no process is left"
 
 

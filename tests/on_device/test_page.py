@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch_geometric.data import Data
 
@@ -13,21 +14,25 @@ from gigl_loader.testing import one_rank
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "gpu.md"
 
 
-def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
+def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert blocks
     edges = torch.randint(100, (2, 500), generator=torch.Generator().manual_seed(0))
     seen: list[int] = []
-    data = Data(x=torch.rand(100, 4), edge_index=edges)
+    data = Data(x=torch.rand(100, 4), edge_index=edges, train_mask=torch.arange(100) < 50)
     names: dict[str, Any] = {
         "DistDataset": DistDataset, "DistNeighborLoader": DistNeighborLoader,
         "data": data, "seeds": torch.arange(50),
         "folder": tmp_path / "graph", "rank": 0, "local_rank": 0, "seen": seen,
     }  # fmt: skip
+    monkeypatch.setenv("LOCAL_RANK", "0")
     with one_rank(tmp_path):
         partition_graph(data, num_partitions=1, root=tmp_path / "graph", method="contiguous")
         for block in blocks:
             code = re.sub(r'\.to\(f?"cuda[^)]*\)', '.to("cpu", kernels="torch")', block)
+            # the page's graph, folder and process group are those of the test
+            code = re.sub(r"^data = .*|^dist.init_process_group.*", "", code, flags=re.MULTILINE)
+            code = code.replace('"parts"', "folder")
             assert code != block
             exec(code.replace("...", "seen.append(batch.num_nodes)"), names)
             if "with " not in block:

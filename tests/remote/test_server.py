@@ -148,7 +148,7 @@ from gigl_loader.graph_store import init_storage_process
 from gigl_loader.testing import TinyGraph
 from gigl_loader.testing._processes import store_info
 
-atexit.register(lambda: print(gc.isenabled(), gc.get_freeze_count() - frozen > 10_000))
+atexit.register(lambda: print(gc.isenabled(), gc.get_freeze_count() > frozen))
 partition, info = TinyGraph.random(60, 400, seed=5).partitions(1)[0], store_info(1, 1)
 for _ in range(2):
     with init_storage_process(0, info, partition) as server:

@@ -48,7 +48,7 @@ class ScriptedProducer:
     def put_back(self, stream, taken):
         self.streams[stream].put_back(taken)
 
-    def start_at_once(self, index):
+    def start_at_once(self, index, seed=None):
         self.streams[AT_ONCE_STREAM] = BatchStream(AT_ONCE_STREAM, 1)
         self.streams[AT_ONCE_STREAM].start(AT_ONCE_EPOCH, [0])
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from table_graphs import Tables, check, tables
 
 from gigl_loader.dataset.adjacency import edges_of
+from gigl_loader.dataset.directory import RowOrder
 from gigl_loader.dataset.links import split_partitions
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.partition_graph import partition_graph
-from gigl_loader.dataset.pyg_graph import RowOrder
 from gigl_loader.dataset.schema import EdgeDir, EdgeType
 from gigl_loader.errors import UsageError
 from gigl_loader.tables.partition_tables import partition_tables

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
-from gigl_loader.dataset.pyg_graph import RowOrder
+from gigl_loader.dataset.directory import RowOrder
 from gigl_loader.dataset.schema import NEIGHBOR_TIME
 from gigl_loader.errors import ConfigError
 

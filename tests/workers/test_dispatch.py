@@ -75,7 +75,9 @@ def _make(
     *, workers: int = 2, size: int = 2**40, limit: int = 8, concurrency: int = 2, streams: int = 1
 ) -> tuple[_Tasks, _Pool, _Channel]:
     pool, channel = _Pool(workers), _Channel(size)
-    orders = SimpleNamespace(of=lambda stream, epoch: ("order", stream, epoch) if epoch else None)
+    orders = SimpleNamespace(
+        of=lambda stream, epoch, seed: ("order", stream, epoch) if epoch else None
+    )
     recovery = Recovery(pool, concurrency, 3, lambda task: [], lambda: None)  # type: ignore[arg-type]
     parts: Any = (recovery, channel, orders, concurrency, None, threading.RLock())
     found = _Tasks(*parts)

@@ -70,7 +70,7 @@ class _Producer:
         self.pool, self.channel = _Pool(), _Channel(16, 2**30)
         self.writers = [SlotWriter(), SlotWriter()]
         recovery = Recovery(self.pool, 2, max_restarts, lambda task: [1], lambda: None)  # type: ignore[arg-type]
-        orders = SimpleNamespace(of=lambda stream, epoch: None)
+        orders = SimpleNamespace(of=lambda stream, epoch, seed: None)
         self.refused: list[tuple[int, int, str]] = []
         ranks = SimpleNamespace(
             assignments=dict, introduction=lambda worker, known: ((pipe.PEERS, worker), None),

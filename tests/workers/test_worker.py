@@ -18,7 +18,15 @@ from fake_workers import make_producer
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.leases import ShmChannel
 from gigl_loader.memory.slots import Written
-from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, BATCH, INPUT_ID, Attempt, BatchTicket
+from gigl_loader.message import (
+    AT_ONCE_EPOCH,
+    AT_ONCE_STREAM,
+    BATCH,
+    INPUT_ID,
+    NODE,
+    Attempt,
+    BatchTicket,
+)
 from gigl_loader.sampler.kinds import load_sampler
 from gigl_loader.sampler.plan import Field
 from gigl_loader.testing import TinyGraph
@@ -181,7 +189,8 @@ class _Failing:
             raise OSError(28, "No space left on device")
         if request.ticket.batch == self._bad + 2:
             raise ValueError("x" * 10**6)
-        return [Field.of("x", request.seeds), ("twice", 2 * request.seeds)]
+        return [Field.of(NODE, request.seeds), Field.of("x", request.seeds),
+                ("twice", 2 * request.seeds)]  # fmt: skip
 
 
 @pytest.fixture

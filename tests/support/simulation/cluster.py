@@ -24,9 +24,8 @@ from typing import Any, Protocol
 import torch
 
 from gigl_loader.client import (
-    batch_fetcher as batch_transfer,
-)
-from gigl_loader.client import (
+    absences,
+    batch_fetcher,
     client,
     connection,
     filling_channel,
@@ -50,6 +49,8 @@ from gigl_loader.message import BATCH, Attempt
 from gigl_loader.options import CacheOptions, EpochOptions
 from gigl_loader.rowcache import tables as tables
 from gigl_loader.server import (
+    batch_sender,
+    leader,
     presence,
     producer_table,
     server_rendezvous,
@@ -60,7 +61,7 @@ from gigl_loader.server import (
 from gigl_loader.server.leader import Leader
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
-from gigl_loader.source import sampled_input
+from gigl_loader.source import sampled_input, start_turns
 from gigl_loader.source.start_turns import StartTurns
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Security
@@ -77,10 +78,10 @@ from support.simulation.workers import SimulatedMemory, SimulatedPool
 from support.simulation.world import Process, World
 
 _MODULES = (
-    agreement, batch_transfer, client, storage_cluster, storage_process, iterator, connection,
-    loader_world, membership, presence, producer, producers, receiving_channel, recovery,
-    server_rendezvous, row_requests, filling_channel, sampled_input, service, shared,
-    producer_table, source, tables, tasks,
+    absences, agreement, batch_fetcher, batch_sender, client, connection, filling_channel,
+    iterator, leader, loader_world, membership, presence, producer, producer_table, producers,
+    receiving_channel, recovery, row_requests, sampled_input, server_rendezvous, service,
+    shared, source, start_turns, storage_cluster, storage_process, tables, tasks,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 # of simulated time: longer than the longest outage that faults draw, so that joining is never what
@@ -113,6 +114,7 @@ class _Partition(DistDataset):
     def __init__(self, view: PartitionView[Any]) -> None:
         # not DistDataset's own constructor: a thousand servers share one view
         self._one, self.num_partitions = view, view.num_partitions
+        self._mapped = None
 
     def view(self) -> PartitionView[Any]:
         """Return what workers are given."""
