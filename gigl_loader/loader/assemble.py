@@ -16,18 +16,22 @@ from gigl_loader._glt import (
     MpDistSamplingWorkerOptions,
     NodeSamplerInput,
     SamplingConfig,
-    init_worker_group,
 )
+from gigl_loader.client.client import current_cluster
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import is_label_edge_type
-from gigl_loader.errors import ConfigError, explained_limits
+from gigl_loader.errors import ConfigError, UsageError, explained_limits
 from gigl_loader.in_process.device_source import DeviceSource, PartitionedSource
 from gigl_loader.in_process.in_process_source import InProcessSource
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.config import SamplerClass
+from gigl_loader.loader.config import NO_PORT, SamplerClass, graph_store_options
 from gigl_loader.loader.pad_keyword import make_padding
-from gigl_loader.loader.runtime import DistributedRuntimeInfo, runtime_or_alone
+from gigl_loader.loader.runtime import (
+    DistributedRuntimeInfo,
+    join_worker_group,
+    runtime_or_alone,
+)
 from gigl_loader.loader.seed_input import RankInput, share_input, told_to_others, weighted_types
 from gigl_loader.loader.start_line import (
     GAVE_BATCH_SIZE,
@@ -47,9 +51,6 @@ logger = logging.getLogger(__name__)
 
 LEAST_PREFETCH = 4
 """Batches that are requested ahead from each storage server, where workers have fewer each."""
-
-NO_PORT = 0
-"""GLT's options name a port; without workers nothing listens on it."""
 
 
 def is_remote(dataset: Any) -> bool:
@@ -171,6 +172,9 @@ def colocated_arguments(
     log_start(kind, local_seeds(data, whole), own, given_seeds)
     # Before the producer exists, since its plan has the seed in every draw.
     epoch_options = replace(epoch_options, seed=seed)
+    if device.type == "cpu" and given.num_cpu_threads is not None:
+        torch.set_num_threads(given.num_cpu_threads)
+    join_worker_group(runtime.rank, runtime.world_size)
     samples = _in_this_process if given.in_process else _in_workers
     worker_options, producer = samples(given, runtime, device, data)
     return {
@@ -189,24 +193,13 @@ def _in_workers(
     given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, data: DistDataset
 ) -> tuple[MpDistSamplingWorkerOptions, MakeSource]:
     """Return the options of sampling processes, and a function that makes their producer."""
-    # These are GiGL's steps, in its order: its subclasses call the same static methods. The port is
-    # for GLT's options alone; workers find each other through the process group.
-    port = BaseDistLoader.initialize_colocated_sampling_worker(
-        local_rank=runtime.local_rank,
-        local_world_size=runtime.local_world_size,
-        node_rank=runtime.node_rank,
-        node_world_size=runtime.node_world_size,
-        master_ip_address=runtime.master_ip_address,
-        device=device,
-        # None means 2 to GiGL's method, and to a loader: leave the user's number unchanged.
-        num_cpu_threads=given.num_cpu_threads or torch.get_num_threads(),
-    )
     options = BaseDistLoader.create_colocated_worker_options(
         dataset_num_partitions=data.num_partitions,
         num_workers=given.num_workers,
         worker_concurrency=given.worker_concurrency,
         master_ip_address=runtime.master_ip_address,
-        master_port=port,
+        # Workers find each other through the process group.
+        master_port=NO_PORT,
         channel_size=given.channel_size,
         pin_memory=device.type == "cuda",
     )
@@ -222,10 +215,6 @@ def _in_this_process(
     given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, data: DistDataset
 ) -> tuple[CollocatedDistSamplingWorkerOptions, MakeSource]:
     """Return the replacement of worker options, and a maker of sources without workers."""
-    if device.type == "cpu" and given.num_cpu_threads is not None:
-        torch.set_num_threads(given.num_cpu_threads)
-    # GLT's context, which `check_context` requires in every colocated loader.
-    init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
     options = CollocatedDistSamplingWorkerOptions(runtime.master_ip_address, NO_PORT)
     source: MakeSource = InProcessSource
     if data.placement is not None:
@@ -284,6 +273,7 @@ def remote_arguments(
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
+        UsageError: This process has not joined, or its process group is another one now.
     """
     if options.in_process:
         raise ConfigError(
@@ -302,9 +292,14 @@ def remote_arguments(
     prefetch = given.prefetch_size
     if prefetch is None:
         prefetch = max(LEAST_PREFETCH, given.worker_concurrency)
-    worker_options = BaseDistLoader.create_graph_store_worker_options(
+    if (joined := current_cluster().world_size) != runtime.world_size:
+        raise UsageError(
+            f"{joined} processes joined the graph store, and this process is one of "
+            f"{runtime.world_size} in torch.distributed: keep the process group that was up when "
+            "init_compute_process returned"
+        )
+    worker_options = graph_store_options(
         dataset=dataset,
-        compute_rank=runtime.rank,
         worker_key=f"{name} rank {runtime.rank}",
         num_workers=given.num_workers,
         worker_concurrency=given.worker_concurrency,

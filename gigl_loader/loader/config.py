@@ -44,6 +44,8 @@ _MOST_NEIGHBORS = 2**31 - 1
 SPLIT, BOUND = "split", "bound"
 """Treatments of a batch that is larger than the sizes that `pad` gives."""
 _SIZES, LARGER = ("nodes", "edges"), "larger"
+NO_PORT = 0
+"""GLT's options name a port; nothing of ours listens on it."""
 
 
 def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeighbors:
@@ -264,20 +266,42 @@ def create_graph_store_worker_options(
 
     A sampling port per compute process, free on the storage master, is asked for.
     """
+    options = graph_store_options(
+        dataset=dataset, worker_key=worker_key, num_workers=num_workers,
+        worker_concurrency=worker_concurrency, channel_size=channel_size,
+        prefetch_size=prefetch_size,
+    )  # fmt: skip
+    world_size = current_cluster().world_size
+    if not 0 <= compute_rank < world_size:
+        raise ConfigError(f"compute_rank must be in [0, {world_size}), got {compute_rank}")
+    options.master_port = dataset.fetch_free_ports_on_storage_cluster(world_size)[compute_rank]
+    return options
+
+
+def graph_store_options(
+    *,
+    dataset: RemoteDistDataset,
+    worker_key: str,
+    num_workers: int,
+    worker_concurrency: int,
+    channel_size: int | str,
+    prefetch_size: int,
+) -> RemoteDistSamplingWorkerOptions:
+    """Return what `create_graph_store_worker_options` does, without a port; no server is asked.
+
+    Our own loaders take these: an agreed port costs a call and a broadcast.
+    """
     check_workers(num_workers, worker_concurrency)
     parse_size(channel_size, "channel_size")
     positive("prefetch_size", prefetch_size)
-    info, world_size = dataset.cluster_info, current_cluster().world_size
-    if not 0 <= compute_rank < world_size:
-        raise ConfigError(f"compute_rank must be in [0, {world_size}), got {compute_rank}")
-    ports = dataset.fetch_free_ports_on_storage_cluster(world_size)
+    info = dataset.cluster_info
     options = RemoteDistSamplingWorkerOptions(
         server_rank=list(range(info.num_storage_nodes)),
         num_workers=num_workers,
         worker_devices=[torch.device("cpu")] * num_workers,
         worker_concurrency=worker_concurrency,
         master_addr=info.storage_cluster_master_ip,
-        master_port=ports[compute_rank],
+        master_port=NO_PORT,
         rpc_timeout=RPC_TIMEOUT_S,
         buffer_size=channel_size,
         prefetch_size=min(prefetch_size, num_workers * worker_concurrency),

@@ -194,11 +194,16 @@ def initialize_colocated_sampling_worker(
     if torch.device(device).type == "cpu":
         torch.set_num_threads(num_cpu_threads or _DEFAULT_CPU_THREADS)
     rank, world_size = node_rank * local_world_size + local_rank, node_world_size * local_world_size
+    join_worker_group(rank, world_size)
+    # Free at this moment: another program may take it before anything listens, so nothing of ours
+    # listens there; it is for GLT's options.
+    return tell_ranks(free_port(master_ip_address) if rank == 0 else 0, world_size, int)
+
+
+def join_worker_group(rank: int, world_size: int) -> None:
+    """Give this process the role in GLT's context that `check_context` requires."""
     context = get_context()
     # Joined again only after a change: GLT has one group per process, and a second loader must not
     # take it from the first one.
     if context is None or not context.is_worker() or context.world_size != world_size:
         init_worker_group(world_size, rank, "gigl_loader_workers")
-    # Free at this moment: another program may take it before anything listens, so nothing of ours
-    # listens there; it is for GLT's options.
-    return tell_ranks(free_port(master_ip_address) if rank == 0 else 0, world_size, int)

@@ -16,11 +16,12 @@ from gigl_loader import (
     DistDataset,
     DistLinkNeighborLoader,
     DistNeighborLoader,
+    GraphStoreInfo,
+    UsageError,
 )
-from gigl_loader.loader import seed_input, start_line
+from gigl_loader.loader import assemble, seed_input, start_line
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import check_edge_ids, check_weights, is_remote, remote_arguments
-from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, from_addresses
 from gigl_loader.loader.seed_input import (
     RankInput,
@@ -193,23 +194,38 @@ def test_a_graph_store_refuses_what_is_colocated(how: dict, words: str) -> None:
         remote_arguments(object(), LoaderOptions(num_neighbors=[2], **how), ALONE, [], "one")
 
 
+@pytest.fixture
+def store() -> Any:
+    """A handle on a graph store that can be asked for facts of the graph alone."""
+    schema = DistDataset.from_pyg(Data(edge_index=torch.tensor([[0], [1]]))).schema
+    return SimpleNamespace(
+        fetch_schema=lambda: schema, fetch_num_nodes=dict,
+        cluster_info=GraphStoreInfo(1, 1, 1, "h", "h", "h", 0, 0, 0, 1, 0),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("how", "expected"),
     [({}, 4), ({"worker_concurrency": 1}, 4), ({"worker_concurrency": 9}, 9),
      ({"worker_concurrency": 9, "prefetch_size": 2}, 2)],
 )  # fmt: skip
 def test_as_many_batches_are_requested_ahead_as_a_worker_has(
-    how: dict, expected: int, monkeypatch: pytest.MonkeyPatch
+    how: dict, expected: int, monkeypatch: pytest.MonkeyPatch, store: Any
 ) -> None:
-    asked: dict[str, Any] = {}
-    monkeypatch.setattr(
-        BaseDistLoader, "create_graph_store_worker_options", lambda **given: asked.update(given)
-    )
-    schema = DistDataset.from_pyg(Data(edge_index=torch.tensor([[0], [1]]))).schema
-    store = SimpleNamespace(fetch_schema=lambda: schema, fetch_num_nodes=dict)
+    """And no server is asked for a port, which nothing would listen on."""
+    monkeypatch.setattr(assemble, "current_cluster", lambda: SimpleNamespace(world_size=1))
     inputs = [NodeSamplerInput(torch.arange(2))]
-    remote_arguments(store, LoaderOptions(num_neighbors=[2], **how), ALONE, inputs, "one")
-    assert asked["prefetch_size"] == expected
+    made = remote_arguments(store, LoaderOptions(num_neighbors=[2], **how), ALONE, inputs, "one")
+    assert made["worker_options"].prefetch_size == expected
+
+
+def test_a_graph_store_needs_the_process_group_that_joined_it(
+    monkeypatch: pytest.MonkeyPatch, store: Any
+) -> None:
+    monkeypatch.setattr(assemble, "current_cluster", lambda: SimpleNamespace(world_size=2))
+    inputs = [NodeSamplerInput(torch.arange(2))]
+    with pytest.raises(UsageError, match=r"2 processes joined .* one of 1 in torch\.distributed"):
+        remote_arguments(store, LoaderOptions(num_neighbors=[2]), ALONE, inputs, "one")
 
 
 def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -9,7 +9,7 @@ from support.glt import get_context, init_worker_group
 
 from gigl_loader import BaseDistLoader, ConfigError, DistNeighborLoader
 from gigl_loader.device.prefetch import PinMemoryError
-from gigl_loader.loader import config
+from gigl_loader.loader import config, runtime
 from gigl_loader.testing import TinyGraph
 
 HOW: dict[str, Any] = {"worker_concurrency": 3, "channel_size": "2MB"}
@@ -47,6 +47,24 @@ def test_joining_the_workers_group_sets_threads_and_finds_a_port(
     context = get_context()
     assert context.is_worker()
     assert (context.rank, context.world_size) == (0, 1)
+
+
+@pytest.mark.usefixtures("threads", "group")
+def test_a_loader_agrees_on_no_port_as_nothing_listens_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Users' subclasses get one from the method of GiGL's name: a broadcast for each loader."""
+
+    def refuse(*args: Any) -> None:
+        raise AssertionError(args)
+
+    monkeypatch.setattr(runtime, "free_port", refuse)
+    monkeypatch.setattr(runtime, "tell_ranks", refuse)
+    for num_workers in (0, 1):
+        with DistNeighborLoader(
+            TinyGraph.random(9, 20).dataset(), [2], num_workers=num_workers
+        ) as loader:
+            assert len(list(loader)) == 9
 
 
 @pytest.mark.usefixtures("threads", "group")
