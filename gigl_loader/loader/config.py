@@ -25,6 +25,7 @@ from gigl_loader.device.prefetch import PinMemoryError, PinnedRange
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.leases import ShmChannel
 from gigl_loader.sizes import parse_size
+from gigl_loader.wire.calls import server_worker_options
 
 logger = logging.getLogger(__name__)
 
@@ -295,20 +296,17 @@ def graph_store_options(
     parse_size(channel_size, "channel_size")
     positive("prefetch_size", prefetch_size)
     info = dataset.cluster_info
-    options = RemoteDistSamplingWorkerOptions(
+    return server_worker_options(
         server_rank=list(range(info.num_storage_nodes)),
         num_workers=num_workers,
-        worker_devices=[torch.device("cpu")] * num_workers,
         worker_concurrency=worker_concurrency,
         master_addr=info.storage_cluster_master_ip,
         master_port=NO_PORT,
         rpc_timeout=RPC_TIMEOUT_S,
         buffer_size=channel_size,
-        prefetch_size=min(prefetch_size, num_workers * worker_concurrency),
+        prefetch_size=prefetch_size,
         worker_key=worker_key,
     )
-    options.prefetch_size = prefetch_size  # GLT's limit is for its own buffer, which is not used
-    return options
 
 
 def check_workers(num_workers: int, worker_concurrency: int) -> None:

@@ -187,14 +187,30 @@ class WorkerOptionsMessage:
     @property
     def result(self) -> RemoteDistSamplingWorkerOptions:
         """The options."""
-        most = self.num_workers * self.worker_concurrency  # GLT's limit, for a buffer we do not use
-        found = RemoteDistSamplingWorkerOptions(
-            **{**vars(self), "prefetch_size": min(self.prefetch_size, most)},
-            worker_devices=[torch.device("cpu")] * self.num_workers,
-        )
-        # set afterwards: ours may prefetch more than GLT's constructor allows, see `most`
-        found.prefetch_size = self.prefetch_size
-        return found
+        return server_worker_options(**vars(self))
+
+
+def server_worker_options(
+    *, num_workers: int, worker_concurrency: int, prefetch_size: int, **others: Any
+) -> RemoteDistSamplingWorkerOptions:
+    """Return GLT's options for workers of servers, on CPUs, with any ``prefetch_size``.
+
+    Args:
+        num_workers: Workers of each server.
+        worker_concurrency: Batches that each of them samples at a time.
+        prefetch_size: Batches that are requested ahead from each server.
+        **others: All other arguments of GLT's class.
+    """
+    options = RemoteDistSamplingWorkerOptions(
+        num_workers=num_workers,
+        worker_devices=[torch.device("cpu")] * num_workers,
+        worker_concurrency=worker_concurrency,
+        prefetch_size=min(prefetch_size, num_workers * worker_concurrency),
+        **others,
+    )
+    # set afterwards: GLT's limit is for its own buffer, which is not used
+    options.prefetch_size = prefetch_size
+    return options
 
 
 @dataclass(frozen=True)
