@@ -172,6 +172,7 @@ class FillingChannel:
         """
         self._at_once.meet()
         pipeline, batch = self._pipeline_of(self._at_once), _described(received, self._at_once)
+        self._at_once.begin_batch()
         batch.filling = pipeline.ask(batch.drawn)
         return self._filled_up(pipeline, batch)
 
@@ -267,6 +268,7 @@ class FillingChannel:
             elif not wants and drawn and self._has_room(len(asked)):
                 batch = drawn.popleft()
                 earlier = [one.rows for one in asked]
+                self._questions.begin_batch()
                 batch.filling = self._pipeline.ask(batch.drawn, batch.number, earlier)
                 asked.append(batch)
                 num_asked += 1

@@ -324,6 +324,8 @@ class RowQuestions:
         self._server_of: list[int] = []
         """Callers by partition."""
         self._books: dict[Owner, RowBook] = {}
+        self._lost: list[int] = []
+        """Servers that were lost when the last batch was begun."""
 
     def meet(self) -> None:
         """Request, once, which rows exist and their owners.
@@ -357,10 +359,15 @@ class RowQuestions:
         split = split_by_owner(Book(book.table, book.bounds), ids, len(self._server_of))
         return {self._server_of[partition]: positions for partition, positions in split.items()}
 
+    def begin_batch(self) -> None:
+        """Note which servers are lost; replicas get their share of a batch's requests."""
+        # not for each request: it looks at all servers, and a batch has a request for each matrix
+        # and server
+        self._lost = self._cluster.lost
+
     def rows(self, server: int, request: RowsRequest, out: Array) -> ComingRows:
         """Request rows from a server, to be received into ``out``."""
-        # a replica, if it is lost, has the same rows
-        connection = self._cluster.connection(self._cluster.stand_in(server))
+        connection = self._connection(server)
         try:
             call = CALLS["get_rows"]
             # sent in this thread and in order, so that all servers work while it waits for the
@@ -379,6 +386,14 @@ class RowQuestions:
                 raise connection.named(error) from error
 
         return ComingRows(out, self._threads.submit(receive), self._timeout_s)
+
+    def _connection(self, server: int) -> ServerConnection:
+        """Return the connection to a server; if it is lost, to a replica, which has its rows."""
+        connection = self._cluster.connection(self._cluster.stand_in(server, self._lost))
+        if connection.error is None:
+            return connection
+        self.begin_batch()  # it was lost after that
+        return self._cluster.connection(self._cluster.stand_in(server, self._lost))
 
     def _caller(self, connection: ServerConnection) -> Caller:
         # by rank, and compared: after a restart there is another connection, and the callers of the

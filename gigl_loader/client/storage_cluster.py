@@ -245,11 +245,8 @@ class Cluster:
         same = [one for one in servers if (one - server) % partitions == 0]
         return same[server // partitions % len(same)] if same else None
 
-    def stand_in(self, server: int) -> int:
-        """Return the server for its requests: itself, or a replica if it is lost."""
-        return self._stand_in(server, self.lost)
-
-    def _stand_in(self, server: int, lost: Sequence[int]) -> int:
+    def stand_in(self, server: int, lost: Sequence[int]) -> int:
+        """Return the server for its requests: itself, or a replica if it is among the ``lost``."""
         if server not in lost:
             return server
         replica = self.replica_of(server, self._all_but(lost))
@@ -504,7 +501,7 @@ class Cluster:
         for number, (server, arguments) in enumerate(requests):
             # all are called before waiting for the first
             if number not in found:
-                connection = self.connection(self._stand_in(server, lost))
+                connection = self.connection(self.stand_in(server, lost))
                 asked[number] = connection, connection.call(name, timeout_s, **arguments)
         deadline = time.monotonic() + timeout_s  # one deadline for all servers
         missing: GiglLoaderError | None = None

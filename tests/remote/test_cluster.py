@@ -44,7 +44,7 @@ def test_a_stand_in_has_the_same_partition_and_a_server_that_is_up_its_own_work(
     lost = data.draw(st.sets(st.sampled_from(servers)))
     cluster: Any = Cluster.__new__(Cluster)
     cluster.num_partitions, cluster.num_servers = partitions, len(servers)
-    stand_ins = {server: cluster._stand_in(server, sorted(lost)) for server in servers}
+    stand_ins = {server: cluster.stand_in(server, sorted(lost)) for server in servers}
     for server, other in stand_ins.items():
         replicas = {one for one in servers if one % partitions == server % partitions}
         if server not in lost or replicas <= lost:

@@ -145,6 +145,10 @@ class _Servers:
 
     def __init__(self, num_ids: int) -> None:
         self._num_ids, self.num_asked, self.left = num_ids, 0, 1 << 60
+        self.num_batches = 0
+
+    def begin_batch(self) -> None:
+        self.num_batches += 1
 
     def meet(self) -> None:
         pass
@@ -342,6 +346,7 @@ def test_with_all_batches_known_as_many_rows_are_fetched_as_at_best(seed: int, s
     finally:
         channel.close()
     assert servers.num_asked == fetched * len(ROWS)
+    assert servers.num_batches == len(batches), "lost servers are looked for once a batch"
 
 
 class _Deadly(_Servers):

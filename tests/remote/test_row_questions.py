@@ -50,6 +50,7 @@ class _Link:
 
     def __init__(self, rank: int, cluster: "_Cluster") -> None:
         self.rank, self._cluster = rank, cluster
+        self.error: Exception | None = None
         self.dialled: list[object] = []
         self.hung_up: list[object] = []
 
@@ -72,7 +73,7 @@ class _Link:
 
         def receive() -> None:
             assert self._cluster.go_on.wait(60)
-            if self.rank in self._cluster.lost:
+            if self.rank in self._cluster.silent:
                 raise PeerError("it is gone")
             (out,) = into([IncomingArray(np.dtype(np.float32), (question.ids.size, 2))])
             out[:, 0], out[:, 1] = question.ids, self.rank
@@ -86,8 +87,9 @@ class _Cluster:
         self.num_servers = 5
         self.asked: list[tuple[int, str, Any, list[int]]] = []
         self.stand_ins: dict[int, int] = {}
+        self.num_looks = 0
         self.refuses: set[int] = set()
-        self.lost: set[int] = set()
+        self.silent: set[int] = set()
         self.num_meetings = 0
         self.go_on = threading.Event()
         self.go_on.set()
@@ -100,8 +102,13 @@ class _Cluster:
         assert (name, requests) == ("get_row_books", {0: {}})
         return {0: BOOKS}
 
-    def stand_in(self, server: int) -> int:
-        return self.stand_ins.get(server, server)
+    @property
+    def lost(self) -> list[int]:
+        self.num_looks += 1
+        return list(self.stand_ins)
+
+    def stand_in(self, server: int, lost: list[int]) -> int:
+        return self.stand_ins[server] if server in lost else server
 
     def connection(self, server: int) -> _Link:
         return self.connections[server]
@@ -169,6 +176,7 @@ def test_a_replica_is_asked_for_a_lost_server_and_connections_are_kept() -> None
         for _ in range(2):
             _ask(questions, (4, TABLE))[0].wait()
         cluster.stand_ins[4] = 3
+        questions.begin_batch()
         (coming,) = _ask(questions, (4, np.array([5])))
         assert coming.wait().values.tolist() == [[5, 3]]
         former = cluster.connections[3]
@@ -184,13 +192,26 @@ def test_a_replica_is_asked_for_a_lost_server_and_connections_are_kept() -> None
     assert cluster.connections[3].hung_up == cluster.connections[3].dialled
 
 
+def test_lost_servers_are_looked_for_once_a_batch_and_where_one_is_lost_since() -> None:
+    cluster = _Cluster()
+    with _questions(cluster) as questions:
+        for _ in range(3):
+            questions.begin_batch()
+            _ask(questions, *[(server, TABLE) for server in (0, 2, 4)] * 2)
+        assert cluster.num_looks == 3, "of 18 requests"
+        cluster.connections[4].error, cluster.stand_ins[4] = PeerError("it is gone"), 3
+        asked = [one.wait() for one in _ask(questions, (4, TABLE), (4, TABLE))]
+        assert [answer.values[0, 1] for answer in asked] == [3, 3]
+        assert cluster.num_looks == 4
+
+
 def test_who_does_not_answer_is_named() -> None:
     cluster = _Cluster()
     with _questions(cluster) as questions:
         cluster.refuses = {2}
         with pytest.raises(ServerDiedError, match="server 2: no connection"):
             _ask(questions, (4, TABLE), (2, TABLE))
-        cluster.lost = {0}
+        cluster.silent = {0}
         there, lost = _ask(questions, (4, TABLE), (0, TABLE))
         assert there.wait().values[:, 0].tolist() == TABLE.tolist()
         with pytest.raises(ServerDiedError, match="server 0: it is gone"):

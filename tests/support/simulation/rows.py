@@ -145,7 +145,7 @@ class SimulatedRows(RowQuestions):
         Raises:
             ServerDiedError: It is gone.
         """
-        job, number = self.job, self._cluster.stand_in(server)
+        job, number = self.job, self._cluster.stand_in(server, self._cluster.lost)
         process, _ = job.servers[number]
         if not process.alive:
             raise self._cluster.connection(number).named(
