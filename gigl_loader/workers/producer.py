@@ -498,7 +498,7 @@ class DistSamplingProducer:
     @property
     def num_restarts(self) -> int:
         """Number of workers replaced so far."""
-        return self._recovery.restarts.total
+        return self._recovery.num_restarts
 
     @property
     def pids(self) -> list[int | None]:

@@ -25,7 +25,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.message import BatchTicket
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
-from gigl_loader.workers.pool import WorkerPool
+from gigl_loader.workers.pool import WorkerEvent, WorkerPool
 from gigl_loader.workers.schedule import Restarts, UnderWay, ended_by_itself
 
 logger = logging.getLogger(__name__)
@@ -66,11 +66,88 @@ class Recovery:
         """How many times in a row `end_stopped` has found each worker stopped."""
         self._last_progress = time.monotonic()
 
+    # -- workers --------------------------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are, lost ones included."""
+        return self.pool.num_workers
+
+    @property
+    def num_restarts(self) -> int:
+        """How many workers were replaced so far."""
+        return self.restarts.total
+
+    @property
+    def workers_at_work(self) -> list[int]:
+        """Workers that may be given batches, ascending."""
+        return sorted(self.at_work)
+
+    def is_at_work(self, worker: int) -> bool:
+        """Return whether ``worker`` may be given batches."""
+        return worker in self.at_work
+
+    def pid_of(self, worker: int) -> int | None:
+        """Return a worker's process id; None: it is being started or replaced."""
+        return self.pool.pids[worker]
+
+    def take_listener(self, worker: int) -> int | None:
+        """Return the listening socket of a worker without a successor, for the caller to close."""
+        return self.pool.take_listener(worker)
+
+    def poll(self, timeout_s: float) -> list[WorkerEvent]:
+        """Return messages of workers; wait for the first as `next_step_in` allows."""
+        return self.pool.poll(self.next_step_in(timeout_s))
+
+    def send_to_all(self, message: tuple[Any, ...], obj: Any = None) -> None:
+        """Send to all workers at work, as `send` does."""
+        for worker in self.workers_at_work:
+            self.send(worker, message, obj)
+
+    # -- their batches --------------------------------------------------------------------------
+
+    @property
+    def num_under_way(self) -> int:
+        """How many batches workers have."""
+        return sum(self.under_way.loads)
+
+    @property
+    def has_lost_batches(self) -> bool:
+        """Whether batches of lost workers have to be sampled again, before any new one."""
+        return self.under_way.has_lost
+
+    def next_lost_batch(
+        self, worker: int, is_wanted: Callable[[BatchTicket], bool]
+    ) -> BatchTicket | None:
+        """Return the earliest batch of lost workers, if ``worker`` may have it."""
+        return self.under_way.next_lost(is_wanted, idle=not self.under_way.loads[worker])
+
+    def note_given(self, worker: int, ticket: BatchTicket) -> None:
+        """Note that ``worker`` is sent a batch to sample."""
+        if not any(self.under_way.loads):  # until now no worker could make progress
+            self.note_progress()
+        self.under_way.give(worker, ticket)
+
+    def note_done(self, worker: int, ticket: BatchTicket) -> None:
+        """Note that ``worker`` has sent the result of a batch.
+
+        Raises:
+            ProtocolError: The worker does not have that batch.
+        """
+        self.under_way.done(worker, ticket)
+
     def free_worker(self) -> int | None:
         """Return the worker for the next batch; None: no worker can take one."""
         loads = self.under_way.loads
         able = [worker for worker in self.at_work if self.under_way.may_have(worker)]
         return min(able, key=lambda worker: (loads[worker], worker), default=None)
+
+    # -- losses ---------------------------------------------------------------------------------
+
+    @property
+    def may_have_lost(self) -> bool:
+        """Whether a worker is lost or being replaced, or may have ended since the last `poll`."""
+        return self.is_pending or self.pool.has_news()
 
     @property
     def is_pending(self) -> bool:

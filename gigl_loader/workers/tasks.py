@@ -89,28 +89,27 @@ class Tasks:
             self.look_ahead.begin(attempt.serial, len(batches))
         # Before any task of the epoch, which a worker would otherwise take for stale; a socket
         # keeps the order. Workers that are being replaced learn of it in `catch_up`.
-        for worker in sorted(self._recovery.at_work):
-            self._announce(worker, state)
+        self._recovery.send_to_all(*self._announcement(state))
 
     def cancel(self, number: int) -> None:
         """Cancel a consumer's epoch if one is under way: workers drop its batches."""
         state = self.streams[number]
         was_over = state.finished
         state.cancel()
-        for worker in [] if was_over else sorted(self._recovery.at_work):
-            self._recovery.send(worker, (pipe.ATTEMPT, number, None, False))
+        if not was_over:
+            self._recovery.send_to_all((pipe.ATTEMPT, number, None, False))
 
     def catch_up(self, worker: int) -> None:
         """Tell a replacement worker which epochs are under way."""
         for state in self.streams.values():
             if not state.finished:
-                self._announce(worker, state)
+                self._recovery.send(worker, *self._announcement(state))
 
-    def _announce(self, worker: int, state: BatchStream[Received]) -> None:
+    def _announcement(self, state: BatchStream[Received]) -> tuple[tuple[Any, ...], Any]:
+        """Return the message that tells a worker of a consumer's epoch, and the order of seeds."""
         assert state.attempt is not None, "a stream that is not finished was started"
         order = self._orders.of(state.number, state.attempt.epoch, state.attempt.seed)
-        message = (pipe.ATTEMPT, state.number, state.attempt, order is not None)
-        self._recovery.send(worker, message, order)
+        return (pipe.ATTEMPT, state.number, state.attempt, order is not None), order
 
     def dispatch(self) -> None:
         """Give out all batches that may be started now."""
@@ -119,19 +118,16 @@ class Tasks:
         self._give_slots_back()
 
     def _give_out(self) -> None:
-        under_way = self._recovery.under_way
         # called after each message and each batch that is taken, mostly in vain, and the search for
         # a free worker looks at all of them
-        if not (under_way.has_lost or self._queue.has_turns):
+        if not (self._recovery.has_lost_batches or self._queue.has_turns):
             return
         while (worker := self._recovery.free_worker()) is not None:
             ticket = self._ticket_for(worker)
             if ticket is None:
                 return
-            if not any(under_way.loads):  # until now no worker could make progress
-                self._recovery.note_progress()
             # noted before it is sent: if the worker turns out to be gone, another gets the batch
-            under_way.give(worker, ticket)
+            self._recovery.note_given(worker, ticket)
             free, retired = self._channel.returned(worker, self._concurrency)
             self._recovery.send(worker, (pipe.TASK, ticket, free, retired))
 
@@ -147,7 +143,7 @@ class Tasks:
         # tasks will come, now or once a batch under way is taken, and will carry slots
         if state.has_room or state.in_flight >= state.limit:
             return
-        for worker in sorted(self._recovery.at_work):
+        for worker in self._recovery.workers_at_work:
             free, retired = self._channel.returned(worker, self._concurrency)
             if free or retired:
                 self._recovery.send(worker, (pipe.SLOTS, free, retired))
@@ -158,7 +154,7 @@ class Tasks:
             return
         state, largest = self.streams[STREAM], self._largest()
         # batches of unknown size may have any size: one for each worker
-        room = self._channel.size // largest if largest else self._recovery.pool.num_workers
+        room = self._channel.size // largest if largest else self._recovery.num_workers
         room = max(1, min(self._channel.capacity, room))
         state.limit = self.look_ahead.limit(state.taken, room)
 
@@ -168,10 +164,9 @@ class Tasks:
         While a lost task is left, no new one is started: the consumer may be waiting for the lost
         one, whose room in the channel was taken when it was first given out.
         """
-        under_way = self._recovery.under_way
-        if under_way.has_lost:
-            lost = under_way.next_lost(self.is_wanted, idle=not under_way.loads[worker])
-            if lost is not None or under_way.has_lost:
+        if self._recovery.has_lost_batches:
+            lost = self._recovery.next_lost_batch(worker, self.is_wanted)
+            if lost is not None or self._recovery.has_lost_batches:
                 return lost
         at_once = self.streams.get(AT_ONCE_STREAM)
         # a thread waits for a batch at once alone, so it goes out even if the channel is full
@@ -206,9 +201,9 @@ class Tasks:
             return True  # without looking at each stream: a server has one per compute process
         # batches that wait to be taken and those at workers; consumers' own batches do not count
         under_way = sum(stream.waiting for stream in self.streams.values())
-        under_way += sum(self._recovery.under_way.loads)
+        under_way += self._recovery.num_under_way
         if largest == 0:  # no size is known yet: one batch per worker
-            return under_way < self._recovery.pool.num_workers
+            return under_way < self._recovery.num_workers
         # an only message may be larger than the whole channel
         return under_way == 0 or (under_way + 1) * largest <= self._channel.size
 
@@ -220,10 +215,10 @@ class Tasks:
             with self._lock:
                 self._replace_due()
                 events, self._unfiled = self._unfiled, []
-            # the wait, outside `lock`; it ends when the next replacement is due
+            # the wait, outside `lock`
             if not events:
                 with explained_limits("taking a batch of a sampling worker"):
-                    events = self._recovery.pool.poll(self._recovery.next_step_in(timeout_s))
+                    events = self._recovery.poll(timeout_s)
             with self._lock:
                 for event in events:  # all, so that the failure of one costs no other its batch
                     self._file_or_fail(event)
@@ -233,10 +228,10 @@ class Tasks:
 
     def pump_if_lost(self) -> None:
         """File messages of workers if one of them is lost."""
-        # only for deaths, as the thread that takes batches files them; `has_news` does not show a
+        # only for deaths, as the thread that takes batches files them; the pool does not show a
         # death that `count_batches` has read
         unfiled = any(event.message[0] == pipe.DIED for event in self._unfiled)
-        if unfiled or self._recovery.is_pending or self._recovery.pool.has_news():
+        if unfiled or self._recovery.may_have_lost:
             self.pump(0.0)
 
     def raise_if_fatal(self) -> None:
@@ -249,7 +244,7 @@ class Tasks:
     def count_batches(self) -> int:
         """Return how many batches workers have sent that are not filed; see `count_waiting`."""
         with self._pumping:
-            self._unfiled += self._recovery.pool.poll(0.0)
+            self._unfiled += self._recovery.poll(0.0)
         return sum(event.message[0] == pipe.BATCH for event in self._unfiled)
 
     def close(self) -> None:
@@ -285,7 +280,7 @@ class Tasks:
         kind, *rest = event.message
         # its batches were taken back: another worker samples them, and this result is not read. Its
         # slots are gone with it
-        if kind in _OF_TASKS and event.worker not in self._recovery.at_work:
+        if kind in _OF_TASKS and not self._recovery.is_at_work(event.worker):
             segments.close_fds(list(event.fds))
             return
         self._recovery.note_progress()
@@ -298,7 +293,7 @@ class Tasks:
         elif kind == pipe.DRAWN:
             self._count_drawn(*rest)
         elif kind == pipe.STALE:
-            self._recovery.under_way.done(event.worker, rest[0])
+            self._recovery.note_done(event.worker, rest[0])
         elif kind == pipe.DIED:
             self._lose(event.worker, *rest)
         elif kind == pipe.READY:
@@ -312,7 +307,7 @@ class Tasks:
         retired: tuple[int, ...], layout: Any, stats: dict[str, Any],
     ) -> None:  # fmt: skip
         # first of all, whether the batch is still wanted or not: the worker is done with it
-        self._recovery.under_way.done(event.worker, ticket)
+        self._recovery.note_done(event.worker, ticket)
         fd = event.fds[0] if event.fds else None
         # an unwanted batch is opened too, so that its slot is returned when the message is dropped
         try:
@@ -321,15 +316,15 @@ class Tasks:
             segments.close_fds(list(event.fds))
         stream = self.streams.get(ticket.stream)
         if stream is not None:
-            restarts = self._recovery.restarts.total
+            restarts = self._recovery.num_restarts
             stats.update(worker=event.worker, nbytes=nbytes, restarts=restarts)
             stream.arrived(ticket, Received(ticket, message, stats))
 
     def _file_error(self, worker: int, ticket: BatchTicket, cause: str, text: str) -> None:
-        self._recovery.under_way.done(worker, ticket)
+        self._recovery.note_done(worker, ticket)
         if not self.is_wanted(ticket):
             return  # its epoch was cancelled: no consumer waits for it
-        pid = self._recovery.pool.pids[worker]
+        pid = self._recovery.pid_of(worker)
         where = f"sampling worker {worker} (pid {pid}), epoch {ticket.epoch}, batch {ticket.batch},"
         self.streams[ticket.stream].fail(SamplingError(where, cause, text))
 
@@ -351,7 +346,7 @@ class Tasks:
     def _give_up(self, worker: int, error: GiglLoaderError) -> None:
         """End all epochs, and tell other ranks' workers that this worker has no successor."""
         self._fatal = error
-        listener = self._recovery.pool.take_listener(worker)
+        listener = self._recovery.take_listener(worker)
         if listener is not None:
             self._ranks.refuse(worker, listener, error)
 
