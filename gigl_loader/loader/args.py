@@ -48,7 +48,7 @@ from gigl_loader.options import (
     ppr_keywords,
 )
 from gigl_loader.sizes import parse_size
-from gigl_loader.source.sampled_input import seed_or_drawn
+from gigl_loader.source.sampled_input import check_draw, seed_or_drawn
 
 _PPR = "gigl_loader.sampler.ppr.ppr_sampler"
 
@@ -180,8 +180,7 @@ class LoaderOptions:
             self._check_no_workers()
         else:
             check_workers(self.num_workers, self.worker_concurrency)
-        if self.is_weighted and self.expansion.time_attr is not None:
-            raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
+        check_draw(with_weight=self.is_weighted, time_attr=self.expansion.time_attr)
         positive("device_prefetch", self.device_prefetch)
         check_shard(self.shard, in_order=self.in_order)
         if self.shard == "world" and self.context is not None:

@@ -19,7 +19,6 @@ from gigl_loader._glt import (
 )
 from gigl_loader.client.client import current_cluster
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
 from gigl_loader.in_process.device_source import DeviceSource, PartitionedSource
 from gigl_loader.in_process.in_process_source import InProcessSource
@@ -43,7 +42,7 @@ from gigl_loader.loader.start_line import (
 )
 from gigl_loader.ranks import end_group
 from gigl_loader.source.batch_source import BatchSource
-from gigl_loader.source.sampled_input import check_seed_times
+from gigl_loader.source.sampled_input import check_columns, check_seed_times
 from gigl_loader.wire.signatures import DistServer
 from gigl_loader.workers.producer import DistSamplingProducer
 
@@ -240,7 +239,7 @@ def _check_colocated(
             "remote_cache=%r keeps nothing: the dataset is one partition, all its rows are here",
             given.remote_cache,
         )
-    check_weights(data, given.is_weighted)
+    check_columns(data.view(), with_weight=given.is_weighted)
     if given.expansion.time_attr is not None:
         data.view_by_time(given.expansion.time_attr)
     given.check_feature_store(data.schema, data.view().num_nodes)
@@ -249,7 +248,7 @@ def _check_colocated(
     # success to the others.
     check_seed_times(data.view(), whole, given.expansion.time_attr)
     config = given.sampling_config(data.schema)
-    check_edge_ids(data, config.with_edge)
+    check_columns(data.view(), with_edge=config.with_edge)
     return data, whole, sampler, config
 
 
@@ -319,32 +318,6 @@ def remote_arguments(
             runtime.world_size,
         ),
     }  # fmt: skip
-
-
-def check_weights(data: DistDataset, with_weight: bool) -> None:
-    """Raise `ConfigError` if weighted sampling was requested and no edge type has weights.
-
-    An edge type without weights, beside one with them, is drawn from uniformly.
-    """
-    if not with_weight:
-        return
-    walked = {t: a for t, a in data.view().adjacency.items() if not is_label_edge_type(t)}
-    if all(adjacency.weights is None for adjacency in walked.values()):
-        raise ConfigError(
-            f"with_weight=True, but edge types {list(walked)} have no weights: give the graph an "
-            "edge_weight attribute, or sample without weights"
-        )
-
-
-def check_edge_ids(data: DistDataset, with_edge: bool) -> None:
-    """Raise `ConfigError` if edge ids were requested and the dataset keeps none."""
-    missing = [
-        name
-        for name, adjacency in data.view().adjacency.items()
-        if not adjacency.has_edge_ids and not is_label_edge_type(name)
-    ]
-    if with_edge and missing:
-        raise ConfigError(f"with_edge=True, but edge types {missing} keep no edge ids")
 
 
 def check_in_process(data: DistDataset, exchange: str) -> None:

@@ -11,9 +11,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gigl_loader._glt import SamplingConfig
-from gigl_loader.dataset.schema import is_label_edge_type
-from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, ProtocolError, UsageError
 from gigl_loader.options import CustomSamplerOptions, FeatureStoreOptions
 from gigl_loader.server.jobs import Visitor
@@ -227,24 +224,3 @@ def check_workers(options: Any) -> None:
             f"num_workers, worker_concurrency and prefetch_size must be in [1, {_MOST}], got "
             f"{counts}"
         )
-
-
-def check_columns(config: SamplingConfig, view: PartitionView) -> None:
-    """Refuse to sample by weights, or with edge ids, that the graph does not have.
-
-    Raises:
-        ConfigError: Names the missing part.
-    """
-    # label edges are looked up for the anchors and never drawn, so they need neither
-    walked = {
-        name: adjacency
-        for name, adjacency in view.adjacency.items()
-        if not is_label_edge_type(name)
-    }
-    # one type with weights suffices, as others are drawn uniformly; edge ids are a batch's column
-    # for each type
-    if config.with_weight and all(one.weights is None for one in walked.values()):
-        raise ConfigError(f"edge types {list(walked)} have no weights, which were requested")
-    missing = [name for name, one in walked.items() if not one.has_edge_ids]
-    if config.with_edge and missing:
-        raise ConfigError(f"edge types {missing} have no edge_ids, which were requested")

@@ -39,7 +39,6 @@ from gigl_loader.server.partition_answers import PartitionAnswers
 from gigl_loader.server.producer_table import (
     ProducerEntry,
     ProducerTable,
-    check_columns,
     check_leave,
     check_request,
     check_workers,
@@ -47,7 +46,7 @@ from gigl_loader.server.producer_table import (
 from gigl_loader.server.shared import THIS_PROCESS, Clients, SharedProducer
 from gigl_loader.sizes import parse_size
 from gigl_loader.source.batch_source import LINGER_S
-from gigl_loader.source.sampled_input import seed_or_drawn
+from gigl_loader.source.sampled_input import check_columns, seed_or_drawn
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security, free_ports
 from gigl_loader.wire.membership import MOST_RANKS
@@ -174,7 +173,9 @@ class StorageService(PartitionAnswers, DistServer):
     ) -> SharedProducer:  # fmt: skip
         rendezvous = self._rendezvous(request)
         try:
-            check_columns(config, self.dataset.view())
+            check_columns(
+                self.dataset.view(), with_weight=config.with_weight, with_edge=config.with_edge
+            )
             check_workers(options)
             # enough for all that a client prefetches, and for a task for every thread of every
             # worker

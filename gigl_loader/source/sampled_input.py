@@ -8,7 +8,11 @@ from torch import Tensor
 
 from gigl_loader._glt import SamplingConfig
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    is_label_edge_type,
+)
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory import tensors
@@ -93,8 +97,7 @@ def make_plan(
 ) -> SamplingPlan:
     """Return the workers' plan for a GLT ``SamplingConfig``."""
     check_seed_times(view, sampler_input, options.expansion.time_attr)
-    if config.with_weight and options.expansion.time_attr is not None:
-        raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
+    check_draw(with_weight=config.with_weight, time_attr=options.expansion.time_attr)
     fanouts = config.num_neighbors
     if not isinstance(fanouts, dict):
         fanouts = {DEFAULT_HOMOGENEOUS_EDGE_TYPE: fanouts}
@@ -150,6 +153,38 @@ def check_files(data: Any) -> None:
     """
     if isinstance(data, DistDataset):
         data.check_files()
+
+
+def check_draw(*, with_weight: bool, time_attr: str | None) -> None:
+    """Raise `ConfigError` if neighbours are to be drawn by weight and by time."""
+    if with_weight and time_attr is not None:
+        raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
+
+
+def check_columns(
+    view: PartitionView, *, with_weight: bool = False, with_edge: bool = False
+) -> None:
+    """Check that the graph has the weights or edge ids that are to be sampled by, or with.
+
+    Raises:
+        ConfigError: It has not; names the edge types.
+    """
+    # label edges are looked up for the anchors and never drawn, so they need neither
+    walked = {
+        name: adjacency
+        for name, adjacency in view.adjacency.items()
+        if not is_label_edge_type(name)
+    }
+    # one type with weights suffices, as others are drawn uniformly; edge ids are a batch's column
+    # for each type
+    if with_weight and all(one.weights is None for one in walked.values()):
+        raise ConfigError(
+            f"with_weight=True, but edge types {list(walked)} have no weights: give the graph an "
+            "edge_weight attribute, or sample without weights"
+        )
+    missing = [name for name, one in walked.items() if not one.has_edge_ids]
+    if with_edge and missing:
+        raise ConfigError(f"with_edge=True, but edge types {missing} keep no edge ids")
 
 
 def check_seed_times(view: PartitionView, sampler_input: Any, time_attr: str | None) -> None:

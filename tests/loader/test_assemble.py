@@ -21,7 +21,7 @@ from gigl_loader import (
 )
 from gigl_loader.loader import assemble, seed_input, start_line
 from gigl_loader.loader.args import LoaderOptions
-from gigl_loader.loader.assemble import check_edge_ids, check_weights, is_remote, remote_arguments
+from gigl_loader.loader.assemble import is_remote, remote_arguments
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, from_addresses
 from gigl_loader.loader.seed_input import (
     RankInput,
@@ -31,6 +31,7 @@ from gigl_loader.loader.seed_input import (
     weighted_types,
 )
 from gigl_loader.seeds import SeedsTold
+from gigl_loader.source.sampled_input import check_columns
 from gigl_loader.testing import TinyGraph
 
 GRAPH = TinyGraph.random(12, 40)
@@ -159,20 +160,19 @@ def test_weights_that_only_one_partition_has(told: list) -> None:
 
 def test_weights_and_edge_ids_that_a_dataset_has_not() -> None:
     plain, full = DistDataset.from_pyg(PLAIN), GRAPH.dataset()
-    check_weights(plain, False)
-    check_weights(full, True)
+    check_columns(plain.view())
+    check_columns(full.view(), with_weight=True)
     assert set(weighted_types(full).values()) == {True}
     assert set(weighted_types(plain).values()) == {False}
     with pytest.raises(ConfigError, match="have no weights: give the graph an edge_weight"):
-        check_weights(plain, True)
-    check_edge_ids(full, True)
+        check_columns(plain.view(), with_weight=True)
+    check_columns(full.view(), with_edge=True)
     without = replace(next(iter(full.view().adjacency.values())), edge_ids=None)
-    view = SimpleNamespace(adjacency={("a", "to", "a"): without})
-    keeps_none: Any = SimpleNamespace(view=lambda: view)
-    check_edge_ids(keeps_none, False)
+    keeps_none: Any = SimpleNamespace(adjacency={("a", "to", "a"): without})
+    check_columns(keeps_none)
     if not without.has_edge_ids:
         with pytest.raises(ConfigError, match="keep no edge ids"):
-            check_edge_ids(keeps_none, True)
+            check_columns(keeps_none, with_edge=True)
 
 
 def test_a_graph_store_is_told_by_what_it_can_do() -> None:

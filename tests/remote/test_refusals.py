@@ -11,7 +11,8 @@ from gigl_loader.dataset.view import Adjacency
 from gigl_loader.errors import ConfigError
 from gigl_loader.options import CustomSamplerOptions
 from gigl_loader.server.jobs import RefusedJoins
-from gigl_loader.server.producer_table import check_columns, check_leave
+from gigl_loader.server.producer_table import check_leave
+from gigl_loader.source.sampled_input import check_columns
 
 EDGE = ("a", "to", "b")
 
@@ -22,18 +23,14 @@ def _view(**columns: Any) -> Any:
     return SimpleNamespace(adjacency={EDGE: Adjacency(indptr, indices, **columns)})
 
 
-def _config(*, with_edge: bool = False, with_weight: bool = False) -> Any:
-    return SimpleNamespace(with_edge=with_edge, with_weight=with_weight)
-
-
 def test_columns_that_there_are_not_are_named() -> None:
-    check_columns(_config(), _view())
-    check_columns(_config(with_edge=True), _view(edge_ids=torch.tensor([7])))
-    check_columns(_config(with_edge=True), _view(first_edge=3))  # ids are positions
-    with pytest.raises(ConfigError, match=r"'to'.* have no edge_ids"):
-        check_columns(_config(with_edge=True), _view())
+    check_columns(_view())
+    check_columns(_view(edge_ids=torch.tensor([7])), with_edge=True)
+    check_columns(_view(first_edge=3), with_edge=True)  # ids are positions
+    with pytest.raises(ConfigError, match=r"'to'.* keep no edge ids"):
+        check_columns(_view(), with_edge=True)
     with pytest.raises(ConfigError, match=r"'to'.* have no weights"):
-        check_columns(_config(with_weight=True), _view(first_edge=3))
+        check_columns(_view(first_edge=3), with_weight=True)
 
 
 def test_only_what_was_allowed_is_imported() -> None:
