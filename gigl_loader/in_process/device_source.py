@@ -45,7 +45,7 @@ from gigl_loader.in_process.partitioned_graph import PartitionedGraph, words_of
 from gigl_loader.in_process.whole_edges import WholeEdgesGraph
 from gigl_loader.memory.leases import own_messages
 from gigl_loader.message import Attempt, BatchTicket, Received, SampleMessage
-from gigl_loader.on_device.device_graph import DeviceGraph
+from gigl_loader.on_device.device_graph import DeviceGraph, LocalDeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels, kernels_for
 from gigl_loader.on_device.sampler import (
     CutBatch,
@@ -126,7 +126,7 @@ class DeviceSource(PlacedSource):
         self._num_launched = 0
 
     def _graph_of(self, placed: PartitionView[Tensor], kernels: TorchKernels) -> DeviceGraph:
-        return DeviceGraph(placed, list(self._plan.fanouts), kernels)
+        return LocalDeviceGraph(placed, list(self._plan.fanouts), kernels)
 
     def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
         """Begin an epoch; the rest of the previous one is dropped."""

@@ -30,7 +30,6 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.in_process.collective import CollectivePeers
 from gigl_loader.in_process.device_rows import device_group, wait_for_ranks
 from gigl_loader.on_device.device_graph import (
-    DeviceGraph,
     HopRequest,
     drawn_from,
     edge_ids_at,
@@ -65,8 +64,8 @@ class _Routes:
     """By rank, what it told besides."""
 
 
-class PartitionedGraph(DeviceGraph):
-    """The partitions of all ranks, for one thread of each. Every call is collective.
+class PartitionedGraph:
+    """A `DeviceGraph` of the partitions of all ranks. Every call of its methods is collective.
 
     Args:
         view: This rank's partition, placed on its device.

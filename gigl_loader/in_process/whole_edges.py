@@ -14,12 +14,12 @@ from gigl_loader.dataset.placement import Placement
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.dataset.view import Adjacency, TimeOrder
 from gigl_loader.in_process.partitioned_graph import PartitionedGraph
-from gigl_loader.on_device.device_graph import DeviceGraph
+from gigl_loader.on_device.device_graph import LocalDeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.rowcache.tables import Matrix, Owner
 
 
-class WholeEdgesGraph(DeviceGraph):
+class WholeEdgesGraph(LocalDeviceGraph):
     """Draws from all edges on this device; rows come from the devices of all ranks. Collective.
 
     Args:

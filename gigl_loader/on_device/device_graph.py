@@ -1,12 +1,13 @@
 """The graph as a batch on a device reads it: draws and rows, from wherever they lie.
 
-`DeviceExpansion` and `DeviceSampler` read a `DeviceGraph`, which is whole on the device. That of
-partitions on the devices of several ranks is `loader.partitioned_graph.PartitionedGraph`.
+`DeviceExpansion` and `DeviceSampler` read a `DeviceGraph`. `LocalDeviceGraph` is whole on the
+device; that of partitions on the devices of several ranks is
+`in_process.partitioned_graph.PartitionedGraph`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -37,11 +38,43 @@ class HopRequest:
     """``[n]`` int64, the earliest; None: any."""
 
 
-class DeviceGraph:
-    """All nodes, edges and rows of a graph in one partition, placed. No call waits for the device.
+class DeviceGraph(Protocol):
+    """A graph for draws and rows on a device. Called by one thread, in the order of its batches."""
 
-    Called by one thread, in the order of its batches. Another graph overrides all methods, and has
-    its own ``view`` and ``degrees``.
+    @property
+    def view(self) -> PartitionView[Tensor]:
+        """This rank's partition on its device, which tells the types and sizes of the graph."""
+        ...
+
+    @property
+    def degrees(self) -> Mapping[EdgeType, int]:
+        """Largest degree of the expanded nodes by walked edge type."""
+        ...
+
+    def draw(self, asked: Sequence[HopRequest]) -> list[HopDrawn | None]:
+        """Draw neighbours of one hop, of all edge types; None: nothing is drawn."""
+        ...
+
+    def neighbors(self, edge_type: EdgeType, drawn: HopDrawn) -> Tensor:
+        """Return ``[n, width]`` int64, the drawn neighbours."""
+        ...
+
+    def edge_ids(self, edge_type: EdgeType, edges: Tensor) -> Tensor:
+        """Return the id of each edge, of `HopDrawn.edges`, as int64."""
+        ...
+
+    def rows(self, ids: Mapping[Owner, Tensor], wanted: Sequence[Matrix]) -> dict[Matrix, Tensor]:
+        """Return the rows of a batch on the device.
+
+        Args:
+            ids: By owner of rows ``[n]`` int64, the global ids in the batch.
+            wanted: Matrices whose rows are wanted.
+        """
+        ...
+
+
+class LocalDeviceGraph:
+    """A `DeviceGraph` in one partition, placed. No call waits for the device.
 
     Args:
         view: The graph, with its tensors in their places.
@@ -52,17 +85,14 @@ class DeviceGraph:
     def __init__(
         self, view: PartitionView[Tensor], edge_types: Sequence[EdgeType], kernels: TorchKernels
     ) -> None:
-        self._kernels = kernels
-        self.view = view
-        """This rank's partition on its device, which tells the types and sizes of the graph."""
+        self._kernels, self.view = kernels, view
         # once, when the loader is built: the only time that the host waits for the device
         self.degrees: Mapping[EdgeType, int] = {
             name: max_degree(view.adjacency[name].indptr) for name in edge_types
         }
-        """Largest degree of the expanded nodes by walked edge type."""
 
     def draw(self, asked: Sequence[HopRequest]) -> list[HopDrawn | None]:
-        """Draw neighbours of one hop, of all edge types; None: nothing is drawn."""
+        """Draw neighbours of one hop; see `DeviceGraph`."""
         return [self._hop(one) if one.width and one.ids.numel() else None for one in asked]
 
     def _hop(self, asked: HopRequest) -> HopDrawn:
@@ -75,16 +105,11 @@ class DeviceGraph:
         return self._kernels.items(self.view.adjacency[edge_type].indices, drawn.edges)
 
     def edge_ids(self, edge_type: EdgeType, edges: Tensor) -> Tensor:
-        """Return the id of each edge, of `HopDrawn.edges`, as int64."""
+        """Return the id of each edge as int64."""
         return edge_ids_at(self.view.adjacency[edge_type], edges, self._kernels)
 
     def rows(self, ids: Mapping[Owner, Tensor], wanted: Sequence[Matrix]) -> dict[Matrix, Tensor]:
-        """Return the rows of a batch on the device.
-
-        Args:
-            ids: By owner of rows ``[n]`` int64, the global ids in the batch.
-            wanted: Matrices whose rows are wanted.
-        """
+        """Return the rows of a batch on the device."""
         return read_rows(self.view, self._kernels, ids, wanted)
 
 

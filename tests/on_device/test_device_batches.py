@@ -27,7 +27,7 @@ from gigl_loader.in_process.device_source import DeviceSource
 from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.message import BatchTicket
 from gigl_loader.on_device.device_expansion import DeviceExpansion, DeviceRoots
-from gigl_loader.on_device.device_graph import DeviceGraph
+from gigl_loader.on_device.device_graph import LocalDeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.options import FeatureStoreOptions
@@ -267,7 +267,7 @@ def test_no_launch_waits_for_the_device(disjoint: bool, replace: bool) -> None:
         input_type=edge_type[0], fanouts={edge_type: (3, 2)}, seed=1, replace=replace
     )
     bits = {name: 8 for name in view.num_nodes} if disjoint else None
-    graph = DeviceGraph(view, list(plan.fanouts), TorchKernels(torch.device("cpu")))
+    graph = LocalDeviceGraph(view, list(plan.fanouts), TorchKernels(torch.device("cpu")))
     expansion = DeviceExpansion(graph, plan, TorchKernels(torch.device("cpu")), bits)
     device = torch.device("meta")
     with FakeTensorMode():
