@@ -202,6 +202,8 @@ class CollectivePeers:
         PeerError: The process group broke. All ranks have to build theirs together.
     """
 
+    rows_later = False
+
     def __init__(self, view: PartitionView[Array], timeout_s: float, num_words: int = 0) -> None:
         self.store = LocalReader(view)
         """This rank's partition, for the thread of this lane."""

@@ -278,6 +278,14 @@ class RowPeers(Protocol):
 class Peers(RowPeers, Protocol):
     """The other partitions, for a sampler."""
 
+    @property
+    def rows_later(self) -> bool:
+        """Whether a batch's rows are read after it was sampled; `GraphReader` then asks for none.
+
+        See `sampler.row_exchange`.
+        """
+        ...
+
     def draw(self, partition: int, request: DrawRequest, /) -> PendingAnswer[Drawn]:
         """Request neighbours; return before they are there."""
         ...

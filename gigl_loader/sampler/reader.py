@@ -31,7 +31,6 @@ from gigl_loader.sampler.plan import (
 )
 from gigl_loader.sampler.row_exchange import (
     AskedRows,
-    LaterPeers,
     LaterRows,
     Part,
     RowsName,
@@ -248,7 +247,7 @@ class GraphReader:
         self._here = {p: LocalReader(part, self._scratch) for p, part in here.items()}
         self._alone = peers is None and len(self._here) == 1
         self._local = self._here[view.partition_idx]
-        self._later = isinstance(peers, LaterPeers)
+        self._later = peers is not None and peers.rows_later
         self._kept: tuple[Split | None, Array] = (None, np.empty(0, np.int64))
         self._unread: WeakValueDictionary[str, _Unread] = WeakValueDictionary()
         """By matrix, whose responses are written to its named work memory."""

@@ -8,9 +8,9 @@
 Rows are gathered once at their owner, into the message, and placed once at the reader.
 
 They may be read later: here, or where the batch is used. A sampler does not notice:
-`sampler.reader.GraphReader` hands out `LaterRows` if its ``peers`` are `LaterPeers`,
-and `rowcache.pipeline` reads them. A batch may also travel without its rows, with a
-description of these rows::
+`sampler.reader.GraphReader` hands out `LaterRows` if its ``peers`` say ``rows_later``, as
+`LaterPeers` do, and `rowcache.pipeline` reads them. A batch may also travel without its rows,
+with a description of these rows::
 
     sampler --> n_id, x, y, edge_index --> rows_apart() --> n_id, edge_index, #ROWS
                                                             "x: rows n_id of the node features"
@@ -197,15 +197,17 @@ def _check_alike(values: Array, like: Array) -> None:
 
 
 class LaterPeers:
-    """``peers`` for a sampler whose rows are read later.
+    """The same peers, for a sampler whose rows are read later.
 
     Args:
         peers: Receivers of requests; None if nothing has to be requested.
     """
 
+    rows_later = True
+
     def __init__(self, peers: Peers | None) -> None:
-        # None is allowed although a sampler without peers sends no requests: only the class of its
-        # peers shows that it draws ahead.
+        # None is allowed although a sampler without peers sends no requests: it may draw ahead all
+        # the same.
         self._to_ask = peers
 
     @property

@@ -199,6 +199,8 @@ class InProcessPeers:
     ``asked`` lists the partition and the contents of every request.
     """
 
+    rows_later = False
+
     def __init__(self, views: Sequence[PartitionView]) -> None:
         self._stores = [LocalReader(as_worker_gets(view)) for view in views]
         self.asked: list[tuple[int, DrawRequest | RowsRequest]] = []

@@ -369,6 +369,8 @@ class Asking:
             rank has replaced it.
     """
 
+    rows_later = False
+
     def __init__(
         self, asked: Mapping[int, WorkerAddress], access: Access, name: str, timeout_s: float,
         lanes: int, patience_s: float = SILENCE_S,

@@ -429,7 +429,9 @@ def test_answers_that_do_not_fit_are_not_merged() -> None:
     ]
     for answer in bad:
         came = SimpleNamespace(has_come=True, wait=lambda answer=answer: answer)
-        peers: Any = SimpleNamespace(draw=lambda partition, request, came=came: came)
+        peers: Any = SimpleNamespace(
+            rows_later=False, draw=lambda partition, request, came=came: came
+        )
         with pytest.raises(ProtocolError, match="neighbours of 2 nodes"):
             GraphReader(parts[0], peers).draw(Draw(EDGE, 2, 1), np.array([9, 8, 0]))()
 
