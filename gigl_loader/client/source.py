@@ -52,7 +52,7 @@ from gigl_loader.ranks import decide_with_ranks
 from gigl_loader.rowcache.machine import MachineRows, RowsClaim
 from gigl_loader.seeds import SeedsTold
 from gigl_loader.source.sampled_input import num_batches
-from gigl_loader.source.start_turns import StartTurns
+from gigl_loader.source.start_turns import LeaderTurns, WorkerTurns
 from gigl_loader.transport.failures import describe
 from gigl_loader.wire.batch_shares import OwnBatches
 from gigl_loader.wire.requests import NOBODY, ByServer, Runs, compacted, those_of
@@ -79,6 +79,7 @@ class RemoteSource:
         epoch_options: Seed, order and deadline.
         pin_memory: Receive into page-locked memory.
         shard: ``"world"``: the input is the same on all ranks, and this one may ask for any batch.
+        turns: When the leaders call the servers; None: all at once.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class RemoteSource:
         *,
         pin_memory: bool = False,
         shard: Shard = "machine",
+        turns: LeaderTurns | None = None,
     ) -> None:
         servers = options.server_rank
         self._servers = compacted(servers if isinstance(servers, (list, tuple)) else [servers])
@@ -114,6 +116,7 @@ class RemoteSource:
         self._options.server_rank = self._servers
         self.epoch_options = replace(epoch_options, asks_for_rows=True)
         self._pin_memory, self._shard = pin_memory, shard
+        self._turns = turns or LeaderTurns()
         # each server gets the whole input, so that it can sample any batch, also for a lost
         # server
         self._input = concatenated(inputs)
@@ -151,13 +154,13 @@ class RemoteSource:
 
     # -- start ----------------------------------------------------------------------------------
 
-    def open(self, turns: StartTurns) -> None:
+    def open(self, turns: WorkerTurns) -> None:
         """Create the producers, one per worker key and server, and open the channel.
 
         All compute processes must call it. The lowest rank of each key calls all servers at once.
 
         Args:
-            turns: When the leaders call the servers.
+            turns: Not looked at: the workers are the servers'.
 
         Raises:
             PeerError: A producer could not be started for some rank.
@@ -195,7 +198,7 @@ class RemoteSource:
                 "of their own"
             )
         elif rank == leader:
-            turns.wait_as_leader(terms.place(rank))
+            self._turns.wait(terms.place(rank))
             outcome = self._create_all(ranks, options)
         # sent and not raised, as the other ranks wait in the next exchange, and have to fail with
         # this error

@@ -59,7 +59,7 @@ from gigl_loader.ranks import gather_from_ranks
 from gigl_loader.sampler.kinds import load_sampler
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.source.sampled_input import view_of
-from gigl_loader.source.start_turns import StartTurns
+from gigl_loader.source.start_turns import WorkerTurns
 
 _MOST_AHEAD = 256
 """Most batches that are drawn before the cache knows enough; each keeps its edges."""
@@ -84,7 +84,7 @@ class PlacedSource(InProcessSource):
         check_plan(self._plan)
         self._roots = checked(load_sampler(self._view, self._plan, None, self._custom))
 
-    def open(self, turns: StartTurns) -> None:
+    def open(self, turns: WorkerTurns) -> None:
         """Copy missing data to the device, and meet other ranks. No process is started."""
         place = self._placement
         self._memory, self._device_memory = [own_messages()], DeviceMemory(place.device)

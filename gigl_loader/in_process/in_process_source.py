@@ -62,7 +62,7 @@ from gigl_loader.source.sampled_input import (
     num_batches,
     view_of,
 )
-from gigl_loader.source.start_turns import StartTurns
+from gigl_loader.source.start_turns import WorkerTurns
 from gigl_loader.threads import new_thread
 
 # Seconds: the largest delay with which `take` notices its deadline, and the time between two checks
@@ -256,7 +256,7 @@ class InProcessSource:
 
     # -- start -------------------------------------------------------------------------------------
 
-    def open(self, turns: StartTurns) -> None:
+    def open(self, turns: WorkerTurns) -> None:
         """Build the samplers; with several partitions, together with the other ranks.
 
         No process is started whose memory would need a turn.

@@ -52,7 +52,7 @@ from gigl_loader.ranks import COULD_NOT_BUILD, told_to_ranks
 from gigl_loader.sampler.plan import DRAW_VERSION, WEIGHTED_VERSION
 from gigl_loader.source.batch_source import BatchSource
 from gigl_loader.source.sampled_input import seed_or_drawn
-from gigl_loader.source.start_turns import StartTurns
+from gigl_loader.source.start_turns import LeaderTurns, WorkerTurns
 from gigl_loader.workers.producer import DistSamplingProducer
 
 logger = logging.getLogger(__name__)
@@ -171,12 +171,15 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         self._engine = self._make_engine()
         self._recorders = self._stats.recorders
         deployment.check_context(is_remote, get_context())
-        self._source = self._make_source(producer, is_remote, epoch_options)
-        self._epochs = Epochs(self._source)
-        turns = StartTurns(
-            gap_s=process_start_gap_seconds, max_concurrent=max_concurrent_producer_inits,
-            local_rank=runtime.local_rank, local_world_size=runtime.local_world_size,
+        turns = WorkerTurns(
+            gap_s=process_start_gap_seconds, local_rank=runtime.local_rank,
+            local_world_size=runtime.local_world_size,
         )  # fmt: skip
+        leader_turns = LeaderTurns(
+            gap_s=process_start_gap_seconds, max_concurrent=max_concurrent_producer_inits
+        )
+        self._source = self._make_source(producer, is_remote, epoch_options, leader_turns)
+        self._epochs = Epochs(self._source)
         self._shutdowned = False
         # Before workers start: an interpreter that ends during their start has to stop them, too.
         deployment.open_loaders.add(self)
@@ -224,8 +227,9 @@ class BaseDistLoader(AnswersOthers, DistLoader):
     # -- start ----------------------------------------------------------------------------------
 
     def _make_source(
-        self, producer: Any, is_remote: bool, epoch_options: EpochOptions | None
-    ) -> BatchSource:
+        self, producer: Any, is_remote: bool, epoch_options: EpochOptions | None,
+        turns: LeaderTurns,
+    ) -> BatchSource:  # fmt: skip
         """Return the source of this loader's batches, without starting it."""
         if not is_remote:
             source: BatchSource = producer
@@ -239,11 +243,11 @@ class BaseDistLoader(AnswersOthers, DistLoader):
             producer, self._given_dataset, self.input_data, self.sampling_config,
             self.worker_options, self._sampler_options,
             epoch_options or EpochOptions(seed=seed_or_drawn(seed)),
-            pin_memory=self.to_device.type == "cuda", shard=self._shard,
+            pin_memory=self.to_device.type == "cuda", shard=self._shard, turns=turns,
         )  # fmt: skip
 
     @explained_limits("starting the workers of a loader")
-    def _open_source(self, turns: StartTurns) -> None:
+    def _open_source(self, turns: WorkerTurns) -> None:
         source = self._source
         self._input_len = source.input_len
         # Ranks that differ learn it before any of them has started a worker.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gigl_loader.message import Attempt, Received
 from gigl_loader.options import EpochOptions
-from gigl_loader.source.start_turns import StartTurns
+from gigl_loader.source.start_turns import WorkerTurns
 
 LINGER_S = 30.0
 """After their loader is shut down, workers go on serving other partitions until those are done or
@@ -63,8 +63,11 @@ class BatchSource(Protocol):
         """Bytes of all rows that only other machines have; 0 if unknown, or if there are none."""
         ...
 
-    def open(self, turns: StartTurns) -> None:
-        """Start sampling processes, in this process's turn; return when they are ready.
+    def open(self, turns: WorkerTurns) -> None:
+        """Start sampling processes; return when they are ready.
+
+        Args:
+            turns: When this process starts workers of its own, if it has any.
 
         Raises:
             ConfigError: The arguments of the ranks do not fit together.

@@ -15,28 +15,21 @@ _LONG_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartTurns:
-    """When each process of a job starts its workers or producers, so that memory peaks are apart.
+class WorkerTurns:
+    """When each process of a machine starts its workers, so that memory peaks are apart.
 
     Raises:
-        ConfigError: The gap is negative, or the batch size is below 1.
+        ConfigError: The gap is negative.
     """
 
     gap_s: float | None = None
-    """Workers: local rank ``i`` starts its own after ``i`` times this many seconds; None: once the
-    local rank before it is ready. Graph store: seconds between two batches of leaders."""
-    max_concurrent: int | None = None
-    """Graph store: leaders in a batch; None: all."""
+    """Local rank ``i`` starts its own after ``i`` times this many seconds; None: once the local
+    rank before it is ready."""
     local_rank: int = 0
     local_world_size: int = 1
 
     def __post_init__(self) -> None:
-        if self.gap_s is not None and self.gap_s < 0:
-            raise ConfigError(f"process_start_gap_seconds must be >= 0 or None, got {self.gap_s}")
-        if self.max_concurrent is not None and self.max_concurrent < 1:
-            raise ConfigError(
-                f"max_concurrent_producer_inits must be >= 1, got {self.max_concurrent}"
-            )
+        _check_gap(self.gap_s)
 
     @property
     def total_s(self) -> float:
@@ -62,7 +55,28 @@ class StartTurns:
             )  # fmt: skip
             threading.Event().wait(seconds)
 
-    def wait_as_leader(self, position: int) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class LeaderTurns:
+    """When each leader of a job creates its producers on a graph store, batch by batch.
+
+    Raises:
+        ConfigError: The gap is negative, or the batch size is below 1.
+    """
+
+    gap_s: float | None = None
+    """Seconds between two batches of leaders; None: none."""
+    max_concurrent: int | None = None
+    """Leaders in a batch; None: all."""
+
+    def __post_init__(self) -> None:
+        _check_gap(self.gap_s)
+        if self.max_concurrent is not None and self.max_concurrent < 1:
+            raise ConfigError(
+                f"max_concurrent_producer_inits must be >= 1, got {self.max_concurrent}"
+            )
+
+    def wait(self, position: int) -> None:
         """Wait until the leader at ``position`` of all leaders may create its producers."""
         # by position, so that leaders need not talk: each knows its position from the terms
         batch = 0 if self.max_concurrent is None else position // self.max_concurrent
@@ -70,3 +84,8 @@ class StartTurns:
         if seconds > 0:
             logger.info("this process creates its producers in %.0f s", seconds)
             threading.Event().wait(seconds)
+
+
+def _check_gap(gap_s: float | None) -> None:
+    if gap_s is not None and gap_s < 0:
+        raise ConfigError(f"process_start_gap_seconds must be >= 0 or None, got {gap_s}")

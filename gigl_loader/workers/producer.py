@@ -52,7 +52,7 @@ from gigl_loader.source.sampled_input import (
     seed_or_drawn,
     view_of,
 )
-from gigl_loader.source.start_turns import StartTurns
+from gigl_loader.source.start_turns import WorkerTurns
 from gigl_loader.system import usable_cpus
 from gigl_loader.transport import Security, address_towards
 from gigl_loader.workers.agreement import Agreement
@@ -144,7 +144,7 @@ class DistSamplingProducer:
 
     # -- start ----------------------------------------------------------------------------------
 
-    def open(self, turns: StartTurns) -> None:
+    def open(self, turns: WorkerTurns) -> None:
         """Start the workers in this process's turn, with those of the other ranks.
 
         Raises:

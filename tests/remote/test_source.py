@@ -25,7 +25,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.message import Attempt, BatchTicket, Received
 from gigl_loader.options import EpochOptions
-from gigl_loader.source.start_turns import StartTurns
+from gigl_loader.source.start_turns import LeaderTurns, WorkerTurns
 
 BATCH_SIZE, NUM_SERVERS = 2, 4
 OPTIONS = EpochOptions(seed=1, timeout_s=5.0, reconnect_timeout_s=0.2)
@@ -150,7 +150,7 @@ def _source(
 
 def _created(cluster: _Cluster, **how: Any) -> tuple[RemoteSource, _Producers]:
     source = _source(**how)
-    source.open(StartTurns())
+    source.open(WorkerTurns())
     return source, cluster.made[-1]
 
 
@@ -179,15 +179,15 @@ def test_each_server_has_to_have_an_input(cluster) -> None:
 
 
 def test_a_leader_waits_for_its_turn_before_it_asks(cluster) -> None:
-    source = _source()
-    (producers,) = cluster.made
     asked: list[tuple[int, int]] = []
 
-    class Turns(StartTurns):
-        def wait_as_leader(self, position: int) -> None:
+    class Turns(LeaderTurns):
+        def wait(self, position: int) -> None:
             asked.append((position, len(producers.created)))
 
-    source.open(Turns(gap_s=1.0, max_concurrent=1))
+    source = _source(turns=Turns(gap_s=1.0, max_concurrent=1))
+    (producers,) = cluster.made
+    source.open(WorkerTurns())
     assert asked == [(0, 0)]
     assert len(producers.created) == 1
 
@@ -197,7 +197,7 @@ def test_the_callers_options_are_left_as_they_are(cluster) -> None:
     options = SimpleNamespace(server_rank=[0, 1, 2, 3], worker_key="mine", prefetch_size=2)
     source = RemoteSource(lambda: 0, None, _inputs(8, 8, 8, 8), config, options, None, OPTIONS)
     assert source.input_len == 32
-    source.open(StartTurns())
+    source.open(WorkerTurns())
     _loses(cluster, 1)
     assert len(_epoch(source)) == 16, "with producers of another name, after the loss"
     assert (options.server_rank, options.worker_key) == ([0, 1, 2, 3], "mine")
@@ -433,7 +433,7 @@ def test_producers_that_could_not_be_created_for_a_lost_server_are_created_again
     (producers,) = cluster.made
     cluster.lost = [1]
     producers.errors.append(ServerDiedError("storage server 1 is gone"))
-    source.open(StartTurns())
+    source.open(WorkerTurns())
     ((name, servers),) = producers.created
     assert servers == [0, 2, 3]
     assert name is not None
@@ -441,7 +441,7 @@ def test_producers_that_could_not_be_created_for_a_lost_server_are_created_again
     producers = cluster.made[-1]
     producers.errors.append(PeerError("no memory"))
     with pytest.raises(PeerError, match="no memory"):
-        failed.open(StartTurns())
+        failed.open(WorkerTurns())
     assert producers.released == [{"is_broken": True}]
 
 

@@ -19,7 +19,7 @@ from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.options import SAME_MEMORY_VARIABLE, CacheOptions, EpochOptions
 from gigl_loader.rowcache.machine import name_of_rows
 from gigl_loader.source.sampled_input import make_plan
-from gigl_loader.source.start_turns import StartTurns
+from gigl_loader.source.start_turns import LeaderTurns, WorkerTurns
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Mode, Security
 from gigl_loader.workers import agreement, pipe
@@ -340,7 +340,7 @@ def test_a_long_wait_for_ones_turn_is_said(
     constants(agreement, _LONG_S=0.1)
     for gap_s, level in ((0.1, "WARNING"), (0.01, "INFO")):
         with caplog.at_level("INFO"):
-            StartTurns(local_rank=1, local_world_size=2, gap_s=gap_s).wait(_waits_for_nobody)
+            WorkerTurns(local_rank=1, local_world_size=2, gap_s=gap_s).wait(_waits_for_nobody)
         (told,) = [one for one in caplog.records if "starts its workers" in one.getMessage()]
         assert told.levelname == level
         assert "process_start_gap_seconds=None" in told.getMessage()
@@ -354,20 +354,24 @@ def _waits_for_nobody(what: str) -> None:
 def test_a_rank_waits_for_the_one_before_it_and_the_first_for_nobody() -> None:
     waited: list[str] = []
     for rank in range(2):
-        StartTurns(local_rank=rank, local_world_size=2).wait(waited.append)
+        WorkerTurns(local_rank=rank, local_world_size=2).wait(waited.append)
     assert waited == ["started"]
-    StartTurns(local_rank=1, local_world_size=2, gap_s=0.0).wait(_waits_for_nobody)
-    assert StartTurns(local_world_size=4, gap_s=2.5).total_s == 10.0
-    assert StartTurns(local_world_size=4).total_s == 0.0
+    WorkerTurns(local_rank=1, local_world_size=2, gap_s=0.0).wait(_waits_for_nobody)
+    assert WorkerTurns(local_world_size=4, gap_s=2.5).total_s == 10.0
+    assert WorkerTurns(local_world_size=4).total_s == 0.0
 
 
 def test_turns_are_checked() -> None:
     for gap_s, most in ((None, None), (0.0, 1), (2.5, 100)):
-        StartTurns(gap_s=gap_s, max_concurrent=most)
+        WorkerTurns(gap_s=gap_s)
+        LeaderTurns(gap_s=gap_s, max_concurrent=most)
     with pytest.raises(ConfigError, match="max_concurrent_producer_inits must be >= 1, got 0"):
-        StartTurns(max_concurrent=0)
-    with pytest.raises(ConfigError, match="process_start_gap_seconds must be >= 0 or None, got -1"):
-        StartTurns(gap_s=-1)
+        LeaderTurns(max_concurrent=0)
+    for turns in (WorkerTurns, LeaderTurns):
+        with pytest.raises(
+            ConfigError, match="process_start_gap_seconds must be >= 0 or None, got -1"
+        ):
+            turns(gap_s=-1)
 
 
 @given(st.integers(0, 20), st.none() | st.floats(0, 10), st.none() | st.integers(1, 5))
@@ -375,7 +379,7 @@ def test_leaders_begin_in_batches(position: int, gap: float | None, most: int | 
     waited: list[float] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading.Event, "wait", lambda _, seconds: waited.append(seconds))
-        StartTurns(gap_s=gap, max_concurrent=most).wait_as_leader(position)
+        LeaderTurns(gap_s=gap, max_concurrent=most).wait(position)
     before = 0 if most is None else position // most
     assert sum(waited) == pytest.approx(before * (gap or 0.0))
     assert len(waited) == (sum(waited) > 0), "the first batch does not wait"

@@ -62,7 +62,7 @@ from gigl_loader.server.leader import Leader
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.source import sampled_input, start_turns
-from gigl_loader.source.start_turns import StartTurns
+from gigl_loader.source.start_turns import WorkerTurns
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Security
 from gigl_loader.wire import membership
@@ -407,7 +407,7 @@ class SimulatedJob:
                 ),
                 shard="world",
             )  # fmt: skip
-            loaded.open(StartTurns())
+            loaded.open(WorkerTurns())
             self._note_start(rank, loaded)
             total = size.ranks * size.batches
             share = WorldShare(rank=rank.number, world_size=world_size, total=total)
