@@ -390,10 +390,16 @@ class EpochOptions:
     reconnect_timeout_s: float = DEFAULT_RECONNECT_S
     """Seconds that a storage server may be away before an error; 0: an error at once."""
     cache: "CacheOptions | None" = None
-    """Graph store: rows that the compute process caches; batches then travel without rows."""
+    """Cache of other machines' rows; None: no cache. With a graph store the compute process has it,
+    and batches travel without rows."""
     asks_for_rows: bool = False
     """Graph store: the compute process fetches rows from their owners if the sampling server does
     not own them, so that each row crosses the network once."""
+
+    @property
+    def producers_cache(self) -> "CacheOptions | None":
+        """The cache of the producer's workers; None: they have none, though their reader may."""
+        return None if self.asks_for_rows else self.cache
 
     def of_batches(self) -> dict[str, str]:
         """Return the options that decide the content of a batch, as strings by name."""

@@ -379,6 +379,7 @@ class LoaderOptions:
             expansion=self.expansion,
             max_restarts=self.max_restarts,
             reconnect_timeout_s=self.reconnect_timeout,
+            cache=self.cache,
         )
 
     def same_on_all_ranks(self, config: SamplingConfig, options: EpochOptions) -> dict[str, str]:

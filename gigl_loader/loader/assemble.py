@@ -206,7 +206,7 @@ def _in_workers(
     channel = BaseDistLoader.create_colocated_channel(options)
     return options, partial(
         DistSamplingProducer, worker_options=options, channel=channel,
-        worker_init_fn=given.worker_init_fn, cache=given.cache,
+        worker_init_fn=given.worker_init_fn,
     )  # fmt: skip
 
 
@@ -309,8 +309,7 @@ def remote_arguments(
         "dataset": dataset, "sampler_input": inputs, "dataset_schema": schema,
         "sampling_config": config, "runtime": runtime,
         "device": given.batch_device(runtime.local_rank),
-        # Options travel to the servers, whose producers have no keyword for a cache.
-        "epoch_options": replace(given.epoch_options(), cache=given.cache),
+        "epoch_options": given.epoch_options(),
         "worker_options": worker_options, "producer": DistServer.create_sampling_producer,
         "sampler_options": given.sampler_options,
         "padding": make_padding(

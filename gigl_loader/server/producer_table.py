@@ -194,13 +194,15 @@ def check_leave(options: Any, allowed: Sequence[str], server: int) -> None:
 
 
 def check_request(request: ProducerRequest, num_servers: int, client: Hashable) -> None:
-    """Refuse a producer for other consumers than the caller, or on servers that do not exist.
+    """Refuse a producer for other consumers than the caller, with a cache, or on unknown servers.
 
     Raises:
         ProtocolError: Nothing was started.
     """
     request.servers.check(num_servers, "servers that take part")
     request.client_ranks.check(MOST_RANKS, "compute ranks that share a producer")
+    if request.epoch_options.producers_cache is not None:
+        raise ProtocolError("rows are cached where batches are taken, not on storage servers")
     shard = 0 if request.shard is None else request.shard
     if not 0 <= shard < request.num_shards <= num_servers:
         raise ProtocolError(f"shard {shard} of {request.num_shards} on {num_servers} servers")

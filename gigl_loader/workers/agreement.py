@@ -30,12 +30,7 @@ from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.memory import tensors
 from gigl_loader.memory.same_host import Offer
 from gigl_loader.memory.tensors import Offered
-from gigl_loader.options import (
-    CacheOptions,
-    EpochOptions,
-    may_be_one_machine,
-    reads_same_memory,
-)
+from gigl_loader.options import EpochOptions, may_be_one_machine, reads_same_memory
 from gigl_loader.rowcache.look_ahead import AheadMemory, DrawnAhead, LookAhead
 from gigl_loader.rowcache.machine import MachineRows, name_of_rows, shared_memory
 from gigl_loader.rowcache.tables import remote_bytes, tables_for
@@ -80,15 +75,13 @@ class Agreement:
     Args:
         view: This rank's partition.
         plan: The sampling to do.
-        cache: Options of the cache of other machines' rows; None: no cache.
-        epoch_options: Work that the reader of the batches does itself.
+        epoch_options: The cache of other machines' rows, and who has it.
     """
 
     def __init__(
-        self, view: PartitionView, plan: SamplingPlan, cache: CacheOptions | None,
-        epoch_options: EpochOptions,
-    ) -> None:  # fmt: skip
-        self._view, self._plan, self._options = view, plan, cache
+        self, view: PartitionView, plan: SamplingPlan, epoch_options: EpochOptions
+    ) -> None:
+        self._view, self._plan, self._options = view, plan, epoch_options.producers_cache
         self._epoch_options = epoch_options
         self._rendezvous: Rendezvous | None = None
         self._has_joined = False
@@ -183,7 +176,7 @@ class Agreement:
         """
         options, one_machine = self._epoch_options, self.is_one_machine
         would_cross = self.remote_bytes > 0 and not one_machine
-        return options.cache is not None or (options.asks_for_rows and would_cross)
+        return options.asks_for_rows and (options.cache is not None or would_cross)
 
     # -- their workers meet ---------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -90,7 +91,8 @@ class DistSamplingProducer:
         sampler_options: Options of another sampler than the k-hop neighbour sampler.
         epoch_options: Seed, order and deadline; without a seed, torch's generator draws one.
         worker_init_fn: Called with the worker's number in each worker before it samples.
-        cache: Options of the cache of other machines' rows; batches are then drawn ahead.
+        cache: Options of the cache of other machines' rows; batches are then drawn ahead. None:
+            those of ``epoch_options``.
     """
 
     def __init__(
@@ -109,18 +111,19 @@ class DistSamplingProducer:
         self.data, self.sampling_config = data, sampling_config
         self.worker_options, self.channel = worker_options, channel
         self.num_workers: int = worker_options.num_workers
-        self.epoch_options = epoch_options or EpochOptions(seed=seed_or_drawn(sampling_config.seed))
+        how = epoch_options or EpochOptions(seed=seed_or_drawn(sampling_config.seed))
+        self.epoch_options = how if cache is None else replace(how, cache=cache)
         view = view_of(data, self.epoch_options.expansion.time_attr)
         self._seed_input = SeedInput(
             sampler_input.node, dict(getattr(sampler_input, "extra", None) or {})
         )
         self._view = view
         self._plan = make_plan(view, sampler_input, sampling_config, self.epoch_options)
-        self._ranks = Agreement(view, self._plan, cache, self.epoch_options)
+        self._ranks = Agreement(view, self._plan, self.epoch_options)
         sampler = None
         if isinstance(sampler_options, CustomSamplerOptions):
             sampler = (sampler_options.class_path, sampler_options.keywords)
-        self._sampler, self._caches = "" if sampler is None else sampler[0], cache is not None
+        self._sampler = "" if sampler is None else sampler[0]
         self._plugins = pickled(Plugins(sampler, worker_init_fn))
         self._users_code = worker_init_fn is not None or not is_own(sampler)
         self._main_path = main_path_of(worker_init_fn)
@@ -259,7 +262,7 @@ class DistSamplingProducer:
             main_path=self._main_path,
             kernels=kernels_of(
                 self._plan, self._sampler, has_peers=self._ranks.access is not None,
-                caches=self._caches,
+                caches=self.epoch_options.producers_cache is not None,
             ),
         )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """What a storage server refuses before it starts anything."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,11 +9,12 @@ import torch
 from support.conditions import Clock
 
 from gigl_loader.dataset.view import Adjacency
-from gigl_loader.errors import ConfigError
-from gigl_loader.options import CustomSamplerOptions
+from gigl_loader.errors import ConfigError, ProtocolError
+from gigl_loader.options import CacheOptions, CustomSamplerOptions, EpochOptions
 from gigl_loader.server.jobs import RefusedJoins
-from gigl_loader.server.producer_table import check_leave
+from gigl_loader.server.producer_table import check_leave, check_request
 from gigl_loader.source.sampled_input import check_columns
+from gigl_loader.wire.requests import ProducerRequest
 
 EDGE = ("a", "to", "b")
 
@@ -31,6 +33,14 @@ def test_columns_that_there_are_not_are_named() -> None:
         check_columns(_view(), with_edge=True)
     with pytest.raises(ConfigError, match=r"'to'.* have no weights"):
         check_columns(_view(first_edge=3), with_weight=True)
+
+
+def test_a_server_caches_no_rows() -> None:
+    """Its clients do, and say so; another process may ask for any size."""
+    options = EpochOptions(seed=0, cache=CacheOptions(size=1 << 40), asks_for_rows=True)
+    check_request(ProducerRequest(epoch_options=options), 1, None)
+    with pytest.raises(ProtocolError, match="rows are cached where batches are taken"):
+        check_request(ProducerRequest(epoch_options=replace(options, asks_for_rows=False)), 1, None)
 
 
 def test_only_what_was_allowed_is_imported() -> None:

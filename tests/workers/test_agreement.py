@@ -34,12 +34,12 @@ ON_RANK: list[list[tuple[str, int] | None]] = [[*addresses] for addresses in ADD
 
 
 def _ranks(view: Any, cache: CacheOptions | None = None, takes: Any = None) -> Agreement:
-    how = EpochOptions(seed=1, **(takes or {}))
+    how = EpochOptions(seed=1, **{"cache": cache, **(takes or {})})
     config = SimpleNamespace(
         num_neighbors=[3, 2], with_edge=False, with_weight=False, collect_features=True
     )
     plan = make_plan(view, SimpleNamespace(input_type=NODE), config, how)
-    return Agreement(view, plan, cache, how)
+    return Agreement(view, plan, how)
 
 
 def _together(
@@ -232,7 +232,8 @@ def test_who_keeps_rows_has_a_cache_and_looks_ahead_and_who_does_not_has_not() -
 @pytest.mark.parametrize(
     ("keeps", "asks", "one_machine", "remote_bytes", "apart"),
     [
-        (True, False, True, 0, True),  # rows are kept where batches are taken
+        (True, True, True, 0, True),  # rows are kept where batches are taken
+        (True, False, False, 10, False),  # by the workers
         (False, True, False, 10, True),
         (False, True, True, 10, False),
         (False, True, False, 0, False),
