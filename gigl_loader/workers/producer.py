@@ -314,7 +314,7 @@ class DistSamplingProducer:
             self._check_usable()
             self._check_files()
             self._tasks.raise_if_fatal()
-            self._recovery.restarts.start_epoch()
+            self._recovery.start_epoch()
             chosen = range(self.num_batches) if batches is None else batches
             self._tasks.begin(stream, epoch, chosen)
             self._recovery.note_progress()
@@ -458,7 +458,7 @@ class DistSamplingProducer:
     def _raise_stalled(self, state: BatchStream[Received], limit: float) -> None:
         assert state.attempt is not None, "an epoch that is waited for was started"
         epoch = state.attempt.epoch
-        busy = [number for number, load in enumerate(self._recovery.under_way.loads) if load]
+        busy = self._recovery.busy_workers
         raise PeerTimeoutError(
             f"no sampling worker made progress for {limit:.1f} s; waiting for batch "
             f"{state.awaited} of epoch {epoch} from {self._pool.describe(busy)}; if a batch "

@@ -78,14 +78,9 @@ class Recovery:
         """How many workers were replaced so far."""
         return self.restarts.total
 
-    @property
-    def workers_at_work(self) -> list[int]:
-        """Workers that may be given batches, ascending."""
-        return sorted(self.at_work)
-
-    def is_at_work(self, worker: int) -> bool:
-        """Return whether ``worker`` may be given batches."""
-        return worker in self.at_work
+    def start_epoch(self) -> None:
+        """Count the workers that may still be replaced from ``max_restarts`` again."""
+        self.restarts.start_epoch()
 
     def pid_of(self, worker: int) -> int | None:
         """Return a worker's process id; None: it is being started or replaced."""
@@ -101,10 +96,15 @@ class Recovery:
 
     def send_to_all(self, message: tuple[Any, ...], obj: Any = None) -> None:
         """Send to all workers at work, as `send` does."""
-        for worker in self.workers_at_work:
+        for worker in sorted(self.at_work):
             self.send(worker, message, obj)
 
     # -- their batches --------------------------------------------------------------------------
+
+    @property
+    def busy_workers(self) -> list[int]:
+        """Workers that have batches, ascending."""
+        return [worker for worker, load in enumerate(self.under_way.loads) if load]
 
     @property
     def num_under_way(self) -> int:

@@ -143,7 +143,7 @@ class Tasks:
         # tasks will come, now or once a batch under way is taken, and will carry slots
         if state.has_room or state.in_flight >= state.limit:
             return
-        for worker in self._recovery.workers_at_work:
+        for worker in sorted(self._recovery.at_work):
             free, retired = self._channel.returned(worker, self._concurrency)
             if free or retired:
                 self._recovery.send(worker, (pipe.SLOTS, free, retired))
@@ -280,7 +280,7 @@ class Tasks:
         kind, *rest = event.message
         # its batches were taken back: another worker samples them, and this result is not read. Its
         # slots are gone with it
-        if kind in _OF_TASKS and not self._recovery.is_at_work(event.worker):
+        if kind in _OF_TASKS and event.worker not in self._recovery.at_work:
             segments.close_fds(list(event.fds))
             return
         self._recovery.note_progress()
