@@ -50,7 +50,7 @@ ONLY_IMPORTERS = {
         "workers/pipe.py",
         "workers/worker.py",
     },
-    "warp": {  # an extra: `choose.kernels_for` does without it
+    "warp": {  # an extra: `device_kernels.kernels_for` does without it
         "on_device/warp_kernels.py",
         "on_device/warp_programs.py",
     },

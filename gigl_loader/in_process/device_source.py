@@ -207,7 +207,7 @@ class DeviceSource(PlacedSource):
 
 
 class PartitionedSource(PlacedSource):
-    """Samples one input on the devices of all ranks; a `loader.batch_source.BatchSource`.
+    """Samples one input on the devices of all ranks; a `source.batch_source.BatchSource`.
 
     The dataset is this rank's partition; ``concurrency`` batches are sampled ahead. The rest is as
     `PlacedSource` says.

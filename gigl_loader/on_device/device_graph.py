@@ -1,7 +1,7 @@
 """The graph as a batch on a device reads it: draws and rows, from wherever they lie.
 
 `DeviceExpansion` and `DeviceSampler` read a `DeviceGraph`, which is whole on the device. That of
-partitions on the devices of several ranks is `loader.partitioned_graph.PartitionedGraph`.
+partitions on the devices of several ranks is `in_process.partitioned_graph.PartitionedGraph`.
 """
 
 from collections.abc import Mapping, Sequence

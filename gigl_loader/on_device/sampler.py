@@ -9,11 +9,11 @@ A batch is launched first, and later cut to its real size::
     cut       nodes and edges at their exact sizes                      waits for the counts
     finish    rows                                                      waits for nothing
 
-The graph may lie in partitions on the devices of several ranks (`loader.partitioned_graph`): then
-each hop, and the rows, wait for the numbers of ids that the ranks request.
+The graph may lie in partitions on the devices of several ranks (`in_process.partitioned_graph`):
+then each hop, and the rows, wait for the numbers of ids that the ranks request.
 
-Features may lie on the host, and some of them may be kept on the device (`on_device.
-kept_rows`). Then batches are cut many steps ahead, and their ids come to the host (`tell`).
+Features may lie on the host, and some of them may be kept on the device (`on_device.kept_rows`).
+Then batches are cut many steps ahead, and their ids come to the host (`tell`).
 """
 
 import logging

@@ -12,7 +12,6 @@ batches decides which rows are kept. A known batch may never be filled, because 
 is gone or waits. It holds rows until there is no room for the references of further batches, and is
 then forgotten. If it is filled after all, nothing is kept for it. A row may arrive at any time: a
 slot names its current row, and a reader that finds another row there waits or fetches.
-arrive: a slot says whose row it has, and who finds another one there waits, or fetches.
 """
 
 from collections.abc import Collection, Iterator, Mapping
