@@ -23,7 +23,7 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,
 )
-from gigl_loader.dataset.view import Book
+from gigl_loader.dataset.view import Book, Owner
 from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
@@ -33,7 +33,6 @@ from gigl_loader.errors import (
 )
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
-from gigl_loader.rowcache.tables import Owner
 from gigl_loader.sampler.packing import pack_ints
 from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import row_type

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType, NodeType, reverse_edge_type
+from gigl_loader.dataset.view import Matrix, Owner
 from gigl_loader.device.memory import DeviceMemory, LentTensors
 from gigl_loader.errors import ConfigError, PeerTimeoutError
 from gigl_loader.memory.leases import BufferPool
@@ -56,7 +57,6 @@ from gigl_loader.on_device.device_expansion import (
 from gigl_loader.on_device.device_graph import DeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.on_device.kept_rows import KeptRows
-from gigl_loader.rowcache.tables import Matrix, Owner
 from gigl_loader.sampler.bounds import BATCHES_HELD
 from gigl_loader.sampler.neighbor import NeighborSampler, attribute_names
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SamplingPlan
