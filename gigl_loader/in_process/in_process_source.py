@@ -37,7 +37,7 @@ from gigl_loader.in_process.collective import (
     RankFailedError,
 )
 from gigl_loader.in_process.device_rows import DeviceRows, device_rows
-from gigl_loader.loader.lost_ranks import LOOK_S
+from gigl_loader.in_process.lost_ranks import LOOK_S
 from gigl_loader.memory import tensors
 from gigl_loader.memory.leases import BufferPool, own_messages
 from gigl_loader.message import (
