@@ -192,13 +192,6 @@ def edge_types_of(channel: Any) -> list[EdgeType]:
     return [(src, relation, dst) for src, relation, dst in several]
 
 
-def ppr_keywords(options: PPRSamplerOptions) -> dict[str, Any]:
-    """Return ``options`` as keywords of the PPR sampler, plain values that can be sent."""
-    found = {one.name: getattr(options, one.name) for one in fields(options)}
-    found.pop("typed_channel_ratios")  # its keys cannot be keys of a message
-    return {"options": found, "channels": options.channels}
-
-
 def _is_edge_type(value: Any) -> bool:
     triple = isinstance(value, tuple) and len(value) == 3
     return triple and all(isinstance(part, str) for part in value)

@@ -100,6 +100,17 @@ def number_in(path: str) -> int | None:
         return None
 
 
+def machine_name() -> str:
+    """Return a name of this machine, and of the part of it that this process can see.
+
+    Only processes of the same name try each other's memory; `same_host.sees` decides.
+    """
+    # all containers of a machine have its boot id; a pid namespace hides the descriptors of a
+    # process in /proc from others, and another user may not open them
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.stat('/proc/self/ns/pid').st_ino} {os.getuid()}"
+
+
 def read_stat(pid: int) -> list[str] | None:
     """Return the fields of ``/proc/<pid>/stat`` from the third, the state, on; None: it is gone.
 

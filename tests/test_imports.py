@@ -34,6 +34,49 @@ DOWNWARD = {
 }
 """Imports against the order that are wanted, each with its reason."""
 
+FACES = {
+    "rowcache": {
+        # the cache of a machine, and its size
+        "machine": "MachineRows RowsClaim RowsOffer firsts_of_machines memory_for name_of_rows "
+        "shared_memory",
+        "tables": "RowTable WINDOW by_owner remote_bytes segment_bytes tables_for tables_of",
+        # one batch through it: drawn ahead, planned, filled
+        "look_ahead": "AheadMemory AheadTasks DrawnAhead DrawnBatch LookAhead STREAM Waiting "
+        "keep_structure",
+        "pipeline": "Filling NOT_PLANNED Pipeline READY_S",
+        # the cache alone, for slots that lie elsewhere; its kernels, for the supervisor
+        "cache": "MISSING RowCache",
+        "": "cache",
+    },
+    "sampler": {
+        # for loaders: which sampler, and what its batches may be
+        "kinds": "SamplerKind sampled_fields",
+        "anchors": "ANCHOR_KIND",
+        "edges": "BINARY EDGE_KIND",
+        "neighbor": "NEIGHBOR_KIND NeighborSampler SUBGRAPH_KIND attribute_names",
+        "ppr": "PPR_KIND ppr_around",
+        "bounds": "BATCHES_HELD BatchBounds batch_bounds",
+        # for sources: input and output; for those who carry requests and answer them: both forms
+        "plan": "DRAW_VERSION Draw DrawRequest Drawn Peers RowPeers RowsAnswer RowsRequest "
+        "STRICT_PAIRS_VERSION SampleRequest Sampler SamplingPlan SeedInput WEIGHTED_VERSION",
+        "packing": "PackedInts PackedRuns packed_bytes",
+        "reader": "LocalReader ReaderOfThread Scratch ends_of matrix_asked row_type",
+        # for caches, and rows that come after their batch
+        "row_exchange": "AskedRows LaterPeers LaterRows Part Split gather_rows part_of "
+        "read_rows_apart rows_apart rows_request split_by_owner",
+        # for the same draws on a device, bit for bit, and labels of the whole graph
+        "expansion": "draw_of",
+        "nodes": "NodeLabels",
+        "weighted_kernels": "EXPONENT_OF_ONE FRACTION LN_2_HIGH LN_2_LOW SERIES SQRT_2",
+        # to compile: the tools, for the kernels of caches; the kernels, for the supervisor
+        "compiled": "F at_address compile_kernel jit load mix prefetch",
+        "": "compiled packing_kernels ppr_kernels tree_kernels weighted_kernels",
+    },
+}
+"""What other folders may import of a folder, by module. A new name there is a decision: the face
+grows. It is not a dozen names: these folders are parts that several sources compose in their own
+ways, and one name for several parts would only pass on."""
+
 ONLY_IMPORTERS = {
     "graphlearn_torch": {"_glt/__init__.py"},
     "socket": {
@@ -50,7 +93,7 @@ ONLY_IMPORTERS = {
         "workers/pipe.py",
         "workers/worker.py",
     },
-    "warp": {  # an extra: `choose.kernels_for` does without it
+    "warp": {  # an extra: `device_kernels.kernels_for` does without it
         "on_device/warp_kernels.py",
         "on_device/warp_programs.py",
     },
@@ -122,6 +165,30 @@ def test_a_planted_violation_is_found(source: str) -> None:
     assert _against_the_order("sampler/neighbor.py", source)
     assert _against_the_order("options.py", source)
     assert not _against_the_order("testing/graphs.py", source)
+
+
+def _imports_of_others(folder: str) -> set[str]:
+    """Return what other folders import of ``folder``, by the path inside it."""
+    start = f"gigl_loader.{folder}."
+    return {
+        name.removeprefix(start)
+        for file in FILES
+        if _path(file).split("/")[0] != folder
+        for name in _imports(file.read_text())
+        if name.startswith(start)
+    }
+
+
+@pytest.mark.parametrize("folder", FACES)
+def test_others_import_the_face_of_a_folder_alone(folder: str) -> None:
+    face = {
+        f"{module}.{name}".lstrip(".")
+        for module, names in FACES[folder].items()
+        for name in names.split()
+    }
+    imported = _imports_of_others(folder)
+    assert imported - face == set(), "inside the folder, or a name to add to its face"
+    assert face - imported == set(), "nobody needs it: take it off the face"
 
 
 @pytest.mark.parametrize("module", ONLY_IMPORTERS)

@@ -25,6 +25,7 @@ import numpy as np
 from gigl_loader.client.receiving_channel import RemoteReceivingChannel
 from gigl_loader.client.row_requests import RowQuestions
 from gigl_loader.client.storage_cluster import Cluster
+from gigl_loader.dataset.view import Matrix, Owner, Row, owner_of
 from gigl_loader.errors import GiglLoaderError, PeerError, PeerTimeoutError, UsageError
 from gigl_loader.memory.leases import BufferPool
 from gigl_loader.memory.segments import Array
@@ -34,7 +35,7 @@ from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import DrawnAhead, DrawnBatch, LookAhead, keep_structure
 from gigl_loader.rowcache.machine import MachineRows, memory_for
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, READY_S, Filling, Pipeline
-from gigl_loader.rowcache.tables import Matrix, Owner, Row, by_owner, owner_of, tables_of
+from gigl_loader.rowcache.tables import by_owner, tables_of
 from gigl_loader.sampler.row_exchange import LaterRows, Split, read_rows_apart
 from gigl_loader.threads import new_thread
 

@@ -23,7 +23,7 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,
 )
-from gigl_loader.dataset.view import Book
+from gigl_loader.dataset.view import Book, Owner
 from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
@@ -33,8 +33,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
-from gigl_loader.rowcache.tables import Owner
-from gigl_loader.sampler.packing import pack_ints
+from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import row_type
 from gigl_loader.sampler.row_exchange import Split, gather_rows, split_by_owner
@@ -177,7 +176,7 @@ class StoreLookup:
         count = ids.numel()
         pieces = self._pieces("edge" if kind == "edge_features" else "node", name, ids)
         requests = [
-            {"request": RowsRequest(kind, name, pack_ints(ids.numpy()[at]), with_scales=True)}
+            {"request": RowsRequest(kind, name, PackedInts.of(ids.numpy()[at]), with_scales=True)}
             for _, at in pieces
         ]
 
@@ -373,7 +372,7 @@ class RowQuestions:
             # sent in this thread and in order, so that all servers work while it waits for the
             # responses
             reply = self._caller(connection).ask(
-                call.name, call.ask({"request": request.map(pack_ints)}), call.response,
+                call.name, call.ask({"request": request.map(PackedInts.of)}), call.response,
                 into=into_array(out), timeout_s=self._timeout_s,
             )  # fmt: skip
         except GiglLoaderError as error:

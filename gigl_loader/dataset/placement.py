@@ -84,7 +84,7 @@ class Placement:
             )
         self.device, self.features, self.kernels, self.edges = device, features, kernels, edges
         self.whole_edges: dict[Any, Any] = {}
-        """Edges of all ranks, for all loaders; see `loader.whole_edges`."""
+        """Edges of all ranks, for all loaders; see `in_process.whole_edges`."""
         self.cache = CacheOptions.of(cache, "cache")
         # by the memory of a tensor: views of one partition share most of theirs
         self._copies: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}

@@ -184,6 +184,17 @@ ROW_KINDS = (
     "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
 )  # fmt: skip
 """Attributes of a `PartitionView` that hold rows: the names allowed in a request."""
+Matrix = tuple[str, Any]
+"""One of `ROW_KINDS`, and the name there: a type, or for attributes a type and the attribute."""
+Row = tuple[str, tuple[int, ...]]
+"""Dtype and shape of one row of a matrix."""
+Owner = tuple[str, NodeType | EdgeType]
+"""``"node"`` or ``"edge"``, and a type: the matrices of one owner have rows for the same ids."""
+
+
+def owner_of(kind: str, name: Any) -> Owner:
+    """Return the owner of a matrix's rows."""
+    return kind.split("_")[0], name[0] if kind.endswith("_attributes") else name
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from gigl_loader.errors import (
     ProtocolError,
     SamplingError,
 )
-from gigl_loader.loader.lost_ranks import RankWatch, own_place
+from gigl_loader.in_process.lost_ranks import RankWatch, own_place
 from gigl_loader.memory.segments import Array, align, nbytes_of
 from gigl_loader.memory.slots import layout_of, write_fields
 from gigl_loader.message import Field

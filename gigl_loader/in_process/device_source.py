@@ -56,7 +56,6 @@ from gigl_loader.on_device.sampler import (
     checked,
 )
 from gigl_loader.ranks import gather_from_ranks
-from gigl_loader.sampler.kinds import load_sampler
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.source.sampled_input import view_of
 from gigl_loader.source.start_turns import WorkerTurns
@@ -82,7 +81,7 @@ class PlacedSource(InProcessSource):
         # Before there is a sampler, which may open resources of a refused plan; and before ranks
         # meet, so that all of them refuse it.
         check_plan(self._plan)
-        self._roots = checked(load_sampler(self._view, self._plan, None, self._custom))
+        self._roots = checked(self._sampler_kind.build(self._view, self._plan, None))
 
     def open(self, turns: WorkerTurns) -> None:
         """Copy missing data to the device, and meet other ranks. No process is started."""
@@ -208,7 +207,7 @@ class DeviceSource(PlacedSource):
 
 
 class PartitionedSource(PlacedSource):
-    """Samples one input on the devices of all ranks; a `loader.batch_source.BatchSource`.
+    """Samples one input on the devices of all ranks; a `source.batch_source.BatchSource`.
 
     The dataset is this rank's partition; ``concurrency`` batches are sampled ahead. The rest is as
     `PlacedSource` says.
@@ -220,7 +219,7 @@ class PartitionedSource(PlacedSource):
         gather_from_ranks(None, dist.get_world_size(), None)
         peers = CollectivePeers(self._view, self.epoch_options.timeout_s, num_words)
         self._peers = [peers]
-        self._roots = checked(load_sampler(self._view, self._plan, peers, self._custom))
+        self._roots = checked(self._sampler_kind.build(self._view, self._plan, peers))
         with self._device_memory.in_use():
             partitions = PartitionedGraph(placed, self._plan, kernels, self._device_memory, peers)
             if _wants_whole_edges(self._placement, partitions):

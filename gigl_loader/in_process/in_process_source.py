@@ -37,7 +37,7 @@ from gigl_loader.in_process.collective import (
     RankFailedError,
 )
 from gigl_loader.in_process.device_rows import DeviceRows, device_rows
-from gigl_loader.loader.lost_ranks import LOOK_S
+from gigl_loader.in_process.lost_ranks import LOOK_S
 from gigl_loader.memory import tensors
 from gigl_loader.memory.leases import BufferPool, own_messages
 from gigl_loader.message import (
@@ -49,9 +49,9 @@ from gigl_loader.message import (
     Received,
     SampleMessage,
 )
-from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
+from gigl_loader.options import EpochOptions, SamplerOptions
 from gigl_loader.ranks import gather_from_ranks
-from gigl_loader.sampler.kinds import load_sampler, sampled_fields
+from gigl_loader.sampler.kinds import sampled_fields
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SeedInput
 from gigl_loader.sampler.row_exchange import LaterPeers, LaterRows
 from gigl_loader.source.batch_source import LINGER_S
@@ -60,11 +60,16 @@ from gigl_loader.source.sampled_input import (
     epoch_order,
     make_plan,
     num_batches,
+    sampler_kind,
     view_of,
 )
 from gigl_loader.source.start_turns import WorkerTurns
 from gigl_loader.threads import new_thread
 
+logger = logging.getLogger(__name__)
+
+_AHEAD = 2
+"""Batches sampled and not taken, at least; a lane keeps one."""
 # Seconds: the largest delay with which `take` notices its deadline, and the time between two checks
 # that the ranks still exchange. The other waits end by a notification.
 _WAKE_S = 1.0
@@ -200,12 +205,6 @@ class EpochBatches:
         return self.is_broken_off or self.error is not None
 
 
-logger = logging.getLogger(__name__)
-
-_AHEAD = 2
-"""Batches sampled and not taken, at least; a lane keeps one."""
-
-
 class InProcessSource:
     """Samples one input in this process; a `gigl_loader.source.batch_source.BatchSource`.
 
@@ -241,9 +240,7 @@ class InProcessSource:
         extra = getattr(sampler_input, "extra", None) or {}
         columns = {name: tensors.as_array(column) for name, column in extra.items()}
         self._input = SeedInput(sampler_input.node.numpy(), columns)
-        self._custom: tuple[str, dict[str, Any]] | None = None
-        if isinstance(sampler_options, CustomSamplerOptions):
-            self._custom = (sampler_options.class_path, sampler_options.keywords)
+        self._sampler_kind = sampler_kind(sampler_options)
         self._concurrency, self._device = concurrency, device or torch.device("cpu")
         self._rows: DeviceRows | None = None
         # one of each per lane; with one partition no peers, and one sampler
@@ -273,9 +270,9 @@ class InProcessSource:
         lanes: Sequence[CollectivePeers | None] = self._peers or [None]
         self._samplers = [
             # rows that go from device to device are exchanged after the batch was sampled
-            load_sampler(
+            self._sampler_kind.build(
                 self._view, self._plan,
-                lane if lane is None or self._rows is None else LaterPeers(lane), self._custom,
+                lane if lane is None or self._rows is None else LaterPeers(lane),
             )
             for lane in lanes
         ]  # fmt: skip

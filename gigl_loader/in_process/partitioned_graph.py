@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType
-from gigl_loader.dataset.view import ROW_KINDS, Book, PartitionView
+from gigl_loader.dataset.view import ROW_KINDS, Book, Matrix, Owner, PartitionView, owner_of
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.errors import ConfigError
 from gigl_loader.in_process.collective import CollectivePeers
@@ -40,7 +40,6 @@ from gigl_loader.on_device.device_graph import (
 from gigl_loader.on_device.device_kernels import HopDrawn, TorchKernels
 from gigl_loader.on_device.torch_numbers import signed, unsigned
 from gigl_loader.ranks import RankExchange
-from gigl_loader.rowcache.tables import Matrix, Owner, owner_of
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.sampler.reader import row_type
 from gigl_loader.sizes import size_in_words

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.dataset.schema import EdgeType
-from gigl_loader.dataset.view import Adjacency, TimeOrder
+from gigl_loader.dataset.view import Adjacency, Matrix, Owner, TimeOrder
 from gigl_loader.in_process.partitioned_graph import PartitionedGraph
 from gigl_loader.on_device.device_graph import LocalDeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels
-from gigl_loader.rowcache.tables import Matrix, Owner
 
 
 class WholeEdgesGraph(LocalDeviceGraph):

@@ -27,7 +27,7 @@ from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.config import Device, NumNeighbors, SamplerClass
+from gigl_loader.loader.config import Device, NumNeighbors
 from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
 from gigl_loader.loader.node_loader import DistNeighborLoader, local_input
 from gigl_loader.loader.runtime import DistributedContext
@@ -42,11 +42,12 @@ from gigl_loader.loader.seed_input import (
 )
 from gigl_loader.message import NEGATIVE, POSITIVE, SampleMessage, label_column
 from gigl_loader.options import SamplerOptions
+from gigl_loader.sampler.anchors import ANCHOR_KIND
+from gigl_loader.sampler.kinds import SamplerKind
 
 SupervisionEdgeType = EdgeType | list[EdgeType] | None
 A = TypeVar("A")
 B = TypeVar("B")
-_SAMPLER = "gigl_loader.sampler.anchors.anchor_sampler"
 
 
 @with_keywords(like=DistNeighborLoader)
@@ -124,7 +125,7 @@ class DistABLPLoader(BaseDistLoader):
             )
         self._use_label_edge_index_output = use_label_edge_index_output
 
-        def local(data: DistDataset) -> tuple[NodeSamplerInput, SamplerClass]:
+        def local(data: DistDataset) -> tuple[NodeSamplerInput, SamplerKind]:
             self._supervision = supervision_types(data.schema, supervision_edge_type)
             found = local_input(data, input_nodes)
             check_anchor_type(self._supervision, found.input_type)
@@ -134,7 +135,7 @@ class DistABLPLoader(BaseDistLoader):
             )  # fmt: skip
             return add_times(found, input_time), sampler
 
-        def store(dataset: Any) -> tuple[list[NodeSamplerInput], SamplerClass]:
+        def store(dataset: Any) -> tuple[list[NodeSamplerInput], SamplerKind]:
             if supervision_edge_type is not None:
                 raise ConfigError(
                     f"supervision_edge_type={supervision_edge_type} belongs to colocated mode: "
@@ -164,8 +165,8 @@ def link_sampler(
     *,
     labels_in_input: bool = False,
     max_labels: int | None = None,
-) -> SamplerClass:
-    """Return the class and the keywords of the workers' sampler."""
+) -> SamplerKind:
+    """Return the sampler of the workers."""
     keywords = {
         "supervision": tuple(supervision),
         "exclude": excluded_types(schema.edge_types or (), supervision, exclude),
@@ -174,7 +175,7 @@ def link_sampler(
         "labels_in_input": labels_in_input,
         "max_labels": max_labels,
     }
-    return _SAMPLER, keywords
+    return ANCHOR_KIND.with_keywords(keywords)
 
 
 # --- its input ------------------------------------------------------------------------------------

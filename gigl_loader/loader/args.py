@@ -11,7 +11,6 @@ from gigl_loader._glt import SamplingConfig
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,
-    EdgeType,
     NodeType,
     is_label_edge_type,
 )
@@ -19,7 +18,6 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.loader.config import (
     Device,
     NumNeighbors,
-    SamplerClass,
     check_pad,
     check_workers,
     create_sampling_config,
@@ -45,12 +43,12 @@ from gigl_loader.options import (
     SamplerOptions,
     Shard,
     options_of_batches,
-    ppr_keywords,
 )
+from gigl_loader.sampler.kinds import SamplerKind
+from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
+from gigl_loader.sampler.ppr import ppr_around
 from gigl_loader.sizes import parse_size
 from gigl_loader.source.sampled_input import check_draw, seed_or_drawn
-
-_PPR = "gigl_loader.sampler.ppr.ppr_sampler"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,37 +279,26 @@ class LoaderOptions:
         )  # fmt: skip
 
     def with_chosen_sampler(
-        self, default: SamplerClass | None, schema: DatasetSchema, input_type: str | None
+        self, default: SamplerKind, schema: DatasetSchema, input_type: str | None
     ) -> "LoaderOptions":
         """Return these options with the path and keywords of the workers' sampler.
 
         Args:
-            default: Sampler of the loader's own kind; None: around the seeds.
+            default: The loader's own sampler.
             schema: Types and widths of the dataset.
             input_type: Node type of the seeds.
 
         Raises:
             ConfigError: PPR cannot be combined with the graph or another option.
         """
-        options = self.sampler_options
-        if not isinstance(options, PPRSamplerOptions):
-            if default is None or isinstance(options, CustomSamplerOptions):
-                return self
-            return dataclasses.replace(self, sampler_options=CustomSamplerOptions(*default))
-        self._check_ppr(options, schema)
-        # The PPR sampler starts at the same roots as the loader's own sampler.
-        path, roots = default or ("", {})
-        # Pushes begin at seeds and at the nodes that labels or seed edges lead to: all their types.
-        seed_types = {input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE}
-        supervised: list[EdgeType] = list(roots.get("supervision", ()))
-        if "edge_type" in roots:
-            supervised.append(roots["edge_type"])
-        seed_types |= {edge_type[2] for edge_type in supervised}
-        keywords = {
-            **ppr_keywords(options), "seed_types": sorted(seed_types),
-            "around": path.rpartition(".")[2], "roots": roots,
-        }  # fmt: skip
-        return dataclasses.replace(self, sampler_options=CustomSamplerOptions(_PPR, keywords))
+        options, sampler = self.sampler_options, default
+        if isinstance(options, PPRSamplerOptions):
+            self._check_ppr(options, schema)
+            sampler = ppr_around(default, input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE, options)
+        elif isinstance(options, CustomSamplerOptions) or default == NEIGHBOR_KIND:
+            return self
+        chosen = CustomSamplerOptions(sampler.path, sampler.keywords)
+        return dataclasses.replace(self, sampler_options=chosen)
 
     def _check_ppr(self, options: PPRSamplerOptions, schema: DatasetSchema) -> None:
         if self.is_weighted:

@@ -24,7 +24,7 @@ from gigl_loader.in_process.device_source import DeviceSource, PartitionedSource
 from gigl_loader.in_process.in_process_source import InProcessSource
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.config import NO_PORT, SamplerClass, graph_store_options
+from gigl_loader.loader.config import NO_PORT, graph_store_options
 from gigl_loader.loader.pad_keyword import make_padding
 from gigl_loader.loader.runtime import (
     DistributedRuntimeInfo,
@@ -41,6 +41,8 @@ from gigl_loader.loader.start_line import (
     remote_seeds,
 )
 from gigl_loader.ranks import end_group
+from gigl_loader.sampler.kinds import SamplerKind
+from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
 from gigl_loader.source.batch_source import BatchSource
 from gigl_loader.source.sampled_input import check_columns, check_seed_times
 from gigl_loader.wire.signatures import DistServer
@@ -58,10 +60,9 @@ def is_remote(dataset: Any) -> bool:
     return hasattr(dataset, "fetch_node_ids")
 
 
-LocalInput = Callable[[DistDataset], tuple[NodeSamplerInput, SamplerClass | None]]
-"""Returns the checked input of all processes of this machine, and the sampler class, with its
-keywords, for a loader of its kind; None: the neighbour sampler."""
-StoreInput = Callable[[Any], tuple[list[NodeSamplerInput], SamplerClass | None]]
+LocalInput = Callable[[DistDataset], tuple[NodeSamplerInput, SamplerKind]]
+"""Returns the checked input of all processes of this machine, and the loader's own sampler."""
+StoreInput = Callable[[Any], tuple[list[NodeSamplerInput], SamplerKind]]
 """Returns the same for a graph store: the input of each server, empty ones included."""
 
 
@@ -141,7 +142,7 @@ def colocated_arguments(
         dataset: Ours or GLT's.
         options: The user's options.
         runtime: This process's place in the job.
-        make_input: Returns the input of this machine, and the sampler class.
+        make_input: Returns the input of this machine, and the loader's own sampler.
         kind: The loader's class, for the log.
 
     Raises:
@@ -223,7 +224,7 @@ def _in_this_process(
 
 def _check_colocated(
     dataset: Any, given: LoaderOptions, make_input: LocalInput
-) -> tuple[DistDataset, NodeSamplerInput, SamplerClass | None, SamplingConfig]:
+) -> tuple[DistDataset, NodeSamplerInput, SamplerKind, SamplingConfig]:
     """Return the checked dataset, input of the whole machine, its sampler, and config."""
     if given.prefetch_size is not None:
         raise ConfigError(
@@ -258,7 +259,7 @@ def remote_arguments(
     runtime: DistributedRuntimeInfo,
     inputs: list[NodeSamplerInput],
     name: str,
-    default_sampler: SamplerClass | None = None,
+    default_sampler: SamplerKind = NEIGHBOR_KIND,
 ) -> dict[str, Any]:
     """Return the arguments of `BaseDistLoader` for a loader that samples on a graph store.
 
@@ -268,7 +269,7 @@ def remote_arguments(
         runtime: This process's place in the job.
         inputs: The checked input of each storage server, empty ones included.
         name: The loader's name: the same on all ranks, and no other loader's.
-        default_sampler: Sampler class path and keywords; None: the neighbour sampler.
+        default_sampler: The loader's own sampler.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.

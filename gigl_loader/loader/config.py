@@ -337,10 +337,6 @@ def positive(name: str, value: Any) -> None:
         raise ConfigError(f"{name} must be an integer > 0, got {value!r}")
 
 
-SamplerClass = tuple[str, dict[str, Any]]
-"""Import path and keywords."""
-
-
 def check_pad(pad: Any) -> None:
     """Raise `ConfigError` if ``pad`` is invalid for any graph."""
     if isinstance(pad, bool):

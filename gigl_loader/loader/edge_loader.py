@@ -28,7 +28,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.config import Device, NumNeighbors, SamplerClass
+from gigl_loader.loader.config import Device, NumNeighbors
 from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
 from gigl_loader.loader.node_loader import DistNeighborLoader
 from gigl_loader.loader.runtime import DistributedContext
@@ -42,7 +42,8 @@ from gigl_loader.loader.seed_input import (
 )
 from gigl_loader.message import EDGE_LABEL, EDGE_TARGETS, IS_HETERO, SampleMessage
 from gigl_loader.options import SamplerOptions
-from gigl_loader.sampler.edges import BINARY
+from gigl_loader.sampler.edges import BINARY, EDGE_KIND
+from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.plan import STRICT_PAIRS_VERSION
 
 EdgeInput = (
@@ -51,7 +52,6 @@ EdgeInput = (
 )  # fmt: skip
 """Accepted values of ``edge_label_index`` in `DistLinkNeighborLoader`; None, too: all edges."""
 _TIMES = "edge_label_time"
-_SAMPLER = "gigl_loader.sampler.edges.edge_sampler"
 
 
 @dataclass(frozen=True)
@@ -160,13 +160,13 @@ class DistLinkNeighborLoader(BaseDistLoader):
         self._negatives = negative_sampling(neg_sampling, neg_sampling_ratio, edge_label)
         self._strict = strict
 
-        def local(data: DistDataset) -> tuple[NodeSamplerInput, SamplerClass]:
+        def local(data: DistDataset) -> tuple[NodeSamplerInput, SamplerKind]:
             edges = edges_of_this_machine(data, edge_label_index, edge_label)
             found = shifted([edges], self._negatives)[0].sampler_input()
             sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict)
             return add_times(found, edge_label_time, _TIMES), sampler
 
-        def store(dataset: Any) -> tuple[list[NodeSamplerInput], SamplerClass]:
+        def store(dataset: Any) -> tuple[list[NodeSamplerInput], SamplerKind]:
             num_nodes = dataset.fetch_num_nodes()
             servers = range(dataset.cluster_info.num_storage_nodes)
             by_server = edges_by_server(
@@ -181,8 +181,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
 
     def _sampler(
         self, edge_type: EdgeType, num_nodes: Mapping[NodeType, int], strict: bool
-    ) -> SamplerClass:
-        """Return the class and the keywords of the workers' sampler."""
+    ) -> SamplerKind:
+        """Return the sampler of the workers."""
         self._seed_edge_type, negatives = edge_type, self._negatives
         # Plain values, as they are sent to workers, which run without torch and PyG.
         keywords: dict[str, Any] = {"edge_type": edge_type}
@@ -191,7 +191,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
             keywords |= {"strict": strict, **weights_of(negatives, edge_type, num_nodes)}
         elif strict:
             raise ConfigError("strict=True is about negatives: give neg_sampling as well")
-        return _SAMPLER, keywords
+        return EDGE_KIND.with_keywords(keywords)
 
     def _identity(self) -> dict[str, Any]:
         pairs = self._negatives is not None and self._negatives.mode.value == BINARY

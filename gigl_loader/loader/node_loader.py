@@ -12,7 +12,7 @@ from gigl_loader.dataset.schema import NodeType
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.config import Device, NumNeighbors, SamplerClass
+from gigl_loader.loader.config import Device, NumNeighbors
 from gigl_loader.loader.keywords import AllKeywords, LoaderKeywords, with_keywords
 from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.seed_input import (
@@ -28,6 +28,8 @@ from gigl_loader.loader.seed_input import (
 )
 from gigl_loader.message import INPUT_ID
 from gigl_loader.options import SamplerOptions
+from gigl_loader.sampler.kinds import SamplerKind
+from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
 
 
 @with_keywords()
@@ -80,8 +82,8 @@ class DistNeighborLoader(BaseDistLoader):
         PeerError: A worker could not be started; none is left.
     """
 
-    _sampler_class: ClassVar[SamplerClass | None] = None
-    """Sampler class of the workers; None: the plain k-hop sampler."""
+    _sampler: ClassVar[SamplerKind] = NEIGHBOR_KIND
+    """Sampler of the workers, unless the user names another."""
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class DistNeighborLoader(BaseDistLoader):
     ) -> None:
         options = LoaderOptions.of(locals())
         check_time_given(input_time, options.expansion)
-        sampler = self._sampler_class
+        sampler = self._sampler
         start_loader(
             self, dataset, options,
             local=lambda data: (add_times(local_input(data, input_nodes), input_time), sampler),
@@ -176,9 +178,7 @@ class DistSubGraphLoader(DistNeighborLoader):
         PeerError: A worker could not be started; none is left.
     """
 
-    _sampler_class: ClassVar[SamplerClass | None] = (
-        "gigl_loader.sampler.neighbor.subgraph_sampler", {},
-    )  # fmt: skip
+    _sampler: ClassVar[SamplerKind] = SUBGRAPH_KIND
 
     def __init__(
         self,

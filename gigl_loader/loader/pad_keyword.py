@@ -1,6 +1,5 @@
 """``pad=``: its check, and the shape that it gives the batches of a loader."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,18 +13,15 @@ from gigl_loader.dataset.schema import (
     DatasetSchema,
     EdgeType,
     NodeType,
-    message_passing_to_negative_label,
     reverse_edge_type,
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.args import LoaderOptions
-from gigl_loader.loader.config import BOUND, LARGER, SamplerClass
-from gigl_loader.message import NEGATIVE, POSITIVE, SampleMessage, label_column
+from gigl_loader.loader.config import BOUND, LARGER
+from gigl_loader.message import SampleMessage
 from gigl_loader.options import CustomSamplerOptions, ExpansionOptions, PPRSamplerOptions
 from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
-from gigl_loader.sampler.edges import TRIPLET
-
-_OF_EDGES, _OF_ANCHORS = "edge_sampler", "anchor_sampler"
+from gigl_loader.sampler.kinds import SamplerKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +63,7 @@ class Padding:
 
 def make_padding(
     given: LoaderOptions, fanouts: Any, schema: DatasetSchema,
-    num_nodes: Mapping[NodeType, int], inputs: Sequence[Any], sampler: SamplerClass | None,
+    num_nodes: Mapping[NodeType, int], inputs: Sequence[Any], sampler: SamplerKind,
     world_size: int,
 ) -> Padding | None:  # fmt: skip
     """Return how batches are padded, as far as the user's options decide it; None: they are not.
@@ -78,7 +74,7 @@ def make_padding(
         schema: Types and widths of the dataset.
         num_nodes: Nodes of the whole graph, by type.
         inputs: The sampler's inputs, all of one type; those of anchors with their columns.
-        sampler: The loader's own sampler; None: around nodes.
+        sampler: The loader's own sampler.
         world_size: Ranks of the job.
 
     Raises:
@@ -127,7 +123,7 @@ def _bound(pad: Any, graph: "_PaddedGraph", roots: "_Seeds", batch_size: int) ->
         return None
 
 
-def _check_sampler(sampler: SamplerClass | None, given: LoaderOptions) -> None:
+def _check_sampler(sampler: SamplerKind, given: LoaderOptions) -> None:
     chosen, subgraph_type = given.sampler_options, given.expansion.subgraph_type
     if isinstance(chosen, PPRSamplerOptions | CustomSamplerOptions):
         raise ConfigError(
@@ -138,16 +134,12 @@ def _check_sampler(sampler: SamplerClass | None, given: LoaderOptions) -> None:
             f'pad does not go with subgraph_type="{subgraph_type}": edges are added '
             "to those that fan-outs bound; leave one of them out"
         )
-    name = _kind(sampler)
-    if name not in ("", _OF_EDGES, _OF_ANCHORS):
+    if not sampler.can_pad:
         raise ConfigError(
-            f"pad does not go with the sampler {name!r}, whose batches need not grow hop by hop "
-            "from seeds; DistNeighborLoader, DistLinkNeighborLoader and DistABLPLoader can pad"
+            f"pad does not go with the sampler {sampler.name!r}, whose batches need not grow hop "
+            "by hop from seeds; DistNeighborLoader, DistLinkNeighborLoader and DistABLPLoader "
+            "can pad"
         )
-
-
-def _kind(sampler: SamplerClass | None) -> str:
-    return "" if sampler is None else sampler[0].rpartition(".")[2]
 
 
 def _check_least(shape: PadShape, graph: "_PaddedGraph", roots: "_Seeds") -> None:
@@ -258,14 +250,15 @@ class _PaddedGraph:
 class _Seeds:
     """The roots of a loader's batches."""
 
-    def __init__(
-        self, sampler: SamplerClass | None, inputs: Sequence[Any], schema: DatasetSchema
-    ) -> None:
-        self._kind, self._schema, self._inputs = _kind(sampler), schema, inputs
-        self._keywords: Mapping[str, Any] = {} if sampler is None else sampler[1]
+    def __init__(self, sampler: SamplerKind, inputs: Sequence[Any], schema: DatasetSchema) -> None:
+        self._sampler, self._known = sampler, schema.edge_types or ()
         self._type: NodeType = inputs[0].input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
-        # Ends of edges and labels are merged; seeds that are nodes stay as given.
-        self.repeat = self._kind != _OF_EDGES
+        self.repeat = not sampler.merges_roots
+        self._widths: dict[str, int] = {}
+        for columns in (getattr(given, "extra", None) or {} for given in inputs):
+            for name, column in columns.items():
+                width = column.shape[1] if column.dim() > 1 else 1
+                self._widths[name] = max(width, self._widths.get(name, 0))
 
     def most(self, num_seeds: int) -> dict[NodeType, int]:
         """Return the most roots of a batch of so many seeds, by type.
@@ -273,50 +266,18 @@ class _Seeds:
         Raises:
             ConfigError: Labels of anchors are not bounded.
         """
-        found = {self._type: num_seeds}
-        if self._kind == _OF_EDGES:
-            src, _, dst = self._keywords["edge_type"]
-            amount, kind = self._keywords.get("amount", 0), self._keywords.get("negatives")
-            # With triplets each edge has this number; pairs are drawn for all edges together.
-            sources = math.ceil(num_seeds * amount) if kind else 0
-            ends = num_seeds * math.ceil(amount) if kind == TRIPLET else sources
-            found = {src: num_seeds + (0 if kind == TRIPLET else sources)}
-            found[dst] = found.get(dst, 0) + num_seeds + ends
-        for edge_type in self._supervision:
-            for sign in (POSITIVE, NEGATIVE):
-                most = self._most_labels(edge_type, sign)
-                found[edge_type[2]] = found.get(edge_type[2], 0) + num_seeds * most
-        return found
-
-    @property
-    def _supervision(self) -> tuple[EdgeType, ...]:
-        return tuple(self._keywords.get("supervision", ()))
-
-    def _most_labels(self, edge_type: EdgeType, sign: str) -> int:
-        """Return the most labels of an anchor, of one sign."""
-        if self._keywords["labels_in_input"]:
-            columns = [(getattr(one, "extra", None) or {}).get(label_column(sign, edge_type))
-                       for one in self._inputs]  # fmt: skip
-            return max((one.shape[1] for one in columns if one is not None), default=0)
-        known = self._schema.edge_types or ()
-        if sign == NEGATIVE and message_passing_to_negative_label(edge_type) not in known:
-            return 0
-        if self._keywords["max_labels"] is None:
-            raise ConfigError(
-                f"anchors may have any number of labels of {edge_type} (set "
-                "max_labels_per_anchor_node of the dataset)"
-            )
-        most: int = self._keywords["max_labels"]
-        return most
+        return self._sampler.most_roots(self._type, num_seeds, self._known, self._widths)
 
     def layout(self, *, typed: bool) -> SeedLayout:
         """Return the positions of the seeds of a batch."""
-        if self._kind != _OF_EDGES:
+        sampler, edge_type = self._sampler, self._sampler.edge_type
+        if edge_type is None:
             return SeedLayout(
-                input_type=self._type if typed else None, supervision=self._supervision, typed=typed
-            )
-        src, _, dst = self._keywords["edge_type"]
+                input_type=self._type if typed else None, supervision=sampler.supervision,
+                typed=typed,
+            )  # fmt: skip
+        src, _, dst = edge_type
         return SeedLayout(
             input_type=src if typed else None, other_type=dst if typed else None, of_edges=True,
-            triplets=self._keywords.get("negatives") == TRIPLET, typed=typed,
+            triplets=sampler.has_triplets, typed=typed,
         )  # fmt: skip

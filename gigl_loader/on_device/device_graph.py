@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType
-from gigl_loader.dataset.view import Adjacency, PartitionView, Rows
+from gigl_loader.dataset.view import Adjacency, Matrix, Owner, PartitionView, Rows, owner_of
 from gigl_loader.on_device.device_kernels import DeviceDraw, HopDrawn, TorchKernels
-from gigl_loader.rowcache.tables import Matrix, Owner, owner_of
 from gigl_loader.sampler.plan import Draw
 
 

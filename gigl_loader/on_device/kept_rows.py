@@ -18,21 +18,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gigl_loader.dataset.view import PartitionView, Rows
+from gigl_loader.dataset.view import Matrix, Owner, PartitionView, Rows, owner_of
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.memory.segments import Array
 from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.rowcache.cache import MISSING, RowCache
-from gigl_loader.rowcache.tables import (
-    WINDOW,
-    CacheMemory,
-    Matrix,
-    Owner,
-    by_owner,
-    owner_of,
-    segment_bytes,
-    tables_of,
-)
+from gigl_loader.rowcache.tables import WINDOW, by_owner, tables_of
 
 
 @dataclass(frozen=True)
@@ -88,9 +79,7 @@ class KeptRows:
         }
         # without matrices: the tables decide, the rows are on the device
         tables = {owner: replace(table, matrices={}) for owner, table in tables.items()}
-        segment = np.zeros(segment_bytes(tables), np.uint8)
-        self._cache = RowCache(CacheMemory(segment, tables))
-        self._cache.initialise()
+        self._cache = RowCache.private(tables)
         self._user = self._cache.join()
         self.window = WINDOW * max((table.capacity for table in tables.values()), default=0)
         """Rows that the batches known ahead may request."""

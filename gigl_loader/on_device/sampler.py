@@ -9,11 +9,11 @@ A batch is launched first, and later cut to its real size::
     cut       nodes and edges at their exact sizes                      waits for the counts
     finish    rows                                                      waits for nothing
 
-The graph may lie in partitions on the devices of several ranks (`loader.partitioned_graph`): then
-each hop, and the rows, wait for the numbers of ids that the ranks request.
+The graph may lie in partitions on the devices of several ranks (`in_process.partitioned_graph`):
+then each hop, and the rows, wait for the numbers of ids that the ranks request.
 
-Features may lie on the host, and some of them may be kept on the device (`on_device.
-kept_rows`). Then batches are cut many steps ahead, and their ids come to the host (`tell`).
+Features may lie on the host, and some of them may be kept on the device (`on_device.kept_rows`).
+Then batches are cut many steps ahead, and their ids come to the host (`tell`).
 """
 
 import logging
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType, NodeType, reverse_edge_type
+from gigl_loader.dataset.view import Matrix, Owner
 from gigl_loader.device.memory import DeviceMemory, LentTensors
 from gigl_loader.errors import ConfigError, PeerTimeoutError
 from gigl_loader.memory.leases import BufferPool
@@ -56,7 +57,6 @@ from gigl_loader.on_device.device_expansion import (
 from gigl_loader.on_device.device_graph import DeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.on_device.kept_rows import KeptRows
-from gigl_loader.rowcache.tables import Matrix, Owner
 from gigl_loader.sampler.bounds import BATCHES_HELD
 from gigl_loader.sampler.neighbor import NeighborSampler, attribute_names
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SamplingPlan

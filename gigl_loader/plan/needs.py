@@ -22,9 +22,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
+from gigl_loader.dataset.view import Matrix, Owner
 from gigl_loader.errors import ConfigError
 from gigl_loader.plan.expect import BatchSize, DegreeDistribution
-from gigl_loader.rowcache.tables import WINDOW, Matrix, Owner, RowTable, segment_bytes, tables_of
+from gigl_loader.rowcache.tables import WINDOW, RowTable, segment_bytes, tables_of
 
 SHIPPED = Path(__file__).with_name("costs.json")
 """Costs of the machine that this package was developed on."""

@@ -12,7 +12,6 @@ batches decides which rows are kept. A known batch may never be filled, because 
 is gone or waits. It holds rows until there is no room for the references of further batches, and is
 then forgotten. If it is filled after all, nothing is kept for it. A row may arrive at any time: a
 slot names its current row, and a reader that finds another row there waits or fetches.
-arrive: a slot says whose row it has, and who finds another one there waits, or fetches.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -21,17 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from gigl_loader.dataset.view import Matrix, Owner
 from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
 from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
 from gigl_loader.rowcache import kernels
-from gigl_loader.rowcache.tables import (
-    RECENT,
-    CacheMemory,
-    Matrix,
-    Owner,
-    RowTable,
-    segment_bytes,
-)
+from gigl_loader.rowcache.tables import RECENT, CacheMemory, RowTable, segment_bytes
 
 MISSING = kernels.MISSING
 # The lock is held for milliseconds: a wait of a minute means that the holder is stopped, by a
@@ -109,6 +102,13 @@ class RowCache:
         for owner, table in memory.tables.items():
             self.tables[owner] = _Arrays(table, segment, offset)
             offset += table.nbytes
+
+    @classmethod
+    def private(cls, tables: dict[Owner, RowTable]) -> "RowCache":
+        """Return a cache without rows, in memory of this process alone."""
+        cache = cls(CacheMemory(np.zeros(segment_bytes(tables), np.uint8), tables))
+        cache.initialise()
+        return cache
 
     def initialise(self) -> None:
         """Turn new memory into a cache without rows; called once, by the process that made it."""
@@ -299,9 +299,7 @@ def load() -> None:
     table = RowTable(num_ids=4, capacity=1, matrices={("node_features", "a"): ("float32", (1,))},
                   references=8)  # fmt: skip
     owner: Owner = ("node", "a")
-    memory = CacheMemory(np.zeros(segment_bytes({owner: table}), np.uint8), {owner: table})
-    cache = RowCache(memory)
-    cache.initialise()
+    cache = RowCache.private({owner: table})
     wanted: dict[Owner, Array] = {owner: np.array([2], np.int64)}
     number = cache.add(cache.join(), wanted)
     slots = (-2 - cache.plan(number, wanted)[owner]).astype(np.int32)

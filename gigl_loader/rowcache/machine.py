@@ -20,7 +20,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,7 +28,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import NEIGHBOR_TIME
-from gigl_loader.dataset.view import ROW_KINDS, PartitionView
+from gigl_loader.dataset.view import ROW_KINDS, Owner, PartitionView
 from gigl_loader.errors import UsageError
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
@@ -37,7 +36,8 @@ from gigl_loader.memory.same_host import HostMark, Mark, Region, open_region, re
 from gigl_loader.memory.segments import Array, align, array_in
 from gigl_loader.options import CacheOptions, reads_same_memory
 from gigl_loader.rowcache.cache import RowCache
-from gigl_loader.rowcache.tables import CacheMemory, Owner, RowTable, in_order, segment_bytes
+from gigl_loader.rowcache.tables import CacheMemory, RowTable, in_order, segment_bytes
+from gigl_loader.system import machine_name
 
 _log = logging.getLogger(__name__)
 
@@ -196,17 +196,6 @@ def _digest_of(tables: dict[Owner, RowTable]) -> bytes:
     """Return a name of the rows of ``tables``, which are in order, however many are kept."""
     rows = [(owner, table.num_ids, table.matrices) for owner, table in tables.items()]
     return hashlib.blake2b(repr(rows).encode(), digest_size=_DIGEST).digest()
-
-
-def machine_name() -> str:
-    """Return a name of this machine, and of the part of it that this process can see.
-
-    Only processes of the same name try each other's memory; `sees` decides.
-    """
-    # all containers of a machine have its boot id; a pid namespace hides the descriptors of a
-    # process in /proc from others, and another user may not open them
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.stat('/proc/self/ns/pid').st_ino} {os.getuid()}"
 
 
 # --- names of rows --------------------------------------------------------------------------------

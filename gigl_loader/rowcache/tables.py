@@ -16,20 +16,13 @@ from typing import Any, Generic
 
 import numpy as np
 
-from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeType, NodeType
-from gigl_loader.dataset.view import A, Book, PartitionView
+from gigl_loader.dataset.schema import NEIGHBOR_TIME
+from gigl_loader.dataset.view import A, Book, Matrix, Owner, PartitionView, Row, owner_of
 from gigl_loader.memory.mutex import MUTEX_BYTES
 from gigl_loader.memory.segments import align, nbytes_of
 from gigl_loader.sampler.plan import SamplingPlan
 
 _log = logging.getLogger(__name__)
-
-Owner = tuple[str, NodeType | EdgeType]
-"""``"node"`` or ``"edge"``, and a type: rows of its matrices are kept together."""
-Matrix = tuple[str, Any]
-"""Kind and name, as `GraphReader.fetch` has them."""
-Row = tuple[str, tuple[int, ...]]
-"""Dtype and shape of one row of a matrix."""
 
 WINDOW = 5
 """Rows that the batches known ahead request, as a multiple of the rows that fit. With this value
@@ -266,8 +259,3 @@ def _share_of_bytes(tables: Any, size: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if segment_bytes(tables(middle)) <= size else (low, middle)
     return low
-
-
-def owner_of(kind: str, name: Any) -> Owner:
-    """Return the owner of a matrix's rows."""
-    return kind.split("_")[0], name[0] if kind.endswith("_attributes") else name

@@ -1,6 +1,6 @@
 """Neighbourhoods of anchors and of their labels, for anchor-based link prediction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,10 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import ProtocolError
+from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import LABEL_COUNTS, LABEL_LINKS, NEGATIVE, POSITIVE, label_column
+from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Draw, Drawn, Field, Peers, SampleRequest, SamplingPlan
@@ -207,6 +208,48 @@ def anchor_sampler(
 ) -> NeighborSampler:
     """Return a sampler around anchors and labels; ``keywords`` are those of `AnchorRoots`."""
     return NeighborSampler(view, plan, peers, lambda reader: AnchorRoots(reader, plan, **keywords))
+
+
+class AnchorKind(SamplerKind):
+    """The sampler around anchors and labels; its keywords are those of `AnchorRoots`."""
+
+    @property
+    def supervision(self) -> tuple[EdgeType, ...]:
+        """Edge types that are predicted."""
+        return tuple(_as_type(edge_type) for edge_type in self.keywords["supervision"])
+
+    def most_roots(
+        self, input_type: NodeType, num_seeds: int, known: Collection[EdgeType],
+        widths: Mapping[str, int],
+    ) -> dict[NodeType, int]:  # fmt: skip
+        """Return the most anchors and labels, by type."""
+        most = {input_type: num_seeds}
+        for edge_type in self.supervision:
+            for sign in (POSITIVE, NEGATIVE):
+                labels = num_seeds * self._most_labels(edge_type, sign, known, widths)
+                most[edge_type[2]] = most.get(edge_type[2], 0) + labels
+        return most
+
+    def _most_labels(
+        self, edge_type: EdgeType, sign: str, known: Collection[EdgeType], widths: Mapping[str, int]
+    ) -> int:
+        """Return the most labels of an anchor, of one sign."""
+        if self.keywords.get("labels_in_input", False):
+            return widths.get(label_column(sign, edge_type), 0)
+        if sign == NEGATIVE and message_passing_to_negative_label(edge_type) not in known:
+            return 0
+        most: int | None = self.keywords.get("max_labels")
+        if most is None:
+            raise ConfigError(
+                f"anchors may have any number of labels of {edge_type} (set "
+                "max_labels_per_anchor_node of the dataset)"
+            )
+        return most
+
+
+ANCHOR_KIND = AnchorKind(
+    "gigl_loader.sampler.anchors.anchor_sampler", roots=AnchorRoots, can_pad=True
+)
 
 
 def _as_edges_of(copy_type: EdgeType, edge_type: EdgeType, links: Array) -> list[Array]:

@@ -4,7 +4,7 @@ Negatives are drawn under keys. One that is not allowed is drawn again.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from gigl_loader.message import (
     IS_HETERO,
     BatchTicket,
 )
+from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Draw, Field, Peers, SampleRequest, SamplingPlan, draw_key
@@ -154,6 +155,40 @@ def edge_sampler(
 ) -> NeighborSampler:
     """Return a sampler around seed edges; ``keywords`` are those of `EdgeRoots`."""
     return NeighborSampler(view, plan, peers, lambda reader: EdgeRoots(reader, plan, **keywords))
+
+
+class EdgeKind(SamplerKind):
+    """The sampler around seed edges; its keywords are those of `EdgeRoots`."""
+
+    @property
+    def edge_type(self) -> EdgeType:
+        """Type of the seed edges."""
+        src, relation, dst = self.keywords["edge_type"]
+        return (src, relation, dst)
+
+    @property
+    def has_triplets(self) -> bool:
+        """Whether each seed edge has negatives of its own."""
+        return self.keywords.get("negatives") == TRIPLET
+
+    def most_roots(
+        self, input_type: NodeType, num_seeds: int, known: Collection[EdgeType],
+        widths: Mapping[str, int],
+    ) -> dict[NodeType, int]:  # fmt: skip
+        """Return the most ends of seed edges and negatives, by type."""
+        src, _, dst = self.edge_type
+        amount = self.keywords.get("amount", 1) if self.keywords.get("negatives") else 0
+        # With triplets each edge has this number; pairs are drawn for all edges together.
+        pairs = 0 if self.has_triplets else math.ceil(num_seeds * amount)
+        ends = num_seeds * math.ceil(amount) if self.has_triplets else pairs
+        most = {src: num_seeds + pairs}
+        most[dst] = most.get(dst, 0) + num_seeds + ends
+        return most
+
+
+EDGE_KIND = EdgeKind(
+    "gigl_loader.sampler.edges.edge_sampler", roots=EdgeRoots, merges_roots=True, can_pad=True
+)
 
 
 class Negatives:

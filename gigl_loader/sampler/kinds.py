@@ -1,43 +1,115 @@
-"""The samplers of one thread: how they are built, and the fields that they return."""
+"""The kinds of samplers: how they are built, what is known of them, and what they return."""
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
+from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
 from gigl_loader.hooks import name_of, returned
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import NODE, Field
-from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Peers, Sampler, SampleRequest, SamplingPlan, scale_fields
+from gigl_loader.sampler.roots import Roots
 
 _MESSAGE = "the fields of a message: Field objects, or pairs of a key and its values"
 
 
-def load_sampler(
-    view: PartitionView[Array], plan: SamplingPlan, peers: Peers | None,
-    custom: tuple[str, dict[str, Any]] | None = None,
-) -> Sampler:  # fmt: skip
-    """Build the sampler of one thread.
+@dataclass(frozen=True)
+class SamplerKind:
+    """A sampler: how the threads that sample build it, and what a loader has to know of it.
 
-    Args:
-        view: The partition to read.
-        plan: The sampling to do.
-        peers: The workers of the other partitions.
-        custom: Import path and keywords of its class; None: the k-hop neighbour sampler.
+    Path and keywords are all that is known of a user's class. Each sampler of this package states
+    its kind beside its class.
     """
-    if custom is None:
-        return NeighborSampler(view, plan, peers)
-    path, keywords = custom
-    module, _, name = path.rpartition(".")
-    kind = getattr(importlib.import_module(module), name)
-    sampler: Sampler | None = kind(view, plan, peers, **keywords)
-    what = "a sampler: an object with a method sample(request)"
-    found = returned(sampler, "the class or function of the sampler,", kind, what)
-    if not callable(getattr(found, "sample", None)):
-        raise ConfigError(f"{name_of(kind)} must return {what}; got {type(found).__name__}")
-    return found
+
+    path: str
+    """Import path of its class, or of a function that returns one."""
+    keywords: dict[str, Any] = field(default_factory=dict)
+    """Arguments besides view, plan and peers; plain values, as they travel to servers."""
+    roots: Callable[..., Roots] | None = None
+    """Makes the first nodes of its batches, as ``roots(reader, plan, **keywords)``; None: they are
+    the seeds."""
+    merges_roots: bool = False
+    """Whether a node is a root once, however often it is a seed."""
+    can_pad: bool = False
+    """Whether fan-outs bound its batches, which then grow hop by hop from their roots."""
+    kernels: tuple[str, ...] = ()
+    """Names of the kernels that it needs beside those of its plan, in `supervisor.KERNELS`."""
+
+    def with_keywords(self, keywords: dict[str, Any]) -> Self:
+        """Return this sampler with other keywords."""
+        return replace(self, keywords=keywords)
+
+    @property
+    def name(self) -> str:
+        """Name of its class or function."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether its class is one of this package."""
+        return self.path.startswith("gigl_loader.")
+
+    @property
+    def edge_type(self) -> EdgeType | None:
+        """Type of its seeds if they are edges; None: they are nodes."""
+        return None
+
+    @property
+    def has_triplets(self) -> bool:
+        """Whether each seed edge has negatives of its own."""
+        return False
+
+    @property
+    def supervision(self) -> tuple[EdgeType, ...]:
+        """Edge types whose labels are roots, besides the seeds."""
+        return ()
+
+    def root_types(self, input_type: NodeType) -> set[NodeType]:
+        """Return the node types of roots: of the seeds, and of what labels or edges lead to."""
+        edge_type = self.edge_type
+        leads = self.supervision if edge_type is None else (*self.supervision, edge_type)
+        return {input_type, *(dst for _, _, dst in leads)}
+
+    def most_roots(
+        self, input_type: NodeType, num_seeds: int, known: Collection[EdgeType],
+        widths: Mapping[str, int],
+    ) -> dict[NodeType, int]:  # fmt: skip
+        """Return the most roots of a batch, by type.
+
+        Args:
+            input_type: Node type of the seeds.
+            num_seeds: Seeds of the batch.
+            known: Edge types of the graph.
+            widths: Values per seed in the further columns of the input, by their names.
+
+        Raises:
+            ConfigError: They are not bounded.
+        """
+        return {input_type: num_seeds}
+
+    def build(self, view: PartitionView[Array], plan: SamplingPlan, peers: Peers | None) -> Sampler:
+        """Return the sampler of one thread.
+
+        Args:
+            view: The partition to read.
+            plan: The sampling to do.
+            peers: The workers of the other partitions.
+
+        Raises:
+            ConfigError: The class or function returned something that is not a sampler.
+        """
+        module, _, name = self.path.rpartition(".")
+        make = getattr(importlib.import_module(module), name)
+        sampler: Sampler | None = make(view, plan, peers, **self.keywords)
+        what = "a sampler: an object with a method sample(request)"
+        built = returned(sampler, "the class or function of the sampler,", make, what)
+        if not callable(getattr(built, "sample", None)):
+            raise ConfigError(f"{name_of(make)} must return {what}; got {type(built).__name__}")
+        return built
 
 
 def sampled_fields(

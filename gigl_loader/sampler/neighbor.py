@@ -24,6 +24,7 @@ from gigl_loader.message import (
     key,
 )
 from gigl_loader.sampler.expansion import Expansion, Sampled
+from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Field, Peers, SampleRequest, SamplingPlan
 from gigl_loader.sampler.reader import GraphReader
@@ -167,6 +168,12 @@ def subgraph_sampler(
 ) -> NeighborSampler:
     """Return a sampler whose batches hold each seed once; see `DistinctRoots`."""
     return NeighborSampler(view, plan, peers, lambda reader: DistinctRoots(reader, plan))
+
+
+NEIGHBOR_KIND = SamplerKind("gigl_loader.sampler.neighbor.NeighborSampler", can_pad=True)
+SUBGRAPH_KIND = SamplerKind(
+    "gigl_loader.sampler.neighbor.subgraph_sampler", roots=DistinctRoots, merges_roots=True
+)
 
 
 def attribute_names(*attributes: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:

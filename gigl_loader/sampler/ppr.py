@@ -1,7 +1,7 @@
 """Batches of the nodes with the largest personalised PageRank around each root."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.message import EDGE_FEATURES, EDGE_INDEX, EDGES_PER_HOP, PPR, BatchTicket, key
 from gigl_loader.options import PPRSamplerOptions
 from gigl_loader.sampler import ppr_kernels as kernels
-from gigl_loader.sampler.anchors import AnchorRoots
-from gigl_loader.sampler.edges import EdgeRoots
+from gigl_loader.sampler.anchors import ANCHOR_KIND
+from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.expansion import EdgeCollector, Sampled
-from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.sampler.kinds import SamplerKind
+from gigl_loader.sampler.neighbor import SUBGRAPH_KIND, NeighborSampler
 from gigl_loader.sampler.plan import (
     Draw,
     Drawn,
@@ -28,7 +29,8 @@ from gigl_loader.sampler.plan import (
 from gigl_loader.sampler.ppr_push import ForwardPush, Neighbourhood, SeedScores
 from gigl_loader.sampler.roots import EdgeFilter, MakeRoots
 
-_ROOTS = {"anchor_sampler": AnchorRoots, "edge_sampler": EdgeRoots}
+_AROUND = {kind.name: kind for kind in (ANCHOR_KIND, EDGE_KIND, SUBGRAPH_KIND)}
+"""Samplers at whose roots pushes may start, by the name that travels."""
 _HOP = 1 << 33
 """Replaces a hop in the keys of rows that are too long: above those of negatives."""
 _NOT_A_ROOT = 1 << 62
@@ -190,14 +192,14 @@ def ppr_sampler(
         options: Fields of `PPRSamplerOptions`, but for the channels.
         seed_types: Node types of roots.
         channels: As in `PPRSampler`.
-        around: ``"anchor_sampler"`` or ``"edge_sampler"``, whose roots are used; empty: the seeds
-            themselves.
+        around: Name of the sampler whose roots are used; empty: the seeds themselves.
         roots: Keywords of those.
     """
     make: MakeRoots | None = None
     if around:
-        kind, keywords = _ROOTS[around], dict(roots or {})
-        make = lambda reader: kind(reader, plan, **keywords)  # noqa: E731
+        make_roots, keywords = _AROUND[around].roots, dict(roots or {})
+        assert make_roots is not None
+        make = lambda reader: make_roots(reader, plan, **keywords)  # noqa: E731
     typed = [
         ([(src, relation, dst) for src, relation, dst in edge_types], ratio)
         for edge_types, ratio in channels
@@ -206,6 +208,33 @@ def ppr_sampler(
         view, plan, peers, options=PPRSamplerOptions(**options), seed_types=seed_types,
         channels=typed, roots=make,
     )  # fmt: skip
+
+
+PPR_KIND = SamplerKind("gigl_loader.sampler.ppr.ppr_sampler", kernels=("ppr",))
+
+
+def ppr_around(
+    sampler: SamplerKind, input_type: NodeType, options: PPRSamplerOptions
+) -> SamplerKind:
+    """Return the PPR sampler whose pushes start at the roots of another sampler.
+
+    Args:
+        sampler: The other sampler.
+        input_type: Node type of the seeds.
+        options: How to push, and how much to keep.
+    """
+    has_roots = sampler.roots is not None
+    return PPR_KIND.with_keywords({
+        **ppr_keywords(options), "seed_types": sorted(sampler.root_types(input_type)),
+        "around": sampler.name if has_roots else "", "roots": sampler.keywords if has_roots else {},
+    })  # fmt: skip
+
+
+def ppr_keywords(options: PPRSamplerOptions) -> dict[str, Any]:
+    """Return ``options`` as keywords of `ppr_sampler`, plain values that can be sent."""
+    values = {option.name: getattr(options, option.name) for option in fields(options)}
+    values.pop("typed_channel_ratios")  # its keys cannot be keys of a message
+    return {"options": values, "channels": options.channels}
 
 
 # --- from scores to nodes -------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class ProducerEntry:
     """Name of the request, the same on all servers; empty: only its sender knows it."""
     servers: Runs = NOBODY
     """Servers that take part; the first one decides when the producer ends."""
-    # a lambda, so that `threading` is looked up when a slot is made: the simulation replaces it
+    # a lambda, so that `threading` is looked up when an entry is made: a test may replace it
     ready: threading.Event = field(default_factory=lambda: threading.Event())
     shared: SharedProducer | None = None
     error: BaseException | None = None

@@ -17,10 +17,30 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory import tensors
 from gigl_loader.message import AT_ONCE_STREAM, SEED_TIME, BatchTicket
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
+from gigl_loader.sampler.anchors import ANCHOR_KIND
+from gigl_loader.sampler.edges import EDGE_KIND
+from gigl_loader.sampler.kinds import SamplerKind
+from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
 from gigl_loader.sampler.plan import SamplingPlan, SeedInput
+from gigl_loader.sampler.ppr import PPR_KIND
 
 logger = logging.getLogger(__name__)
+
+_OWN_KINDS = {
+    kind.path: kind
+    for kind in (NEIGHBOR_KIND, SUBGRAPH_KIND, EDGE_KIND, ANCHOR_KIND, PPR_KIND)
+}  # fmt: skip
+
+
+def sampler_kind(options: SamplerOptions | None) -> SamplerKind:
+    """Return the sampler that options name: the k-hop neighbour sampler if they name no class."""
+    if not isinstance(options, CustomSamplerOptions):
+        return NEIGHBOR_KIND
+    own = _OWN_KINDS.get(options.class_path)
+    if own is None:
+        return SamplerKind(options.class_path, options.keywords)
+    return own.with_keywords(options.keywords)
 
 
 def epoch_order(num_seeds: int, seed: int, epoch: int) -> Tensor:
@@ -115,13 +135,14 @@ def make_plan(
     )
 
 
-def kernels_of(plan: SamplingPlan, sampler: str, *, has_peers: bool, caches: bool) -> list[str]:
+def kernels_of(
+    plan: SamplingPlan, sampler: SamplerKind, *, has_peers: bool, caches: bool
+) -> list[str]:
     """Return the names of the kernels that workers need, in `supervisor.KERNELS`.
 
     Args:
         plan: The sampling to do.
-        sampler: Import path of another sampler than the k-hop neighbour sampler, or empty. One of
-            the user compiles what else it uses.
+        sampler: The sampler; one of the user compiles what else it uses.
         has_peers: Whether workers of other partitions are asked.
         caches: Whether workers keep rows of other machines.
     """
@@ -132,9 +153,8 @@ def kernels_of(plan: SamplingPlan, sampler: str, *, has_peers: bool, caches: boo
         "trees": plan.expansion.in_trees,
         "weighted": plan.with_weight,
         "labor": plan.expansion.sampling_method == "labor",
-        "ppr": sampler.startswith("gigl_loader.sampler.ppr."),
     }
-    return [name for name, needed in needs.items() if needed]
+    return [*(name for name, needed in needs.items() if needed), *sampler.kernels]
 
 
 def view_of(data: Any, time_attr: str | None) -> PartitionView:

@@ -39,6 +39,8 @@ from typing import Any, Generic
 from gigl_loader.dataset.view import A, PartitionView
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.memory import segments
+from gigl_loader.sampler.kinds import SamplerKind
+from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
 from gigl_loader.sampler.plan import SamplingPlan, SeedInput
 from gigl_loader.transport import SILENCE_S
 from gigl_loader.workers.peers import Access
@@ -176,8 +178,7 @@ def receive_object(sock: socket.socket) -> Any:
 class Plugins:
     """The user's classes and functions that a worker runs."""
 
-    sampler: tuple[str, dict[str, Any]] | None = None
-    """Import path ``package.module.Class`` and keywords; None: the k-hop neighbour sampler."""
+    sampler: SamplerKind = NEIGHBOR_KIND
     init_fn: Callable[[int], None] | None = None
     """Function called in each worker with its number, before sampling."""
 
@@ -232,14 +233,9 @@ def pickled(plugins: Plugins) -> bytes:
     except Exception as error:
         raise ConfigError(
             f"worker_init_fn={plugins.init_fn!r}, or the keywords of the sampler "
-            f"{plugins.sampler}, cannot be sent to workers ({error}): give a function of a module, "
-            "or a functools.partial of one, and keywords that can be pickled"
+            f"{plugins.sampler.path!r}, cannot be sent to workers ({error}): give a function of a "
+            "module, or a functools.partial of one, and keywords that can be pickled"
         ) from error
-
-
-def is_own(sampler: tuple[str, dict[str, Any]] | None) -> bool:
-    """Return whether the class of a sampler is one of this package."""
-    return sampler is None or sampler[0].startswith("gigl_loader.")
 
 
 def main_path_of(function: Callable[..., Any] | None) -> str | None:

@@ -37,12 +37,7 @@ from gigl_loader.message import (
     Received,
     SampleMessage,
 )
-from gigl_loader.options import (
-    CacheOptions,
-    CustomSamplerOptions,
-    EpochOptions,
-    SamplerOptions,
-)
+from gigl_loader.options import CacheOptions, EpochOptions, SamplerOptions
 from gigl_loader.sampler.plan import SeedInput
 from gigl_loader.source.batch_source import LINGER_S
 from gigl_loader.source.sampled_input import (
@@ -50,6 +45,7 @@ from gigl_loader.source.sampled_input import (
     check_files,
     kernels_of,
     make_plan,
+    sampler_kind,
     seed_or_drawn,
     view_of,
 )
@@ -57,7 +53,7 @@ from gigl_loader.source.start_turns import WorkerTurns
 from gigl_loader.system import usable_cpus
 from gigl_loader.transport import Security, address_towards
 from gigl_loader.workers.agreement import Agreement
-from gigl_loader.workers.pipe import Plugins, WorkerSetup, is_own, main_path_of, pickled
+from gigl_loader.workers.pipe import Plugins, WorkerSetup, main_path_of, pickled
 from gigl_loader.workers.pool import WorkerPool
 from gigl_loader.workers.recovery import LOOK_EVERY_S, Recovery, RestartThread, changed_file
 from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
@@ -120,12 +116,9 @@ class DistSamplingProducer:
         self._view = view
         self._plan = make_plan(view, sampler_input, sampling_config, self.epoch_options)
         self._ranks = Agreement(view, self._plan, self.epoch_options)
-        sampler = None
-        if isinstance(sampler_options, CustomSamplerOptions):
-            sampler = (sampler_options.class_path, sampler_options.keywords)
-        self._sampler = "" if sampler is None else sampler[0]
-        self._plugins = pickled(Plugins(sampler, worker_init_fn))
-        self._users_code = worker_init_fn is not None or not is_own(sampler)
+        self._sampler = sampler_kind(sampler_options)
+        self._plugins = pickled(Plugins(self._sampler, worker_init_fn))
+        self._users_code = worker_init_fn is not None or not self._sampler.is_own
         self._main_path = main_path_of(worker_init_fn)
         self._pool = WorkerPool(self.num_workers, tensors.dumps)
         self._orders = SeedOrders(self._seed_input, sampling_config, self.epoch_options.seed)

@@ -41,7 +41,7 @@ from gigl_loader.rowcache.look_ahead import (
     keep_structure,
 )
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, Pipeline
-from gigl_loader.sampler.kinds import load_sampler, sampled_fields
+from gigl_loader.sampler.kinds import sampled_fields
 from gigl_loader.sampler.plan import Peers, Sampler, SampleRequest
 from gigl_loader.sampler.reader import Scratch
 from gigl_loader.sampler.row_exchange import LaterPeers, rows_apart
@@ -124,7 +124,7 @@ class Worker:
         self._report_ready()
 
     def _load_sampler(self, peers: Peers | None) -> Sampler:
-        return load_sampler(self._setup.view, self._setup.plan, peers, self._plugins.sampler)
+        return self._plugins.sampler.build(self._setup.view, self._setup.plan, peers)
 
     def _report_ready(self) -> None:
         answering = self._answering

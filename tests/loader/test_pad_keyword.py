@@ -10,12 +10,11 @@ from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.pad_keyword import Padding, make_padding
+from gigl_loader.sampler.anchors import ANCHOR_KIND
+from gigl_loader.sampler.edges import EDGE_KIND
+from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
 
 BUYS, BOUGHT = ("user", "buys", "item"), ("item", "rev_buys", "user")
-ANCHORS, EDGES = (
-    "gigl_loader.sampler.anchors.anchor_sampler",
-    "gigl_loader.sampler.edges.edge_sampler",
-)
 
 
 def _made(pad: Any = True, *, typed: bool = True, edge_dir: str = "in", **how: Any) -> Padding:
@@ -31,7 +30,7 @@ def _made(pad: Any = True, *, typed: bool = True, edge_dir: str = "in", **how: A
     given: dict[str, Any] = {
         "fanouts": fanouts, "schema": schema, "num_nodes": num_nodes,
         "inputs": [SimpleNamespace(input_type="user" if typed else None)],
-        "sampler": None, "world_size": 2,
+        "sampler": NEIGHBOR_KIND, "world_size": 2,
     }  # fmt: skip
     options = LoaderOptions(
         num_neighbors=fanouts, batch_size=10, pad=pad, even_ranks="drop" if in_step else None
@@ -59,8 +58,8 @@ def test_edge_types_have_the_names_of_a_batch() -> None:
 
 def test_seed_edges_and_their_negatives_are_roots() -> None:
     def nodes(**keywords: Any) -> Any:
-        return _made(sampler=(EDGES, {"edge_type": BUYS, **keywords}), fanouts={
-            BUYS: [0], BOUGHT: [0]}).shape.nodes  # fmt: skip
+        sampler = EDGE_KIND.with_keywords({"edge_type": BUYS, **keywords})
+        return _made(sampler=sampler, fanouts={BUYS: [0], BOUGHT: [0]}).shape.nodes
 
     assert nodes() == {"user": 12, "item": 12}
     assert nodes(negatives="binary", amount=0.25) == {"user": 15, "item": 15}
@@ -70,16 +69,17 @@ def test_seed_edges_and_their_negatives_are_roots() -> None:
 def test_labels_of_anchors_are_bounded_by_the_dataset_or_by_what_is_given() -> None:
     keywords = {"supervision": (BUYS,), "labels_in_input": False, "max_labels": 4}
     how: dict[str, Any] = {"fanouts": {BUYS: [0], BOUGHT: [0]}}
-    found = _made(sampler=(ANCHORS, keywords), **how)
+    found = _made(sampler=ANCHOR_KIND.with_keywords(keywords), **how)
     assert found.shape.nodes == {"user": 12, "item": 42}
     with pytest.raises(ConfigError, match="any number of labels"):
-        _made(sampler=(ANCHORS, {**keywords, "max_labels": None}), **how)
+        _made(sampler=ANCHOR_KIND.with_keywords({**keywords, "max_labels": None}), **how)
     columns = {
         "positive:user__buys__item": torch.zeros(5, 3),
         "negative:user__buys__item": torch.zeros(5, 2),
     }
     given = [SimpleNamespace(input_type="user", extra=columns), SimpleNamespace(input_type="user")]
-    found = _made(sampler=(ANCHORS, {**keywords, "labels_in_input": True}), inputs=given, **how)
+    sampler = ANCHOR_KIND.with_keywords({**keywords, "labels_in_input": True})
+    found = _made(sampler=sampler, inputs=given, **how)
     assert found.shape.nodes == {"user": 12, "item": 52}
 
 

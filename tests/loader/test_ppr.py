@@ -17,9 +17,9 @@ from gigl_loader import (
     PPRSamplerOptions,
 )
 from gigl_loader.message import BatchTicket
-from gigl_loader.options import Channel, ppr_keywords
+from gigl_loader.options import Channel
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.sampler.ppr import ppr_sampler
+from gigl_loader.sampler.ppr import ppr_keywords, ppr_sampler
 from gigl_loader.testing import (
     InProcessPeers,
     TinyGraph,

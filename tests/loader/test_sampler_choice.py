@@ -14,6 +14,10 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.options import FeatureStoreOptions, KHopNeighborSamplerOptions
+from gigl_loader.sampler.anchors import ANCHOR_KIND
+from gigl_loader.sampler.edges import EDGE_KIND
+from gigl_loader.sampler.kinds import SamplerKind
+from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
 
 BUYS, KNOWS = ("user", "buys", "item"), ("user", "knows", "user")
 LABELED = message_passing_to_positive_label(BUYS)
@@ -27,16 +31,20 @@ def _options(sampler: Any, **how: Any) -> LoaderOptions:
 
 
 def test_a_class_of_ones_own_comes_before_the_loaders() -> None:
-    own = CustomSamplerOptions("a.B", {})
-    assert _options(own).with_chosen_sampler(("x.y", {}), PLAIN, None).sampler_options is own
+    own, loaders = CustomSamplerOptions("a.B", {}), SamplerKind("x.y", {"z": 1})
+    assert _options(own).with_chosen_sampler(loaders, PLAIN, None).sampler_options is own
     for fanout in (None, KHopNeighborSamplerOptions([2])):
         given = _options(fanout, with_weight=True)
-        found = given.with_chosen_sampler(("x.y", {"z": 1}), PLAIN, None)
+        found = given.with_chosen_sampler(loaders, PLAIN, None)
         assert found.sampler_options == CustomSamplerOptions("x.y", {"z": 1})
-        assert given.with_chosen_sampler(None, PLAIN, None) is given, "the plain k-hop sampler"
+        assert given.with_chosen_sampler(NEIGHBOR_KIND, PLAIN, None) is given, (
+            "the plain k-hop sampler"
+        )
 
 
-def _keywords(default: Any, schema: DatasetSchema, input_type: str | None) -> dict[str, Any]:
+def _keywords(
+    default: SamplerKind, schema: DatasetSchema, input_type: str | None
+) -> dict[str, Any]:
     given = _options(PPRSamplerOptions(alpha=0.3))
     found = given.with_chosen_sampler(default, schema, input_type).sampler_options
     assert isinstance(found, CustomSamplerOptions)
@@ -46,15 +54,16 @@ def _keywords(default: Any, schema: DatasetSchema, input_type: str | None) -> di
 
 
 def test_pushes_start_where_the_loaders_own_sampler_would() -> None:
-    found = _keywords(None, PLAIN, None)
+    found = _keywords(NEIGHBOR_KIND, PLAIN, None)
     assert found["seed_types"] == [DEFAULT_HOMOGENEOUS_NODE_TYPE]
     assert (found["around"], found["roots"]) == ("", {})
     roots = {"supervision": (BUYS, KNOWS), "exclude": ()}
-    found = _keywords(("gigl_loader.sampler.anchors.anchor_sampler", roots), TYPED, "user")
+    found = _keywords(ANCHOR_KIND.with_keywords(roots), TYPED, "user")
     assert found["seed_types"] == ["item", "user"]  # label nodes are roots as well
     assert (found["around"], found["roots"]) == ("anchor_sampler", roots)
-    edges = ("gigl_loader.sampler.edges.edge_sampler", {"edge_type": KNOWS})
-    assert _keywords(edges, TYPED, "user")["seed_types"] == ["user"]
+    found = _keywords(EDGE_KIND.with_keywords({"edge_type": KNOWS}), TYPED, "user")
+    assert (found["seed_types"], found["around"]) == (["user"], "edge_sampler")
+    assert _keywords(SUBGRAPH_KIND, PLAIN, None)["around"] == "subgraph_sampler"
 
 
 @pytest.mark.parametrize(
@@ -71,8 +80,10 @@ def test_what_does_not_go_with_ppr(
     options: dict, schema: DatasetSchema, how: dict, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        _options(PPRSamplerOptions(**options), **how).with_chosen_sampler(None, schema, None)
-    assert _options(PPRSamplerOptions()).with_chosen_sampler(None, schema, None)
+        _options(PPRSamplerOptions(**options), **how).with_chosen_sampler(
+            NEIGHBOR_KIND, schema, None
+        )
+    assert _options(PPRSamplerOptions()).with_chosen_sampler(NEIGHBOR_KIND, schema, None)
 
 
 def _check(node_types: Any, own: Any) -> None:

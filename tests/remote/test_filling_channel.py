@@ -30,13 +30,13 @@ from gigl_loader import (
 from gigl_loader.client import filling_channel
 from gigl_loader.client.filling_channel import FillingChannel
 from gigl_loader.dataset.lookup import quantise, widened
+from gigl_loader.dataset.view import Owner
 from gigl_loader.errors import PeerError
 from gigl_loader.message import NODE, Attempt, BatchTicket, Field, Received
 from gigl_loader.options import SAME_MACHINE_VARIABLE, SAME_MEMORY_VARIABLE, CacheOptions
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.kernels import USED
 from gigl_loader.rowcache.machine import MachineRows
-from gigl_loader.rowcache.tables import Owner
 from gigl_loader.sampler.row_exchange import LaterRows, rows_apart
 from gigl_loader.testing import TinyGraph, batch_digest, open_files, wait_until
 

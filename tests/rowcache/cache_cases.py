@@ -8,16 +8,12 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
+from gigl_loader.dataset.view import Owner
 from gigl_loader.memory import mutex
 from gigl_loader.memory.segments import array_in, nbytes_of
 from gigl_loader.rowcache import kernels as kernels
 from gigl_loader.rowcache.cache import RowCache
-from gigl_loader.rowcache.tables import (
-    CacheMemory,
-    Owner,
-    RowTable,
-    segment_bytes,
-)
+from gigl_loader.rowcache.tables import RowTable
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.testing import TinyGraph
 
@@ -28,9 +24,7 @@ NEVER = 1 << 60
 
 
 def cache_of(tables: dict) -> RowCache:
-    cache = RowCache(CacheMemory(np.zeros(segment_bytes(tables), np.uint8), tables))
-    cache.initialise()
-    return cache
+    return RowCache.private(tables)
 
 
 def one_table(num_ids: int, capacity: int, references: int = 1 << 14) -> RowCache:

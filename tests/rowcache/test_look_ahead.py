@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from gigl_loader.dataset.view import Owner
 from gigl_loader.options import CacheOptions
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import DrawnAhead, LookAhead
-from gigl_loader.rowcache.tables import CacheMemory, Owner, RowTable, segment_bytes
+from gigl_loader.rowcache.tables import RowTable
 
 OWNER: Owner = ("node", "a")
 
@@ -13,9 +14,7 @@ OWNER: Owner = ("node", "a")
 def _cache() -> RowCache:
     table = RowTable(num_ids=100, capacity=20, matrices={("node_features", "a"): ("float32", (2,))},
                   references=1000)  # fmt: skip
-    cache = RowCache(CacheMemory(np.zeros(segment_bytes({OWNER: table}), np.uint8), {OWNER: table}))
-    cache.initialise()
-    return cache
+    return RowCache.private({OWNER: table})
 
 
 def _drawn() -> DrawnAhead:

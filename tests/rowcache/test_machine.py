@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
+from gigl_loader.dataset.view import Owner
 from gigl_loader.errors import UsageError
 from gigl_loader.memory.mutex import holding
 from gigl_loader.options import SAME_MEMORY_VARIABLE, CacheOptions
@@ -27,7 +28,7 @@ from gigl_loader.rowcache.machine import (
     name_of_rows,
     shared_memory,
 )
-from gigl_loader.rowcache.tables import Owner, RowTable
+from gigl_loader.rowcache.tables import RowTable
 from gigl_loader.testing import TinyGraph, open_files
 
 OWNER: Owner = ("node", NODE)

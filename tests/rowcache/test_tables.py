@@ -8,7 +8,8 @@ from cache_cases import OWNER, one_table
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
-from gigl_loader.rowcache.tables import make_tables, owner_of, segment_bytes, tables_of
+from gigl_loader.dataset.view import owner_of
+from gigl_loader.rowcache.tables import make_tables, segment_bytes, tables_of
 from gigl_loader.testing import TinyGraph
 
 

@@ -20,9 +20,16 @@ from gigl_loader.message import (
 from gigl_loader.message import (
     NODE as IDS,
 )
-from gigl_loader.options import PPRSamplerOptions, ppr_keywords
+from gigl_loader.options import PPRSamplerOptions
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.sampler.ppr import Top, merged, ppr_sampler, target_counts, top_nodes
+from gigl_loader.sampler.ppr import (
+    Top,
+    merged,
+    ppr_keywords,
+    ppr_sampler,
+    target_counts,
+    top_nodes,
+)
 from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets, sample_message
 
@@ -103,6 +110,14 @@ def test_edges_that_were_followed_are_those_among_the_nodes_of_the_batch() -> No
         ("user", "buys", "item"): [[], []],
     }
     assert found[key("e_id", ("item", "rev", "user"))].tolist() == [0]
+
+
+def test_seeds_of_a_subgraph_push_once() -> None:
+    found = _sample(STAR, [4, 5, 4], around="subgraph_sampler", roots={})
+    assert found[IDS][:2].tolist() == [4, 5]
+    seed, position = found[EDGE_INDEX]
+    assert set(seed.tolist()) == {0, 1}, "4 is one root, though it is two seeds"
+    assert set(found[IDS][position[seed == 0]].tolist()) == {4, 0, 1, 2, 3}
 
 
 def test_seed_edges_push_from_both_ends() -> None:

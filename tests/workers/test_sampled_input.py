@@ -11,18 +11,29 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, SEED_TIME, BatchTicket
-from gigl_loader.options import EpochOptions, ExpansionOptions
+from gigl_loader.options import (
+    CustomSamplerOptions,
+    EpochOptions,
+    ExpansionOptions,
+    KHopNeighborSamplerOptions,
+)
+from gigl_loader.sampler.anchors import ANCHOR_KIND
+from gigl_loader.sampler.edges import EDGE_KIND
+from gigl_loader.sampler.kinds import SamplerKind
+from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
 from gigl_loader.sampler.plan import SeedInput
+from gigl_loader.sampler.ppr import PPR_KIND
 from gigl_loader.source.sampled_input import (
     SeedOrders,
     check_seed_times,
     epoch_order,
     kernels_of,
     make_plan,
+    sampler_kind,
     seed_or_drawn,
     view_of,
 )
-from gigl_loader.testing import TinyGraph
+from gigl_loader.testing import TinyGraph, as_worker_gets
 from gigl_loader.workers.supervisor import KERNELS
 
 SEEDS = torch.arange(100, 111)
@@ -155,12 +166,13 @@ def test_workers_load_the_kernels_that_they_need_alone() -> None:
     view = TinyGraph.random(10, 20).dataset().view()
 
     def needed(
-        sampler: str = "", options: ExpansionOptions | None = None, peers: bool = False,
+        sampler: str | None = None, options: ExpansionOptions | None = None, peers: bool = False,
         caches: bool = False, **config: Any,
     ) -> list[str]:  # fmt: skip
         expansion = options or ExpansionOptions()
         plan = make_plan(view, names, _config(**config), EpochOptions(seed=7, expansion=expansion))
-        return kernels_of(plan, sampler, has_peers=peers, caches=caches)
+        kind = sampler_kind(None if sampler is None else CustomSamplerOptions(sampler))
+        return kernels_of(plan, kind, has_peers=peers, caches=caches)
 
     assert needed() == needed(with_edge=True) == ["uniform"]
     assert needed(with_weight=True) == ["uniform", "weighted"]
@@ -169,3 +181,33 @@ def test_workers_load_the_kernels_that_they_need_alone() -> None:
     assert needed(options=ExpansionOptions(sampling_method="labor")) == ["uniform", "labor"]
     assert needed("gigl_loader.sampler.ppr.ppr_sampler") == ["uniform", "ppr"]
     assert set(needed("mine.Sampler")) <= set(KERNELS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keywords"),
+    [
+        (NEIGHBOR_KIND, {}),
+        (SUBGRAPH_KIND, {}),
+        (EDGE_KIND, {"edge_type": EDGE}),
+        (ANCHOR_KIND, {"supervision": [EDGE]}),
+        (PPR_KIND, {"options": {}, "seed_types": [NODE]}),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_path_that_came_from_a_client_is_the_same_sampler(
+    kind: SamplerKind, keywords: dict[str, Any]
+) -> None:
+    received = sampler_kind(CustomSamplerOptions(kind.path, keywords))
+    assert (type(received), received) == (type(kind), kind.with_keywords(keywords))
+    view = TinyGraph.random(10, 20).dataset().view()
+    plan = make_plan(view, SimpleNamespace(input_type=None), _config(), EpochOptions(seed=7))
+    built = received.build(as_worker_gets(view), plan, None)
+    assert callable(built.sample), "its path leads to it, and takes its keywords"
+
+
+def test_a_users_path_is_a_kind_of_its_own() -> None:
+    received = sampler_kind(CustomSamplerOptions("mine.edge_sampler", {"edge_type": EDGE}))
+    assert received == SamplerKind("mine.edge_sampler", {"edge_type": EDGE})
+    assert not received.can_pad, "only the last word of its path is that of ours"
+    assert received.edge_type is None
+    assert sampler_kind(None) == sampler_kind(KHopNeighborSamplerOptions([1])) == NEIGHBOR_KIND

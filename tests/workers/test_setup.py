@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 
 from gigl_loader.errors import ConfigError
+from gigl_loader.sampler.kinds import SamplerKind
+from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
 from gigl_loader.sampler.plan import SeedInput
 from gigl_loader.transport import SILENCE_S
-from gigl_loader.workers.pipe import Plugins, WorkerSetup, is_own, main_path_of, pickled
+from gigl_loader.workers.pipe import Plugins, WorkerSetup, main_path_of, pickled
 
 GUARDED = 'def start(number): ...\n\n\nif __name__ == "__main__":\n    print("the job")\n'
 
 
 def test_functions_of_modules_and_keywords_arrive() -> None:
     init: Any = functools.partial(os.path.join, "x")
-    plugins = Plugins(("a.b.Sampler", {"depth": 3}), init)
+    plugins = Plugins(SamplerKind("a.b.Sampler", {"depth": 3}), init)
     found = pickle.loads(pickled(plugins))
     assert found.sampler == plugins.sampler
     assert found.init_fn("y") == os.path.join("x", "y")
@@ -36,9 +38,9 @@ class _Strange:
 @pytest.mark.parametrize(
     "plugins",
     [
-        Plugins(None, lambda number: None),
-        Plugins(("a.b.Sampler", {"file": sys.stderr})),
-        Plugins(("a.b.Sampler", {"strange": _Strange()})),
+        Plugins(init_fn=lambda number: None),
+        Plugins(SamplerKind("a.b.Sampler", {"file": sys.stderr})),
+        Plugins(SamplerKind("a.b.Sampler", {"strange": _Strange()})),
     ],
 )
 def test_what_cannot_be_sent_is_named(plugins: Plugins) -> None:
@@ -53,14 +55,14 @@ def test_what_cannot_be_sent_is_named(plugins: Plugins) -> None:
 @pytest.mark.parametrize(
     ("sampler", "own"),
     [
-        (None, True),
-        (("gigl_loader.sampler.ppr.PPRSampler", {}), True),
-        (("gigl_loader_extras.Sampler", {}), False),
-        (("mine.gigl_loader.Sampler", {}), False),
+        (NEIGHBOR_KIND, True),
+        (SamplerKind("gigl_loader.sampler.ppr.PPRSampler"), True),
+        (SamplerKind("gigl_loader_extras.Sampler"), False),
+        (SamplerKind("mine.gigl_loader.Sampler"), False),
     ],
 )
 def test_whose_class_a_sampler_is(sampler, own: bool) -> None:
-    assert is_own(sampler) == own
+    assert sampler.is_own == own
 
 
 def _main(monkeypatch: pytest.MonkeyPatch, path: Path | None):

@@ -27,7 +27,7 @@ from gigl_loader.message import (
     Attempt,
     BatchTicket,
 )
-from gigl_loader.sampler.kinds import load_sampler
+from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.plan import Field
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Security, sockets
@@ -198,12 +198,12 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Plugins:
     users = ModuleType("users_samplers")
     users.Failing = _Failing  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "users_samplers", users)
-    return Plugins(("users_samplers.Failing", {"bad": 1}))
+    return Plugins(SamplerKind("users_samplers.Failing", {"bad": 1}))
 
 
 def test_a_users_sampler_is_built_of_its_path_and_keywords(setup, plugins: Plugins) -> None:
     peers: Any = object()
-    found = load_sampler(setup.view, setup.plan, peers, plugins.sampler)
+    found = plugins.sampler.build(setup.view, setup.plan, peers)
     assert isinstance(found, _Failing)
     assert (found.view, found.plan, found.peers) == (setup.view, setup.plan, peers)
 

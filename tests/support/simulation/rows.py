@@ -27,7 +27,6 @@ from gigl_loader.memory.slots import Layout
 from gigl_loader.message import BATCH, NODE, ROWS
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import DrawnAhead
-from gigl_loader.rowcache.tables import CacheMemory, segment_bytes
 from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.transport import End
 from gigl_loader.wire.requests import RowBook
@@ -59,9 +58,7 @@ def _own_memory(tables: dict[Any, Any], _: Any = None) -> Any:
 
     Stands in for `gigl_loader.rowcache.machine.memory_for`: each rank keeps its own rows.
     """
-    made = RowCache(CacheMemory(np.zeros(segment_bytes(tables), np.uint8), tables))
-    made.initialise()
-    return SimpleNamespace(rows=made)
+    return SimpleNamespace(rows=RowCache.private(tables))
 
 
 class _OwnRows:
