@@ -56,6 +56,7 @@ from gigl_loader.source.start_turns import StartTurns
 from gigl_loader.transport.failures import describe
 from gigl_loader.wire.batch_shares import OwnBatches
 from gigl_loader.wire.requests import NOBODY, ByServer, Runs, compacted, those_of
+from gigl_loader.wire.signatures import DistServer
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +81,9 @@ class RemoteSource:
         pin_memory: Receive into page-locked memory.
         shard: ``"world"``: the input is the same on all ranks, and this one may ask for any batch.
     """
+
+    create_producer = staticmethod(DistServer.create_sampling_producer)
+    """What ``create`` is in our own loaders."""
 
     def __init__(
         self,

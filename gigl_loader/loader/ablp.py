@@ -12,7 +12,6 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
-from gigl_loader.client.dataset import ABLPInputNodes, RemoteDistDataset
 from gigl_loader.collate.pyg import add_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
@@ -43,6 +42,7 @@ from gigl_loader.loader.seed_input import (
 )
 from gigl_loader.message import NEGATIVE, POSITIVE, SampleMessage, label_column
 from gigl_loader.options import SamplerOptions
+from gigl_loader.source.remote_dataset import ABLPInputNodes, RemoteDataset
 
 SupervisionEdgeType = EdgeType | list[EdgeType] | None
 A = TypeVar("A")
@@ -90,7 +90,7 @@ class DistABLPLoader(BaseDistLoader):
 
     def __init__(
         self,
-        dataset: Dataset | RemoteDistDataset,
+        dataset: Dataset | RemoteDataset,
         num_neighbors: NumNeighbors,
         input_nodes: NodeInput | Mapping[int, ABLPInputNodes] | None = None,
         supervision_edge_type: SupervisionEdgeType = None,

@@ -26,6 +26,7 @@ from gigl_loader.in_process.in_process_source import InProcessSource
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import SamplerClass
+from gigl_loader.loader.deployment import remote_source
 from gigl_loader.loader.pad_keyword import make_padding
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, runtime_or_alone
 from gigl_loader.loader.seed_input import RankInput, share_input, told_to_others, weighted_types
@@ -40,7 +41,6 @@ from gigl_loader.loader.start_line import (
 from gigl_loader.ranks import end_group
 from gigl_loader.source.batch_source import BatchSource
 from gigl_loader.source.sampled_input import check_seed_times
-from gigl_loader.wire.signatures import DistServer
 from gigl_loader.workers.producer import DistSamplingProducer
 
 logger = logging.getLogger(__name__)
@@ -317,7 +317,7 @@ def remote_arguments(
         "device": given.batch_device(runtime.local_rank),
         # Options travel to the servers, whose producers have no keyword for a cache.
         "epoch_options": replace(given.epoch_options(), cache=given.cache),
-        "worker_options": worker_options, "producer": DistServer.create_sampling_producer,
+        "worker_options": worker_options, "producer": remote_source().create_producer,
         "sampler_options": given.sampler_options,
         "padding": make_padding(
             options, config.num_neighbors, schema, num_nodes, inputs, default_sampler,
