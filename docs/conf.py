@@ -95,6 +95,8 @@ _SHORT = {
     "torch_geometric.sampler.base.NegativeSampling": "torch_geometric.sampler.NegativeSampling",
 }
 """Names in docstrings, and modules in annotations, to the names that their documentation has."""
+_OF_CLASS = {"RemoteDataset": "RemoteDistDataset"}
+"""Interfaces in annotations, and the class that this site explains in their place."""
 
 
 def _find_name(
@@ -107,7 +109,7 @@ def _find_name(
     if node.get("refdomain") != "py":
         return None
     known = env.domains.python_domain.objects
-    parts = node["reftarget"].split(".")
+    parts = [_OF_CLASS.get(part, part) for part in node["reftarget"].split(".")]
     # of "module.Class.method" the last two may be looked up, of "Class.method" both, never "method"
     of_class = next((at for at, part in enumerate(parts) if part[:1].isupper()), len(parts) - 1)
     for first in range(of_class + 1):

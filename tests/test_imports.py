@@ -225,6 +225,26 @@ def test_a_worker_starts_without_torch() -> None:
     assert not {"torch", "torch_geometric", "graphlearn_torch"} & set(found.stdout.split())
 
 
+def test_a_colocated_loader_imports_nothing_of_a_graph_store() -> None:
+    """Those modules would take a tenth of a second of its start."""
+    script = """
+import sys, torch
+from gigl_loader import DistABLPLoader, DistDataset, DistLinkNeighborLoader, DistNeighborLoader
+from torch_geometric.data import Data
+
+dataset = DistDataset.from_pyg(Data(edge_index=torch.tensor([[0, 1], [1, 0]])))
+for kind in (DistNeighborLoader, DistLinkNeighborLoader):
+    with kind(dataset, [1], num_workers=0) as loader:
+        assert len(list(loader)) == 2
+print(*sys.modules)
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    loaded = found.stdout.split()
+    assert {"gigl_loader.loader.ablp", "gigl_loader.loader.assemble"} <= {*loaded}, found.stderr
+    of_stores = tuple(f"gigl_loader.{one}" for one in ("wire", "server", "client", "graph_store"))
+    assert [name for name in loaded if name.startswith(of_stores)] == []
+
+
 def test_what_a_thread_keeps_is_typed() -> None:
     """A bare ``threading.local()`` has any attribute: one was read that nobody wrote."""
     bare = [_path(file) for file in FILES if "threading.local()" in file.read_text()]

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
@@ -21,7 +21,6 @@ from gigl_loader.dataset.schema import (
     NodeType,
     Split,
     message_passing_to_negative_label,
-    message_passing_to_positive_label,
     plain_edge_type,
     positive_label_to_message_passing,
 )
@@ -29,10 +28,10 @@ from gigl_loader.errors import (
     ConfigError,
     PeerTimeoutError,
     UsageError,
-    without_default_types,
 )
 from gigl_loader.options import DEFAULT_RECONNECT_S, DEFAULT_TIMEOUT_S, check_reconnect
 from gigl_loader.ranks import tell_ranks
+from gigl_loader.source.remote_dataset import FETCHED_AS, ABLPInputNodes
 from gigl_loader.transport.failures import Failure, describe, rebuild
 from gigl_loader.wire.info import GraphStoreInfo
 from gigl_loader.wire.requests import NodeIdsRequest
@@ -43,54 +42,7 @@ _SHARING_TIMEOUT_S = 600.0
 _READ_S = 60.0
 """Seconds that the processes of a machine wait until all have read why a fetch failed."""
 
-FETCHED_AS = "fetched_as"
-"""Attribute of the ids that `fetch_node_ids` returns: what they were asked for, in words."""
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class ABLPInputNodes:
-    """Anchors and their labels on one server; field by field GiGL's class of this name."""
-
-    anchor_nodes: Tensor
-    """``[num_anchors]`` int64, global ids."""
-    anchor_node_type: NodeType
-    labels: dict[EdgeType, tuple[Tensor, Tensor | None]]
-    """By supervision edge type: positives, and negatives or None, each ``[num_anchors, most]``
-    int64, global ids, padded with -1."""
-
-    @property
-    def positive_labels(self) -> dict[EdgeType, Tensor]:
-        """Positive labels by label edge type."""
-        return {
-            message_passing_to_positive_label(edge_type): positives
-            for edge_type, (positives, _) in self.labels.items()
-        }
-
-    @property
-    def negative_labels(self) -> dict[EdgeType, Tensor] | None:
-        """Negative labels by label edge type; None: there are none."""
-        found = {
-            message_passing_to_negative_label(edge_type): negatives
-            for edge_type, (_, negatives) in self.labels.items()
-            if negatives is not None
-        }
-        return found or None
-
-    def __repr__(self) -> str:
-        anchors, named = self.anchor_nodes.numel(), (self.anchor_node_type, *self.labels)
-        return without_default_types(
-            f"ABLPInputNodes(anchors={anchors}, {', '.join(map(repr, named))})"
-        )
-
-    def cut(self, share: Share) -> "ABLPInputNodes":
-        """Return the share of the anchors, with their labels."""
-        labels = {
-            edge_type: (share.cut(positives), None if negatives is None else share.cut(negatives))
-            for edge_type, (positives, negatives) in self.labels.items()
-        }
-        return ABLPInputNodes(share.cut(self.anchor_nodes), self.anchor_node_type, labels)
 
 
 class RemoteDistDataset:

@@ -56,6 +56,7 @@ from gigl_loader.source.start_turns import LeaderTurns, WorkerTurns
 from gigl_loader.transport.failures import describe
 from gigl_loader.wire.batch_shares import OwnBatches
 from gigl_loader.wire.requests import NOBODY, ByServer, Runs, compacted, those_of
+from gigl_loader.wire.signatures import DistServer
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +82,23 @@ class RemoteSource:
         shard: ``"world"``: the input is the same on all ranks, and this one may ask for any batch.
         turns: When the leaders call the servers; None: all at once.
     """
+
+    create_producer = staticmethod(DistServer.create_sampling_producer)
+    """What ``create`` is in our own loaders."""
+
+    @staticmethod
+    def check_joined(world_size: int) -> None:
+        """Check that as many processes joined the graph store as the process group has.
+
+        Raises:
+            UsageError: Others joined it, so ranks would not meet.
+        """
+        if (joined := current_cluster().world_size) != world_size:
+            raise UsageError(
+                f"{joined} processes joined the graph store, and this process is one of "
+                f"{world_size} in torch.distributed: keep the process group that was up when "
+                "init_compute_process returned"
+            )
 
     def __init__(
         self,

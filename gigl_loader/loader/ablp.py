@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
-from gigl_loader.client.dataset import ABLPInputNodes, RemoteDistDataset
 from gigl_loader.collate.pyg import Batch, add_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
@@ -44,6 +43,7 @@ from gigl_loader.message import NEGATIVE, POSITIVE, SampleMessage, label_column
 from gigl_loader.options import SamplerOptions
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.kinds import SamplerKind
+from gigl_loader.source.remote_dataset import ABLPInputNodes, RemoteDataset
 
 SupervisionEdgeType = EdgeType | list[EdgeType] | None
 A = TypeVar("A")
@@ -90,7 +90,7 @@ class DistABLPLoader(BaseDistLoader):
 
     def __init__(
         self,
-        dataset: Dataset | RemoteDistDataset,
+        dataset: Dataset | RemoteDataset,
         num_neighbors: NumNeighbors,
         input_nodes: NodeInput | Mapping[int, ABLPInputNodes] | None = None,
         supervision_edge_type: SupervisionEdgeType = None,

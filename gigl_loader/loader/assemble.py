@@ -17,14 +17,14 @@ from gigl_loader._glt import (
     NodeSamplerInput,
     SamplingConfig,
 )
-from gigl_loader.client.client import current_cluster
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.errors import ConfigError, UsageError, explained_limits
+from gigl_loader.errors import ConfigError, explained_limits
 from gigl_loader.in_process.device_source import DeviceSource, PartitionedSource
 from gigl_loader.in_process.in_process_source import InProcessSource
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NO_PORT, graph_store_options
+from gigl_loader.loader.deployment import remote_source
 from gigl_loader.loader.pad_keyword import make_padding
 from gigl_loader.loader.runtime import (
     DistributedRuntimeInfo,
@@ -45,7 +45,6 @@ from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
 from gigl_loader.source.batch_source import BatchSource
 from gigl_loader.source.sampled_input import check_columns, check_seed_times
-from gigl_loader.wire.signatures import DistServer
 from gigl_loader.workers.producer import DistSamplingProducer
 
 logger = logging.getLogger(__name__)
@@ -292,12 +291,7 @@ def remote_arguments(
     prefetch = given.prefetch_size
     if prefetch is None:
         prefetch = max(LEAST_PREFETCH, given.worker_concurrency)
-    if (joined := current_cluster().world_size) != runtime.world_size:
-        raise UsageError(
-            f"{joined} processes joined the graph store, and this process is one of "
-            f"{runtime.world_size} in torch.distributed: keep the process group that was up when "
-            "init_compute_process returned"
-        )
+    remote_source().check_joined(runtime.world_size)
     worker_options = graph_store_options(
         dataset=dataset,
         worker_key=f"{name} rank {runtime.rank}",
@@ -311,7 +305,7 @@ def remote_arguments(
         "sampling_config": config, "runtime": runtime,
         "device": given.batch_device(runtime.local_rank),
         "epoch_options": given.epoch_options(),
-        "worker_options": worker_options, "producer": DistServer.create_sampling_producer,
+        "worker_options": worker_options, "producer": remote_source().create_producer,
         "sampler_options": given.sampler_options,
         "padding": make_padding(
             options, config.num_neighbors, schema, num_nodes, inputs, default_sampler,

@@ -19,7 +19,6 @@ from gigl_loader._glt import (
     SamplingConfig,
     get_context,
 )
-from gigl_loader.client.dataset import RemoteDistDataset
 from gigl_loader.collate.edge_ids import answer_for_edge_ids
 from gigl_loader.collate.padding import PAD_ATTRIBUTES
 from gigl_loader.collate.pyg import (
@@ -51,6 +50,7 @@ from gigl_loader.options import EpochOptions, EvenRanks, SamplerOptions, Shard, 
 from gigl_loader.ranks import COULD_NOT_BUILD, told_to_ranks
 from gigl_loader.sampler.plan import DRAW_VERSION, WEIGHTED_VERSION
 from gigl_loader.source.batch_source import BatchSource
+from gigl_loader.source.remote_dataset import RemoteDataset
 from gigl_loader.source.sampled_input import seed_or_drawn
 from gigl_loader.source.start_turns import LeaderTurns, WorkerTurns
 from gigl_loader.workers.producer import DistSamplingProducer
@@ -119,7 +119,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
 
     def __init__(
         self,
-        dataset: Dataset | RemoteDistDataset,
+        dataset: Dataset | RemoteDataset,
         sampler_input: NodeSamplerInput | list[NodeSamplerInput],
         dataset_schema: DatasetSchema,
         worker_options: MpDistSamplingWorkerOptions | RemoteDistSamplingWorkerOptions,
@@ -234,12 +234,8 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         if not is_remote:
             source: BatchSource = producer
             return source
-        # Here: a colocated loader saves the import of 13 modules of the graph store, which would
-        # delay its first batch.
-        from gigl_loader.client.source import RemoteSource
-
         seed = self.sampling_config.seed
-        return RemoteSource(
+        return deployment.remote_source()(
             producer, self._given_dataset, self.input_data, self.sampling_config,
             self.worker_options, self._sampler_options,
             epoch_options or EpochOptions(seed=seed_or_drawn(seed)),

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch_geometric.sampler import NumNeighbors as PyGNumNeighbors
 
 from gigl_loader._glt import (
@@ -13,8 +14,6 @@ from gigl_loader._glt import (
     SamplingConfig,
     SamplingType,
 )
-from gigl_loader.client.client import current_cluster
-from gigl_loader.client.dataset import RemoteDistDataset
 from gigl_loader.dataset.schema import (
     DatasetSchema,
     EdgeType,
@@ -25,7 +24,7 @@ from gigl_loader.device.prefetch import PinMemoryError, PinnedRange
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.leases import ShmChannel
 from gigl_loader.sizes import parse_size
-from gigl_loader.wire.calls import server_worker_options
+from gigl_loader.source.remote_dataset import RemoteDataset, server_worker_options
 
 logger = logging.getLogger(__name__)
 
@@ -255,7 +254,7 @@ def create_colocated_worker_options(
 
 def create_graph_store_worker_options(
     *,
-    dataset: RemoteDistDataset,
+    dataset: RemoteDataset,
     compute_rank: int,
     worker_key: str,
     num_workers: int,
@@ -272,7 +271,11 @@ def create_graph_store_worker_options(
         worker_concurrency=worker_concurrency, channel_size=channel_size,
         prefetch_size=prefetch_size,
     )  # fmt: skip
-    world_size = current_cluster().world_size
+    # The group's figure, as `init_compute_process` takes it: without a group, asking for ports says
+    # what is missing.
+    in_group = dist.is_initialized()
+    info = dataset.cluster_info
+    world_size = dist.get_world_size() if in_group else info.compute_cluster_world_size
     if not 0 <= compute_rank < world_size:
         raise ConfigError(f"compute_rank must be in [0, {world_size}), got {compute_rank}")
     options.master_port = dataset.fetch_free_ports_on_storage_cluster(world_size)[compute_rank]
@@ -281,7 +284,7 @@ def create_graph_store_worker_options(
 
 def graph_store_options(
     *,
-    dataset: RemoteDistDataset,
+    dataset: RemoteDataset,
     worker_key: str,
     num_workers: int,
     worker_concurrency: int,

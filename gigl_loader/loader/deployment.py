@@ -9,7 +9,7 @@ import contextlib
 import os
 import warnings
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gigl_loader._glt import (
     CollocatedDistSamplingWorkerOptions,
@@ -20,6 +20,9 @@ from gigl_loader._glt import (
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.in_process.in_process_source import InProcessSource
 from gigl_loader.workers.producer import DistSamplingProducer
+
+if TYPE_CHECKING:
+    from gigl_loader.client.source import RemoteSource
 
 
 def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, producer: Any) -> bool:
@@ -89,6 +92,15 @@ def check_context(is_remote: bool, context: Any) -> None:
             "a colocated loader needs GLT's worker context: call "
             "BaseDistLoader.initialize_colocated_sampling_worker(...) first"
         )
+
+
+def remote_source() -> "type[RemoteSource]":
+    """Return the class of the sources that a graph store serves."""
+    # Here: a colocated loader saves the import of 15 modules of the graph store, which would delay
+    # its first batch.
+    from gigl_loader.client.source import RemoteSource
+
+    return RemoteSource
 
 
 def the_producer(producer: Any, sampler: Any) -> Any:

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
-from gigl_loader.client.dataset import RemoteDistDataset
 from gigl_loader.collate.pyg import TRIPLET_ATTRIBUTES, Batch, add_edge_labels
 from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.local import DistDataset
@@ -45,6 +44,7 @@ from gigl_loader.options import SamplerOptions
 from gigl_loader.sampler.edges import BINARY, EDGE_KIND
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.plan import STRICT_PAIRS_VERSION
+from gigl_loader.source.remote_dataset import RemoteDataset
 
 EdgeInput = (
     Tensor | EdgeType | tuple[EdgeType, Tensor | None] | Mapping[int, Tensor]
@@ -123,7 +123,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
 
     def __init__(
         self,
-        dataset: Dataset | RemoteDistDataset,
+        dataset: Dataset | RemoteDataset,
         num_neighbors: NumNeighbors,
         edge_label_index: EdgeInput | None = None,
         edge_label: Tensor | Mapping[int, Tensor] | None = None,

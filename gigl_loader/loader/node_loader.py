@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
-from gigl_loader.client.dataset import RemoteDistDataset
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.loader.args import LoaderOptions
@@ -30,6 +29,7 @@ from gigl_loader.message import INPUT_ID
 from gigl_loader.options import SamplerOptions
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
+from gigl_loader.source.remote_dataset import RemoteDataset
 
 
 @with_keywords()
@@ -87,7 +87,7 @@ class DistNeighborLoader(BaseDistLoader):
 
     def __init__(
         self,
-        dataset: Dataset | RemoteDistDataset,
+        dataset: Dataset | RemoteDataset,
         num_neighbors: NumNeighbors,
         input_nodes: NodeInput | None = None,
         num_workers: int = 1,
@@ -182,7 +182,7 @@ class DistSubGraphLoader(DistNeighborLoader):
 
     def __init__(
         self,
-        dataset: Dataset | RemoteDistDataset,
+        dataset: Dataset | RemoteDataset,
         input_nodes: NodeInput | None = None,
         num_neighbors: NumNeighbors | None = None,
         *,

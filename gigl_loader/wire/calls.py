@@ -40,6 +40,7 @@ from gigl_loader.options import (
     SamplerOptions,
 )
 from gigl_loader.sizes import parse_size
+from gigl_loader.source.remote_dataset import server_worker_options
 
 Fanout = list[int] | dict[EdgeType, list[int]] | None
 
@@ -188,29 +189,6 @@ class WorkerOptionsMessage:
     def result(self) -> RemoteDistSamplingWorkerOptions:
         """The options."""
         return server_worker_options(**vars(self))
-
-
-def server_worker_options(
-    *, num_workers: int, worker_concurrency: int, prefetch_size: int, **others: Any
-) -> RemoteDistSamplingWorkerOptions:
-    """Return GLT's options for workers of servers, on CPUs, with any ``prefetch_size``.
-
-    Args:
-        num_workers: Workers of each server.
-        worker_concurrency: Batches that each of them samples at a time.
-        prefetch_size: Batches that are requested ahead from each server.
-        **others: All other arguments of GLT's class.
-    """
-    options = RemoteDistSamplingWorkerOptions(
-        num_workers=num_workers,
-        worker_devices=[torch.device("cpu")] * num_workers,
-        worker_concurrency=worker_concurrency,
-        prefetch_size=min(prefetch_size, num_workers * worker_concurrency),
-        **others,
-    )
-    # set afterwards: GLT's limit is for its own buffer, which is not used
-    options.prefetch_size = prefetch_size
-    return options
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from gigl_loader.client.dataset import ABLPInputNodes
 from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.ablp import link_inputs
+from gigl_loader.source.remote_dataset import ABLPInputNodes
 
 BUYS, KNOWS = ("u", "buys", "i"), ("u", "knows", "u")
 POSITIVE, NEGATIVE = (

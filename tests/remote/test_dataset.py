@@ -12,7 +12,6 @@ import torch
 from store_cluster import info_of
 
 from gigl_loader import GraphStoreInfo, RemoteDistDataset
-from gigl_loader.client.dataset import ABLPInputNodes
 from gigl_loader.dataset.identity import Share
 from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
@@ -20,6 +19,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError, UsageError
 from gigl_loader.ranks import gather_from_ranks
+from gigl_loader.source.remote_dataset import ABLPInputNodes
 from gigl_loader.testing import run_ranks
 
 BUYS, LIKES = ("user", "buys", "item"), ("user", "likes", "item")
