@@ -7,7 +7,7 @@ to import. A homogeneous graph uses ``DEFAULT_HOMOGENEOUS_NODE_TYPE`` and
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 import numpy as np
 from typing_extensions import TypeVar
@@ -184,6 +184,11 @@ ROW_KINDS = (
     "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
 )  # fmt: skip
 """Attributes of a `PartitionView` that hold rows: the names allowed in a request."""
+
+
+def kinds_of(owner: Literal["node", "edge"]) -> list[str]:
+    """Return the `ROW_KINDS` of nodes, or those of edges."""
+    return [kind for kind in ROW_KINDS if kind.startswith(owner)]
 
 
 @dataclass(frozen=True)

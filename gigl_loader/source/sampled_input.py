@@ -128,7 +128,7 @@ def kernels_of(plan: SamplingPlan, sampler: str, *, has_peers: bool, caches: boo
         "cached": caches,
         "trees": plan.expansion.in_trees,
         "weighted": plan.with_weight,
-        "labor": plan.expansion.sampling_method == "labor",
+        plan.expansion.sampling_method: True,
         "ppr": sampler.startswith("gigl_loader.sampler.ppr."),
     }
     return [name for name, needed in needs.items() if needed]
