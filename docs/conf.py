@@ -10,8 +10,6 @@ from sphinx.environment import BuildEnvironment
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.nodes import make_refnode
 
-from gigl_loader.loader.keywords import GROUPS
-
 project = "gigl_loader"
 author = "The gigl_loader authors"
 copyright = "the gigl_loader authors, Apache-2.0"
@@ -38,7 +36,15 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [
     ("Source", "notes_style"),
-    *((title, "params_style") for title in GROUPS),  # the loaders' keywords
+    # the loaders' keywords
+    ("Data", "params_style"),
+    ("Draws", "params_style"),
+    ("Ranks", "params_style"),
+    ("Processes", "params_style"),
+    ("Buffers", "params_style"),
+    ("Device", "params_style"),
+    ("Faults", "params_style"),
+    ("Accepted from GiGL", "params_style"),
 ]
 autosummary_generate = False  # the tables alone: each name is explained on the same page
 copybutton_exclude = ".linenos, .gp, .go"  # of a console: the command, not prompt and output

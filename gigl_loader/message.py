@@ -31,6 +31,10 @@ NODE_LABELS = "y"
 """``[num_nodes, ...]``."""
 EDGE_FEATURES = "edge_attr"
 """``[num_edges, dim]``."""
+NODE_ROWS = {"node_features": NODE_FEATURES, "node_labels": NODE_LABELS}
+"""Matrices of a `PartitionView`, and the fields that have their rows, one for each node."""
+EDGE_ROWS = {"edge_features": EDGE_FEATURES}
+"""The same of edges."""
 BATCH = "batch"
 """``[batch_size]`` int64, the seeds' global ids, of the input type."""
 INPUT_ID = "input_id"

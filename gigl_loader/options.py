@@ -4,7 +4,7 @@ import math
 import os
 import pickle
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
@@ -240,6 +240,17 @@ SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 TEMPORAL_STRATEGIES = get_args(TemporalStrategy)
 SAMPLING_METHODS = get_args(SamplingMethod)
 BY_TIME: Literal["by_time"] = "by_time"
+
+
+class ExpansionKeywords(TypedDict, total=False):
+    """Names and types of the fields of `ExpansionOptions`, as keywords of loaders."""
+
+    subgraph_type: SubgraphType
+    disjoint: bool | Literal["by_time"]
+    time_attr: str | None
+    temporal_strategy: TemporalStrategy
+    time_window: float | None
+    sampling_method: SamplingMethod
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,13 +24,12 @@ from gigl_loader.message import (
     ATTRIBUTE,
     BATCH,
     EDGE,
-    EDGE_FEATURES,
     EDGE_INDEX,
+    EDGE_ROWS,
     EDGES_PER_HOP,
     INPUT_ID,
     NODE,
-    NODE_FEATURES,
-    NODE_LABELS,
+    NODE_ROWS,
     NODES_PER_HOP,
     TREE,
     SampleMessage,
@@ -46,7 +45,7 @@ NODE_MASK, EDGE_MASK = "pad_node_mask", "pad_edge_mask"
 SEED_MASK = "seed_mask"
 """True at the seeds of a batch, which are fewer than ``batch_size`` in a smaller one."""
 PAD_ATTRIBUTES = (NODE_MASK, EDGE_MASK, SEED_MASK)
-_NODE_ROWS, _EDGE_ROWS = (NODE, NODE_FEATURES, NODE_LABELS), (EDGE, EDGE_FEATURES)
+_NODE_ROWS, _EDGE_ROWS = (NODE, *NODE_ROWS.values()), (EDGE, *EDGE_ROWS.values())
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,11 @@ from gigl_loader.message import (
     ATTRIBUTE,
     BATCH,
     EDGE,
-    EDGE_FEATURES,
     EDGE_INDEX,
     EDGE_INPUT_ID,
     EDGE_LABEL,
     EDGE_LABEL_INDEX,
+    EDGE_ROWS,
     EDGE_TIME,
     EDGES_PER_HOP,
     INPUT_ID,
@@ -49,6 +49,7 @@ from gigl_loader.message import (
     NODE,
     NODE_FEATURES,
     NODE_LABELS,
+    NODE_ROWS,
     NODES_PER_HOP,
     POSITIVE,
     PPR,
@@ -67,8 +68,8 @@ if TYPE_CHECKING:
 else:
     Batch = Data | HeteroData
 
-_NODE_FIELDS = (NODE_FEATURES, NODE_LABELS, INPUT_ID, BATCH)
-_EDGE_FIELDS = (EDGE_INDEX, EDGE_FEATURES)
+_NODE_FIELDS = (*NODE_ROWS.values(), INPUT_ID, BATCH)
+_EDGE_FIELDS = (EDGE_INDEX, *EDGE_ROWS.values())
 _NODES = key(NODE, "")
 """End of the key of a type's nodes."""
 

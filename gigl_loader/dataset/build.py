@@ -19,7 +19,7 @@ from gigl_loader.dataset.schema import (
     expanded_end,
     is_labeled_homogeneous,
 )
-from gigl_loader.dataset.view import Book, PartitionView, Rows
+from gigl_loader.dataset.view import Book, PartitionView, Rows, kinds_of
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.memory.tensors import empty_shared, share_tensor
 
@@ -82,16 +82,16 @@ class ViewBuilder:
         if kind.startswith("node"):
             where, unit = f"features, labels or attributes of node type {name!r}", "nodes"
             num_ids, owned = view.num_nodes[name], None
-            known: Any = (view.node_features, view.node_labels, view.node_attributes)
         else:
             where, unit = f"features or attributes of edge type {name}", "edges"
             # by the edges that are here, not by the book: a batch requests the rows of sampled
             # edges
             num_ids, owned = self._num_edge_ids(name, ids), view.adjacency[name].edge_ids
-            known = (view.edge_features, view.edge_attributes)
         _check_known(ids, num_ids, where, unit)
         # matrices share an index if their ids are the same
-        rows = make_rows(values, ids, num_ids, [one for by_key in known for one in by_key.values()])
+        kinds = kinds_of("node" if unit == "nodes" else "edge")
+        known = [rows for one in kinds for rows in getattr(view, one).values()]
+        rows = make_rows(values, ids, num_ids, known)
         if unit == "nodes" and rows.index is not None and name in view.node_books:
             # rows of further ids are allowed, and never requested
             owned = owned_ids(view.node_books[name], view.partition_idx)

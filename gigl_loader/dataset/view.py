@@ -7,7 +7,7 @@ to import. A homogeneous graph uses ``DEFAULT_HOMOGENEOUS_NODE_TYPE`` and
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 import numpy as np
 from typing_extensions import TypeVar
@@ -195,6 +195,11 @@ Owner = tuple[str, NodeType | EdgeType]
 def owner_of(kind: str, name: Any) -> Owner:
     """Return the owner of a matrix's rows."""
     return kind.split("_")[0], name[0] if kind.endswith("_attributes") else name
+
+
+def kinds_of(owner: Literal["node", "edge"]) -> list[str]:
+    """Return the `ROW_KINDS` of nodes, or those of edges."""
+    return [kind for kind in ROW_KINDS if kind.startswith(owner)]
 
 
 @dataclass(frozen=True)

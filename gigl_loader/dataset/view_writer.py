@@ -34,7 +34,15 @@ from gigl_loader.dataset.schema import (
     expanded_end,
     is_label_edge_type,
 )
-from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, Splits, WithSplits
+from gigl_loader.dataset.view import (
+    Adjacency,
+    Book,
+    PartitionView,
+    Rows,
+    Splits,
+    WithSplits,
+    kinds_of,
+)
 from gigl_loader.memory.tensors import as_array, dtype_name
 
 # Memory of a feature reader besides its matrix; GLT reads chunks of any size.
@@ -113,12 +121,12 @@ def _write_part(part: Part, view: PartitionView, splits: Splits, by_degree: bool
     for edge_type, adjacency in view.adjacency.items():
         _add_adjacency(part, view, edge_type, adjacency)
     lookups: _Lookups = {}
-    for kind in ("node_features", "node_labels", "node_attributes"):
+    for kind in kinds_of("node"):
         for key, rows in getattr(view, kind).items():
             node_type, name = (key, "") if isinstance(key, str) else key
             where = rows_at(kind, node_type, name)
             _write_rows(part, lookups, where, node_type, rows, by_degree)
-    for kind in ("edge_features", "edge_attributes"):
+    for kind in kinds_of("edge"):
         for key, rows in getattr(view, kind).items():
             edge_type, name = (key, "") if len(key) == 3 else key
             where = rows_at(kind, edge_type, name)

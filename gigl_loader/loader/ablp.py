@@ -1,7 +1,7 @@
 """`DistABLPLoader`: anchors, their positives and negatives, and their neighbourhoods.
 
-Below the loader: its input, checked before anything starts; and the usual kinds of negatives, drawn
-by a second loader or taken from the batch itself.
+Below the loader: the usual kinds of negatives, drawn by a second loader or taken from the batch
+itself.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,33 +13,29 @@ from torch import Tensor
 from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.collate.pyg import Batch, add_labels
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import (
-    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
-    DatasetSchema,
-    EdgeType,
-    NodeType,
-    is_label_edge_type,
-    message_passing_to_positive_label,
-    plain_edge_type,
-)
-from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
-from gigl_loader.loader.args import LoaderOptions
+from gigl_loader.dataset.schema import DatasetSchema, EdgeType
+from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.loader.args import LoaderKeywords, LoaderOptions
 from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import Device, NumNeighbors
-from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
-from gigl_loader.loader.node_loader import DistNeighborLoader, local_input
+from gigl_loader.loader.keywords import with_keywords
+from gigl_loader.loader.link_input import (
+    check_anchor_type,
+    excluded_types,
+    link_inputs,
+    supervision_types,
+)
+from gigl_loader.loader.node_loader import local_input
 from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.seed_input import (
     NodeInput,
     TimeInput,
     add_times,
     add_times_by_server,
-    check_seeds,
-    check_servers,
     check_time_given,
 )
-from gigl_loader.message import NEGATIVE, POSITIVE, SampleMessage, label_column
+from gigl_loader.message import SampleMessage
 from gigl_loader.options import SamplerOptions
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.kinds import SamplerKind
@@ -50,7 +46,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-@with_keywords(like=DistNeighborLoader)
+@with_keywords()
 class DistABLPLoader(BaseDistLoader):
     """Yields batches for anchor-based link prediction.
 
@@ -65,23 +61,126 @@ class DistABLPLoader(BaseDistLoader):
 
     With several supervision edge types, both are dicts by edge type.
 
-    Args:
-        dataset: Colocated: a ``DistDataset`` with label edges. Graph store: a
-            ``RemoteDistDataset``.
+    Data:
+        dataset (Dataset | RemoteDataset): Colocated: a ``DistDataset`` with label edges. Graph
+            store: a ``RemoteDistDataset``.
         num_neighbors: As `DistNeighborLoader` takes it; label edge types are never named.
         input_nodes: Anchors. Colocated: as `DistNeighborLoader` takes them. Graph store:
             ``{server_rank: ABLPInputNodes}``, from ``RemoteDistDataset.fetch_ablp_input``.
-        supervision_edge_type: Colocated: the edge type to predict, ``(anchor type, relation, label
-            type)``, or a list of these. None: the default edge type of a labeled-homogeneous
-            dataset. Graph store: None, since the input names it.
-        batch_size: Anchors per batch.
+        supervision_edge_type (tuple[str, str, str] | list[tuple[str, str, str]] | None): Colocated:
+            the edge type to predict, ``(anchor type, relation, label type)``, or a list of these.
+            None: the default edge type of a labeled-homogeneous dataset. Graph store: None, since
+            the input names it.
+        use_label_edge_index_output (bool): Labels as one tensor instead of a dict by anchor.
+        exclude_supervision (bool | Sequence[tuple[str, str, str]]): Leave out the edges of a batch
+            that copy one of its positives, in either direction. True: for all message-passing edge
+            types between the two node types; a list: for these types only.
+        batch_size (int): Anchors per batch.
+        shuffle (bool): Shuffle the seeds every epoch.
+        drop_last (bool): Leave out an incomplete last batch.
+        seed (int | None): Decides shuffle and draws. None: a seed is drawn once, and logged.
+        with_edge (bool | None): Whether batches have edge ids. None: if there are edge features.
+        feature_store (FeatureStoreOptions | None): Your own PyG ``FeatureStore``, for features that
+            the dataset lacks.
+        transform (Callable[[Any], Any] | None): Called in this process with each batch; the loader
+            yields its result instead.
+        transform_sampler_output (Callable[[Any], Any] | None): Called in this process with PyG's
+            ``SamplerOutput`` of each batch; returns it changed. It cannot add nodes or edges that
+            were not sampled.
+        pad (bool | dict[str, Any]): Give all batches the same shapes, by dead nodes and edges that
+            no real node hears of: ``pad_node_mask`` and ``pad_edge_mask`` are False there, and all
+            else is 0. True: by what batch size and fan-outs bound. ``{"nodes": sizes, "edges":
+            sizes}``, with sizes by type of a heterogeneous graph and two dead nodes of each type
+            included: a batch that does not fit is split by its seeds into smaller ones, and with
+            ``"larger": "bound"`` it gets the bound's shape instead. `gigl_loader.padding_sizes`
+            measures sizes. See the page "Batches of one shape".
+
+    Draws:
+        replace (bool): Draw neighbours with replacement.
+        weight_attr (str | None): Name of the edge attribute to draw by, in place of
+            ``edge_weight``; implies ``with_weight``.
+        with_weight (bool): Draw neighbours by edge weight.
+        sampling_method (Literal['uniform', 'labor']): Method of the draws. ``"labor"``: seeds of a
+            batch share neighbours (layer-neighbour sampling); each still has a uniform draw.
         sampler_options: Another sampler, one with ``AnchorRoots``, or again the fanout.
-        use_label_edge_index_output: Labels as one tensor instead of a dict by anchor.
-        exclude_supervision: Leave out the edges of a batch that copy one of its positives, in
-            either direction. True: for all message-passing edge types between the two node types; a
-            list: for these types only.
+        subgraph_type (Literal['directional', 'bidirectional', 'induced']): ``"directional"``: the
+            sampled edges; ``"bidirectional"``: these in both directions, each once; ``"induced"``:
+            all edges between the sampled nodes.
+        disjoint (bool | Literal['by_time']): True: every seed has its own tree, and ``batch``
+            has the seed of each node. ``"by_time"``, with ``time_attr``: the seeds of one time
+            share a tree, and ``batch`` has the first of them.
+        time_attr (str | None): An attribute of nodes or edges: no node or edge later than its seed
+            is sampled. Trees are then disjoint, since each has its own time.
         input_time: The time of each anchor and its labels; see `DistNeighborLoader`.
-        **keywords: Those of `gigl_loader.loader.keywords.LoaderKeywords`.
+        temporal_strategy (Literal['uniform', 'last']): ``"last"``: the latest neighbours instead of
+            any.
+        time_window (float | None): Greatest age of a neighbour at the time of its seed, in units of
+            the attribute; None: any age.
+
+    Ranks:
+        shard (Literal['machine', 'world', 'none']): How seeds are split over ranks. ``"machine"``:
+            ranks of a machine with the same seeds, in the same order, share them; a rank with other
+            seeds keeps its own. Seeds that two ranks would both use are an error. ``"world"``: all
+            ranks pass the seeds of the whole job, whose batches are numbered over all ranks; rank
+            ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts the batches of the job, and
+            any number of ranks can continue from it. ``"none"``: each rank uses all its seeds, even
+            those of other ranks. All other options that decide batches (``batch_size``, fanouts,
+            ``seed``...) are the same on all ranks.
+        even_ranks (Literal['drop', 'wrap'] | None): ``"drop"`` or ``"wrap"``: all ranks take the
+            same number of steps.
+
+    Processes:
+        num_workers (int): Sampling processes of this loader. 0: this process samples each batch
+            when the loop requests it.
+        worker_concurrency (int): Batches that a worker, or with ``exchange="collective"`` this
+            process, samples at a time.
+        exchange (Literal['workers', 'collective']): Colocated, with several partitions: how ranks
+            exchange neighbours and rows. ``"workers"``: sampling processes request them over
+            connections. ``"collective"``: without sampling processes and ports, threads of this
+            process sample ahead, in step with the other ranks. They exchange by ``all_to_all``,
+            rows from device to device if the process group has a backend for that. ``timeout`` then
+            also limits the time that a rank computes between batches.
+        in_order (bool): Yield batches in order. False trades order for latency.
+        worker_init_fn (Callable[[int], None] | None): Called with the worker's number in each
+            worker before it samples.
+
+    Buffers:
+        channel_size (int | str): Limit on the shared memory of sampled batches: bytes, or a string
+            as ``"4GB"`` (10^9) or ``"4GiB"`` (2^30).
+        remote_cache (int | str | None): With workers: a cache for rows of other machines, or with a
+            graph store for all rows; its memory as bytes (``"2GB"``, with its index) or as a share
+            of these rows (``"20%"``). Batches are drawn ahead, until they need 5 times as many rows
+            as fit, and the cache keeps the rows that are needed soonest. The ranks of a machine
+            share it. Colocated, the loaders of a process over the same dataset share it, too; with
+            a graph store each loader has its own. A colocated loader that lost a worker draws no
+            batches ahead for the rest of the epoch. None: no cache.
+
+    Device:
+        device (device | str | int | None): Device of the batches, as ``torch.device`` takes it.
+            None: this process's CUDA device, or the CPU.
+        pin_memory_device (device | str | int | None): GiGL's name for ``device``.
+        device_prefetch (int): Batches copied ahead to a CUDA device.
+
+    Faults:
+        timeout (float): Seconds without progress before a wait is an error.
+        max_restarts (int): Workers to replace in an epoch when they die, or make no progress for
+            ``timeout``; the batches stay the same. 0: the first loss is an error.
+        reconnect_timeout (float): Graph store: longest absence of a storage server in seconds,
+            whether it is started again or out of reach; the batches stay the same. 0: its loss is
+            an error at once.
+
+    Accepted from GiGL:
+        prefetch_size (int | None): Graph store only: batches to request ahead from each server.
+            None: as many as ``worker_concurrency``, at least 4.
+        process_start_gap_seconds (float | None): None: a local rank starts its workers when the
+            local rank before it is ready, so that memory peaks do not add up. A number: local rank
+            ``i`` starts them ``i`` times this many seconds later.
+        num_cpu_threads (int | None): Threads of torch operations of this process, on a CPU device.
+            None: torch's own number.
+        non_blocking_transfers (bool): Copy to a CUDA device on a side stream, ahead of use.
+        context (DistributedContext | None): Deprecated; see `BaseDistLoader.resolve_runtime`.
+        local_process_rank (int | None): Deprecated, with ``context``.
+        local_process_world_size (int | None): Deprecated, with ``context``.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -116,7 +215,16 @@ class DistABLPLoader(BaseDistLoader):
         input_time: TimeInput | None = None,
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
-        options = LoaderOptions.of(locals())
+        options = LoaderOptions.of(
+            num_neighbors=num_neighbors, num_workers=num_workers, batch_size=batch_size,
+            context=context, local_process_rank=local_process_rank,
+            local_process_world_size=local_process_world_size, pin_memory_device=pin_memory_device,
+            worker_concurrency=worker_concurrency, channel_size=channel_size,
+            prefetch_size=prefetch_size, process_start_gap_seconds=process_start_gap_seconds,
+            num_cpu_threads=num_cpu_threads, shuffle=shuffle, drop_last=drop_last,
+            with_weight=with_weight, sampler_options=sampler_options,
+            non_blocking_transfers=non_blocking_transfers, **keywords,
+        )  # fmt: skip
         check_time_given(input_time, options.expansion)
         if exclude_supervision and options.expansion.in_trees:
             raise ConfigError(
@@ -176,260 +284,6 @@ def link_sampler(
         "max_labels": max_labels,
     }
     return ANCHOR_KIND.with_keywords(keywords)
-
-
-# --- its input ------------------------------------------------------------------------------------
-
-
-def link_inputs(
-    input_nodes: Any, num_nodes: dict[NodeType, int], servers: range
-) -> tuple[list[EdgeType], list[NodeSamplerInput]]:
-    """Return (supervision edge types, the input of each storage server, empty ones included).
-
-    Args:
-        input_nodes: ``{server_rank: ABLPInputNodes}``. Labels ride along as columns.
-        num_nodes: Nodes by type.
-        servers: Ranks of the storage servers.
-
-    Raises:
-        ConfigError: Another kind of input, servers that disagree on types, or ids out of range.
-    """
-    _check_kind(input_nodes)
-    check_servers(input_nodes, servers)
-    anchor_type, supervision = _types_of(input_nodes)
-    check_anchor_type(supervision, anchor_type)
-    if anchor_type not in num_nodes:
-        raise ConfigError(f"anchor_node_type is {anchor_type!r}, the graph has {sorted(num_nodes)}")
-    # A column exists on all servers or on none: the input is split over servers as one.
-    negatives = [
-        edge_type
-        for edge_type in supervision
-        if any(nodes.labels[edge_type][1] is not None for nodes in input_nodes.values())
-    ]
-    inputs = [
-        _one_input(f"input_nodes[{server}]", input_nodes[server], num_nodes, negatives)
-        if server in input_nodes
-        # A server without anchors has no columns: concatenation uses those of the others.
-        else NodeSamplerInput(torch.empty(0, dtype=torch.int64), anchor_type)
-        for server in servers
-    ]
-    return supervision, inputs
-
-
-def _one_input(
-    where: str, nodes: ABLPInputNodes, num_nodes: dict[NodeType, int], negatives: list[EdgeType]
-) -> NodeSamplerInput:
-    """Return the anchors of one server, with a column of labels per sign and type."""
-    anchor_type = nodes.anchor_node_type
-    anchors = check_seeds(nodes.anchor_nodes, num_nodes[anchor_type], f"{where}.anchor_nodes")
-    found = NodeSamplerInput(anchors, anchor_type)
-    found.extra = {}
-    nothing = torch.empty((len(anchors), 0), dtype=torch.int64)
-    for edge_type, pair in nodes.labels.items():
-        for position, sign in enumerate((POSITIVE, NEGATIVE)):
-            if position == 1 and edge_type not in negatives:
-                continue  # no server has any
-            # An empty column, `[anchors, 0]`, where another server has negatives of the type.
-            found.extra[label_column(sign, edge_type)] = check_labels(
-                nothing if position == 1 and pair[position] is None else pair[position],
-                len(anchors), num_nodes[edge_type[2]], f"{where}.labels[{edge_type}][{position}]",
-            )  # fmt: skip
-    return found
-
-
-def check_labels(labels: Any, num_anchors: int, num_nodes: int, where: str) -> Tensor:
-    """Return ``labels`` if they are ``[num_anchors, most]`` int64 ids or -1.
-
-    Raises:
-        ConfigError: Wrong shape, dtype or range.
-    """
-    shape = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
-    if not isinstance(labels, Tensor) or labels.dim() != 2 or labels.dtype != torch.int64:
-        raise ConfigError(f"{where} must be [anchors, most labels] int64, got {shape}")
-    if labels.size(0) != num_anchors:
-        raise ConfigError(f"{where} has {labels.size(0)} rows for {num_anchors} anchors")
-    wrong = (labels < -1) | (labels >= num_nodes)
-    if bool(wrong.any()):
-        row, column = wrong.nonzero()[0].tolist()
-        raise ConfigError(
-            f"{where}[{row}, {column}] = {int(labels[row, column])} is no node id: ids are in "
-            f"[0, {num_nodes}), and -1 fills a row up"
-        )
-    return labels
-
-
-def _check_kind(input_nodes: Any) -> None:
-    if isinstance(input_nodes, Mapping) and input_nodes:
-        wrong = [v for v in input_nodes.values() if not isinstance(v, ABLPInputNodes)]
-        if not wrong:
-            return
-        found = f"{{server_rank: {type(wrong[0]).__name__}}}"
-    else:
-        found = f"{type(input_nodes).__name__}"
-    raise ConfigError(
-        "with a graph store, input_nodes is {server_rank: ABLPInputNodes}, as "
-        f"RemoteDistDataset.fetch_ablp_input returns it, got {found}"
-    )
-
-
-def _types_of(input_nodes: Mapping[int, ABLPInputNodes]) -> tuple[NodeType, list[EdgeType]]:
-    """Return (anchor type, supervision edge types), the same on all servers."""
-    for server, nodes in input_nodes.items():
-        _check_types(nodes.labels, f"input_nodes[{server}].labels")
-    found = {
-        server: (nodes.anchor_node_type, sorted(map(plain_edge_type, nodes.labels)))
-        for server, nodes in input_nodes.items()
-    }
-    first = next(iter(found.values()))
-    if any(types != first for types in found.values()):
-        raise ConfigError(
-            f"input_nodes must have one anchor type and the same labels on all servers: {found}"
-        )
-    return first
-
-
-def _check_types(labels: Any, where: str) -> None:
-    if not isinstance(labels, Mapping) or not labels:
-        raise ConfigError(
-            f"{where} must be {{supervision edge type: (positives, negatives or None)}}, got "
-            f"{labels if isinstance(labels, Mapping) else type(labels).__name__}"
-        )
-    for edge_type, pair in labels.items():
-        if is_label_edge_type(edge_type):
-            raise ConfigError(
-                f"{where} must be by supervision edge type, got the label edge type {edge_type}: "
-                "name the edge type to predict, without the suffix"
-            )
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise ConfigError(
-                f"{where}[{edge_type}] must be (positives, negatives or None), got "
-                f"{type(pair).__name__}"
-            )
-
-
-def supervision_types(schema: DatasetSchema, given: Any) -> list[EdgeType]:
-    """Return the supervision edge types, each with positives in the dataset.
-
-    Args:
-        schema: Types and widths of the dataset.
-        given: One type, a list of them, or None: the default type of a labeled-homogeneous dataset.
-
-    Raises:
-        ConfigError: No type is named, or the named one has no label edges; lists those that have.
-    """
-    known = schema.edge_types or []
-    labeled = labeled_types(known)
-    if not labeled:
-        raise ConfigError(
-            "the dataset has no positive label edges: give them as supervision= of "
-            "DistDataset.from_pyg or partition_graph, or as partitioned_positive_labels"
-        )
-    if given is None:
-        if not schema.is_homogeneous_with_labeled_edge_type:
-            raise ConfigError(
-                f"the graph is heterogeneous: supervision_edge_type must be given, of {labeled}"
-            )
-        given = DEFAULT_HOMOGENEOUS_EDGE_TYPE
-    # A list and not any sequence: an edge type itself is a tuple.
-    chosen = given if isinstance(given, list) else [given]
-    if not chosen:
-        raise ConfigError(f"supervision_edge_type is an empty list: name one or more of {labeled}")
-    for edge_type in chosen:
-        _check_type(edge_type)
-        if is_label_edge_type(edge_type):
-            raise ConfigError(
-                f"supervision_edge_type {edge_type} is a label edge type: name the one to predict, "
-                f"without the suffix: {labeled}"
-            )
-        if tuple(edge_type) not in labeled:
-            src, relation, dst = edge_type
-            hint = ""
-            if (dst, relation, src) in labeled and schema.edge_dir == "in":
-                hint = (
-                    ". Label edges among the edges (partitioned_edge_index) are stored as all "
-                    f'edges are, so with edge_dir="in" they end at their anchors: if {src!r} are '
-                    "the anchors, turn them, or give them as partitioned_positive_labels"
-                )
-            raise ConfigError(
-                f"supervision_edge_type {edge_type} has no positive label edges in the dataset; "
-                f"these have: {labeled}{hint}"
-            )
-    if len(set(chosen)) < len(chosen):
-        raise ConfigError(f"supervision_edge_type names a type twice: {chosen}")
-    return [plain_edge_type(edge_type) for edge_type in chosen]
-
-
-def labeled_types(known: Sequence[EdgeType]) -> list[EdgeType]:
-    """Return the supervision edge types that have positives among the edge types ``known``."""
-    found = []
-    for edge_type in known:
-        if is_label_edge_type(edge_type):
-            src, relation, dst = edge_type
-            # GiGL's suffix; the comparison below excludes negatives, and relations with similar
-            # names.
-            plain = (src, relation.rpartition("_gigl_")[0], dst)
-            if message_passing_to_positive_label(plain) == edge_type:
-                found.append(plain)
-    return found
-
-
-def check_anchor_type(supervision: Sequence[EdgeType], anchor_type: NodeType) -> None:
-    """Raise `ConfigError` unless the anchors are the sources of all supervision edge types."""
-    for edge_type in supervision:
-        if edge_type[0] != anchor_type:
-            hint = ""
-            if edge_type[2] == anchor_type:
-                hint = " (anchors are sources: name the type from the anchors to the label nodes)"
-            raise ConfigError(
-                f"input_nodes are of type {anchor_type!r}, but supervision_edge_type {edge_type} "
-                f"starts at {edge_type[0]!r}{hint}"
-            )
-
-
-def excluded_types(
-    known: Sequence[EdgeType], supervision: Sequence[EdgeType], exclude: Any
-) -> tuple[EdgeType, ...]:
-    """Return the message-passing edge types from which copies of the positives are removed.
-
-    Args:
-        known: All edge types of the dataset.
-        supervision: The edge types to predict.
-        exclude: True: all that connect the two node types of a supervision edge type, in either
-            direction; or the types.
-
-    Raises:
-        ConfigError: A type is not walked, or connects other node types.
-        WrongTypeError: ``exclude`` is neither.
-    """
-    # Unordered: a copy of a positive may be stored in the other direction, under another relation.
-    ends = {frozenset((src, dst)) for src, _, dst in supervision}
-    could = [
-        edge_type
-        for edge_type in known
-        if not is_label_edge_type(edge_type) and frozenset((edge_type[0], edge_type[2])) in ends
-    ]
-    if isinstance(exclude, bool):
-        return tuple(could) if exclude else ()
-    if not isinstance(exclude, Sequence) or isinstance(exclude, str):
-        raise WrongTypeError(
-            f"exclude_supervision must be True, False or a list of edge types, got {exclude!r}"
-        )
-    for edge_type in exclude:
-        if edge_type not in could:
-            raise ConfigError(
-                f"exclude_supervision names {edge_type}, which cannot hold copies of "
-                f"{supervision}; these can: {could}"
-            )
-    return tuple(plain_edge_type(edge_type) for edge_type in exclude)
-
-
-def _check_type(edge_type: Any) -> None:
-    parts = edge_type if isinstance(edge_type, tuple) else ()
-    if len(parts) != 3 or not all(isinstance(part, str) for part in parts):
-        raise WrongTypeError(
-            "supervision_edge_type must be (anchor type, relation, label type) or a list of these, "
-            f"got {edge_type!r}"
-        )
 
 
 # --- negatives of the user ------------------------------------------------------------------------

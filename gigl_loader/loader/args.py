@@ -1,9 +1,13 @@
-"""The options of a loader, checked as a whole: before anything is started."""
+"""The keywords of a loader, checked as a whole: before anything is started.
+
+A new keyword is a field of `LoaderOptions` and, for type checkers (PEP 692), one of
+`LoaderKeywords`. Those of `ExpansionOptions` are declared there.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -36,6 +40,7 @@ from gigl_loader.options import (
     EpochOptions,
     EvenRanks,
     Exchange,
+    ExpansionKeywords,
     ExpansionOptions,
     FeatureStoreOptions,
     KHopNeighborSamplerOptions,
@@ -51,14 +56,58 @@ from gigl_loader.sizes import parse_size
 from gigl_loader.source.sampled_input import check_draw, seed_or_drawn
 
 
+class LoaderKeywords(ExpansionKeywords, total=False):
+    """Names and types that all loaders take by keyword only; see `LoaderOptions` for the rest."""
+
+    seed: int | None
+    replace: bool
+    in_order: bool
+    timeout: float
+    max_restarts: int
+    reconnect_timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    even_ranks: EvenRanks | None
+    with_edge: bool | None
+    device: Device | None
+    device_prefetch: int
+    exchange: Exchange
+    shard: Shard
+    feature_store: FeatureStoreOptions | None
+    remote_cache: int | str | None
+    weight_attr: str | None
+    transform: Callable[[Any], Any] | None
+    transform_sampler_output: Callable[[Any], Any] | None
+    pad: bool | dict[str, Any]
+
+
+class AllKeywords(LoaderKeywords, total=False):
+    """All keywords of every loader, those that most take by position included."""
+
+    num_workers: int
+    batch_size: int
+    context: DistributedContext | None
+    local_process_rank: int | None
+    local_process_world_size: int | None
+    pin_memory_device: Device | None
+    worker_concurrency: int
+    channel_size: int | str
+    prefetch_size: int | None
+    process_start_gap_seconds: float | None
+    num_cpu_threads: int | None
+    shuffle: bool
+    drop_last: bool
+    with_weight: bool
+    sampler_options: SamplerOptions | None
+    non_blocking_transfers: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """The keywords of all loaders: type, default and meaning of each.
+    """The keywords of all loaders: type and default of each.
 
-    Built once, by the constructor that the user called, and handed down unchanged. The first
-    sixteen stand in each loader's signature, where they may be given by position, and mean what
-    `DistNeighborLoader` says. The others are keywords only, which
-    `loader.keywords` puts into signatures and docstrings.
+    Built once, by the constructor that the user called, and handed down unchanged. The docstrings
+    of loaders say what each means. The first seventeen stand in each loader's signature, where they
+    may be given by position. The others are keywords only, which `with_keywords` puts there.
 
     Raises:
         ConfigError: A value cannot work in either deployment, or two values not together.
@@ -82,88 +131,37 @@ class LoaderOptions:
     sampler_options: SamplerOptions | None = None
     non_blocking_transfers: bool = True
     seed: int | None = None
-    """Decides shuffle and draws. None: a seed is drawn once, and logged."""
     replace: bool = False
-    """Draw neighbours with replacement."""
     in_order: bool = True
-    """Yield batches in order. False trades order for latency."""
     timeout: float = DEFAULT_TIMEOUT_S
-    """Seconds without progress before a wait is an error."""
     max_restarts: int = DEFAULT_MAX_RESTARTS
-    """Workers to replace in an epoch when they die, or make no progress for ``timeout``; the
-    batches stay the same. 0: the first loss is an error."""
     reconnect_timeout: float = DEFAULT_RECONNECT_S
-    """Graph store: longest absence of a storage server in seconds, whether it is started again or
-    out of reach; the batches stay the same. 0: its loss is an error at once."""
     worker_init_fn: Callable[[int], None] | None = None
-    """Called with the worker's number in each worker before it samples."""
     even_ranks: EvenRanks | None = None
-    """``"drop"`` or ``"wrap"``: all ranks take the same number of steps."""
     with_edge: bool | None = None
-    """Whether batches have edge ids. None: if there are edge features."""
     device: Device | None = None
-    """Device of the batches, as ``torch.device`` takes it. None: this process's CUDA device, or the
-    CPU."""
     device_prefetch: int = 2
-    """Batches copied ahead to a CUDA device."""
     exchange: Exchange = "workers"
-    """Colocated, with several partitions: how ranks exchange neighbours and rows. ``"workers"``:
-    sampling processes request them over connections. ``"collective"``: without sampling processes
-    and ports, threads of this process sample ahead, in step with the other ranks. They exchange by
-    ``all_to_all``, rows from device to device if the process group has a backend for that.
-    ``timeout`` then also limits the time that a rank computes between batches."""
     shard: Shard = "machine"
-    """How seeds are split over ranks. ``"machine"``: ranks of a machine with the same seeds, in the
-    same order, share them; a rank with other seeds keeps its own. Seeds that two ranks would both
-    use are an error. ``"world"``: all ranks pass the seeds of the whole job, whose batches are
-    numbered over all ranks; rank ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts the
-    batches of the job, and any number of ranks can continue from it. ``"none"``: each rank uses all
-    its seeds, even those of other ranks. All other options that decide batches (``batch_size``,
-    fanouts, ``seed``...) are the same on all ranks."""
     feature_store: FeatureStoreOptions | None = None
-    """Your own PyG ``FeatureStore``, for features that the dataset lacks."""
     remote_cache: int | str | None = None
-    """With workers: a cache for rows of other machines, or with a graph store for all rows; its
-    memory as bytes (``"2GB"``, with its index) or as a share of these rows (``"20%"``). Batches are
-    drawn ahead, until they need 5 times as many rows as fit, and the cache keeps the rows that are
-    needed soonest. The ranks of a machine share it. Colocated, the loaders of a process over the
-    same dataset share it, too; with a graph store each loader has its own. A colocated loader that
-    lost a worker draws no batches ahead for the rest of the epoch. None: no cache."""
     weight_attr: str | None = None
-    """Name of the edge attribute to draw by, in place of ``edge_weight``; implies
-    ``with_weight``."""
     transform: Callable[[Any], Any] | None = None
-    """Called in this process with each batch; the loader yields its result instead."""
     transform_sampler_output: Callable[[Any], Any] | None = None
-    """Called in this process with PyG's ``SamplerOutput`` of each batch; returns it changed. It
-    cannot add nodes or edges that were not sampled."""
     pad: bool | dict[str, Any] = False
-    """Give all batches the same shapes, by dead nodes and edges that no real node hears of:
-    ``pad_node_mask`` and ``pad_edge_mask`` are False there, and all else is 0. True: by what batch
-    size and fan-outs bound. ``{"nodes": sizes, "edges": sizes}``, with sizes by type of a
-    heterogeneous graph and two dead nodes of each type included: a batch that does not fit is split
-    by its seeds into smaller ones, and with ``"larger": "bound"`` it gets the bound's shape
-    instead. `gigl_loader.padding_sizes` measures sizes. See the page "Batches of one shape"."""
     expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
-    """How batches grow from their seeds; each of its fields is a keyword of its own."""
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> "LoaderOptions":
-        """Return the options among the arguments of a constructor.
-
-        Args:
-            arguments: By name, with ``**keywords`` under that name, as ``locals()`` has them.
-                Arguments of a single loader are left out.
-        """
-        by_name = {**arguments, **arguments.get("keywords", {})}
-        taken = {one.name: by_name[one.name] for one in fields(cls) if one.name in by_name}
-        if isinstance(taken.get("sampler_options"), PPRSamplerOptions):
+    def of(cls, *, num_neighbors: NumNeighbors, **keywords: Unpack[AllKeywords]) -> "LoaderOptions":
+        """Return the options that a constructor was given; each has its default if left out."""
+        given: dict[str, Any] = {**keywords}
+        grown = {one.name: given.pop(one.name) for one in fields(ExpansionOptions)
+                 if one.name in given}  # fmt: skip
+        if isinstance(given.get("sampler_options"), PPRSamplerOptions):
             # The push decides how far it goes, so no fanout was given. A list of one hop passes the
             # checks of fanouts, and becomes the edge types that may be walked.
-            taken["num_neighbors"] = [1]  # only its edge types count
-        grown = {one.name: by_name[one.name] for one in fields(ExpansionOptions)
-                 if one.name in by_name}  # fmt: skip
-        return cls(**taken, expansion=ExpansionOptions(**grown))
+            num_neighbors = [1]  # only its edge types count
+        return cls(num_neighbors=num_neighbors, expansion=ExpansionOptions(**grown), **given)
 
     def __post_init__(self) -> None:
         positive("batch_size", self.batch_size)
@@ -391,6 +389,18 @@ class LoaderOptions:
             # These decide in which exchanges ranks take part.
             "even_ranks": repr(self.even_ranks),
             "exchange": self.exchange,
+        }
+
+    def for_base_loader(self) -> dict[str, Any]:
+        """Return the options that `BaseDistLoader` takes by the same names."""
+        return {
+            "process_start_gap_seconds": self.process_start_gap_seconds,
+            "non_blocking_transfers": self.non_blocking_transfers,
+            "even_ranks": self.even_ranks,
+            "device_prefetch": self.device_prefetch,
+            "shard": self.shard,
+            "transform": self.transform,
+            "transform_sampler_output": self.transform_sampler_output,
         }
 
     def batch_device(self, local_rank: int) -> torch.device:

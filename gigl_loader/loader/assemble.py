@@ -110,20 +110,11 @@ def start_loader(
     seeds = sum(one.node.numel() for one in (found if isinstance(found, list) else [found]))
     left_out = not getattr(loader, GAVE_BATCH_SIZE, True)
     log_slips(options, seeds=seeds, batch_size_left_out=left_out)
-    BaseDistLoader.__init__(
-        loader, **arguments, **{name: getattr(options, name) for name in _AS_GIVEN}
-    )
+    BaseDistLoader.__init__(loader, **arguments, **options.for_base_loader())
 
 
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
 """Counts the loaders of this process on graph stores, by the name of their class."""
-
-
-_AS_GIVEN = (
-    "process_start_gap_seconds", "non_blocking_transfers", "even_ranks", "device_prefetch", "shard",
-    "transform", "transform_sampler_output",
-)  # fmt: skip
-"""User options that `BaseDistLoader` takes by the same names."""
 
 
 MakeSource = Callable[..., BatchSource]

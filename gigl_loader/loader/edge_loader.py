@@ -1,45 +1,41 @@
 """`DistLinkNeighborLoader`: batches seeded by edges, with negatives drawn for them.
 
-Below the loader: its seed edges, checked and split into the contents of a sampler's input.
+Below the loader: its negatives, in the words of PyG.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, Unpack, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.collate.pyg import TRIPLET_ATTRIBUTES, Batch, add_edge_labels
-from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import (
-    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
-    DatasetSchema,
-    EdgeType,
-    NodeType,
-    is_label_edge_type,
-)
+from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.args import LoaderOptions
+from gigl_loader.loader.args import LoaderKeywords, LoaderOptions
 from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import Device, NumNeighbors
-from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
-from gigl_loader.loader.node_loader import DistNeighborLoader
+from gigl_loader.loader.edge_input import (
+    TIMES,
+    SeedEdges,
+    edges_by_server,
+    edges_of_this_machine,
+    times_by_server,
+)
+from gigl_loader.loader.keywords import with_keywords
 from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.seed_input import (
     TimeInput,
     add_times,
     add_times_by_server,
-    check_servers,
     check_time_given,
-    read_times,
 )
-from gigl_loader.message import EDGE_LABEL, EDGE_TARGETS, IS_HETERO, SampleMessage
+from gigl_loader.message import IS_HETERO, SampleMessage
 from gigl_loader.options import SamplerOptions
 from gigl_loader.sampler.edges import BINARY, EDGE_KIND
 from gigl_loader.sampler.kinds import SamplerKind
@@ -51,39 +47,9 @@ EdgeInput = (
     | tuple[EdgeType, Mapping[int, Tensor]]
 )  # fmt: skip
 """Accepted values of ``edge_label_index`` in `DistLinkNeighborLoader`; None, too: all edges."""
-_TIMES = "edge_label_time"
 
 
-@dataclass(frozen=True)
-class SeedEdges:
-    """Seed edges of one loader."""
-
-    edge_type: EdgeType
-    index: Tensor
-    """``[2, num_edges]`` int64, global ids: sources, destinations."""
-    label: Tensor | None
-    """``[num_edges, ...]``."""
-
-    def sampler_input(self) -> NodeSamplerInput:
-        """Return them as seeds (sources) with columns (destinations, labels)."""
-        # Rows of a transposed index are not contiguous, and seeds are read as one block.
-        found = NodeSamplerInput(self.index[0].contiguous(), self.edge_type[0])
-        found.extra = {EDGE_TARGETS: self.index[1].contiguous()}
-        if self.label is not None:
-            found.extra[EDGE_LABEL] = self.label.contiguous()
-        return found
-
-    def split(self, parts: int) -> "list[SeedEdges]":
-        """Return contiguous blocks that concatenate to all."""
-        labels = [None] * parts if self.label is None else self.label.tensor_split(parts)
-        blocks = self.index.tensor_split(parts, dim=1)
-        return [
-            SeedEdges(self.edge_type, block, label)
-            for block, label in zip(blocks, labels, strict=True)
-        ]
-
-
-@with_keywords(like=DistNeighborLoader)
+@with_keywords()
 class DistLinkNeighborLoader(BaseDistLoader):
     """Yields the neighbourhoods of edges, as PyG's ``LinkNeighborLoader`` does.
 
@@ -94,27 +60,132 @@ class DistLinkNeighborLoader(BaseDistLoader):
     `HeteroData` they are in the stores that PyG has them in. The ends of all edges come first among
     the nodes of their type, each once.
 
-    Args:
-        dataset: Colocated: a ``DistDataset``. Graph store: a ``RemoteDistDataset``.
+    Data:
+        dataset (Dataset | RemoteDataset): Colocated: a ``DistDataset``. Graph store: a
+            ``RemoteDistDataset``.
         num_neighbors: As in `DistNeighborLoader`.
         edge_label_index: ``[2, num_edges]`` int64, sources and destinations by global id; on a
             heterogeneous graph ``(edge_type, index)``; None in place of the index: all edges of
             this partition (colocated only). Colocated, it is split over the processes of a machine
             that were given the same; with a graph store it is this process's own, cut over the
             servers, or given by server, ``{server_rank: index}``.
-        edge_label: ``[num_edges, ...]``, labels of the seed edges. With binary negatives, labels
-            that begin at 0 are made to begin at 1, as PyG does.
-        neg_sampling: ``"binary"``, ``"triplet"``, or PyG's `NegativeSampling` with amount and
-            weights; None: no negatives.
-        neg_sampling_ratio: PyG's older way to say ``NegativeSampling("binary", ratio)``.
-        batch_size: Seed edges per batch.
+        edge_label (Tensor | Mapping[int, Tensor] | None): ``[num_edges, ...]``, labels of the seed
+            edges. With binary negatives, labels that begin at 0 are made to begin at 1, as PyG
+            does.
+        neg_sampling (NegativeSampling | Literal['binary', 'triplet'] | None): ``"binary"``,
+            ``"triplet"``, or PyG's `NegativeSampling` with amount and weights; None: no negatives.
+        neg_sampling_ratio (float | None): PyG's older way to say ``NegativeSampling("binary",
+            ratio)``.
+        strict (bool): No negative is an edge of the graph: the owner of each is asked. A node may
+            be a negative of itself, as in PyG.
+        batch_size (int): Seed edges per batch.
+        shuffle (bool): Shuffle the seeds every epoch.
+        drop_last (bool): Leave out an incomplete last batch.
+        seed (int | None): Decides shuffle and draws. None: a seed is drawn once, and logged.
+        with_edge (bool | None): Whether batches have edge ids. None: if there are edge features.
+        feature_store (FeatureStoreOptions | None): Your own PyG ``FeatureStore``, for features that
+            the dataset lacks.
+        transform (Callable[[Any], Any] | None): Called in this process with each batch; the loader
+            yields its result instead.
+        transform_sampler_output (Callable[[Any], Any] | None): Called in this process with PyG's
+            ``SamplerOutput`` of each batch; returns it changed. It cannot add nodes or edges that
+            were not sampled.
+        pad (bool | dict[str, Any]): Give all batches the same shapes, by dead nodes and edges that
+            no real node hears of: ``pad_node_mask`` and ``pad_edge_mask`` are False there, and all
+            else is 0. True: by what batch size and fan-outs bound. ``{"nodes": sizes, "edges":
+            sizes}``, with sizes by type of a heterogeneous graph and two dead nodes of each type
+            included: a batch that does not fit is split by its seeds into smaller ones, and with
+            ``"larger": "bound"`` it gets the bound's shape instead. `gigl_loader.padding_sizes`
+            measures sizes. See the page "Batches of one shape".
+
+    Draws:
+        replace (bool): Draw neighbours with replacement.
+        weight_attr (str | None): Name of the edge attribute to draw by, in place of
+            ``edge_weight``; implies ``with_weight``.
+        with_weight (bool): Draw neighbours by edge weight.
+        sampling_method (Literal['uniform', 'labor']): Method of the draws. ``"labor"``: seeds of a
+            batch share neighbours (layer-neighbour sampling); each still has a uniform draw.
         sampler_options: Another sampler, one with ``EdgeRoots``, or again the fanout.
-        strict: No negative is an edge of the graph: the owner of each is asked. A node may be a
-            negative of itself, as in PyG.
+        subgraph_type (Literal['directional', 'bidirectional', 'induced']): ``"directional"``: the
+            sampled edges; ``"bidirectional"``: these in both directions, each once; ``"induced"``:
+            all edges between the sampled nodes.
+        disjoint (bool | Literal['by_time']): True: every seed has its own tree, and ``batch``
+            has the seed of each node. ``"by_time"``, with ``time_attr``: the seeds of one time
+            share a tree, and ``batch`` has the first of them. Each end of an edge has a tree of its
+            own, and ``batch`` is the position of the edge.
+        time_attr (str | None): An attribute of nodes or edges: no node or edge later than its seed
+            is sampled. Trees are then disjoint, since each has its own time.
         edge_label_time: The time of each seed edge, ``[num_edges]`` numbers (by server where the
             edges are): needed with ``time_attr``. Negatives are not later either.
-        **keywords: Those of `gigl_loader.loader.keywords.LoaderKeywords`. Where trees are
-            disjoint, each end of an edge has its own, and ``batch`` is the position of the edge.
+        temporal_strategy (Literal['uniform', 'last']): ``"last"``: the latest neighbours instead of
+            any.
+        time_window (float | None): Greatest age of a neighbour at the time of its seed, in units of
+            the attribute; None: any age.
+
+    Ranks:
+        shard (Literal['machine', 'world', 'none']): How seeds are split over ranks. ``"machine"``:
+            ranks of a machine with the same seeds, in the same order, share them; a rank with other
+            seeds keeps its own. Seeds that two ranks would both use are an error. ``"world"``: all
+            ranks pass the seeds of the whole job, whose batches are numbered over all ranks; rank
+            ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts the batches of the job, and
+            any number of ranks can continue from it. ``"none"``: each rank uses all its seeds, even
+            those of other ranks. All other options that decide batches (``batch_size``, fanouts,
+            ``seed``...) are the same on all ranks.
+        even_ranks (Literal['drop', 'wrap'] | None): ``"drop"`` or ``"wrap"``: all ranks take the
+            same number of steps.
+
+    Processes:
+        num_workers (int): Sampling processes of this loader. 0: this process samples each batch
+            when the loop requests it.
+        worker_concurrency (int): Batches that a worker, or with ``exchange="collective"`` this
+            process, samples at a time.
+        exchange (Literal['workers', 'collective']): Colocated, with several partitions: how ranks
+            exchange neighbours and rows. ``"workers"``: sampling processes request them over
+            connections. ``"collective"``: without sampling processes and ports, threads of this
+            process sample ahead, in step with the other ranks. They exchange by ``all_to_all``,
+            rows from device to device if the process group has a backend for that. ``timeout`` then
+            also limits the time that a rank computes between batches.
+        in_order (bool): Yield batches in order. False trades order for latency.
+        worker_init_fn (Callable[[int], None] | None): Called with the worker's number in each
+            worker before it samples.
+
+    Buffers:
+        channel_size (int | str): Limit on the shared memory of sampled batches: bytes, or a string
+            as ``"4GB"`` (10^9) or ``"4GiB"`` (2^30).
+        remote_cache (int | str | None): With workers: a cache for rows of other machines, or with a
+            graph store for all rows; its memory as bytes (``"2GB"``, with its index) or as a share
+            of these rows (``"20%"``). Batches are drawn ahead, until they need 5 times as many rows
+            as fit, and the cache keeps the rows that are needed soonest. The ranks of a machine
+            share it. Colocated, the loaders of a process over the same dataset share it, too; with
+            a graph store each loader has its own. A colocated loader that lost a worker draws no
+            batches ahead for the rest of the epoch. None: no cache.
+
+    Device:
+        device (device | str | int | None): Device of the batches, as ``torch.device`` takes it.
+            None: this process's CUDA device, or the CPU.
+        pin_memory_device (device | str | int | None): GiGL's name for ``device``.
+        device_prefetch (int): Batches copied ahead to a CUDA device.
+
+    Faults:
+        timeout (float): Seconds without progress before a wait is an error.
+        max_restarts (int): Workers to replace in an epoch when they die, or make no progress for
+            ``timeout``; the batches stay the same. 0: the first loss is an error.
+        reconnect_timeout (float): Graph store: longest absence of a storage server in seconds,
+            whether it is started again or out of reach; the batches stay the same. 0: its loss is
+            an error at once.
+
+    Accepted from GiGL:
+        prefetch_size (int | None): Graph store only: batches to request ahead from each server.
+            None: as many as ``worker_concurrency``, at least 4.
+        process_start_gap_seconds (float | None): None: a local rank starts its workers when the
+            local rank before it is ready, so that memory peaks do not add up. A number: local rank
+            ``i`` starts them ``i`` times this many seconds later.
+        num_cpu_threads (int | None): Threads of torch operations of this process, on a CPU device.
+            None: torch's own number.
+        non_blocking_transfers (bool): Copy to a CUDA device on a side stream, ahead of use.
+        context (DistributedContext | None): Deprecated; see `BaseDistLoader.resolve_runtime`.
+        local_process_rank (int | None): Deprecated, with ``context``.
+        local_process_world_size (int | None): Deprecated, with ``context``.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -150,8 +221,17 @@ class DistLinkNeighborLoader(BaseDistLoader):
         edge_label_time: TimeInput | None = None,
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
-        options = LoaderOptions.of(locals())
-        check_time_given(edge_label_time, options.expansion, _TIMES)
+        options = LoaderOptions.of(
+            num_neighbors=num_neighbors, num_workers=num_workers, batch_size=batch_size,
+            context=context, local_process_rank=local_process_rank,
+            local_process_world_size=local_process_world_size, pin_memory_device=pin_memory_device,
+            worker_concurrency=worker_concurrency, channel_size=channel_size,
+            prefetch_size=prefetch_size, process_start_gap_seconds=process_start_gap_seconds,
+            num_cpu_threads=num_cpu_threads, shuffle=shuffle, drop_last=drop_last,
+            with_weight=with_weight, sampler_options=sampler_options,
+            non_blocking_transfers=non_blocking_transfers, **keywords,
+        )  # fmt: skip
+        check_time_given(edge_label_time, options.expansion, TIMES)
         # PyG's words: an edge has no time of its own that its ends could be compared with.
         if edge_label_time is None and options.expansion.time_attr is not None:
             raise ConfigError(
@@ -164,7 +244,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
             edges = edges_of_this_machine(data, edge_label_index, edge_label)
             found = shifted([edges], self._negatives)[0].sampler_input()
             sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict)
-            return add_times(found, edge_label_time, _TIMES), sampler
+            return add_times(found, edge_label_time, TIMES), sampler
 
         def store(dataset: Any) -> tuple[list[NodeSamplerInput], SamplerKind]:
             num_nodes = dataset.fetch_num_nodes()
@@ -175,7 +255,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
             sampler = self._sampler(by_server[0].edge_type, num_nodes, strict)
             inputs = [edges.sampler_input() for edges in shifted(by_server, self._negatives)]
             times = times_by_server(inputs, edge_label_time)
-            return add_times_by_server(inputs, times, _TIMES), sampler
+            return add_times_by_server(inputs, times, TIMES), sampler
 
         start_loader(self, dataset, options, local=local, store=store)
 
@@ -210,174 +290,6 @@ class DistLinkNeighborLoader(BaseDistLoader):
         kind = None if self._negatives is None else self._negatives.mode.value
         add_edge_labels(batch, msg, edge_type, kind=kind)
         return batch
-
-
-def edges_of_this_machine(data: DistDataset, given: Any, label: Any) -> SeedEdges:
-    """Return the seed edges of all processes of this machine; None: all edges of the partition."""
-    given, label = unpacked(given, label)
-    edge_type, index = edge_type_of(given, data.schema)
-    if isinstance(index, Mapping):
-        raise ConfigError(
-            "edge_label_index is by server, as for a graph store, but the dataset is local: pass a "
-            "tensor or (edge_type, tensor)"
-        )
-    if index is None:
-        index = all_edges(data, edge_type)
-    return read_edges(edge_type, index, label, data.view().num_nodes)
-
-
-def edges_by_server(
-    given: Any, label: Any, schema: DatasetSchema, num_nodes: Mapping[NodeType, int],
-    servers: range,
-) -> list[SeedEdges]:  # fmt: skip
-    """Return the seed edges of each storage server, empty ones included."""
-    given, label = unpacked(given, label)
-    edge_type, index = edge_type_of(given, schema)
-    if index is None:
-        raise ConfigError(
-            "with a graph store, edge_label_index must be given: a [2, num_edges] tensor, "
-            "or {server_rank: tensor}"
-        )
-    if not isinstance(index, Mapping):
-        return read_edges(edge_type, index, label, num_nodes).split(len(servers))
-    check_servers(index, servers)
-    if not (label is None or (isinstance(label, Mapping) and label.keys() == index.keys())):
-        raise ConfigError("edge_label must be by server as edge_label_index is, or None")
-    nothing = torch.empty(2, 0, dtype=torch.int64)
-    labels: Mapping[int, Tensor] = {} if label is None else label
-    some = next(iter(labels.values()), None)
-    # A server without edges still has labels of the same type and columns, but none of them: all
-    # servers' labels become one tensor.
-    none_left = None if some is None else some[:0]
-    return [
-        read_edges(edge_type, index.get(server, nothing), labels.get(server, none_left), num_nodes)
-        for server in servers
-    ]
-
-
-def times_by_server(inputs: list[NodeSamplerInput], given: TimeInput | None) -> Any:
-    """Return the times of seed edges by server; one tensor of times is split like the edges."""
-    if given is None or isinstance(given, Mapping):
-        return given
-    sizes = [one.node.numel() for one in inputs]
-    return dict(enumerate(read_times(given, sum(sizes), _TIMES).split(sizes)))
-
-
-def unpacked(given: Any, label: Any) -> tuple[Any, Any]:
-    """Return (seed edges, labels) of GLT's ``EdgeSamplerInput``; anything else unchanged."""
-    # By its attributes: the class is GLT's, which need not be installed.
-    if not (hasattr(given, "row") and hasattr(given, "col")):
-        return given, label
-    index = torch.stack([given.row, given.col])
-    edge_type = getattr(given, "input_type", None)
-    # A separate label takes precedence over that of the input.
-    label = getattr(given, "label", None) if label is None else label
-    return (index if edge_type is None else (edge_type, index)), label
-
-
-# --- seed edges -----------------------------------------------------------------------------------
-
-
-def edge_type_of(edges: Any, schema: DatasetSchema) -> tuple[EdgeType, Any]:
-    """Return (edge type, seed edges without it) of ``edge_label_index``.
-
-    Raises:
-        ConfigError: The type is missing, unknown, or a label edge type.
-    """
-    known = [one for one in schema.edge_types or () if not is_label_edge_type(one)]
-    # Label edges alone do not make a graph heterogeneous: batches of it are `Data`.
-    plain = schema.edge_types is None or schema.is_homogeneous_with_labeled_edge_type
-    if _is_edge_type(edges):
-        edge_type, edges = _in_full(edges, known), None
-    elif isinstance(edges, tuple) and len(edges) == 2 and _is_edge_type(edges[0]):
-        edge_type, edges = _in_full(edges[0], known), edges[1]
-    elif plain:
-        return DEFAULT_HOMOGENEOUS_EDGE_TYPE, edges
-    else:
-        raise ConfigError(
-            "the graph is heterogeneous: pass edge_label_index=(edge_type, index), with one of "
-            f"{known}"
-        )
-    if tuple(edge_type) not in (known or [DEFAULT_HOMOGENEOUS_EDGE_TYPE]):
-        raise ConfigError(f"edge_label_index names edge type {edge_type}, the graph has {known}")
-    # A plain tuple, whatever the user's class: it becomes part of keys, and is sent to workers.
-    src, relation, dst = edge_type
-    return (src, relation, dst), edges
-
-
-def _is_edge_type(value: Any) -> bool:
-    named = isinstance(value, tuple) and len(value) in (2, 3)
-    return named and all(isinstance(part, str) for part in value)
-
-
-def _in_full(named: tuple[str, ...], known: list[EdgeType]) -> tuple[str, ...]:
-    """Return an edge type named by its ends alone, as PyG allows if only one has these ends."""
-    if len(named) == 3:
-        return named
-    found = [one for one in known if (one[0], one[2]) == named]
-    # PyG's own default relation, which is then refused like any other unknown one.
-    return found[0] if len(found) == 1 else (named[0], "to", named[1])
-
-
-def read_edges(
-    edge_type: EdgeType, index: Any, label: Any, num_nodes: Mapping[NodeType, int]
-) -> SeedEdges:
-    """Return checked seed edges.
-
-    Raises:
-        ConfigError: Wrong shape, dtype, device or range; names the first offender.
-    """
-    known = isinstance(index, (Tensor, np.ndarray, list))
-    found = _as_tensor(index, "edge_label_index") if known else None
-    if found is None or found.dtype != torch.int64 or found.dim() != 2 or found.size(0) != 2:
-        what = type(index).__name__ if found is None else f"{list(found.shape)} {found.dtype}"
-        raise ConfigError(
-            f"edge_label_index must be [2, num_edges] int64, sources in row 0, got {what}"
-        )
-    if found.device.type != "cpu":
-        raise ConfigError(
-            f"edge_label_index must be on the CPU, where sampling is, got {found.device}"
-        )
-    # Row by row: the two ends may be of types with different numbers of nodes.
-    for row, end in enumerate((edge_type[0], edge_type[2])):
-        wrong = (found[row] < 0) | (found[row] >= num_nodes[end])
-        if bool(wrong.any()):
-            position = int(wrong.nonzero()[0])
-            source, _, target = edge_type
-            text = (
-                f"edge_label_index[{row}, {position}] = {int(found[row, position])} is no node id: "
-                f"ids of {end!r} are in [0, {num_nodes[end]})"
-            )
-            turned = torch.tensor([[num_nodes[target]], [num_nodes[source]]])
-            if bool(((found >= 0) & (found < turned)).all()):
-                text += f"; are its rows swapped? {source!r} is row 0 and {target!r} row 1"
-            raise ConfigError(text)
-    # Labels go with the seeds, whichever device a split of the graph left them on.
-    labels = None if label is None else _as_tensor(label, "edge_label").cpu()
-    if labels is not None and (labels.dim() == 0 or labels.size(0) != found.size(1)):
-        raise ConfigError(
-            f"edge_label must have one row for each of the {found.size(1)} edges of "
-            f"edge_label_index, got {list(labels.shape)}"
-        )
-    return SeedEdges(edge_type, found, labels)
-
-
-def _as_tensor(given: Any, name: str) -> Tensor:
-    try:
-        return torch.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{name} cannot be read as a tensor: {error}") from None
-
-
-def all_edges(data: DistDataset, edge_type: EdgeType) -> Tensor:
-    """Return ``[2, num_edges]`` int64: the edges of a type in this partition.
-
-    They are in the order of their edge ids, as in PyG, if the dataset keeps these.
-    """
-    adjacency = data.view().adjacency[edge_type]
-    edges = edges_of(adjacency, data.schema.edge_dir)
-    # In memory they are grouped by node, and by the partition's share.
-    return edges if adjacency.edge_ids is None else edges[:, adjacency.edge_ids.argsort()]
 
 
 def negative_sampling(given: Any, ratio: float | None, label: Any) -> NegativeSampling | None:

@@ -1,153 +1,28 @@
-"""The keywords of all loaders, as signatures, docstrings and type checkers show them.
+"""The keywords of all loaders, as signatures show them.
 
-Type, default and meaning of each are declared in `LoaderOptions`. A new keyword is a field there,
-and an entry of `LoaderKeywords`, which type checkers read (PEP 692); `with_keywords` puts it into
-signature and docstring of each loader, for ``help()`` and the documentation.
+Type and default of each are declared in `LoaderOptions`; `with_keywords` puts them into the
+signature of each loader, for ``help()`` and the documentation.
 
 Keywords of the loaders that users migrate from, torch's, PyG's and graphlearn-torch's: those
 without an effect here are accepted, with one warning; the others are refused, all in one error. The
 page "Coming from PyG, graphlearn-torch or GiGL" has the whole tables.
 """
 
-import ast
 import difflib
 import inspect
-import re
-import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import wraps
-from itertools import pairwise
-from typing import Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from gigl_loader.errors import WrongTypeError
 from gigl_loader.loader.args import LoaderOptions
-from gigl_loader.loader.config import Device
-from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.start_line import GAVE_BATCH_SIZE
-from gigl_loader.options import (
-    EvenRanks,
-    Exchange,
-    ExpansionOptions,
-    FeatureStoreOptions,
-    SamplerOptions,
-    SamplingMethod,
-    Shard,
-    SubgraphType,
-    TemporalStrategy,
-)
+from gigl_loader.options import ExpansionOptions
 from gigl_loader.ranks import COULD_NOT_BUILD, told_to_ranks
 
 L = TypeVar("L", bound=type)
-
-_ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
-"""A parameter in a docstring, and its text with the indented lines below it."""
-_MODULES = re.compile(r"\b(?:\w+\.)+")
-"""The modules before a class, which types in docstrings omit."""
-_NO_BREAK = "\N{NO-BREAK SPACE}"
-_LONGEST_TYPE = 60
-
-
-GROUPS = {
-    "Data": (
-        "dataset", "num_neighbors", "input_nodes", "edge_label_index", "edge_label",
-        "supervision_edge_type", "use_label_edge_index_output", "exclude_supervision",
-        "neg_sampling", "neg_sampling_ratio", "strict", "batch_size", "shuffle", "drop_last",
-        "seed", "with_edge", "feature_store", "transform", "transform_sampler_output",
-        "pad",
-    ),
-    "Draws": (
-        "replace", "weight_attr", "with_weight", "sampling_method", "sampler_options",
-        "subgraph_type", "disjoint", "time_attr", "input_time", "edge_label_time",
-        "temporal_strategy", "time_window",
-    ),
-    "Ranks": ("shard", "even_ranks"),
-    "Processes": (
-        "num_workers", "worker_concurrency", "exchange", "in_order", "worker_init_fn",
-    ),
-    "Buffers": ("channel_size", "remote_cache"),
-    "Device": ("device", "pin_memory_device", "device_prefetch"),
-    "Faults": ("timeout", "max_restarts", "reconnect_timeout"),
-    "Accepted from GiGL": (
-        "prefetch_size", "process_start_gap_seconds", "num_cpu_threads", "non_blocking_transfers",
-        "context", "local_process_rank", "local_process_world_size",
-    ),
-}  # fmt: skip
-"""The sections of a loader's docstring, in their order, and the parameters that each explains."""
-
-
-class LoaderKeywords(TypedDict, total=False):
-    """Names and types that all loaders take by keyword only; see `LoaderOptions` for the rest."""
-
-    seed: int | None
-    replace: bool
-    in_order: bool
-    timeout: float
-    max_restarts: int
-    reconnect_timeout: float
-    worker_init_fn: Callable[[int], None] | None
-    even_ranks: EvenRanks | None
-    with_edge: bool | None
-    device: Device | None
-    device_prefetch: int
-    exchange: Exchange
-    shard: Shard
-    feature_store: FeatureStoreOptions | None
-    remote_cache: int | str | None
-    weight_attr: str | None
-    transform: Callable[[Any], Any] | None
-    transform_sampler_output: Callable[[Any], Any] | None
-    pad: bool | dict[str, Any]
-    # of `ExpansionOptions`, by PyG's names
-    subgraph_type: SubgraphType
-    disjoint: bool | Literal["by_time"]
-    time_attr: str | None
-    temporal_strategy: TemporalStrategy
-    time_window: float | None
-    sampling_method: SamplingMethod
-
-
-class AllKeywords(LoaderKeywords, total=False):
-    """All keywords of every loader, those that most take by position included."""
-
-    num_workers: int
-    batch_size: int
-    context: DistributedContext | None
-    local_process_rank: int | None
-    local_process_world_size: int | None
-    pin_memory_device: Device | None
-    worker_concurrency: int
-    channel_size: int | str
-    prefetch_size: int | None
-    process_start_gap_seconds: float | None
-    num_cpu_threads: int | None
-    shuffle: bool
-    drop_last: bool
-    with_weight: bool
-    sampler_options: SamplerOptions | None
-    non_blocking_transfers: bool
-
-
-def _meanings(owner: type) -> dict[str, str]:
-    """Return the string below each field of a class, which Python itself does not keep."""
-    try:
-        source = textwrap.dedent(inspect.getsource(owner))
-    except OSError:  # installed without sources: signatures are whole, docstrings lack these
-        return {}
-    (found,) = ast.parse(source).body
-    assert isinstance(found, ast.ClassDef)
-    meanings = {}
-    # By position: a string that stands alone belongs to the field above it.
-    for field, below in pairwise(found.body):
-        text = below.value if isinstance(below, ast.Expr) else None
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(text, ast.Constant)
-        ):
-            meanings[field.target.id] = inspect.cleandoc(str(text.value))
-    return meanings
 
 
 def _parameters() -> dict[str, inspect.Parameter]:
@@ -165,17 +40,12 @@ def _parameters() -> dict[str, inspect.Parameter]:
 
 KEYWORDS = _parameters()
 """Each keyword as a parameter: its type, and its default."""
-_MEANINGS = _meanings(ExpansionOptions) | _meanings(LoaderOptions)
-_OWN_MEANINGS: dict[type, dict[str, str]] = {}
-"""The text of each parameter in a loader's own docstring, by loader."""
 
 
-def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L], L]:
-    """Show a loader's ``**keywords`` in its signature and its docstring.
+def with_keywords(**other: object) -> Callable[[L], L]:
+    """Show a loader's ``**keywords`` in its signature, and answer those that it does not take.
 
     Args:
-        like: A loader; a parameter that neither the docstring nor this module explains has the
-            meaning that it has there.
         **other: Defaults that differ in this loader.
     """
 
@@ -211,47 +81,9 @@ def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L],
             parameters=[*named, *added]
         )
         loader.__init__ = init  # type: ignore[misc]
-        if loader.__doc__ is not None:  # python -OO has none
-            before, told, after = _split(loader.__doc__)
-            of_like = {} if like is None else _OWN_MEANINGS[like]
-            # A loader's own text wins: the keyword may mean something more in it.
-            _OWN_MEANINGS[loader] = meanings = of_like | _MEANINGS | told
-            shown = {one.name: one for one in (*named, *added)}
-            loader.__doc__ = "\n".join([before, "", *_sections(shown, meanings), after])
         return loader
 
     return decorate
-
-
-def _sections(shown: Mapping[str, inspect.Parameter], meanings: dict[str, str]) -> Iterator[str]:
-    """Yield the lines that explain parameters, in the sections of `GROUPS`."""
-    for title, members in GROUPS.items():
-        explained = [name for name in members if name in shown and name in meanings]
-        if explained:
-            yield f"{title}:"
-            yield from (_entry(shown[name], meanings[name]) for name in explained)
-            yield ""
-
-
-def _entry(parameter: inspect.Parameter, meaning: str) -> str:
-    """Return the lines of a docstring for one parameter, with its type if that is short."""
-    kind = _MODULES.sub("", inspect.formatannotation(parameter.annotation))
-    # A long type says less than the text does. Sphinx reads name and type from one line, so they
-    # are not wrapped.
-    type_text = f" ({kind})" if len(kind) <= _LONGEST_TYPE else ""
-    name = f"{parameter.name}{type_text}:".replace(" ", _NO_BREAK)
-    return textwrap.fill(
-        f"{name} {meaning}", 96, initial_indent="    ", subsequent_indent="        ",
-        # Names and literals have to stay whole.
-        break_long_words=False, break_on_hyphens=False,
-    ).replace(_NO_BREAK, " ")  # fmt: skip
-
-
-def _split(doc: str) -> tuple[str, dict[str, str], str]:
-    """Return a docstring as (before "Args", the text of each parameter, after it)."""
-    before, _, rest = inspect.cleandoc(doc).partition("\n\nArgs:\n")
-    section, _, after = rest.partition("\n\n")
-    return before, {name: " ".join(text.split()) for name, text in _ENTRY.findall(section)}, after
 
 
 CHANGE_NOTHING = {

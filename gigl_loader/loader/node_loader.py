@@ -8,11 +8,11 @@ from torch import Tensor
 from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import NodeType
-from gigl_loader.loader.args import LoaderOptions
+from gigl_loader.loader.args import AllKeywords, LoaderKeywords, LoaderOptions
 from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import Device, NumNeighbors
-from gigl_loader.loader.keywords import AllKeywords, LoaderKeywords, with_keywords
+from gigl_loader.loader.keywords import with_keywords
 from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.seed_input import (
     NodeInput,
@@ -39,9 +39,9 @@ class DistNeighborLoader(BaseDistLoader):
     The same fanout, the same seeds and the same ``seed`` give the same batches on any number of
     workers, partitions and machines, colocated or from a graph store.
 
-    Args:
-        dataset: A ``DistDataset`` (ours or GLT's): colocated mode, sampling subprocesses of this
-            process. A ``RemoteDistDataset``: graph-store mode.
+    Data:
+        dataset (Dataset | RemoteDataset): A ``DistDataset`` (ours or GLT's): colocated mode,
+            sampling subprocesses of this process. A ``RemoteDistDataset``: graph-store mode.
         num_neighbors: Neighbours per hop, -1 for all: a list, or on a heterogeneous graph a dict by
             edge type.
         input_nodes: Seeds: global ids as an int64 tensor, an array or a list, or a bool mask over
@@ -50,32 +50,113 @@ class DistNeighborLoader(BaseDistLoader):
             owns. Graph store: ``{server_rank: seeds}`` or ``(node_type, {server_rank: seeds})``.
             Colocated, the processes of a machine with the same seeds split them contiguously; a
             process with its own seeds, such as those of its own partition, keeps them all.
-        num_workers: Sampling processes of this loader. 0: this process samples each batch when the
-            loop requests it.
-        batch_size: Seeds per batch.
-        context: Deprecated; see `BaseDistLoader.resolve_runtime`.
-        local_process_rank: Deprecated, with ``context``.
-        local_process_world_size: Deprecated, with ``context``.
-        pin_memory_device: GiGL's name for ``device``.
-        worker_concurrency: Batches that a worker, or with ``exchange="collective"`` this process,
-            samples at a time.
-        channel_size: Limit on the shared memory of sampled batches: bytes, or a string as ``"4GB"``
-            (10^9) or ``"4GiB"`` (2^30).
-        prefetch_size: Graph store only: batches to request ahead from each server. None: as many as
-            ``worker_concurrency``, at least 4.
-        process_start_gap_seconds: None: a local rank starts its workers when the local rank before
-            it is ready, so that memory peaks do not add up. A number: local rank ``i`` starts them
-            ``i`` times this many seconds later.
-        num_cpu_threads: Threads of torch operations of this process, on a CPU device. None: torch's
-            own number.
-        shuffle: Shuffle the seeds every epoch.
-        drop_last: Leave out an incomplete last batch.
-        with_weight: Draw neighbours by edge weight.
+        batch_size (int): Seeds per batch.
+        shuffle (bool): Shuffle the seeds every epoch.
+        drop_last (bool): Leave out an incomplete last batch.
+        seed (int | None): Decides shuffle and draws. None: a seed is drawn once, and logged.
+        with_edge (bool | None): Whether batches have edge ids. None: if there are edge features.
+        feature_store (FeatureStoreOptions | None): Your own PyG ``FeatureStore``, for features that
+            the dataset lacks.
+        transform (Callable[[Any], Any] | None): Called in this process with each batch; the loader
+            yields its result instead.
+        transform_sampler_output (Callable[[Any], Any] | None): Called in this process with PyG's
+            ``SamplerOutput`` of each batch; returns it changed. It cannot add nodes or edges that
+            were not sampled.
+        pad (bool | dict[str, Any]): Give all batches the same shapes, by dead nodes and edges that
+            no real node hears of: ``pad_node_mask`` and ``pad_edge_mask`` are False there, and all
+            else is 0. True: by what batch size and fan-outs bound. ``{"nodes": sizes, "edges":
+            sizes}``, with sizes by type of a heterogeneous graph and two dead nodes of each type
+            included: a batch that does not fit is split by its seeds into smaller ones, and with
+            ``"larger": "bound"`` it gets the bound's shape instead. `gigl_loader.padding_sizes`
+            measures sizes. See the page "Batches of one shape".
+
+    Draws:
+        replace (bool): Draw neighbours with replacement.
+        weight_attr (str | None): Name of the edge attribute to draw by, in place of
+            ``edge_weight``; implies ``with_weight``.
+        with_weight (bool): Draw neighbours by edge weight.
+        sampling_method (Literal['uniform', 'labor']): Method of the draws. ``"labor"``: seeds of a
+            batch share neighbours (layer-neighbour sampling); each still has a uniform draw.
         sampler_options: Another sampler, or again the fanout.
-        non_blocking_transfers: Copy to a CUDA device on a side stream, ahead of use.
+        subgraph_type (Literal['directional', 'bidirectional', 'induced']): ``"directional"``: the
+            sampled edges; ``"bidirectional"``: these in both directions, each once; ``"induced"``:
+            all edges between the sampled nodes.
+        disjoint (bool | Literal['by_time']): True: every seed has its own tree, and ``batch``
+            has the seed of each node. ``"by_time"``, with ``time_attr``: the seeds of one time
+            share a tree, and ``batch`` has the first of them.
+        time_attr (str | None): An attribute of nodes or edges: no node or edge later than its seed
+            is sampled. Trees are then disjoint, since each has its own time.
         input_time: The time of each seed, ``[num_seeds]`` numbers; with a graph store by server.
             None: the seeds' own ``time_attr``.
-        **keywords: Those of `gigl_loader.loader.keywords.LoaderKeywords`.
+        temporal_strategy (Literal['uniform', 'last']): ``"last"``: the latest neighbours instead of
+            any.
+        time_window (float | None): Greatest age of a neighbour at the time of its seed, in units of
+            the attribute; None: any age.
+
+    Ranks:
+        shard (Literal['machine', 'world', 'none']): How seeds are split over ranks. ``"machine"``:
+            ranks of a machine with the same seeds, in the same order, share them; a rank with other
+            seeds keeps its own. Seeds that two ranks would both use are an error. ``"world"``: all
+            ranks pass the seeds of the whole job, whose batches are numbered over all ranks; rank
+            ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts the batches of the job, and
+            any number of ranks can continue from it. ``"none"``: each rank uses all its seeds, even
+            those of other ranks. All other options that decide batches (``batch_size``, fanouts,
+            ``seed``...) are the same on all ranks.
+        even_ranks (Literal['drop', 'wrap'] | None): ``"drop"`` or ``"wrap"``: all ranks take the
+            same number of steps.
+
+    Processes:
+        num_workers (int): Sampling processes of this loader. 0: this process samples each batch
+            when the loop requests it.
+        worker_concurrency (int): Batches that a worker, or with ``exchange="collective"`` this
+            process, samples at a time.
+        exchange (Literal['workers', 'collective']): Colocated, with several partitions: how ranks
+            exchange neighbours and rows. ``"workers"``: sampling processes request them over
+            connections. ``"collective"``: without sampling processes and ports, threads of this
+            process sample ahead, in step with the other ranks. They exchange by ``all_to_all``,
+            rows from device to device if the process group has a backend for that. ``timeout`` then
+            also limits the time that a rank computes between batches.
+        in_order (bool): Yield batches in order. False trades order for latency.
+        worker_init_fn (Callable[[int], None] | None): Called with the worker's number in each
+            worker before it samples.
+
+    Buffers:
+        channel_size (int | str): Limit on the shared memory of sampled batches: bytes, or a string
+            as ``"4GB"`` (10^9) or ``"4GiB"`` (2^30).
+        remote_cache (int | str | None): With workers: a cache for rows of other machines, or with a
+            graph store for all rows; its memory as bytes (``"2GB"``, with its index) or as a share
+            of these rows (``"20%"``). Batches are drawn ahead, until they need 5 times as many rows
+            as fit, and the cache keeps the rows that are needed soonest. The ranks of a machine
+            share it. Colocated, the loaders of a process over the same dataset share it, too; with
+            a graph store each loader has its own. A colocated loader that lost a worker draws no
+            batches ahead for the rest of the epoch. None: no cache.
+
+    Device:
+        device (device | str | int | None): Device of the batches, as ``torch.device`` takes it.
+            None: this process's CUDA device, or the CPU.
+        pin_memory_device (device | str | int | None): GiGL's name for ``device``.
+        device_prefetch (int): Batches copied ahead to a CUDA device.
+
+    Faults:
+        timeout (float): Seconds without progress before a wait is an error.
+        max_restarts (int): Workers to replace in an epoch when they die, or make no progress for
+            ``timeout``; the batches stay the same. 0: the first loss is an error.
+        reconnect_timeout (float): Graph store: longest absence of a storage server in seconds,
+            whether it is started again or out of reach; the batches stay the same. 0: its loss is
+            an error at once.
+
+    Accepted from GiGL:
+        prefetch_size (int | None): Graph store only: batches to request ahead from each server.
+            None: as many as ``worker_concurrency``, at least 4.
+        process_start_gap_seconds (float | None): None: a local rank starts its workers when the
+            local rank before it is ready, so that memory peaks do not add up. A number: local rank
+            ``i`` starts them ``i`` times this many seconds later.
+        num_cpu_threads (int | None): Threads of torch operations of this process, on a CPU device.
+            None: torch's own number.
+        non_blocking_transfers (bool): Copy to a CUDA device on a side stream, ahead of use.
+        context (DistributedContext | None): Deprecated; see `BaseDistLoader.resolve_runtime`.
+        local_process_rank (int | None): Deprecated, with ``context``.
+        local_process_world_size (int | None): Deprecated, with ``context``.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -110,7 +191,16 @@ class DistNeighborLoader(BaseDistLoader):
         input_time: TimeInput | None = None,
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
-        options = LoaderOptions.of(locals())
+        options = LoaderOptions.of(
+            num_neighbors=num_neighbors, num_workers=num_workers, batch_size=batch_size,
+            context=context, local_process_rank=local_process_rank,
+            local_process_world_size=local_process_world_size, pin_memory_device=pin_memory_device,
+            worker_concurrency=worker_concurrency, channel_size=channel_size,
+            prefetch_size=prefetch_size, process_start_gap_seconds=process_start_gap_seconds,
+            num_cpu_threads=num_cpu_threads, shuffle=shuffle, drop_last=drop_last,
+            with_weight=with_weight, sampler_options=sampler_options,
+            non_blocking_transfers=non_blocking_transfers, **keywords,
+        )  # fmt: skip
         check_time_given(input_time, options.expansion)
         sampler = self._sampler
         start_loader(
@@ -160,18 +250,124 @@ def remote_input(dataset: Any, input_nodes: Any) -> list[NodeSamplerInput]:
     return inputs
 
 
-@with_keywords(like=DistNeighborLoader, subgraph_type="induced")
+@with_keywords(subgraph_type="induced")
 class DistSubGraphLoader(DistNeighborLoader):
     """Yields all edges between the nodes of a k-hop neighbourhood, whoever owns them.
 
     A batch holds each node once; ``mapping`` (``[batch_size]`` int64, local) tells where its seeds
     are. GLT's order of arguments. Where GLT sorts the nodes, here the seeds come first.
 
-    Args:
-        dataset: As in `DistNeighborLoader`.
-        input_nodes: As in `DistNeighborLoader`.
+    Data:
+        dataset (Dataset | RemoteDataset): As in `DistNeighborLoader`.
         num_neighbors: Neighbours per hop; None: the subgraph of the seeds alone.
-        **keywords: Those of `DistNeighborLoader`; ``subgraph_type`` is ``"induced"`` unless given.
+        input_nodes: As in `DistNeighborLoader`.
+        batch_size (int): Seeds per batch.
+        shuffle (bool): Shuffle the seeds every epoch.
+        drop_last (bool): Leave out an incomplete last batch.
+        seed (int | None): Decides shuffle and draws. None: a seed is drawn once, and logged.
+        with_edge (bool | None): Whether batches have edge ids. None: if there are edge features.
+        feature_store (FeatureStoreOptions | None): Your own PyG ``FeatureStore``, for features that
+            the dataset lacks.
+        transform (Callable[[Any], Any] | None): Called in this process with each batch; the loader
+            yields its result instead.
+        transform_sampler_output (Callable[[Any], Any] | None): Called in this process with PyG's
+            ``SamplerOutput`` of each batch; returns it changed. It cannot add nodes or edges that
+            were not sampled.
+        pad (bool | dict[str, Any]): Give all batches the same shapes, by dead nodes and edges that
+            no real node hears of: ``pad_node_mask`` and ``pad_edge_mask`` are False there, and all
+            else is 0. True: by what batch size and fan-outs bound. ``{"nodes": sizes, "edges":
+            sizes}``, with sizes by type of a heterogeneous graph and two dead nodes of each type
+            included: a batch that does not fit is split by its seeds into smaller ones, and with
+            ``"larger": "bound"`` it gets the bound's shape instead. `gigl_loader.padding_sizes`
+            measures sizes. See the page "Batches of one shape".
+
+    Draws:
+        replace (bool): Draw neighbours with replacement.
+        weight_attr (str | None): Name of the edge attribute to draw by, in place of
+            ``edge_weight``; implies ``with_weight``.
+        with_weight (bool): Draw neighbours by edge weight.
+        sampling_method (Literal['uniform', 'labor']): Method of the draws. ``"labor"``: seeds of a
+            batch share neighbours (layer-neighbour sampling); each still has a uniform draw.
+        sampler_options: Another sampler, or again the fanout.
+        subgraph_type (Literal['directional', 'bidirectional', 'induced']): ``"directional"``: the
+            sampled edges; ``"bidirectional"``: these in both directions, each once; ``"induced"``:
+            all edges between the sampled nodes.
+        disjoint (bool | Literal['by_time']): True: every seed has its own tree, and ``batch``
+            has the seed of each node. ``"by_time"``, with ``time_attr``: the seeds of one time
+            share a tree, and ``batch`` has the first of them.
+        time_attr (str | None): An attribute of nodes or edges: no node or edge later than its seed
+            is sampled. Trees are then disjoint, since each has its own time.
+        input_time: The time of each seed, ``[num_seeds]`` numbers; with a graph store by server.
+            None: the seeds' own ``time_attr``.
+        temporal_strategy (Literal['uniform', 'last']): ``"last"``: the latest neighbours instead of
+            any.
+        time_window (float | None): Greatest age of a neighbour at the time of its seed, in units of
+            the attribute; None: any age.
+
+    Ranks:
+        shard (Literal['machine', 'world', 'none']): How seeds are split over ranks. ``"machine"``:
+            ranks of a machine with the same seeds, in the same order, share them; a rank with other
+            seeds keeps its own. Seeds that two ranks would both use are an error. ``"world"``: all
+            ranks pass the seeds of the whole job, whose batches are numbered over all ranks; rank
+            ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts the batches of the job, and
+            any number of ranks can continue from it. ``"none"``: each rank uses all its seeds, even
+            those of other ranks. All other options that decide batches (``batch_size``, fanouts,
+            ``seed``...) are the same on all ranks.
+        even_ranks (Literal['drop', 'wrap'] | None): ``"drop"`` or ``"wrap"``: all ranks take the
+            same number of steps.
+
+    Processes:
+        num_workers (int): Sampling processes of this loader. 0: this process samples each batch
+            when the loop requests it.
+        worker_concurrency (int): Batches that a worker, or with ``exchange="collective"`` this
+            process, samples at a time.
+        exchange (Literal['workers', 'collective']): Colocated, with several partitions: how ranks
+            exchange neighbours and rows. ``"workers"``: sampling processes request them over
+            connections. ``"collective"``: without sampling processes and ports, threads of this
+            process sample ahead, in step with the other ranks. They exchange by ``all_to_all``,
+            rows from device to device if the process group has a backend for that. ``timeout`` then
+            also limits the time that a rank computes between batches.
+        in_order (bool): Yield batches in order. False trades order for latency.
+        worker_init_fn (Callable[[int], None] | None): Called with the worker's number in each
+            worker before it samples.
+
+    Buffers:
+        channel_size (int | str): Limit on the shared memory of sampled batches: bytes, or a string
+            as ``"4GB"`` (10^9) or ``"4GiB"`` (2^30).
+        remote_cache (int | str | None): With workers: a cache for rows of other machines, or with a
+            graph store for all rows; its memory as bytes (``"2GB"``, with its index) or as a share
+            of these rows (``"20%"``). Batches are drawn ahead, until they need 5 times as many rows
+            as fit, and the cache keeps the rows that are needed soonest. The ranks of a machine
+            share it. Colocated, the loaders of a process over the same dataset share it, too; with
+            a graph store each loader has its own. A colocated loader that lost a worker draws no
+            batches ahead for the rest of the epoch. None: no cache.
+
+    Device:
+        device (device | str | int | None): Device of the batches, as ``torch.device`` takes it.
+            None: this process's CUDA device, or the CPU.
+        pin_memory_device (device | str | int | None): GiGL's name for ``device``.
+        device_prefetch (int): Batches copied ahead to a CUDA device.
+
+    Faults:
+        timeout (float): Seconds without progress before a wait is an error.
+        max_restarts (int): Workers to replace in an epoch when they die, or make no progress for
+            ``timeout``; the batches stay the same. 0: the first loss is an error.
+        reconnect_timeout (float): Graph store: longest absence of a storage server in seconds,
+            whether it is started again or out of reach; the batches stay the same. 0: its loss is
+            an error at once.
+
+    Accepted from GiGL:
+        prefetch_size (int | None): Graph store only: batches to request ahead from each server.
+            None: as many as ``worker_concurrency``, at least 4.
+        process_start_gap_seconds (float | None): None: a local rank starts its workers when the
+            local rank before it is ready, so that memory peaks do not add up. A number: local rank
+            ``i`` starts them ``i`` times this many seconds later.
+        num_cpu_threads (int | None): Threads of torch operations of this process, on a CPU device.
+            None: torch's own number.
+        non_blocking_transfers (bool): Copy to a CUDA device on a side stream, ahead of use.
+        context (DistributedContext | None): Deprecated; see `BaseDistLoader.resolve_runtime`.
+        local_process_rank (int | None): Deprecated, with ``context``.
+        local_process_world_size (int | None): Deprecated, with ``context``.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.

@@ -109,7 +109,7 @@ class TorchKernels:
         replace = draw.replace and draw.fanout >= 0  # all neighbours are all, once each
         starts, degrees = _rows(asked)
         places = torch.arange(width, device=self.device)
-        if draw.labor or (draw.with_weight and adjacency.weights is not None):
+        if draw.method == "labor" or (draw.with_weight and adjacency.weights is not None):
             drawn, counts = _draw_whole_rows(asked, starts, degrees)
             return HopDrawn(torch.where(places < counts[:, None], drawn, 0), counts)
         counts = _counts(degrees, draw.fanout, replace=replace)
@@ -261,7 +261,7 @@ def _draw_whole_rows(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> tupl
     `weighted_kernels.draw_labor`.
     """
     draw = asked.draw
-    if draw.replace and draw.fanout >= 0 and not draw.labor:
+    if draw.replace and draw.fanout >= 0 and draw.method != "labor":
         return _with_replacement(asked, starts, degrees)
     width = asked.width
     possible = torch.zeros_like(degrees)
@@ -302,7 +302,7 @@ def _numbers(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield positions, whether they are in the row, and their random numbers, block by block."""
     draw, indices = asked.draw, asked.adjacency.indices
-    keys = None if draw.labor else row_keys(draw.key, asked.ids)[:, None]
+    keys = None if draw.method == "labor" else row_keys(draw.key, asked.ids)[:, None]
     run = torch.zeros_like(starts)[:, None]
     """The column where the latest run of parallel edges begins."""
     for columns, offsets in _columns(asked, starts, degrees):

@@ -34,12 +34,12 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.message import (
     ATTRIBUTE,
     EDGE,
-    EDGE_FEATURES,
     EDGE_INDEX,
+    EDGE_ROWS,
     EDGES_PER_HOP,
     NODE,
     NODE_FEATURES,
-    NODE_LABELS,
+    NODE_ROWS,
     NODES_PER_HOP,
     SCALES,
     TREE,
@@ -117,11 +117,7 @@ class CutBatch:
     """Position of each id's row among ``wanted``, if some ids repeat."""
 
 
-_FIELDS = {
-    "node": (("node_features", NODE_FEATURES), ("node_labels", NODE_LABELS)),
-    "edge": (("edge_features", EDGE_FEATURES),),
-}
-"""Matrices of nodes and of edges, and their names in a message."""
+_FIELDS = {"node": NODE_ROWS, "edge": EDGE_ROWS}
 
 
 class DeviceSampler:
@@ -349,16 +345,13 @@ class DeviceSampler:
     def _matrices_of_batches(self) -> list[Matrix]:
         """Return the matrices whose rows batches have, in an order that all ranks share."""
         plan, view = self._plan, self._view
-        found: list[Matrix] = [("node_labels", name) for name in view.node_labels]
+        found: list[Matrix] = []
+        for kind in (*NODE_ROWS, *EDGE_ROWS):
+            types: Any = view.num_nodes if kind in NODE_ROWS else plan.fanouts
+            found += [(kind, name) for name in types if name in getattr(view, kind)]
         for kind, named in (("node_attributes", view.num_nodes), ("edge_attributes", plan.fanouts)):
             found += [(kind, (name, a)) for name in named for a in self._attributes.get(name, ())]
-        if plan.collect_features:
-            found += [("node_features", name) for name in view.node_features]
-            found += [
-                ("edge_features", name) for name in plan.fanouts if name in view.edge_features
-            ]
-        found = [one for one in found if plan.with_edge or not one[0].startswith("edge")]
-        return sorted(found, key=str)
+        return sorted((one for one in found if plan.has_rows(one[0])), key=str)
 
     def _add_nodes(
         self, found: dict[str, Tensor], node_type: NodeType, name: Any, drawn: CutBatch,
@@ -380,7 +373,9 @@ class DeviceSampler:
         rows: dict[Matrix, Tensor],
     ) -> None:  # fmt: skip
         """Add rows of the nodes or edges of a type, of those matrices that batches have."""
-        wanted: list[tuple[str, Matrix]] = [(here, (one, owner)) for one, here in _FIELDS[kind]]
+        wanted: list[tuple[str, Matrix]] = [
+            (here, (one, owner)) for one, here in _FIELDS[kind].items()
+        ]
         for attribute in self._attributes.get(owner, ()):
             wanted.append((ATTRIBUTE + attribute, (f"{kind}_attributes", (owner, attribute))))
         found.update({key(here, name): rows[one] for here, one in wanted if one in rows})

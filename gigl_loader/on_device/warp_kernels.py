@@ -51,12 +51,13 @@ class WarpKernels(TorchKernels):
         weights = adjacency.weights if draw.with_weight else None
         question = (*map(self._array, (adjacency.indptr, asked.rows, asked.ids)), draw.key)
         result = wp.from_torch(offsets), self._array(counts)
-        if draw.labor or (weights is not None and not replace):
+        labor = draw.method == "labor"
+        if labor or (weights is not None and not replace):
             values = torch.empty_like(offsets, dtype=torch.float64)
             narrow = adjacency.indices if adjacency.indices.dtype == torch.int32 else None
             wide = adjacency.indices if narrow is None else None
             self._launch(
-                draw_whole_rows, num_rows, *question, int(draw.labor),
+                draw_whole_rows, num_rows, *question, int(labor),
                 self._pages(weights, wp.float32), self._pages(narrow, wp.int32),
                 self._pages(wide, wp.int64), wp.from_torch(values), *result,
             )  # fmt: skip

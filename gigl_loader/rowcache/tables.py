@@ -17,7 +17,16 @@ from typing import Any, Generic
 import numpy as np
 
 from gigl_loader.dataset.schema import NEIGHBOR_TIME
-from gigl_loader.dataset.view import A, Book, Matrix, Owner, PartitionView, Row, owner_of
+from gigl_loader.dataset.view import (
+    ROW_KINDS,
+    A,
+    Book,
+    Matrix,
+    Owner,
+    PartitionView,
+    Row,
+    owner_of,
+)
 from gigl_loader.memory.mutex import MUTEX_BYTES
 from gigl_loader.memory.segments import align, nbytes_of
 from gigl_loader.sampler.plan import SamplingPlan
@@ -173,11 +182,7 @@ def tables_for(
         size: Bytes, or a share of the rows.
     """
     remote = set(range(view.num_partitions)) - {view.partition_idx} - set(same_host)
-    features, edges = plan.collect_features, plan.with_edge
-    kinds = {
-        "node_labels": True, "node_features": features, "node_attributes": features,
-        "edge_features": features and edges, "edge_attributes": features and edges,
-    }  # fmt: skip
+    kinds = {kind: plan.has_rows(kind) for kind in ROW_KINDS}
     return make_tables(view, remote_rows(view, remote), size, kinds)
 
 

@@ -153,9 +153,9 @@ def draw_of(
 ) -> Draw:
     """Return the request of one hop of a batch over one edge type."""
     how = plan.expansion
-    labor = how.sampling_method == "labor"
-    # with LABOR a neighbour has the same number for every edge type
-    keyed_by = ("", "labor", ends_of(edge_type, view.edge_dir)[1]) if labor else edge_type
+    keyed_by = edge_type
+    if how.sampling_method == "labor":  # a neighbour has the same number for every edge type
+        keyed_by = ("", "labor", ends_of(edge_type, view.edge_dir)[1])
     return Draw(
         edge_type,
         plan.fanouts[edge_type][hop],
@@ -163,7 +163,7 @@ def draw_of(
         replace=plan.replace,
         with_weight=plan.with_weight,
         with_edge=plan.with_edge,
-        labor=labor,
+        method=how.sampling_method,
         timed=how.time_attr is not None and edge_type in view.times,
         last=how.temporal_strategy == "last",
     )

@@ -13,12 +13,11 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.message import (
     ATTRIBUTE,
     EDGE,
-    EDGE_FEATURES,
     EDGE_INDEX,
+    EDGE_ROWS,
     EDGES_PER_HOP,
     NODE,
-    NODE_FEATURES,
-    NODE_LABELS,
+    NODE_ROWS,
     NODES_PER_HOP,
     TREE,
     key,
@@ -72,6 +71,10 @@ class NeighborSampler:
         self._elsewhere: FeatureRows | None = None
         if plan.feature_store is not None:
             self._elsewhere = FeatureRows(plan.feature_store, view)
+        self._rows: dict[str, dict[Any, Any]] = {
+            kind: getattr(view, kind) if plan.has_rows(kind) else {}
+            for kind in (*NODE_ROWS, *EDGE_ROWS)
+        }
         self._attributes: dict[Any, list[str]] = {}
         if plan.collect_features:
             self._attributes = attribute_names(view.node_attributes, view.edge_attributes)
@@ -95,7 +98,7 @@ class NeighborSampler:
 
     def _node_fields(self, found: Sampled) -> list[Field]:
         fields = []
-        per_hop = found.nodes_per_hop
+        per_hop, elsewhere = found.nodes_per_hop, self._elsewhere
         for node_type in self.nodes.types:
             name = node_type if self._view.is_heterogeneous else None
             nodes = self.nodes.ids(node_type)
@@ -107,15 +110,12 @@ class NeighborSampler:
                 fields.append(Field(key(TREE, name), "int64", nodes.shape, write))
             # One split for features, labels and attributes: the owners of ids are looked up once.
             split = self._reader.split(self._view.node_books.get(node_type), nodes)
-            if self._plan.collect_features and node_type in self._view.node_features:
-                rows = self._reader.fetch("node_features", node_type, nodes, split)
-                fields.append(Field(key(NODE_FEATURES, name), *rows))
-            elif self._elsewhere is not None and node_type in self._elsewhere:
-                found_rows = self._elsewhere.fetch(node_type, nodes)
-                fields.append(Field.of(key(NODE_FEATURES, name), found_rows))
-            if node_type in self._view.node_labels:
-                rows = self._reader.fetch("node_labels", node_type, nodes, split)
-                fields.append(Field(key(NODE_LABELS, name), *rows))
+            for kind, field in NODE_ROWS.items():
+                if node_type in self._rows[kind]:
+                    rows = self._reader.fetch(kind, node_type, nodes, split)
+                    fields.append(Field(key(field, name), *rows))
+                elif kind == "node_features" and elsewhere is not None and node_type in elsewhere:
+                    fields.append(Field.of(key(field, name), elsewhere.fetch(node_type, nodes)))
             fields += self._attribute_fields("node_attributes", node_type, name, nodes, split)
         return fields
 
@@ -151,15 +151,15 @@ class NeighborSampler:
 
     def _edge_row_fields(self, edge_type: Any, name: Any, ids: Array) -> list[Field]:
         """Return features and further attributes of the edges ``ids``."""
-        fields = []
-        has_features = self._plan.collect_features and edge_type in self._view.edge_features
+        kinds = [kind for kind in EDGE_ROWS if edge_type in self._rows[kind]]
         # Before the split, which costs a pass over all edges.
-        if not has_features and edge_type not in self._attributes:
+        if not kinds and edge_type not in self._attributes:
             return []
         split = self._reader.split(self._view.edge_books.get(edge_type), ids)
-        if has_features:
-            rows = self._reader.fetch("edge_features", edge_type, ids, split)
-            fields.append(Field(key(EDGE_FEATURES, name), *rows))
+        fields = []
+        for kind in kinds:
+            rows = self._reader.fetch(kind, edge_type, ids, split)
+            fields.append(Field(key(EDGE_ROWS[kind], name), *rows))
         return fields + self._attribute_fields("edge_attributes", edge_type, name, ids, split)
 
 

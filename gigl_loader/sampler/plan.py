@@ -19,7 +19,7 @@ from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 from gigl_loader.dataset.view import A, PartitionView
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import AT_ONCE_STREAM, NODE_FEATURES, SCALES, BatchTicket, Field, key
-from gigl_loader.options import ExpansionOptions, FeatureStoreOptions
+from gigl_loader.options import ExpansionOptions, FeatureStoreOptions, SamplingMethod
 
 __all__ = [
     "DRAW_VERSION",
@@ -69,6 +69,11 @@ class SamplingPlan:
     def num_hops(self) -> int:
         """Hops, the same for all edge types."""
         return len(next(iter(self.fanouts.values()), ()))
+
+    def has_rows(self, kind: str) -> bool:
+        """Return whether batches have rows of a kind, one of `ROW_KINDS`."""
+        of_edges_here = self.with_edge or not kind.startswith("edge")
+        return of_edges_here and (self.collect_features or kind.endswith("_labels"))
 
 
 def draw_key(plan: SamplingPlan, ticket: BatchTicket, hop: int, edge_type: EdgeType) -> int:
@@ -148,8 +153,9 @@ class Draw:
     replace: bool = False
     with_weight: bool = False
     with_edge: bool = False
-    labor: bool = False
-    """Random numbers belong to the neighbours, so that nodes of one request share them."""
+    method: SamplingMethod = "uniform"
+    """How to draw. ``"labor"``: random numbers belong to the neighbours, so that nodes of one
+    request share them."""
     timed: bool = False
     """Only neighbours within the time limits of each node (`Asked`)."""
     last: bool = False

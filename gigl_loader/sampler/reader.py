@@ -127,7 +127,7 @@ class LocalReader:
         else:
             total, most = kernels.count_uniform(adjacency.indptr, at, draw.fanout, replace, *rows)
         offsets = get("positions", total)
-        if draw.labor:
+        if draw.method == "labor":
             keys, items = get("keys", most, np.float64), get("items", most)
             some = weights if weights is not None else _NO_WEIGHTS
             weighted_kernels.draw_labor(adjacency.indices, some, *rows, key, keys, items, offsets)

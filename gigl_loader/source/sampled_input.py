@@ -152,7 +152,7 @@ def kernels_of(
         "cached": caches,
         "trees": plan.expansion.in_trees,
         "weighted": plan.with_weight,
-        "labor": plan.expansion.sampling_method == "labor",
+        plan.expansion.sampling_method: True,
     }
     return [*(name for name, needed in needs.items() if needed), *sampler.kernels]
 

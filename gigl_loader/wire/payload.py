@@ -22,9 +22,8 @@ from gigl_loader.memory.slots import Layout
 from gigl_loader.memory.tensors import tensor_in
 from gigl_loader.message import (
     ATTRIBUTE,
-    EDGE_FEATURES,
-    NODE_FEATURES,
-    NODE_LABELS,
+    EDGE_ROWS,
+    NODE_ROWS,
     SampleMessage,
 )
 from gigl_loader.sampler.packing import PackedInts, PackedRuns
@@ -171,5 +170,8 @@ def wire_bytes(columns: Columns, parts: list[np.ndarray], layout: Layout) -> dic
     return {"structure": packed + sum(part.nbytes for part in parts) - rows, "rows": rows}
 
 
+_ROWS = {*NODE_ROWS.values(), *EDGE_ROWS.values()}
+
+
 def _is_of_rows(name: str) -> bool:
-    return name in (NODE_FEATURES, NODE_LABELS, EDGE_FEATURES) or name.startswith(ATTRIBUTE)
+    return name in _ROWS or name.startswith(ATTRIBUTE)

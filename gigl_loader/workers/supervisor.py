@@ -45,8 +45,8 @@ KERNELS: dict[str, Callable[[], None]] = {
     "labor": weighted_kernels.load_labor,
     "ppr": ppr_kernels.load,
 }
-"""Loaders of kernels. Each compiles its own where Numba's cache has none, so that a loader
-waits for those alone that it needs."""
+"""Loaders of kernels; ways to draw have theirs by the names that users know. Each compiles its own
+where Numba's cache has none, so that a loader waits for those alone that it needs."""
 _loaded: set[str] = set()
 
 

@@ -16,7 +16,7 @@ from gigl_loader.loader.args import LoaderOptions, checked_device
 
 
 def _args(num_neighbors: Any = (2,), **how: Any) -> LoaderOptions:
-    return LoaderOptions.of({"num_neighbors": list(num_neighbors), **how})
+    return LoaderOptions.of(num_neighbors=list(num_neighbors), **how)
 
 
 def test_what_was_left_out_has_its_default() -> None:
@@ -28,9 +28,10 @@ def test_what_was_left_out_has_its_default() -> None:
     assert _args(seed=5, timeout=9.0).epoch_options().seed == 5
 
 
-def test_a_call_is_read_as_a_whole_and_what_is_of_one_loader_alone_is_left_out() -> None:
-    call = {"self": object(), "num_neighbors": [2], "batch_size": 3, "strict": True}
-    found = LoaderOptions.of({**call, "keywords": {"seed": 4, "time_window": 2, "time_attr": "t"}})
+def test_keywords_of_the_expansion_are_beside_the_others() -> None:
+    found = LoaderOptions.of(
+        num_neighbors=[2], batch_size=3, seed=4, time_window=2, time_attr="t"
+    )  # fmt: skip
     assert (found.batch_size, found.seed, found.expansion.time_window) == (3, 4, 2)
     assert found == _args(batch_size=3, seed=4, time_window=2, time_attr="t")
 

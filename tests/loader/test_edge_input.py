@@ -14,15 +14,8 @@ from gigl_loader.dataset.schema import (
     DatasetSchema,
     message_passing_to_positive_label,
 )
-from gigl_loader.loader.edge_loader import (
-    SeedEdges,
-    all_edges,
-    edge_type_of,
-    negative_sampling,
-    read_edges,
-    shifted,
-    weights_of,
-)
+from gigl_loader.loader.edge_input import SeedEdges, all_edges, edge_type_of, read_edges
+from gigl_loader.loader.edge_loader import negative_sampling, shifted, weights_of
 from gigl_loader.message import EDGE_LABEL, EDGE_TARGETS
 from gigl_loader.testing import TinyGraph
 

@@ -1,7 +1,10 @@
 """The keywords that loaders share are declared once, and shown by all of them."""
 
+import ast
 import inspect
 import re
+from itertools import pairwise
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -11,21 +14,42 @@ import torch_geometric.loader as pyg
 
 from gigl_loader import ConfigError, DistABLPLoader, DistLinkNeighborLoader, DistNeighborLoader
 from gigl_loader.errors import WrongTypeError
-from gigl_loader.loader.args import LoaderOptions
-from gigl_loader.loader.keywords import (
-    ANSWERS,
-    CHANGE_NOTHING,
-    DEPRECATED,
-    GROUPS,
-    KEYWORDS,
-    AllKeywords,
-    LoaderKeywords,
-)
+from gigl_loader.loader.args import AllKeywords, LoaderKeywords, LoaderOptions
+from gigl_loader.loader.keywords import ANSWERS, CHANGE_NOTHING, DEPRECATED, KEYWORDS
 from gigl_loader.loader.node_loader import DistSubGraphLoader
 from gigl_loader.options import ExpansionOptions
+from gigl_loader.source.remote_dataset import RemoteDataset
 from gigl_loader.testing import TinyGraph
 
-ENTRY = re.compile(r"^ {4}(\w+)(?: \(.+?\))?: (.*(?:\n {8}.*)*)", re.MULTILINE)
+ENTRY = re.compile(r"^ {4}(\w+)(?: \((.+?)\))?: (.*(?:\n {8}.*)*)", re.MULTILINE)
+GROUPS = {
+    "Data": (
+        "dataset", "num_neighbors", "input_nodes", "edge_label_index", "edge_label",
+        "supervision_edge_type", "use_label_edge_index_output", "exclude_supervision",
+        "neg_sampling", "neg_sampling_ratio", "strict", "batch_size", "shuffle", "drop_last",
+        "seed", "with_edge", "feature_store", "transform", "transform_sampler_output",
+        "pad",
+    ),
+    "Draws": (
+        "replace", "weight_attr", "with_weight", "sampling_method", "sampler_options",
+        "subgraph_type", "disjoint", "time_attr", "input_time", "edge_label_time",
+        "temporal_strategy", "time_window",
+    ),
+    "Ranks": ("shard", "even_ranks"),
+    "Processes": (
+        "num_workers", "worker_concurrency", "exchange", "in_order", "worker_init_fn",
+    ),
+    "Buffers": ("channel_size", "remote_cache"),
+    "Device": ("device", "pin_memory_device", "device_prefetch"),
+    "Faults": ("timeout", "max_restarts", "reconnect_timeout"),
+    "Accepted from GiGL": (
+        "prefetch_size", "process_start_gap_seconds", "num_cpu_threads", "non_blocking_transfers",
+        "context", "local_process_rank", "local_process_world_size",
+    ),
+}  # fmt: skip
+"""The sections of a loader's docstring, in their order, and the parameters that each explains."""
+LONGEST_TYPE = 60
+"""A longer one says less than the text does."""
 LOADERS = (DistNeighborLoader, DistABLPLoader, DistLinkNeighborLoader, DistSubGraphLoader)
 
 
@@ -40,17 +64,22 @@ def test_a_signature_shows_each_keyword_with_its_type_and_default(loader: type) 
     assert inspect.signature(DistSubGraphLoader).parameters["subgraph_type"].default == "induced"
 
 
-def _explained(loader: type) -> dict[str, str]:
-    """Return what a loader's docstring says of each parameter, by name, in its order."""
+def _entries(loader: type) -> dict[str, tuple[str, str]]:
+    """Return the type and the text of each parameter in a loader's docstring, in its order."""
     doc = inspect.getdoc(loader)
     assert doc is not None
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, str]] = {}
     for title in GROUPS:
         section = doc.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
-        for name, text in ENTRY.findall(section):
+        for name, kind, text in ENTRY.findall(section):
             assert name not in found, "explained twice"
-            found[name] = " ".join(text.split())
+            found[name] = (kind, " ".join(text.split()))
     return found
+
+
+def _explained(loader: type) -> dict[str, str]:
+    """Return what a loader's docstring says of each parameter, by name, in its order."""
+    return {name: text for name, (_, text) in _entries(loader).items()}
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -63,6 +92,8 @@ def test_a_docstring_says_what_each_parameter_means(loader: type) -> None:
 
 
 def test_each_parameter_is_in_one_group() -> None:
+    site = (Path(__file__).parents[2] / "docs/conf.py").read_text()
+    assert [title for title in GROUPS if f'("{title}", "params_style")' not in site] == []
     grouped = [name for names in GROUPS.values() for name in names]
     assert len(set(grouped)) == len(grouped)
     assert set(grouped) == {
@@ -98,6 +129,43 @@ def test_types_are_told_without_modules() -> None:
     assert "gigl_loader._glt" not in str(doc)
 
 
+def _in_words(kind: Any) -> str:
+    """Return a type as a docstring has it, without modules, on any version of Python."""
+    if get_origin(kind) in (Union, UnionType):
+        return " | ".join("None" if one is type(None) else _in_words(one) for one in get_args(kind))
+    return re.sub(r"\b(?:\w+\.)+", "", inspect.formatannotation(kind))
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_docstrings_have_the_types_of_the_signature(loader: type) -> None:
+    entries = _entries(loader)
+    for name, parameter in inspect.signature(loader).parameters.items():
+        kind = _in_words(parameter.annotation)
+        assert entries[name][0] == (kind if len(kind) <= LONGEST_TYPE else ""), name
+
+
+@pytest.mark.parametrize("loader", LOADERS[1:])
+def test_all_loaders_say_the_same_of_a_keyword(loader: type) -> None:
+    """A loader may go on from there with what is its own."""
+    first, told = _explained(DistNeighborLoader), _explained(loader)
+    for name in get_type_hints(LoaderKeywords):
+        assert told[name].startswith(first[name]), name
+
+
+def test_docstrings_say_what_the_options_of_the_expansion_say() -> None:
+    (declared,) = ast.parse(inspect.getsource(ExpansionOptions)).body
+    assert isinstance(declared, ast.ClassDef)
+    below = {
+        field.target.id: " ".join(str(text.value.value).split())
+        for field, text in pairwise(declared.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }  # fmt: skip
+    assert below.keys() == get_type_hints(ExpansionOptions).keys()
+    told = _explained(DistNeighborLoader)
+    assert {name: told[name] for name in below} == below
+
+
 def test_own_words_go_before_those_of_all_loaders() -> None:
     def meaning(loader: type, name: str) -> str:
         return _explained(loader)[name]
@@ -127,6 +195,11 @@ def test_positional_arguments_are_the_same_in_all_loaders() -> None:
             assert (named[name].annotation, named[name].default) == (
                 declared.annotation, declared.default,
             )  # fmt: skip
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_the_types_of_a_constructor_can_be_asked_for(loader: type) -> None:
+    assert RemoteDataset in get_args(get_type_hints(loader.__init__)["dataset"])  # type: ignore[misc]
 
 
 def test_defaults_are_of_their_types() -> None:

@@ -27,7 +27,7 @@ INFO = FeatureInfo(2, torch.float32)
 
 
 def _options(sampler: Any, **how: Any) -> LoaderOptions:
-    return LoaderOptions.of({"num_neighbors": [2], "sampler_options": sampler, **how})
+    return LoaderOptions.of(num_neighbors=[2], sampler_options=sampler, **how)
 
 
 def test_a_class_of_ones_own_comes_before_the_loaders() -> None:

@@ -88,7 +88,7 @@ def view_of(
     )
 
 
-def draw_of(fanout: int, key: int, **how: bool) -> Draw:
+def draw_of(fanout: int, key: int, **how: Any) -> Draw:
     """Return a question for neighbours and the edges that lead to them."""
     return Draw(EDGE_TYPE, fanout, key, with_edge=True, **how)
 
@@ -123,7 +123,7 @@ def questions(draw: st.DrawFn) -> Question:
         draw(KEYS),
         replace=replace,
         with_weight=with_weight,
-        labor=kind == "labor",
+        method="labor" if kind == "labor" else "uniform",
         timed=kind == "timed",
         last=kind == "timed" and draw(st.booleans()),
     )

@@ -43,7 +43,8 @@ def test_hubs_and_many_rows() -> None:
         indices[start:stop].sort()
     weights = rng.exponential(1, indices.size).astype(np.float32)
     view = view_of(Adjacency(indptr, indices, None, weights, first_edge=0), 5000)
-    weighted, labor = {"with_weight": True}, {"labor": True}
+    weighted: dict[str, Any] = {"with_weight": True}
+    labor: dict[str, Any] = {"method": "labor"}
     # Torch reads as many columns of all rows as the longest one has: no test for a hub.
     for how, asked in [
         ({}, ALL), ({"replace": True}, ALL), (weighted, ALL[1:]), (labor, ALL[1:]),
@@ -77,14 +78,15 @@ def test_edges_past_two_thousand_million(tmp_path: Path) -> None:
         TimeOrder(order, sparse("times", np.int64, np.arange(second) // 4), is_float=False),
     )  # fmt: skip
     late = Asked(np.zeros(1, np.int64), np.full(1, 11))
-    for ids, asked, how in [
+    cases: list[tuple[list[int], Asked | None, dict[str, Any]]] = [
         ([0, 1, 2], None, {}),
         ([0, 1], None, {"replace": True}),
         ([1], None, {"with_weight": True}),
         ([1], None, {"with_weight": True, "replace": True}),
-        ([1], None, {"labor": True}),
+        ([1], None, {"method": "labor"}),
         ([1], late, {"timed": True}),
-    ]:
+    ]
+    for ids, asked, how in cases:
         question = Question(view, draw_of(9, 77, **how), np.array(ids), asked)
         # Torch reads all columns up to the longest row of the adjacency; here, of those asked.
         question.check(WarpKernels(CPU), np.zeros(len(ids), bool))
@@ -101,7 +103,7 @@ def test_of_equal_numbers_the_earlier_position_is_drawn() -> None:
     )
     indices = np.array([twins[0], twins[1], other])
     view = view_of(Adjacency(np.array([0, 3]), indices, None, None, first_edge=0), 1)
-    question = Question(view, draw_of(2, key, labor=True), np.zeros(1, np.int64), None)
+    question = Question(view, draw_of(2, key, method="labor"), np.zeros(1, np.int64), None)
     assert question.on_cpu()[0].tolist() == [0, 2]
     for kernels in ALL:
         question.check(kernels, np.zeros(1, bool))

@@ -7,6 +7,7 @@ only in a torch that was built for it.)
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -52,18 +53,18 @@ def _draw(draw: Draw, width: int) -> None:
         {"timed": True},
         {"timed": True, "last": True},
         {"with_weight": True},
-        {"labor": True},
-        {"labor": True, "with_weight": True},
+        {"method": "labor"},
+        {"method": "labor", "with_weight": True},
     ],
     ids=["uniform", "timed", "last", "weighted", "labor", "weighted labor"],
 )
-def test_no_draw_waits(fanout: int, replace: bool, how: dict[str, bool]) -> None:
+def test_no_draw_waits(fanout: int, replace: bool, how: dict[str, Any]) -> None:
     with FakeTensorMode():
         _draw(Draw(EDGE_TYPE, fanout, 2**64 - 1, replace=replace, **how), max(fanout, 0) or 30)
 
 
-@pytest.mark.parametrize("how", [{}, {"labor": True}])
-def test_edges_on_the_host_are_read_there(how: dict[str, bool]) -> None:
+@pytest.mark.parametrize("how", [{}, {"method": "labor"}])
+def test_edges_on_the_host_are_read_there(how: dict[str, Any]) -> None:
     """An operator that takes tensors of two devices raises."""
     with FakeTensorMode():
         ends = torch.zeros(50, dtype=torch.int64)

@@ -82,7 +82,7 @@ def test_labor_is_unbiased() -> None:
     seen: Counter = Counter()
     for key in range(rounds):
         drawn = store.draw(
-            Draw(edge_type, fanout, key * 7919 + 1, with_edge=True, labor=True), np.array([20])
+            Draw(edge_type, fanout, key * 7919 + 1, with_edge=True, method="labor"), np.array([20])
         )
         assert drawn.edge_ids is not None
         assert len(set(drawn.edge_ids.tolist())) == fanout

@@ -44,7 +44,7 @@ def _key(epoch: int = 0, batch: int = 0, hop: int = 0) -> int:
     return draw_key(PLAN, BatchTicket(0, 1, epoch, batch), hop, EDGE)
 
 
-def _draw(view: PartitionView[Any], nodes: np.ndarray, fanout: int, key: int = 1, **how: bool):
+def _draw(view: PartitionView[Any], nodes: np.ndarray, fanout: int, key: int = 1, **how: Any):
     return LocalReader(view).draw(Draw(EDGE, fanout, key, **how), nodes)
 
 
@@ -375,7 +375,10 @@ def test_questions_for_nodes_before_the_first(node: int, first_row: int) -> None
     view, nodes = _view(3, 4, [1.0, 2, 3]), np.array([first_row + 1, first_row + node])
     rows = dataclasses.replace(view.adjacency[EDGE], first_row=first_row)
     store = LocalReader(dataclasses.replace(view, adjacency={EDGE: rows}))
-    for how in ({}, {"with_weight": True}, {"replace": True}, {"labor": True}):
+    ways: list[dict[str, Any]] = [
+        {}, {"with_weight": True}, {"replace": True}, {"method": "labor"},
+    ]  # fmt: skip
+    for how in ways:
         with pytest.raises(ProtocolError, match=f"where the first is {first_row}"):
             store.answer_draw(DrawRequest(Draw(EDGE, 2, 1, **how), nodes))
     with pytest.raises(ProtocolError, match=f"edges of node {nodes[1]} were requested"):

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,11 +25,11 @@ from gigl_loader.sampler.plan import Draw
 from gigl_loader.sampler.reader import LocalReader
 
 EDGE_TYPE = ("node", "to", "node")
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "uniform": {},
     "with replacement": {"replace": True},
     "weighted": {"with_weight": True},
-    "labor": {"labor": True},
+    "labor": {"method": "labor"},
 }
 
 
