@@ -166,8 +166,8 @@ def on_all_ranks(values: Tensor) -> Tensor:
         )
     # as bytes: numpy, which transports them, does not know all types of torch
     data = own.reshape(-1).view(torch.uint8).numpy().tobytes()
-    found = gather_from_ranks(data, size, bytes)
-    whole = torch.frombuffer(bytearray(b"".join(found) or bytes(16)), dtype=torch.uint8)
+    parts = gather_from_ranks(data, size, bytes)
+    whole = torch.frombuffer(bytearray(b"".join(parts) or bytes(16)), dtype=torch.uint8)
     shape = (sum(shape[0] for _, shape in everyone), *own.shape[1:])
     flat = whole[: math.prod(shape) * own.element_size()].view(own.dtype)
     return flat.reshape(shape).to(values.device)
@@ -187,7 +187,7 @@ def sum_over_ranks(*values: float) -> list[float]:
     """
     own = [float(value) for value in values]
     everyone = gather_from_ranks(own, _world_size("sum_over_ranks"), list[float])
-    if len({len(one) for one in everyone}) > 1:
+    if len({len(row) for row in everyone}) > 1:
         raise ConfigError(
             f"sum_over_ranks takes as many values on all ranks, got {[len(o) for o in everyone]}"
         )

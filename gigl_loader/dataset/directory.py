@@ -58,9 +58,9 @@ def check_target(target: Path, *, overwrite: bool) -> None:
     # models beside their data
     others = [path for path in target.rglob("*") if not (ours and _is_ours(path, target))]
     if others:
-        found = ", ".join(sorted(str(path.relative_to(target)) for path in others)[:3])
+        examples = ", ".join(sorted(str(path.relative_to(target)) for path in others)[:3])
         raise ConfigError(
-            f"{target} holds other files ({found}...), which would be removed with it: give an "
+            f"{target} holds other files ({examples}...), which would be removed with it: give an "
             "empty or a new directory"
         )
     if names and not overwrite:
@@ -148,8 +148,8 @@ def _is_at(fd: int, path: Path) -> bool:
 
 def _owner(fd: int) -> str:
     try:
-        found = json.loads(os.pread(fd, 4096, 0))
-        return f"process {found['pid']} on {found['host']}, since {found['since']}"
+        owner = json.loads(os.pread(fd, 4096, 0))
+        return f"process {owner['pid']} on {owner['host']}, since {owner['since']}"
     except (ValueError, KeyError, TypeError):  # not written yet
         return "another process"
 

@@ -275,11 +275,11 @@ class _GltReader:
 
         GLT joins the partitions' edges in their order, and writes edge features by partition.
         """
-        found = []
+        ids = []
         for partition_idx in range(self.num_partitions):
             path = Path(f"{self.part(partition_idx) / 'edge_feat'}{self._sub(edge_type)}/ids.pkl")
-            found += list(_load_stream(path)) if path.exists() else []
-        edge_ids = torch.cat(found) if found else torch.arange(num_edges)
+            ids += list(_load_stream(path)) if path.exists() else []
+        edge_ids = torch.cat(ids) if ids else torch.arange(num_edges)
         if edge_ids.numel() != num_edges:
             raise ConfigError(
                 f"{self.root / 'graph'} has no eids.pt and {num_edges} edges of {edge_type}, but "
@@ -361,19 +361,19 @@ class _GltReader:
 
 def _add_extras(builder: ViewBuilder, folder: Path, extras: GltExtras) -> None:
     for node_type in extras.node_labels:
-        found = _torch_load(folder / "node_labels" / f"{node_type}.pt")
-        builder.add_rows("node_labels", node_type, found["values"], found["ids"])
+        saved = _torch_load(folder / "node_labels" / f"{node_type}.pt")
+        builder.add_rows("node_labels", node_type, saved["values"], saved["ids"])
     groups: tuple[tuple[str, list[Any]], ...] = (
         ("node_attributes", extras.node_attributes), ("edge_attributes", extras.edge_attributes),
     )  # fmt: skip
     for kind, listed in groups:
         for key, names in listed:
             path = folder / kind / f"{type_str(key)}.pt"
-            found = _torch_load(path)
-            if not isinstance(found, dict) or not set(names) <= set(found.get("values", ())):
+            saved = _torch_load(path)
+            if not isinstance(saved, dict) or not set(names) <= set(saved.get("values", ())):
                 raise ConfigError(f"{path} is damaged: it does not hold {names}")
             for name in names:
-                builder.add_rows(kind, (key, name), found["values"][name], found.get("ids"))
+                builder.add_rows(kind, (key, name), saved["values"][name], saved.get("ids"))
 
 
 def _read_splits(folder: Path, extras: GltExtras) -> Splits:
@@ -454,10 +454,10 @@ def _torch_load(path: Path, *, mapped: bool = False) -> Any:
 
 def load_tensor(path: Path, *, mapped: bool = False) -> Tensor:
     """Return the tensor in a file; ``mapped``: read from the file as needed, for a later copy."""
-    found = _torch_load(path, mapped=mapped)
-    if not isinstance(found, Tensor):
-        raise ConfigError(f"{path} is damaged: it holds a {type(found).__name__}, not a tensor")
-    return found
+    value = _torch_load(path, mapped=mapped)
+    if not isinstance(value, Tensor):
+        raise ConfigError(f"{path} is damaged: it holds a {type(value).__name__}, not a tensor")
+    return value
 
 
 def _load_stream(path: Path) -> Iterator[Tensor]:

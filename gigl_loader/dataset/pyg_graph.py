@@ -163,8 +163,8 @@ def _read_hetero(data: "HeteroData") -> CheckedGraph:
         if edge_type in source.edges:
             num_edges = source.edges[edge_type].edge_index.size(1)
             store, lost = data[edge_type], source.not_carried
-            _, found = levels_of(data, store, None, num_edges, lost, where)
-            _keep_edges(source, edge_type, found)
+            _, attributes = levels_of(data, store, None, num_edges, lost, where)
+            _keep_edges(source, edge_type, attributes)
         else:
             for name in data[edge_type]:
                 if name != "edge_index":
@@ -199,23 +199,23 @@ def keep_neighbor_times(source: CheckedGraph, edge_dir: EdgeDir, time_attr: str)
             source.edge_attributes[edge_type, name] = times[part.edge_index[end]]
 
 
-def _keep(target: dict[Any, Tensor], owner: Any, found: dict[str, Tensor]) -> None:
-    target.update({(owner, name): value for name, value in found.items()})
+def _keep(target: dict[Any, Tensor], owner: Any, attributes: dict[str, Tensor]) -> None:
+    target.update({(owner, name): value for name, value in attributes.items()})
 
 
-def _keep_edges(source: CheckedGraph, edge_type: EdgeType, found: dict[str, Tensor]) -> None:
+def _keep_edges(source: CheckedGraph, edge_type: EdgeType, attributes: dict[str, Tensor]) -> None:
     """Keep attributes of edges, except weights in the same form as the sampling weights."""
     # `ViewBuilder` adds float32 weights as an attribute of their first name; kept here as well,
     # they would take memory twice. float64 or [n, 1] differs: batches have it unchanged.
     weights = source.edges[edge_type].weights
-    named = found.get(WEIGHT_NAMES[0])
-    if named is None or weights is None or WEIGHT_NAMES[1] in found:
+    named = attributes.get(WEIGHT_NAMES[0])
+    if named is None or weights is None or WEIGHT_NAMES[1] in attributes:
         alike = False
     else:
         alike = (named.shape, named.dtype) == (weights.shape, weights.dtype)
     if alike:
-        del found[WEIGHT_NAMES[0]]
-    _keep(source.edge_attributes, edge_type, found)
+        del attributes[WEIGHT_NAMES[0]]
+    _keep(source.edge_attributes, edge_type, attributes)
 
 
 def _check_node_type(source: CheckedGraph, node_type: NodeType, where: str) -> None:
@@ -418,14 +418,14 @@ class Cutter:
 def _neighbor_degrees(source: CheckedGraph, edge_dir: EdgeDir) -> dict[NodeType, Tensor]:
     """Return by type, ``[num_nodes]`` int64: edges that lead to each node as a neighbour."""
     # as a neighbour: a node that is not a seed is read once for each edge that leads to it
-    end, found = 1 - expanded_end(edge_dir), {}
+    end, degrees = 1 - expanded_end(edge_dir), {}
     for node_type, count in source.num_nodes.items():
-        found[node_type] = torch.zeros(count, dtype=torch.int64)
+        degrees[node_type] = torch.zeros(count, dtype=torch.int64)
     for edge_type, part in source.edges.items():
         node_type = (edge_type[0], edge_type[2])[end]
         count = source.num_nodes[node_type]
-        found[node_type] += torch.bincount(part.edge_index[end], minlength=count)
-    return found
+        degrees[node_type] += torch.bincount(part.edge_index[end], minlength=count)
+    return degrees
 
 
 def _add_attributes(
@@ -479,7 +479,7 @@ def levels_of(
         PyG, ``Data.is_node_attr`` and ``is_edge_attr``: the size along PyG's concatenation
         dimension decides; with as many nodes as edges, "edge" in the name does.
     """
-    found: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}}
+    levels: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}}
     read = (_NODES_READ if num_nodes is not None else ()) + (
         _EDGES_READ if num_edges is not None else ()
     )
@@ -498,11 +498,11 @@ def levels_of(
             level = _level(name, rows, dim, num_nodes, num_edges)
             if level is not None:
                 # samplers take rows, which must be the first dimension
-                found[level][name] = rows.movedim(dim, 0)
+                levels[level][name] = rows.movedim(dim, 0)
                 continue
             rows = f"shape {tuple(rows.shape)} has no row per node or edge"
         not_carried[f"{where}.{name}"] = rows
-    return found["node"], found["edge"]
+    return levels["node"], levels["edge"]
 
 
 def _level(

@@ -84,13 +84,13 @@ class NodeShares:
         # one rank per partition is usual: the owner's partition decides
         if all(len(ranks) == 1 for ranks in self._ranks):
             return torch.tensor([ranks[0] for ranks in self._ranks])[parts]
-        found = torch.empty_like(ids)
+        owners = torch.empty_like(ids)
         for part, ranks in enumerate(self._ranks):
             mine = parts == part
             # the last share that starts at or before the id
             at = torch.searchsorted(self._starts[node_type][part], ids[mine], right=True) - 1
-            found[mine] = torch.tensor(ranks)[at]
-        return found
+            owners[mine] = torch.tensor(ranks)[at]
+        return owners
 
 
 @dataclass(frozen=True)
@@ -346,7 +346,7 @@ def _wanted(
     unknown = set(nodes) - set(view.num_nodes)
     if unknown:
         raise ConfigError(f"nodes names unknown node types {sorted(unknown)}")
-    found = {}
+    masks = {}
     for name, own in shares.own.items():
         ids = nodes.get(name, torch.empty(0, dtype=torch.int64)).cpu()
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < view.num_nodes[name]:
@@ -356,10 +356,10 @@ def _wanted(
         send = torch.bincount(owner, minlength=exchange.size).tolist()
         ids = ids[torch.argsort(owner, stable=True)]
         mine = exchange.swap(ids, send, exchange.swap_counts(send))
-        found[name] = torch.zeros(own.numel(), dtype=torch.bool)
+        masks[name] = torch.zeros(own.numel(), dtype=torch.bool)
         # never -1, which would mark the last row: only own ids arrive here
-        found[name][position_of(mine, own)] = True
-    return found
+        masks[name][position_of(mine, own)] = True
+    return masks
 
 
 def _fill_nodes(graph: LocalGraph, dataset: DistDataset, device: torch.device, wanted: Any) -> None:
@@ -384,8 +384,8 @@ def _fill_nodes(graph: LocalGraph, dataset: DistDataset, device: torch.device, w
 
 
 def _of_type(ids: Any, name: NodeType) -> Tensor | None:
-    found: Tensor | None = ids.get(name) if isinstance(ids, dict) else ids
-    return found
+    typed_ids: Tensor | None = ids.get(name) if isinstance(ids, dict) else ids
+    return typed_ids
 
 
 def _fill_edges(graph: LocalGraph, view: PartitionView, device: torch.device) -> None:
@@ -405,5 +405,5 @@ def _fill_edges(graph: LocalGraph, view: PartitionView, device: torch.device) ->
             # collective: the features of an edge may be on another partition than the edge
             store.edge_attr = lookup.rows("edge_features", name, ids).to(device)
         # only now: plans are made of the structure, which is on the CPU
-        plan.whole = each_tensor(plan.whole, lambda one: one.to(device))
-        plan.narrow = each_tensor(plan.narrow, lambda one: one.to(device))
+        plan.whole = each_tensor(plan.whole, lambda tensor: tensor.to(device))
+        plan.narrow = each_tensor(plan.narrow, lambda tensor: tensor.to(device))

@@ -50,7 +50,7 @@ class DegreeDistribution:
         spread = 6 * np.sqrt(mean) + 6
         degree = np.unique(np.linspace(max(0.0, mean - spread), mean + spread, _CLASSES).round())
         # As logarithms: factorials past that of 170 are infinite in float64.
-        log_factorials = np.array([math.lgamma(1 + one) for one in degree])
+        log_factorials = np.array([math.lgamma(1 + d) for d in degree])
         log_share = degree * np.log(mean) - mean - log_factorials
         share = np.exp(log_share - log_share.max())
         return cls(nodes, share / share.sum(), degree, np.ones(degree.size))
@@ -89,8 +89,8 @@ class DegreeDistribution:
         sizes = np.diff(starts, append=own.size)
 
         def mean(values: Array) -> Array:
-            found: Array = np.add.reduceat(values[order], starts) / sizes
-            return found
+            means: Array = np.add.reduceat(values[order], starts) / sizes
+            return means
 
         # Without edges, pulls are 0, not NaN.
         pull = mean(others) / max(others.mean(), 1e-12)

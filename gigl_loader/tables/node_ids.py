@@ -56,8 +56,8 @@ class Numbering:
     @property
     def starts(self) -> Array:
         """``[num_partitions]`` int64, the first number of each partition."""
-        found: Array = np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
-        return found
+        starts: Array = np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
+        return starts
 
     @property
     def num_nodes(self) -> int:

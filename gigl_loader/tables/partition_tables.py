@@ -157,9 +157,9 @@ def partition_tables(
 
         # a given scratch directory may belong to a run with another root
         of_others = not scratch and resumable.ResumableJob.is_of_others(folder, settings)
-        found = _left_behind(folder, building, target, of_others=of_others, overwrite=overwrite)
-        if found is not None:
-            return found
+        finished = _left_behind(folder, building, target, of_others=of_others, overwrite=overwrite)
+        if finished is not None:
+            return finished
         check_root()  # again: another run may have ended since
         run_steps, count = stack.enter_context(resumable.runner_of(engine, limit, threads))
         job = resumable.ResumableJob(
@@ -283,7 +283,7 @@ def _check(num_partitions: Any, method: str, edge_dir: str, seed: Any, limit: in
 def _fingerprint(graph: TableGraph) -> list[Any]:
     """Return a description that identifies these tables."""
     # Names and columns; the files are compared by size and time once they are found.
-    found: list[Any] = []
+    facts: list[Any] = []
     tables: list[tuple[Any, Any]] = [*graph.nodes.items(), *graph.edges.items()]
     for key, table in tables:
         source = table.source
@@ -291,8 +291,8 @@ def _fingerprint(graph: TableGraph) -> list[Any]:
         if hasattr(source, "nbytes"):  # an Arrow table
             source = _digest(source)
         several = isinstance(source, list | tuple)
-        found.append((key, columns, [str(one) for one in source] if several else str(source)))
-    return found
+        facts.append((key, columns, [str(path) for path in source] if several else str(source)))
+    return facts
 
 
 def _digest(table: Any) -> str:
@@ -302,10 +302,10 @@ def _digest(table: Any) -> str:
     class Hashed:
         """A file that computes the digest of the written bytes."""
 
-        closed, found = False, hashlib.blake2b()
+        closed, digest = False, hashlib.blake2b()
 
         def write(self, data: Any) -> int:
-            self.found.update(data)
+            self.digest.update(data)
             return len(data)
 
         def flush(self) -> None:
@@ -315,7 +315,7 @@ def _digest(table: Any) -> str:
     sink = Hashed()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
-    return sink.found.hexdigest()
+    return sink.digest.hexdigest()
 
 
 def _is_published(scratch: Path, building: Path, target: Path) -> bool:

@@ -122,19 +122,19 @@ class ResumableJob:
         for name in makes:
             if name not in to_do:
                 yield name, json.loads(self._note(name).read_text())
-        for position, found in self._run_steps([makes[name] for name in to_do]):
-            yield to_do[position], self._done(to_do[position], found)
+        for position, result in self._run_steps([makes[name] for name in to_do]):
+            yield to_do[position], self._done(to_do[position], result)
 
     def _note(self, name: str) -> Path:
         return self.folder / "done" / f"{name}.json"
 
-    def _done(self, name: str, found: Any) -> Any:
+    def _done(self, name: str, result: Any) -> Any:
         note = self._note(name)
         note.parent.mkdir(parents=True, exist_ok=True)
         # The note comes last: a run killed before it repeats the step, one killed after it does
         # not. The result is read back, so that a resumed run gets the same types (tuples are lists)
         # as an uninterrupted one.
-        _write_whole(note, json.dumps(found))
+        _write_whole(note, json.dumps(result))
         return json.loads(note.read_text())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -292,8 +292,8 @@ def run_tasks(
     try:
         while positions:
             done, _ = ray.wait(list(positions), timeout=_LOOK_SECONDS)
-            for one in done:
-                yield positions.pop(one), _result(ray, one)
+            for ref in done:
+                yield positions.pop(ref), _result(ray, ref)
             # Nodes may have left since tasks began. Ray would silently wait for new ones.
             if not done and not _fits(ray, memory, threads):
                 raise UsageError(f"{_too_small(ray, memory, threads)}; call again to continue")
@@ -344,10 +344,10 @@ def _fits(ray: Any, memory: int, threads: int) -> bool:
 
 
 def _too_small(ray: Any, memory: int, threads: int) -> str:
-    found = "; ".join(
+    sizes = "; ".join(
         f"{cpus:g} CPUs, {size / 1e9:.1f} GB" for cpus, size in map(_size, _nodes(ray))
     )
     return (
         f"no node of the Ray cluster has {threads} CPUs and {memory / 1e9:.1f} GB for a task "
-        f"(nodes: {found or 'none'}): give threads= or memory= that fit"
+        f"(nodes: {sizes or 'none'}): give threads= or memory= that fit"
     )

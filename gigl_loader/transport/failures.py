@@ -34,8 +34,8 @@ def _escaped(text: str, kept: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        one if one.isprintable() or one in kept else one.encode("unicode_escape").decode()
-        for one in text
+        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode()
+        for char in text
     )
 
 

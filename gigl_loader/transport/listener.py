@@ -242,7 +242,7 @@ class Listener:
     def _say_alive(self) -> None:
         # from this thread, as the connections' threads are busy in handlers
         with self._lock:
-            debtors = [one for one in self._connections.values() if one.owes]
+            debtors = [connection for connection in self._connections.values() if connection.owes]
         for connection in debtors:
             with contextlib.suppress(OSError):  # the connection's own thread sees the error too
                 connection.stream.say(ALIVE_FRAME)
@@ -295,7 +295,7 @@ class Listener:
         """End handshakes to leave room for one more; return False if they do not end."""
         pending = self._pending()
         most = min(_MAX_PENDING, self._spare.for_strangers(len(pending) + 1))
-        same = [one for one in pending if one.address == address]
+        same = [connection for connection in pending if connection.address == address]
         if len(same) >= max(1, most // 2):
             _shed(same, len(same) - most // 2 + 1)
         elif len(pending) >= most:
@@ -309,7 +309,7 @@ class Listener:
         with self._lock:
             every = list(self._connections.values())
         # a connection without a thread is the newest one, which `_accept` still works on
-        return [one for one in every if one.peer is None and one.thread.ident is not None]
+        return [conn for conn in every if conn.peer is None and conn.thread.ident is not None]
 
     def _admit(self, stream: Stream, patience: Callable[[], float]) -> Hello:
         steps = admit(stream, self.security, self.max_ask_bytes, self.incarnation)
@@ -334,9 +334,9 @@ class Listener:
         """Admit a caller; its requests on a former connection are over."""
         with self._lock:
             former = [
-                one
-                for one in self._connections.values()
-                if one.peer is not None and one.lane == connection.lane
+                other
+                for other in self._connections.values()
+                if other.peer is not None and other.lane == connection.lane
             ]
             # under one lock: of two that come on a lane at the same time, one sees the other
             connection.peer = peer
@@ -516,12 +516,12 @@ class _PeerConnection:
 
 def _shed(pending: list[_PeerConnection], count: int) -> None:
     """End the handshakes that have made no progress for the longest time."""
-    slowest = sorted(pending, key=lambda one: one.stream.heard)[:count]
+    slowest = sorted(pending, key=lambda connection: connection.stream.heard)[:count]
     deadline = time.monotonic() + 0.1
-    for one in slowest:
-        one.dismiss(End.GONE)  # not a refusal: if it was admitted just now, it comes back
-    for one in slowest:  # mostly their descriptors and threads are free at once
-        one.thread.join(max(0.0, deadline - time.monotonic()))
+    for connection in slowest:
+        connection.dismiss(End.GONE)  # not a refusal: if it was admitted just now, it comes back
+    for connection in slowest:  # mostly their descriptors and threads are free at once
+        connection.thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class _SilentError(TimeoutError):

@@ -40,10 +40,10 @@ def resolve(host: str, port: int) -> list[tuple[int, Address]]:
         ConfigError: ``host`` has no address.
     """
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
+        routes = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"host {host!r} has no address: {error}") from error
-    return [(int(family), address) for family, *_, address in found]
+    return [(int(family), address) for family, *_, address in routes]
 
 
 def is_loopback(host: str) -> bool:
@@ -118,8 +118,8 @@ def interface_of(address: str) -> str | None:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
             with suppress(OSError):  # the interface has no address
-                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-                if socket.inet_ntoa(found[20:24]) == address:
+                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+                if socket.inet_ntoa(reply[20:24]) == address:
                     return name
     return None
 
@@ -132,8 +132,8 @@ def free_port(host: str = "") -> int:
 def free_ports(count: int, host: str = "") -> list[int]:
     """Return ``count`` different TCP ports that are free on ``host`` at this moment."""
     with ExitStack() as held:  # holds each port until the last is found, so that none comes twice
-        found = [held.enter_context(listen(host or "0.0.0.0", 0)) for _ in range(count)]
-        return [int(sock.getsockname()[1]) for sock in found]
+        listeners = [held.enter_context(listen(host or "0.0.0.0", 0)) for _ in range(count)]
+        return [int(sock.getsockname()[1]) for sock in listeners]
 
 
 def is_free(host: str, port: int) -> bool:
