@@ -96,8 +96,8 @@ def glt_door() -> Iterator[Finding]:
     from gigl_loader import _glt
 
     if not _glt.available:
-        own = "not installed, and no loader needs it: gigl_loader's own classes take its place"
-        yield Finding("Python layer", own)
+        text = "not installed, and no loader needs it: gigl_loader's own classes take its place"
+        yield Finding("Python layer", text)
         return
     # all names: another version of GLT may import but lack some
     missing = [name for name in _glt.EXPORTS if not _has(_glt, name)]

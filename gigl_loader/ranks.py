@@ -101,25 +101,25 @@ def _tell_failure(words: str, group: Any = None) -> None:
 def _failures(words: str, group: Any, limit_s: float | None = None) -> dict[int, str]:
     """Return the reasons of the ranks that failed; ``words`` is this rank's, or empty."""
     data = words.encode(errors="replace")[:_MOST_WORDS]
-    own = _padded(data, _MOST_WORDS).to(_device(group))
-    rows = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    _finish(_whole(group).allgather, [rows], [own], AllgatherOptions(), limit_s=limit_s)
+    padded = _padded(data, _MOST_WORDS).to(_device(group))
+    rows = [torch.empty_like(padded) for _ in range(dist.get_world_size(group))]
+    _finish(_whole(group).allgather, [rows], [padded], AllgatherOptions(), limit_s=limit_s)
     texts = [row.cpu().numpy().tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
     return {rank: text for rank, text in enumerate(texts) if text}
 
 
-def _most_of_all(own: int, group: Any, limit_s: float | None = None) -> int:
+def _most_of_all(own_size: int, group: Any, limit_s: float | None = None) -> int:
     """Return the largest size of all ranks.
 
     Raises:
         RankGaveUpError: A rank failed; unless this one did, too.
     """
-    most = torch.tensor([own], device=_device(group))
+    most = torch.tensor([own_size], device=_device(group))
     options: Any = AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
     _finish(_whole(group).allreduce, [most], options, limit_s=limit_s)
     size = int(most)
-    if size == _FAILED != own:
+    if size == _FAILED != own_size:
         reasons = _failures("", group)
         raise RankGaveUpError("; ".join(f"rank {r} {why}" for r, why in reasons.items())[:4000])
     return size
@@ -197,8 +197,8 @@ def decide_with_ranks(
     outcome: Any = None
     if encoded:
         outcome = decide([msgspec.msgpack.decode(item, type=kind) for item in encoded])
-    told: R = tell_ranks(outcome, world_size, outcome_kind)
-    return told
+    decision: R = tell_ranks(outcome, world_size, outcome_kind)
+    return decision
 
 
 def _gathered(
@@ -210,13 +210,13 @@ def _gathered(
     most = _most_of_all(len(data), group)
     # the size goes before the data
     own_size = torch.tensor([len(data)])
-    own = torch.cat([own_size.view(torch.uint8), _padded(data, most)]).to(_device(group))
+    padded = torch.cat([own_size.view(torch.uint8), _padded(data, most)]).to(_device(group))
     is_left_out = on_first_alone and dist.get_rank(group) != 0
-    buffers = [] if is_left_out else [torch.empty_like(own) for _ in range(world_size)]
+    buffers = [] if is_left_out else [torch.empty_like(padded) for _ in range(world_size)]
     if on_first_alone:
-        _finish(whole.gather, [buffers] if buffers else [], [own], GatherOptions())
+        _finish(whole.gather, [buffers] if buffers else [], [padded], GatherOptions())
     else:
-        _finish(whole.allgather, [buffers], [own], AllgatherOptions())
+        _finish(whole.allgather, [buffers], [padded], AllgatherOptions())
     rows = [buffer.cpu().numpy().tobytes() for buffer in buffers]
     # 8 bytes of int64, in this machine's order: all ranks of a job have the same order
     size, order = own_size.element_size(), sys.byteorder
@@ -242,9 +242,9 @@ def tell_ranks(value: T, world_size: int, kind: Any) -> T:
         # the other ranks' own value does not count, nor does its length
         is_first = dist.get_rank() == 0
         most = _most_of_all(len(data) if is_first else 0, None)
-        told = _padded(data if is_first else b"", most).to(_device())
-        _finish(_whole(None).broadcast, [told], BroadcastOptions())
-    decoded: T = msgspec.msgpack.decode(told[:most].cpu().numpy().tobytes(), type=kind)
+        buffer = _padded(data if is_first else b"", most).to(_device())
+        _finish(_whole(None).broadcast, [buffer], BroadcastOptions())
+    decoded: T = msgspec.msgpack.decode(buffer[:most].cpu().numpy().tobytes(), type=kind)
     return decoded
 
 
@@ -283,10 +283,10 @@ def check_same_options(everyone: Sequence[dict[str, str]], why: str) -> None:
         why: The feature that requires equal values, for the error.
     """
     # in the order of the first rank's options: the same text on all ranks
-    for name in dict.fromkeys(name for told in everyone for name in told):
+    for name in dict.fromkeys(name for options in everyone for name in options):
         by_value: dict[str | None, list[int]] = {}
-        for rank, told in enumerate(everyone):
-            by_value.setdefault(told.get(name), []).append(rank)
+        for rank, options in enumerate(everyone):
+            by_value.setdefault(options.get(name), []).append(rank)
         if len(by_value) > 1:
             texts = [f"{value} on ranks {ranks}" for value, ranks in by_value.items()]
             raise ConfigError(

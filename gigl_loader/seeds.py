@@ -82,13 +82,13 @@ def check_each_once(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -
     _check_order(everyone, groups)
     firsts = {group: rank for rank, group in reversed(list(enumerate(groups)))}
     for width in {everyone[rank].width for rank in firsts.values()}:
-        told = {
+        by_rank = {
             rank: everyone[rank].rows()
             for rank in sorted(firsts.values())
             if everyone[rank].width == width
         }
-        rows = np.concatenate(list(told.values()))
-        ranks = np.repeat(list(told), [len(of_rank) for of_rank in told.values()])
+        rows = np.concatenate(list(by_rank.values()))
+        ranks = np.repeat(list(by_rank), [len(of_rank) for of_rank in by_rank.values()])
         order = np.lexsort((ranks, *rows.T[::-1]))
         rows, ranks = rows[order], ranks[order]
         # Within a rank each seed is there once: equal neighbours come from two ranks.
@@ -120,11 +120,11 @@ def _check_order(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -> N
     # Per-partition seeds also give each rank its own input: only the next loader shows that ranks
     # took turns.
     now: dict[bytes, int] = {}
-    for rank, told in enumerate(everyone):
-        if told.count and told.digest:
-            now.setdefault(told.digest, rank)
-    for other, told in enumerate(everyone):
-        for number, digest in told.opened.items():
+    for rank, summary in enumerate(everyone):
+        if summary.count and summary.digest:
+            now.setdefault(summary.digest, rank)
+    for other, summary in enumerate(everyone):
+        for number, digest in summary.opened.items():
             if digest not in now or groups[now[digest]] == groups[other]:
                 continue
             rank = now[digest]

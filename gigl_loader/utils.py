@@ -156,20 +156,20 @@ def on_all_ranks(values: Tensor) -> Tensor:
     size = _world_size("on_all_ranks")
     if size == 1:
         return values
-    own = values.detach().cpu().contiguous()
-    about = str(own.dtype), tuple(own.shape)
+    rows = values.detach().cpu().contiguous()
+    about = str(rows.dtype), tuple(rows.shape)
     everyone = gather_from_ranks(about, size, tuple[str, tuple[int, ...]])
-    if len({(dtype, shape[1:], len(shape)) for dtype, shape in everyone}) > 1 or own.dim() == 0:
+    if len({(dtype, shape[1:], len(shape)) for dtype, shape in everyone}) > 1 or rows.dim() == 0:
         raise ConfigError(
             "on_all_ranks takes [n, ...] of one type and width on all ranks, got "
             + "; ".join(f"{dtype} {list(shape)}" for dtype, shape in everyone)
         )
     # as bytes: numpy, which transports them, does not know all types of torch
-    data = own.reshape(-1).view(torch.uint8).numpy().tobytes()
+    data = rows.reshape(-1).view(torch.uint8).numpy().tobytes()
     parts = gather_from_ranks(data, size, bytes)
     whole = torch.frombuffer(bytearray(b"".join(parts) or bytes(16)), dtype=torch.uint8)
-    shape = (sum(shape[0] for _, shape in everyone), *own.shape[1:])
-    flat = whole[: math.prod(shape) * own.element_size()].view(own.dtype)
+    shape = (sum(shape[0] for _, shape in everyone), *rows.shape[1:])
+    flat = whole[: math.prod(shape) * rows.element_size()].view(rows.dtype)
     return flat.reshape(shape).to(values.device)
 
 
@@ -185,8 +185,8 @@ def sum_over_ranks(*values: float) -> list[float]:
         UsageError: There is no process group, although the environment has other ranks.
         PeerError: A rank has ended, or did not come.
     """
-    own = [float(value) for value in values]
-    everyone = gather_from_ranks(own, _world_size("sum_over_ranks"), list[float])
+    numbers = [float(value) for value in values]
+    everyone = gather_from_ranks(numbers, _world_size("sum_over_ranks"), list[float])
     if len({len(row) for row in everyone}) > 1:
         raise ConfigError(
             f"sum_over_ranks takes as many values on all ranks, got {[len(o) for o in everyone]}"

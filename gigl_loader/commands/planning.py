@@ -202,8 +202,8 @@ def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, DegreeDistributio
         remote_cache=args.remote_cache if isinstance(args.remote_cache, float) else 0.0,
     )  # fmt: skip
     if parts and parts != job.parts:  # the directory would be partitioned again
-        there = replace(job, num_servers=parts) if is_store else replace(job, machines=parts)
-        job = there.with_machines(machines, servers)
+        partitioned = replace(job, num_servers=parts) if is_store else replace(job, machines=parts)
+        job = partitioned.with_machines(machines, servers)
     if args.remote_share is not None:
         job = replace(job, remote_share=args.remote_share)
     # Bytes are computed for a job's own rows, so the job comes first.

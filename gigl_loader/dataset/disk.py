@@ -404,9 +404,9 @@ class _TensorUnpickler(pickle.Unpickler):
 
 def _nearest(path: Path) -> str:
     """Return the longest existing part of a mistyped path, as text."""
-    there = next(parent for parent in path.absolute().parents if parent.exists())
-    names = sorted(entry.name for entry in there.iterdir())[:5] if there.is_dir() else []
-    return f"of it {there} exists and holds {names}"
+    existing = next(parent for parent in path.absolute().parents if parent.exists())
+    names = sorted(entry.name for entry in existing.iterdir())[:5] if existing.is_dir() else []
+    return f"of it {existing} exists and holds {names}"
 
 
 def _open(path: Path) -> io.BufferedReader:

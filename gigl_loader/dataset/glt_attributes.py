@@ -154,8 +154,8 @@ def _feature(rows: Rows, num_ids: int) -> Any:
     if index is not None and rows.first == 0 and index.numel() >= num_ids:
         index = index.long()
     elif index is not None:  # of a range of ids
-        own, index = index, torch.full((max(num_ids, rows.first + index.numel()),), -1)
-        index[rows.first : rows.first + own.numel()] = own
+        part_index, index = index, torch.full((max(num_ids, rows.first + index.numel()),), -1)
+        index[rows.first : rows.first + part_index.numel()] = part_index
         index = share_tensor(index)
     elif rows.ids is not None or rows.first or rows.values.size(0) < num_ids:
         ids = rows.ids

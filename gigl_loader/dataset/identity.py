@@ -160,12 +160,12 @@ def holders_of(num_partitions: int, held: Sequence[int]) -> list[list[int]]:
     return [[rank for rank, part in enumerate(held) if part == q] for q in range(num_partitions)]
 
 
-def check_enough(num_partitions: int, own: int, num_holders: int, *, who: str) -> None:
+def check_enough(num_partitions: int, partition_idx: int, num_holders: int, *, who: str) -> None:
     """Check, before one holder meets the others, that there are enough holders.
 
     Args:
         num_partitions: Partitions of the graph.
-        own: The partition of this holder.
+        partition_idx: The partition of this holder.
         num_holders: The final number of holders.
         who: The kind of holder.
 
@@ -174,21 +174,23 @@ def check_enough(num_partitions: int, own: int, num_holders: int, *, who: str) -
     """
     # a single holder knows all of them, and can name the missing partitions
     if num_holders == 1:
-        check_held(num_partitions, [own], who=who)
+        check_held(num_partitions, [partition_idx], who=who)
     if num_holders < num_partitions:
         raise ConfigError(
             f"{num_holders} {who}s cannot hold {num_partitions} partitions (this one has partition "
-            f"{own}): start at least one {who} per partition, each with its own partition_idx, or "
-            "write the graph as fewer partitions with partition_graph"
+            f"{partition_idx}): start at least one {who} per partition, each with its own "
+            "partition_idx, or write the graph as fewer partitions with partition_graph"
         )
 
 
-def check_position(num_partitions: int, own: int, server_rank: int, num_servers: int) -> None:
+def check_position(
+    num_partitions: int, partition_idx: int, server_rank: int, num_servers: int
+) -> None:
     """Check that clients can tell which storage servers have the same partition.
 
     Args:
         num_partitions: Partitions of the graph.
-        own: The partition of this server.
+        partition_idx: The partition of this server.
         server_rank: The rank of this server.
         num_servers: Their number.
 
@@ -197,11 +199,12 @@ def check_position(num_partitions: int, own: int, server_rank: int, num_servers:
             partition.
     """
     # clients find replicas by this rule; with a server for each partition there are none
-    if num_servers > num_partitions and own != server_rank % num_partitions:
+    if num_servers > num_partitions and partition_idx != server_rank % num_partitions:
         raise ConfigError(
-            f"storage server {server_rank} of {num_servers} has partition {own}, but must have "
-            f"partition {server_rank % num_partitions}: where there are more servers than "
-            f"partitions ({num_partitions}), server i serves partition i % {num_partitions}"
+            f"storage server {server_rank} of {num_servers} has partition {partition_idx}, but "
+            f"must have partition {server_rank % num_partitions}: where there are more servers "
+            f"than partitions ({num_partitions}), "
+            f"server i serves partition i % {num_partitions}"
         )
 
 

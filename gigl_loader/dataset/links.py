@@ -136,8 +136,8 @@ class _Plan:
         if self.disjoint_train_ratio:
             # A stream of its own: the first draw is above num_val + num_test for each training
             # link, and a fraction of those draws below disjoint_train_ratio would be another one.
-            again = link_draws(src, dst, self.seed, stream=1)
-            codes[again < self.disjoint_train_ratio] = _DISJOINT
+            second_draws = link_draws(src, dst, self.seed, stream=1)
+            codes[second_draws < self.disjoint_train_ratio] = _DISJOINT
         # test overwrites validation, and both overwrite training: the test links are those below
         # num_test, for any num_val
         codes[draws < self.num_test + self.num_val] = _VAL

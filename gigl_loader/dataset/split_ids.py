@@ -96,10 +96,10 @@ def _given(
     store: Any, where: str, by_name: Mapping[str, Any] | None
 ) -> Iterator[tuple[Split, str, Any]]:
     """Yield each (split, name of its attribute, value) that is there."""
-    own = store.get(SPLIT_DICT)
-    if by_name and own is not None:
+    split_dict = store.get(SPLIT_DICT)
+    if by_name and split_dict is not None:
         raise ConfigError(f"{where}.{SPLIT_DICT} and data.{SPLIT_DICT}: give one of them")
-    by_name = by_name or (own if is_split_dict(own) else {})
+    by_name = by_name or (split_dict if is_split_dict(split_dict) else {})
     for split in SPLITS:
         for name in _NAMES[split]:
             for attribute in (f"{name}_mask", f"{name}_idx"):

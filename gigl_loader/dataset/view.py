@@ -150,13 +150,13 @@ class Book(Generic[A]):
     def owns(self, partition: int, ids: A) -> bool:
         """Return whether ``partition`` owns all of ``ids`` (``[n]`` int64)."""
         bounds: Any = self.bounds
-        asked: Any = ids
+        wanted: Any = ids
         if bounds is None:
-            owners: Any = self.owner(asked)
+            owners: Any = self.owner(wanted)
             return not bool((owners != partition).any())
         # the least and the largest id decide, at a tenth of the cost of an owner for each
         first = int(bounds[partition - 1]) if partition else 0
-        return not len(asked) or first <= int(asked.min()) <= int(asked.max()) < int(
+        return not len(wanted) or first <= int(wanted.min()) <= int(wanted.max()) < int(
             bounds[partition]
         )
 

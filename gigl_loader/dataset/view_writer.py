@@ -166,7 +166,7 @@ _Lookups = dict[str, Tensor]
 
 
 def _write_lookup(
-    part: Part, lookups: _Lookups, where: str, text: str, lookup: Tensor, own: str
+    part: Part, lookups: _Lookups, where: str, text: str, lookup: Tensor, name: str
 ) -> None:
     """Enter ``lookup`` as the index of the rows at ``where``, of the type ``text``."""
     # matrices of a type usually have the same rows, and the first one decides
@@ -177,7 +177,7 @@ def _write_lookup(
     if torch.equal(lookups[text], lookup):
         part.ranges.setdefault(where, {})["lookup"] = 1
     else:
-        write_array(part, f"{where}/{own}", lookup.numpy())
+        write_array(part, f"{where}/{name}", lookup.numpy())
 
 
 def _write_values(part: Part, where: str, values: Tensor) -> None:

@@ -141,7 +141,7 @@ class _Session:
         stores = self.graph.data.edge_stores
         for store, plan in zip(stores, self.graph.plans.values(), strict=True):
             store.edge_index = plan.whole.edge_index
-        self._num_own = {name: ids.numel() for name, ids in self.graph.shares.own.items()}
+        self._num_own = {name: ids.numel() for name, ids in self.graph.shares.own_ids.items()}
         self._norms = WholeGraphNorms([s.edge_weight for s in stores if "edge_weight" in s])
         self._statistics = WholeGraphStatistics(self.graph, seed, rows_missing=nodes is not None)
         self._frames: list[_RunningModule] = []
@@ -321,8 +321,8 @@ class WholeGraphStatistics(TorchFunctionMode):
         self._graph, self._seed, self._rows_missing = graph, seed, rows_missing
         # With types, one id stands for a node of each: the number of rows does not tell the type of
         # a tensor, so dropout is torch's own there.
-        own = list(graph.shares.own.values())
-        self._own = own[0] if len(own) == 1 and len(graph.plans) == 1 else None
+        ids_by_type = list(graph.shares.own_ids.values())
+        self._own_ids = ids_by_type[0] if len(ids_by_type) == 1 and len(graph.plans) == 1 else None
         self._forward = self._call = 0
         self._edges: tuple[EdgePlan, Level, Tensor] | None = None
 
@@ -343,7 +343,7 @@ class WholeGraphStatistics(TorchFunctionMode):
     ) -> Any:
         """Replace the two functions."""
         kwargs = kwargs or {}
-        if func is F.dropout and self._own is not None:
+        if func is F.dropout and self._own_ids is not None:
             # torch takes the mode off while it handles a call: F.dropout inside is torch's
             return self._dropout(*args, **kwargs)
         if func is F.batch_norm:
@@ -370,18 +370,18 @@ class WholeGraphStatistics(TorchFunctionMode):
 
     def _keys(self, count: int) -> Tensor | None:
         """Return ``[count]`` int64, each row's key; None: rows of neither nodes nor edges."""
-        assert self._own is not None
+        assert self._own_ids is not None
         # inside of a layer: a tensor with a row per edge has messages
         if self._edges is not None and self._edges[2].size(1) == count:
             return self._edge_keys(*self._edges)
-        if count == self._own.numel():
+        if count == self._own_ids.numel():
             return _mix(self._graph.data.n_id)
         return None
 
     def _edge_keys(self, plan: EdgePlan, level: Level, edge_index: Tensor) -> Tensor:
-        own = self._graph.data.n_id
+        n_id = self._graph.data.n_id
         ids = torch.cat(
-            [own if level.sources is None else own[level.sources], self._halo(plan, level)]
+            [n_id if level.sources is None else n_id[level.sources], self._halo(plan, level)]
         )
         # not symmetric: the reverse edge has another key
         keys = _mix(_mix(ids[edge_index[0]]) + ids[edge_index[1]])

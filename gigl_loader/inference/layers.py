@@ -88,18 +88,18 @@ class ChunkReader:
         self._graph, self._node_type, self._exchange = graph, node_type, exchange
         self._batch_size = batch_size
         self._fetcher = RowFetcher(graph.owners, exchange)
-        self.own: Tensor = graph.owners.own[node_type]
+        self.own_ids: Tensor = graph.owners.own_ids[node_type]
         self._edge_types = [name for name in graph.edge_types if name[2] == node_type]
 
     @property
     def num_chunks(self) -> int:
         """Chunks of this rank."""
-        return -(-self.own.numel() // self._batch_size)
+        return -(-self.own_ids.numel() // self._batch_size)
 
     def bounds(self, index: int) -> tuple[int, int]:
         """Return the first row of a chunk, and one past its last."""
-        start = min(index * self._batch_size, self.own.numel())
-        return start, min(start + self._batch_size, self.own.numel())
+        start = min(index * self._batch_size, self.own_ids.numel())
+        return start, min(start + self._batch_size, self.own_ids.numel())
 
     def read(self, reads: Reads, done: set[int]) -> Iterator[Chunk]:
         """Yield the chunks that are not ``done``; each is read while the previous one is computed.
@@ -154,7 +154,7 @@ class ChunkReader:
 
     def structure(self, index: int, start: int, stop: int, reads: Reads) -> Chunk:
         """Return a chunk without rows: own nodes ``start`` to ``stop`` and the edges into them."""
-        targets = self.own[start:stop]
+        targets = self.own_ids[start:stop]
         names = [name for name in self._edge_types if name[0] in reads.rows]
         labels = {name: NodeLabels() for name in sorted({self._node_type, *(t[0] for t in names)})}
         # first of all, so that the destinations have the numbers 0 to num_dst - 1
@@ -427,9 +427,9 @@ def _parameters(function: Any) -> dict[str, inspect.Parameter]:
 
 
 def _check_held(name: str, taken: dict[str, inspect.Parameter], graph: GraphSource) -> None:
-    for key, there in (("edge_weight", graph.weighted), ("edge_attr", graph.with_attr)):
+    for key, is_held in (("edge_weight", graph.weighted), ("edge_attr", graph.with_attr)):
         wanted = key in taken and taken[key].default is inspect.Parameter.empty
-        if wanted and not there:
+        if wanted and not is_held:
             raise ConfigError(f"{name} takes {key}, and the graph's edges have none")
 
 

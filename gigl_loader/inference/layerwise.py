@@ -174,7 +174,7 @@ def full_graph_inference(
                 files = _parquet_files(results, graph, dataset, batch_size, stack)
         values = run.compute(results, files, line)
     embeddings = {
-        name: NodeEmbeddings(graph.owners.own[name], rows, results[name].path())
+        name: NodeEmbeddings(graph.owners.own_ids[name], rows, results[name].path())
         for name, rows in values.items()
     }
     return embeddings if graph.is_heterogeneous else embeddings[DEFAULT_HOMOGENEOUS_NODE_TYPE]
@@ -207,10 +207,10 @@ def _chunk_rows(graph: GraphSource) -> int:
 def _check_graph(graph: GraphSource, edge_weight: bool | None, edge_attr: bool) -> None:
     if not graph.is_heterogeneous and not graph.features():
         raise ConfigError("the dataset has no node features to start from")
-    for name, wanted, there in (
+    for name, wanted, is_held in (
         ("edge_weight", edge_weight, graph.weighted), ("edge_attr", edge_attr, graph.with_attr)
     ):  # fmt: skip
-        if wanted and not there:
+        if wanted and not is_held:
             raise ConfigError(f"{name}=True, and the graph's edges have none")
 
 
@@ -237,12 +237,12 @@ def _results(
 ) -> dict[NodeType, Results]:
     """Return the folder for the rows of each type; one per type if there are types."""
     results = {}
-    for name, own in sorted(graph.owners.own.items()):
+    for name, ids in sorted(graph.owners.own_ids.items()):
         folder = None if out is None else Path(out)
         if folder is not None and graph.is_heterogeneous:
             # the name of a type may contain a slash
             folder = folder / quote(name, safe="")
-        results[name] = Results(folder, rank, own, identity, ending)
+        results[name] = Results(folder, rank, ids, identity, ending)
         stack.callback(results[name].close)
     return results
 
@@ -267,7 +267,7 @@ def _parquet_files(
         path, draft = result.path(), result.draft
         assert path is not None
         assert draft is not None
-        ids = graph.owners.own[name]
+        ids = graph.owners.own_ids[name]
         files[name] = ParquetRows(path, draft, ids, batch_size, _original_ids(dataset, name))
         stack.callback(files[name].close)
     return files
@@ -318,7 +318,7 @@ class LayerRun:
         # sorted, like all loops over types here: reading is collective
         self._readers = {
             name: ChunkReader(graph, name, exchange, batch_size)
-            for name in sorted(graph.owners.own)
+            for name in sorted(graph.owners.own_ids)
         }
         self._degrees: dict[Norm, OwnedRows] = {}
         self._chunks_since_freed = 0
@@ -326,7 +326,7 @@ class LayerRun:
     @property
     def num_rows(self) -> int:
         """Nodes of this rank, of all types."""
-        return sum(reader.own.numel() for reader in self._readers.values())
+        return sum(reader.own_ids.numel() for reader in self._readers.values())
 
     def compute(
         self, results: Mapping[NodeType, Results], files: Mapping[NodeType, ParquetRows],
@@ -381,7 +381,7 @@ class LayerRun:
                 shapes = {name: self._shape_of(name, everyone) for name in results}
                 kept = {
                     # this rank has no node of a type, but others have rows of it
-                    name: _no_rows(shape) if (own := rows[name]) is None else own
+                    name: _no_rows(shape) if (own_rows := rows[name]) is None else own_rows
                     for name, shape in shapes.items()
                     if shape is not None
                 }
@@ -519,8 +519,8 @@ class LayerRun:
 
 
 def _filled(chunk: Chunk, tensors: list[Tensor]) -> Chunk:
-    there = iter(tensors)
-    filled: Chunk = each_tensor(chunk, lambda _: next(there))
+    replacements = iter(tensors)
+    filled: Chunk = each_tensor(chunk, lambda _: next(replacements))
     return filled
 
 

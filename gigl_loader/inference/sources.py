@@ -42,7 +42,7 @@ from gigl_loader.sampler.row_exchange import Part, gather_rows
 class Owners(Protocol):
     """The rank that computes each node."""
 
-    own: dict[NodeType, Tensor]
+    own_ids: dict[NodeType, Tensor]
     """Global ids of this rank's nodes, ascending, by type."""
 
     def owner(self, node_type: NodeType, ids: Tensor) -> Tensor:
@@ -92,9 +92,9 @@ class RowFetcher:
         # both are for one thread: a ChunkReader has a RowFetcher, and reads in one thread at a time
         self._scratch, self._memory = Scratch(), own_messages()
         self._first = {}
-        for name, own in owners.own.items():  # a range of ids needs no search
-            is_range = own.numel() > 0 and int(own[-1]) - int(own[0]) == own.numel() - 1
-            self._first[name] = int(own[0]) if is_range else None
+        for name, ids in owners.own_ids.items():  # a range of ids needs no search
+            is_range = ids.numel() > 0 and int(ids[-1]) - int(ids[0]) == ids.numel() - 1
+            self._first[name] = int(ids[0]) if is_range else None
 
     def get(self, node_type: NodeType, nodes: Tensor, sources: Sequence[RowSource]) -> list[Tensor]:
         """Return the rows of ``nodes`` (``[n]`` int64, global) of each source. Collective."""
@@ -148,7 +148,7 @@ class RowFetcher:
     def _positions(self, node_type: NodeType, ids: Tensor) -> Array:
         first = self._first[node_type]
         # no -1 here: only own nodes are looked up
-        rows = position_of(ids, self._owners.own[node_type]) if first is None else ids - first
+        rows = position_of(ids, self._owners.own_ids[node_type]) if first is None else ids - first
         positions: Array = rows.numpy()
         return positions
 
@@ -227,8 +227,8 @@ class PartitionGraph:
         return {name: self._own_rows(name) for name in self._view.node_features}
 
     def _own_rows(self, name: NodeType) -> OwnedRows:
-        rows, own = self._view.node_features[name], self.owners.own[name]
-        positions = rows.locate(own)
+        rows, own_ids = self._view.node_features[name], self.owners.own_ids[name]
+        positions = rows.locate(own_ids)
         first, count = (int(positions[0]) if len(positions) else 0), len(positions)
         if torch.equal(positions, torch.arange(first, first + count)):  # saves 8 bytes per node
             return OwnedRows(rows.values[first : first + count], None, rows.scales)
@@ -245,7 +245,7 @@ class PartitionGraph:
     def bytes_per_node(self) -> float:
         """See `GraphSource`."""
         num_edges = sum(self._view.adjacency[n].indices.numel() for n in self._names.values())
-        num_nodes = sum(own.numel() for own in self.owners.own.values())
+        num_nodes = sum(ids.numel() for ids in self.owners.own_ids.values())
         widths = [rows.values[:1].numel() for rows in self._view.node_features.values()]
         return _bytes_per_node(num_edges / max(num_nodes, 1), widths)
 
@@ -263,13 +263,13 @@ class RangeShares:
     """
 
     def __init__(self, num_nodes: dict[NodeType, int], exchange: RankExchange) -> None:
-        self.own: dict[NodeType, Tensor] = {}
+        self.own_ids: dict[NodeType, Tensor] = {}
         self._ends: dict[NodeType, Tensor] = {}
         for name, count in sorted(num_nodes.items()):
             # integers: the last end is the count, with any remainder of the division
             ends = [(rank + 1) * count // exchange.size for rank in range(exchange.size)]
             self._ends[name] = torch.tensor(ends)
-            self.own[name] = torch.arange([0, *ends][exchange.rank], ends[exchange.rank])
+            self.own_ids[name] = torch.arange([0, *ends][exchange.rank], ends[exchange.rank])
 
     def owner(self, node_type: NodeType, ids: Tensor) -> Tensor:
         """Return the rank that computes each of ``ids``: ``[n]`` int64."""
@@ -462,5 +462,5 @@ class StoredGraph:
         return _bytes_per_node(degree, [info.dim for info in known if info is not None])
 
     def _sample(self, node_type: NodeType) -> Tensor:
-        own = self.owners.own[node_type]
-        return own[:: max(own.numel() // _SAMPLE_ROWS, 1)].contiguous()
+        own_ids = self.owners.own_ids[node_type]
+        return own_ids[:: max(own_ids.numel() // _SAMPLE_ROWS, 1)].contiguous()

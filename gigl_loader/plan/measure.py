@@ -137,10 +137,10 @@ def idle() -> tuple[float, ...]:
         # While it is stopped at its first batch, with all of its processes running. Parents come
         # first, so: training, supervisor, workers.
         pids, seconds = zip(*_below(child.pid), strict=True)
-        own = [_own_bytes(pid) for pid in pids]
+        nbytes = [_own_bytes(pid) for pid in pids]
         files = max(_kilobytes(pid, "status", "RssFile") for pid in pids)
         child.go_on()
-    training, supervisor, *workers = own
+    training, supervisor, *workers = nbytes
     start_s, supervisor_start_s, *worker_start_s = seconds
     return (
         training, supervisor, sum(workers), 1024 * files,

@@ -201,8 +201,8 @@ class Run:
         else:
             owners = place_by_ldg(union, self._count, self._ldg_pass)
         for node_type, start in union.starts.items():
-            own = owners[start : start + counts[node_type]].astype(np.uint16)
-            write_numbers(self._owners_path(node_type), own)
+            type_owners = owners[start : start + counts[node_type]].astype(np.uint16)
+            write_numbers(self._owners_path(node_type), type_owners)
 
     def _ldg_pass(self, number: int, one_pass: Any) -> Array:
         # Notes are JSON, unsuitable for an owner of each node.

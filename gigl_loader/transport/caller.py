@@ -460,8 +460,8 @@ class Caller:
             former.lose()
             former.stream.close()
         with self._state:
-            again = list(self._unanswered)  # nobody can append meanwhile: that needs `_sending`
-        for reply in again:
+            pending = list(self._unanswered)  # nobody can append meanwhile: that needs `_sending`
+        for reply in pending:
             if not reply.done and not connection.broken:
                 self._send(connection, reply, until)
 

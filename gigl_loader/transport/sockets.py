@@ -301,12 +301,12 @@ def user_of_peer(sock: socket.socket) -> int | None:
     so its user is unknown.
     """
     try:
-        own, peer = sock.getsockname(), sock.getpeername()
+        local, peer = sock.getsockname(), sock.getpeername()
     except OSError:  # the connection was reset: the kernel no longer knows the other end
         return None
-    rows = _asked(sock.family, own, peer)
+    rows = _asked(sock.family, local, peer)
     if rows is None:
-        rows = _looked_up(own, peer)
+        rows = _looked_up(local, peer)
     # to the kernel, a closed socket is root's
     users = {row.user if row.inode else None for row in rows}
     return users.pop() if len(users) == 1 else None
@@ -322,10 +322,10 @@ def is_over(sock: socket.socket) -> bool:
         return True
 
 
-def _asked(family: int, own: Address, peer: Address) -> list[_Row] | None:
+def _asked(family: int, local: Address, peer: Address) -> list[_Row] | None:
     """Look up the one socket in the kernel; None: it supports no such requests."""
-    ends = b"".join(socket.inet_pton(family, end[0]).ljust(16, b"\0") for end in (peer, own))
-    ports = _PORTS.pack(peer[1], own[1])
+    ends = b"".join(socket.inet_pton(family, end[0]).ljust(16, b"\0") for end in (peer, local))
+    ports = _PORTS.pack(peer[1], local[1])
     question = _ASKED.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
     question += ports + ends + _REST_OF_ID
     size = _HEAD.size + len(question)
@@ -347,13 +347,13 @@ def _asked(family: int, own: Address, peer: Address) -> list[_Row] | None:
     return [_Row(*_OWNER.unpack_from(answer, _OWNER_AT))]
 
 
-def _looked_up(own: Address, peer: Address) -> list[_Row]:
+def _looked_up(local: Address, peer: Address) -> list[_Row]:
     """Read the machine's tables, for a kernel that is emulated or forbids such requests.
 
     Only ports are compared, as an address may be written in two ways. Another socket with the same
     two ports between other addresses makes the result ambiguous, and then no user is returned.
     """
-    ends = f":{peer[1]:04X}", f":{own[1]:04X}"
+    ends = f":{peer[1]:04X}", f":{local[1]:04X}"
     rows = []
     for table in _TABLES:
         try:
