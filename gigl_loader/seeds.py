@@ -19,7 +19,7 @@ from gigl_loader.message import EDGE_INPUT_ID, INPUT_ID
 from gigl_loader.options import Shard
 
 SHARDS = get_args(Shard)
-_MOST_TOLD, _LEAST_TOLD, _TOLD_BY_ALL = 4096, 64, 2**15
+_MOST_SENT, _LEAST_SENT, _SENT_BY_ALL = 4096, 64, 2**15
 """Number of seeds that a rank sends: the last, over all ranks, within the first two."""
 _BLOCK = 2**20
 """Seeds to hash at once, which limits the memory for hashes."""
@@ -28,7 +28,7 @@ _POSITIONS = (INPUT_ID, EDGE_INPUT_ID)
 
 
 @dataclass(frozen=True)
-class SeedsTold:
+class SeedSummary:
     """A summary of one rank's seeds, which it sends to the other ranks."""
 
     digest: bytes = b""
@@ -44,7 +44,7 @@ class SeedsTold:
     @classmethod
     def of(
         cls, seeds: Tensor, extra: Mapping[str, Tensor], world_size: int, **more: Any
-    ) -> "SeedsTold":
+    ) -> "SeedSummary":
         """Return the summary of ``seeds``.
 
         Args:
@@ -56,7 +56,7 @@ class SeedsTold:
         """
         columns = [seeds, *(extra[name] for name in sorted(extra) if name not in _POSITIONS)]
         numbers = [_as_integers(column) for column in columns if column.dim() == 1]
-        most = min(_MOST_TOLD, max(_LEAST_TOLD, _TOLD_BY_ALL // world_size))
+        most = min(_MOST_SENT, max(_LEAST_SENT, _SENT_BY_ALL // world_size))
         some = _lowest(numbers, most)
         return cls(count=len(seeds), width=len(numbers), some=some.tobytes(), **more)
 
@@ -65,7 +65,7 @@ class SeedsTold:
         return np.frombuffer(self.some, np.int64).reshape(-1, self.width)
 
 
-def check_each_once(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -> None:
+def check_each_once(everyone: Sequence[SeedSummary], groups: Sequence[Hashable]) -> None:
     """Check that no seed comes twice in an epoch of the job.
 
     If two ranks have a share ``p`` of the larger input in common, it is missed with a probability
@@ -100,7 +100,7 @@ def check_each_once(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -
         raise ConfigError(_in_common(everyone, rank, other, rows[common].tolist()))
 
 
-def check_same_seeds(everyone: Sequence[SeedsTold]) -> None:
+def check_same_seeds(everyone: Sequence[SeedSummary]) -> None:
     """Check that all ranks were given the same seeds, as ``shard="world"`` requires.
 
     Raises:
@@ -115,7 +115,7 @@ def check_same_seeds(everyone: Sequence[SeedsTold]) -> None:
         )
 
 
-def _check_order(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -> None:
+def _check_order(everyone: Sequence[SeedSummary], groups: Sequence[Hashable]) -> None:
     """Raise `ConfigError` if a rank's input is an earlier input of another rank."""
     # Per-partition seeds also give each rank its own input: only the next loader shows that ranks
     # took turns.
@@ -138,7 +138,7 @@ def _check_order(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -> N
                 )
 
 
-def _in_common(everyone: Sequence[SeedsTold], rank: int, other: int, common: list[Any]) -> str:
+def _in_common(everyone: Sequence[SeedSummary], rank: int, other: int, common: list[Any]) -> str:
     first, second = everyone[rank], everyone[other]
     some = [row[0] if len(row) == 1 else tuple(row) for row in common[:3]]
     what = f"seeds in common, such as {', '.join(map(str, some))}"
