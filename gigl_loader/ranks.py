@@ -197,7 +197,7 @@ def decide_with_ranks(
     outcome: Any = None
     if encoded:
         outcome = decide([msgspec.msgpack.decode(item, type=kind) for item in encoded])
-    decision: R = tell_ranks(outcome, world_size, outcome_kind)
+    decision: R = broadcast_value(outcome, world_size, outcome_kind)
     return decision
 
 
@@ -223,7 +223,7 @@ def _gathered(
     return [row[size:][: int.from_bytes(row[:size], order)] for row in rows]
 
 
-def tell_ranks(value: T, world_size: int, kind: Any) -> T:
+def broadcast_value(value: T, world_size: int, kind: Any) -> T:
     """Return rank 0's ``value``, on all ranks. All ranks have to call it.
 
     Args:

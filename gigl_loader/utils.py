@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gigl_loader import GraphStoreInfo
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.ranks import gather_from_ranks, tell_ranks
+from gigl_loader.ranks import broadcast_value, gather_from_ranks
 from gigl_loader.transport import free_ports, own_address
 
 __all__ = [
@@ -219,7 +219,7 @@ def shared_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[str]
     if is_first:
         folder = tempfile.TemporaryDirectory(prefix="gigl_loader_", dir=parent)
     try:
-        name = tell_ranks(folder.name if folder else "", size, str)
+        name = broadcast_value(folder.name if folder else "", size, str)
         seen = gather_from_ranks(Path(name).is_dir(), size, bool)
         if not all(seen):
             blind = [rank for rank, sees in enumerate(seen) if not sees]
