@@ -41,7 +41,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.transport import sockets
 from gigl_loader.transport.codec import MAX_HEADER_BYTES, Array, IncomingArray, decode, empty_arrays
-from gigl_loader.transport.failures import End, again, one_line
+from gigl_loader.transport.failures import End, fresh_copy, one_line
 from gigl_loader.transport.handshake import Admitted, Goodbye, farewell, join
 from gigl_loader.transport.reply import Into, Reply
 from gigl_loader.transport.security import Security
@@ -171,7 +171,7 @@ class Caller:
                 self._check_size(reply, connection.max_ask_bytes)
             with self._state:
                 if self._closed is not None:
-                    raise again(self._closed)
+                    raise fresh_copy(self._closed)
                 if not self._unanswered:
                     self._heard = time.monotonic()  # until now the peer owed nothing
                 self._unanswered.append(reply)
@@ -431,7 +431,7 @@ class Caller:
             # a listener that has begun its greeting is alive but busy: it gets the whole time
             left = (latest if stream.first_bytes else deadline) - time.monotonic()
             if self._closed is not None:
-                raise again(self._closed)
+                raise fresh_copy(self._closed)
             if left <= 0:
                 raise TimeoutError("it did not answer the handshake")
             return min(left, _SLICE_S)
@@ -513,7 +513,7 @@ class Caller:
             if self._connection is not None:
                 self._connection.lose()  # its responses would be taken for those to later requests
             for reply in failed:
-                reply.end(again(error))
+                reply.end(fresh_copy(error))
             self._state.notify_all()
 
     # --- the end ------------------------------------------------------------------------------
