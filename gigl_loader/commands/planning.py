@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _check(args)
         if args.answer is not None:
-            return _answer(args)
+            return _serve_measurement(args)
         if args.calibrate is not None:
             return _calibrate(args)
         costs = Costs.read(Path(args.costs) if args.costs else SHIPPED)
@@ -301,7 +301,7 @@ def _calibrate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _answer(args: argparse.Namespace) -> int:
+def _serve_measurement(args: argparse.Namespace) -> int:
     """Be the second host of a measurement, until this process is told to stop."""
     ends = {signal.SIGINT, signal.SIGTERM}
     security, (host, port) = security_of(args), args.answer

@@ -330,7 +330,8 @@ def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     nbytes = {
         **graph_bytes(job),
         "batches under way": (written + ranks * _HELD) * _slot(job, batch),
-        "sampling": threads * _thread(batch) + answered * job.share_elsewhere * _answer(batch),
+        "sampling": threads * _thread(batch)
+        + answered * job.share_elsewhere * _answer_bytes(batch),
         "requested rows": threads * remote,
         "rows to send": answered * remote,
         "training processes": ranks * costs.process_bytes,
@@ -355,7 +356,7 @@ def _storage(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
         **graph_bytes(job),
         "batches under way": clients * (job.num_workers * CONCURRENCY + _HELD) * slot,
         "sampling": workers * CONCURRENCY * _thread(batch)
-        + answered * job.share_elsewhere * _answer(batch),
+        + answered * job.share_elsewhere * _answer_bytes(batch),
         "workers": workers * costs.worker_bytes + clients * costs.supervisor_bytes,
         "server": costs.process_bytes,
         "libraries": costs.library_bytes,
@@ -413,7 +414,7 @@ def _thread(batch: BatchSize) -> float:
     return labels + 8 * (6 * batch.edges + 6 * batch.nodes)
 
 
-def _answer(batch: BatchSize) -> float:
+def _answer_bytes(batch: BatchSize) -> float:
     """Return the work memory of a responding thread, if all of a batch were requested."""
     return 8 * 3 * (batch.edges + batch.nodes)
 

@@ -187,7 +187,7 @@ class Listener:
 
     def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
         """Say goodbye to all callers and stop. Idempotent, from any thread."""
-        # set first: handlers that fail from here on fail because of it (see `_answer`)
+        # set first: handlers that fail from here on fail because of it (see `_serve_request`)
         self.closed, deadline = True, time.monotonic() + _CLOSE_S
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread
@@ -433,7 +433,7 @@ class _PeerConnection:
         end = End.GONE
         try:
             self._listener.on_peer(peer)
-            end = self._answer_all(peer)
+            end = self._serve_requests(peer)
         except _SilentError:
             end = End.SILENT
         except (EOFError, OSError):
@@ -445,7 +445,7 @@ class _PeerConnection:
             peer.gone.set()
             self._listener.on_end(peer, self._dismissed or end)
 
-    def _answer_all(self, peer: Peer) -> End:
+    def _serve_requests(self, peer: Peer) -> End:
         while True:
             # between two requests a caller may be silent for any time
             self.owes = False
@@ -456,7 +456,7 @@ class _PeerConnection:
             if frame.kind is not FrameKind.ASK:
                 raise ProtocolError(f"{frame.kind.name} came where a request was due")
             if self._dismissed is None:  # else only read: unread bytes would reset our goodbye
-                self._answer(frame, peer)
+                self._serve_request(frame, peer)
 
     def _begin(self) -> None:
         self.owes = True
@@ -468,7 +468,7 @@ class _PeerConnection:
         # without a pending response only events matter; 60 s bounds the cost of a missed one
         return 1.0 if self.owes else 60.0
 
-    def _answer(self, frame: Frame, peer: Peer) -> None:
+    def _serve_request(self, frame: Frame, peer: Peer) -> None:
         try:
             views = pack(FrameKind.ANSWER, self._call(frame, peer))
         except EOFError:
