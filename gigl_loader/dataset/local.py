@@ -492,7 +492,7 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
             self._placement = None
             return self
         placement = Placement(target, features, kernels, cache, edges)
-        placement.place(view)
+        placement.copy_view(view)
         self._placement = placement
         return self
 

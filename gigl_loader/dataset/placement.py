@@ -91,7 +91,7 @@ class Placement:
         # by the memory of a tensor: views of one partition share most of theirs
         self._copies: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
-    def place(self, view: PartitionView) -> PartitionView:
+    def copy_view(self, view: PartitionView) -> PartitionView:
         """Return ``view`` with its tensors in their places; earlier copies are shared.
 
         Raises:

@@ -258,7 +258,7 @@ class Buckets:
         """Return the writer for the rows of a table file."""
         return _Dealer(self, self._positions, self.file(i))
 
-    def place(self, num_files: int) -> None:
+    def write_rows(self, num_files: int) -> None:
         """Write all rows to their places, bucket by bucket, once all files were dealt."""
         # A bucket is a step: it alone writes its range of positions, so buckets may run in any
         # order, and on other nodes.
@@ -273,7 +273,7 @@ class Buckets:
                 for where, width in self.widths.items()
             }
             makes[f"position/{self.name}/{bucket}"] = partial(
-                _place, files, bucket, first, count, targets
+                _write_bucket, files, bucket, first, count, targets
             )
         with positions.job.stage(f"place {positions.node_type}", self.count, "buckets") as progress:
             for _ in positions.job.steps(makes):
@@ -363,7 +363,7 @@ class _Dealer:
         self._slices.append(np.array(slices, np.int64))
 
 
-def _place(
+def _write_bucket(
     files: list[Path], bucket: int, first: int, count: int, targets: Mapping[Path, int]
 ) -> None:
     """Write the rows of a bucket to their places in a partition, from ``first`` on.

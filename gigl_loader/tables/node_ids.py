@@ -280,7 +280,7 @@ def _refuse_twice(table: Table, column: str, ids: list[Any], count: int) -> None
             values = ids_in(table, file, column, row, batch.column(0))
             for at in np.flatnonzero(pc.is_in(values, pa.array(ids)).to_numpy(False)):
                 value = values[int(at)].as_py()
-                positions.append(f"{value!r} in {file.name}, {file.place(row + int(at))}")
+                positions.append(f"{value!r} in {file.name}, {file.describe_row(row + int(at))}")
     raise ConfigError(
         f"{table.where}: column {column!r} has {count} id(s) more than once: "
         f"{'; '.join(sorted(positions)[:6])}; an id may name one node"

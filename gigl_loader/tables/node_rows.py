@@ -182,7 +182,7 @@ class NodeRows:
                 highest = max(highest, self._job.step(f"{step}/{i}", make))
                 progress(file.num_rows)
         if buckets is not None:
-            buckets.place(len(self._table.files))
+            buckets.write_rows(len(self._table.files))
         self._note(numbering, parts, positions)
         return self._num_classes(highest)
 

@@ -37,7 +37,7 @@ class TableFile:
     """Rows of each row group; empty if the file was not Parquet."""
     num_rows: int
 
-    def place(self, row: int) -> str:
+    def describe_row(self, row: int) -> str:
         """Return the location of a row in this file, in words."""
         # Parquet tools show and cut by row groups. "right" skips empty ones.
         ends = np.cumsum(self.group_rows)
@@ -165,7 +165,7 @@ class Table:
             values: Their values.
         """
         shown = [
-            file.place(int(row)) + ("" if values is None else f": {values[i]!r}")
+            file.describe_row(int(row)) + ("" if values is None else f": {values[i]!r}")
             for i, row in enumerate(rows[:_NAMED])
         ]
         more = len(rows) - len(shown)
