@@ -239,7 +239,7 @@ def graph(root: str | Path) -> Iterator[Finding]:
     part, parts = 0, 1
     while part < parts:
         try:
-            dataset = _opened(root, part)
+            dataset = _open_part(root, part)
         except ConfigError as error:
             yield Finding(f"partition {part}", str(error), bad=True)
             return
@@ -252,7 +252,7 @@ def graph(root: str | Path) -> Iterator[Finding]:
         part += 1
 
 
-def _opened(root: str | Path, part: int) -> "gigl_loader.DistDataset":
+def _open_part(root: str | Path, part: int) -> "gigl_loader.DistDataset":
     try:
         return gigl_loader.DistDataset.load(root, part, mmap=True, verify="off")
     except ConfigError:  # GLT's format cannot be mapped; anything else is wrong again

@@ -103,7 +103,7 @@ def _failures(words: str, group: Any, limit_s: float | None = None) -> dict[int,
     data = words.encode(errors="replace")[:_MOST_WORDS]
     padded = _padded(data, _MOST_WORDS).to(_device(group))
     rows = [torch.empty_like(padded) for _ in range(dist.get_world_size(group))]
-    _finish(_whole(group).allgather, [rows], [padded], AllgatherOptions(), limit_s=limit_s)
+    _finish(_resolved(group).allgather, [rows], [padded], AllgatherOptions(), limit_s=limit_s)
     texts = [row.cpu().numpy().tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
     return {rank: text for rank, text in enumerate(texts) if text}
 
@@ -117,7 +117,7 @@ def _most_of_all(own_size: int, group: Any, limit_s: float | None = None) -> int
     most = torch.tensor([own_size], device=_device(group))
     options: Any = AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
-    _finish(_whole(group).allreduce, [most], options, limit_s=limit_s)
+    _finish(_resolved(group).allreduce, [most], options, limit_s=limit_s)
     size = int(most)
     if size == _FAILED != own_size:
         reasons = _failures("", group)
@@ -125,7 +125,7 @@ def _most_of_all(own_size: int, group: Any, limit_s: float | None = None) -> int
     return size
 
 
-def _whole(group: Any) -> Any:
+def _resolved(group: Any) -> Any:
     return group or dist.group.WORLD
 
 
@@ -205,7 +205,7 @@ def _gathered(
     data: bytes, world_size: int, group: Any, on_first_alone: bool = False
 ) -> list[bytes]:
     """Return the data of all ranks; or only on rank 0, and nothing elsewhere."""
-    whole = _whole(group)
+    whole = _resolved(group)
     # gathered data has one length on all ranks, so the maximum is agreed on first
     most = _most_of_all(len(data), group)
     # the size goes before the data
@@ -243,7 +243,7 @@ def broadcast_value(value: T, world_size: int, kind: Any) -> T:
         is_first = dist.get_rank() == 0
         most = _most_of_all(len(data) if is_first else 0, None)
         buffer = _padded(data if is_first else b"", most).to(_device())
-        _finish(_whole(None).broadcast, [buffer], BroadcastOptions())
+        _finish(_resolved(None).broadcast, [buffer], BroadcastOptions())
     decoded: T = msgspec.msgpack.decode(buffer[:most].cpu().numpy().tobytes(), type=kind)
     return decoded
 

@@ -168,18 +168,18 @@ def _tables(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]:
     if not (args.nodes and args.edges):
         raise ConfigError("give a YAML file that describes the tables, or --nodes and --edges")
     nodes = {
-        "source": args.nodes, "id": args.id, "features": _one(args.features),
-        "label": _one(args.label), "feature_dtype": args.feature_dtype, "split": args.split,
+        "source": args.nodes, "id": args.id, "features": _one_or_all(args.features),
+        "label": _one_or_all(args.label), "feature_dtype": args.feature_dtype, "split": args.split,
         "time": args.time, "partition": args.partition_column,
     }  # fmt: skip
     edges = {
         "source": args.edges, "src": args.src, "dst": args.dst, "weight": args.weight,
-        "features": _one(args.edge_features), "time": args.edge_time,
+        "features": _one_or_all(args.edge_features), "time": args.edge_time,
     }  # fmt: skip
     return _make(NodeTable, nodes, "--nodes"), _make(EdgeTable, edges, "--edges"), {}
 
 
-def _one(columns: list[str] | None) -> Any:
+def _one_or_all(columns: list[str] | None) -> Any:
     return columns[0] if columns and len(columns) == 1 else columns
 
 

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.json:
             print(json.dumps(_as_json(plan, costs, device), indent=1))
         else:
-            print("\n".join([table(plan, costs), *_of_a_gpu(device)]))
+            print("\n".join([table(plan, costs), *_gpu_lines(device)]))
     except GiglLoaderError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return exit_code(error)
@@ -328,7 +328,7 @@ _PLACES = {
 }
 
 
-def _of_a_gpu(device: DevicePlan | None) -> list[str]:
+def _gpu_lines(device: DevicePlan | None) -> list[str]:
     if device is None:
         return []
     parts = {

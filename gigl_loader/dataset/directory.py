@@ -106,7 +106,7 @@ def only_writer(lock: Path, what: Path) -> Iterator[None]:
         yield
     finally:
         # while it is held: a process that has opened it notices that the path has changed
-        if _is_at(fd, lock):
+        if _is_same_file(fd, lock):
             lock.unlink()
         os.close(fd)
 
@@ -126,7 +126,7 @@ def _acquire(lock: Path, what: Path) -> int:
             # some cluster file systems are mounted without locks: then only this check is lost
             _log.warning("%s cannot be locked (%s): let no other process write %s", lock, error,
                          what)  # fmt: skip
-        if _is_at(fd, lock):
+        if _is_same_file(fd, lock):
             break
         os.close(fd)  # the file of a writer that ended between our two calls
     return fd
@@ -139,7 +139,7 @@ def _note_owner(fd: int) -> None:
     os.pwrite(fd, json.dumps(owner_now).encode() + b"\n", 0)
 
 
-def _is_at(fd: int, path: Path) -> bool:
+def _is_same_file(fd: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:

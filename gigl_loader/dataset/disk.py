@@ -156,20 +156,20 @@ class _GltReader:
             self.edge_types = [tuple(edge_type) for edge_type in meta["edge_types"]]
         self.extras, self.identity = _read_extras(root, self.node_types, self.edge_types)
         self.node_books = {
-            node_type: self._book(f"node_pb{self._sub(node_type)}.pt")
+            node_type: self._book(f"node_pb{self._suffix(node_type)}.pt")
             for node_type in self.node_types
         }
         self.num_nodes = {t: book.num_ids for t, book in self.node_books.items()}
         self.edge_books = {
             edge_type: self._book(name)
             for edge_type in self.edge_types
-            if (root / (name := f"edge_pb{self._sub(edge_type)}.pt")).exists()
+            if (root / (name := f"edge_pb{self._suffix(edge_type)}.pt")).exists()
         }  # GLT leaves edge books out if the graph is cached and has no edge features
         # GLT's graph_caching: every machine has the whole topology, and partitions only have
         # features
         self.cached = (root / "graph").is_dir() and not (root / "part0" / "graph").is_dir()
 
-    def _sub(self, key: NodeType | EdgeType) -> str:
+    def _suffix(self, key: NodeType | EdgeType) -> str:
         """Return the part of a path that names a type: empty in a homogeneous graph."""
         return f"/{type_str(key)}" if self.heterogeneous else ""
 
@@ -220,7 +220,7 @@ class _GltReader:
             flat = self.extras.flat_nodes if kind == "node" else self.extras.flat_edges
         for key in keys:
             group = self.part(builder.view.partition_idx) / f"{kind}_feat"
-            folder = Path(f"{group}{self._sub(key)}")
+            folder = Path(f"{group}{self._suffix(key)}")
             if (folder / "feats.pkl").exists() or (folder / "ids.pkl").exists():
                 feats, ids = _load_features(folder)
                 # features that had one dimension, which GLT's format cannot store, get it back
@@ -244,7 +244,7 @@ class _GltReader:
     def edges(self, edge_type: EdgeType, partition_idx: int) -> GraphPartitionData:
         """Return the edges in the files of a partition; all edges if the graph is cached."""
         base = self.root if self.cached else self.part(partition_idx)
-        folder = Path(f"{base / 'graph'}{self._sub(edge_type)}")
+        folder = Path(f"{base / 'graph'}{self._suffix(edge_type)}")
         ends = []
         for name, node_type in (("rows.pt", edge_type[0]), ("cols.pt", edge_type[2])):
             ids = load_tensor(folder / name, mapped=True)
@@ -277,7 +277,9 @@ class _GltReader:
         """
         ids = []
         for partition_idx in range(self.num_partitions):
-            path = Path(f"{self.part(partition_idx) / 'edge_feat'}{self._sub(edge_type)}/ids.pkl")
+            path = Path(
+                f"{self.part(partition_idx) / 'edge_feat'}{self._suffix(edge_type)}/ids.pkl"
+            )
             ids += list(_load_stream(path)) if path.exists() else []
         edge_ids = torch.cat(ids) if ids else torch.arange(num_edges)
         if edge_ids.numel() != num_edges:

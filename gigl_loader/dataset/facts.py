@@ -97,17 +97,17 @@ class PartitionFacts:
     @property
     def train_node_ids(self) -> SplitIds:
         """Global ids of this partition's training nodes, ascending; None where none are known."""
-        return self._told_if_missing("train")
+        return self._split_or_warn("train")
 
     @property
     def val_node_ids(self) -> SplitIds:
         """Global ids of this partition's validation nodes."""
-        return self._told_if_missing("val")
+        return self._split_or_warn("val")
 
     @property
     def test_node_ids(self) -> SplitIds:
         """Global ids of this partition's test nodes."""
-        return self._told_if_missing("test")
+        return self._split_or_warn("test")
 
     def split_node_ids(self, split: Split) -> SplitIds:
         """Return the ids of ``"train"``, ``"val"`` or ``"test"``; None, with a warning: no split.
@@ -115,7 +115,7 @@ class PartitionFacts:
         Raises:
             ConfigError: There is no such split.
         """
-        return self._told_if_missing(split)
+        return self._split_or_warn(split)
 
     def known_split(self, split: Split) -> SplitIds:
         """Return what `split_node_ids` does, without a warning."""
@@ -123,7 +123,7 @@ class PartitionFacts:
             raise ConfigError(f'split must be "train", "val" or "test", got {split!r}')
         return getattr(self, f"{split}_idx")
 
-    def _told_if_missing(self, split: Split) -> SplitIds:
+    def _split_or_warn(self, split: Split) -> SplitIds:
         """Return the ids of a split; the first time that there are none, warn the reader."""
         ids, warned = self.known_split(split), vars(self).setdefault("_missing_splits", set())
         if ids is None and self._schema is not None and split not in warned:

@@ -284,11 +284,11 @@ def _keep_edges(data: Any, store: Any, keep: Tensor) -> None:
     # listed before any cut: PyG recognises edge attributes by the number of edges
     names = [name for name in store if name != "edge_index" and store.is_edge_attr(name)]
     for name in names:
-        store[name] = _kept(store[name], data.__cat_dim__(name, store[name], store), keep)
-    store["edge_index"] = _kept(store["edge_index"], 1, keep)
+        store[name] = _kept_values(store[name], data.__cat_dim__(name, store[name], store), keep)
+    store["edge_index"] = _kept_values(store["edge_index"], 1, keep)
 
 
-def _kept(values: Any, dim: Any, keep: Tensor) -> Any:
+def _kept_values(values: Any, dim: Any, keep: Tensor) -> Any:
     """Return the attribute for the edges to keep; ``dim``: its dimension of edges, if any."""
     if isinstance(values, Tensor):
         return values.index_select(dim, keep.nonzero().view(-1).to(values.device))

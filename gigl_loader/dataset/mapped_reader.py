@@ -241,12 +241,12 @@ class MappedPart:
             _read_into(path, target, spec.nbytes)
         return target
 
-    def _own(self, name: str) -> Tensor | None:
+    def _own_tensor(self, name: str) -> Tensor | None:
         return self._tensor(self._part, name) if name in self._part.arrays else None
 
     def _adjacency(self, edge_type: EdgeType) -> Adjacency | None:
         where = rows_at("edges", edge_type)
-        columns = {column: self._own(f"{where}/{column}") for column in _COLUMNS}
+        columns = {column: self._own_tensor(f"{where}/{column}") for column in _COLUMNS}
         indptr, indices = columns["indptr"], columns["indices"]
         if indptr is None or indices is None:
             return None
@@ -256,25 +256,25 @@ class MappedPart:
     def _rows(self, kind: str, key: NodeType | EdgeType, name: str = "") -> Rows | None:
         text = key if isinstance(key, str) else edge_type_str(key)
         where = rows_at(kind, key, name)
-        values = self._own(f"{where}/values")
+        values = self._own_tensor(f"{where}/values")
         if values is None:
             return None
         ranges = self._part.ranges.get(where, {})
         whole = self.header.num_partitions == 1
-        index, ids = self._own(f"{where}/index"), self._own(f"{where}/ids")
+        index, ids = self._own_tensor(f"{where}/index"), self._own_tensor(f"{where}/ids")
         if "lookup" in ranges:
             lookup = self._lookup(text)
             # Of nodes a position for each id from `first` on: O(1), and short if ids are a range.
             # Edge ids of a partition are scattered over the graph's, so they are listed and
             # searched instead.
             index, ids = (lookup, None) if kind.startswith("node") else (None, lookup)
-        scales = self._own(f"{where}/scales")
+        scales = self._own_tensor(f"{where}/scales")
         return Rows(values, index, whole, first=ranges.get("first", 0), ids=ids, scales=scales)
 
     def _lookup(self, text: str) -> Tensor | None:
         """Return the array that finds the rows of a type; the same tensor for all matrices."""
         if text not in self._lookups:
-            self._lookups[text] = self._own(f"{LOOKUPS}/{text}")
+            self._lookups[text] = self._own_tensor(f"{LOOKUPS}/{text}")
         return self._lookups[text]
 
     def _all_rows(self, kind: str, keys: list[Any]) -> dict[Any, Rows]:
@@ -373,7 +373,7 @@ class MappedPart:
             kind, _, rest = name.partition("/")
             if kind == "splits":
                 split, _, node_type = rest.partition("/")
-                ids = self._own(name)
+                ids = self._own_tensor(name)
                 assert ids is not None
                 splits.setdefault(split, {})[node_type] = share_tensor(ids)
         return splits

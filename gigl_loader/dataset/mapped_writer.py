@@ -173,7 +173,7 @@ def seal(
     """
     # hashlib releases the GIL while it hashes, so threads of one process suffice
     with ThreadPoolExecutor(max(1, min(os.cpu_count() or 1, 8))) as pool:
-        bodies = [_body(part, pool) for part in (shared, *parts)]
+        bodies = [_manifest_body(part, pool) for part in (shared, *parts)]
     body = {
         **made,
         "edge_dir": edge_dir,
@@ -200,7 +200,7 @@ def seal(
     return run
 
 
-def _body(part: Part, pool: ThreadPoolExecutor) -> dict[str, Any]:
+def _manifest_body(part: Part, pool: ThreadPoolExecutor) -> dict[str, Any]:
     body: dict[str, Any] = {}
     for kind, specs in (("arrays", part.arrays), ("files", part.files)):
         # by name: the run id must not depend on the order of writing

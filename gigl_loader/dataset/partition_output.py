@@ -208,16 +208,16 @@ def _count_nodes(
     for name in ("partitioned_node_features", "partitioned_node_labels"):
         part = by_type(getattr(output, name), DEFAULT_HOMOGENEOUS_NODE_TYPE).get(node_type)
         if part is not None:
-            count = max(count, len(part.feats) if part.ids is None else _past(part.ids))
+            count = max(count, len(part.feats) if part.ids is None else _end_of_ids(part.ids))
     for edge_type, part in edges.items():
         for row, end in ((0, edge_type[0]), (1, edge_type[2])):
             if end == node_type:
                 edge_index = check_edge_index(part.edge_index, None, None, f"edges {edge_type}")
-                count = max(count, _past(edge_index[row]))
+                count = max(count, _end_of_ids(edge_index[row]))
     return count
 
 
-def _past(ids: Tensor) -> int:
+def _end_of_ids(ids: Tensor) -> int:
     return int(ids.max()) + 1 if ids.numel() else 0
 
 

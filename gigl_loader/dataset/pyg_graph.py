@@ -363,12 +363,12 @@ class Cutter:
             num_classes=source.num_classes,
         )  # fmt: skip
         builder = ViewBuilder(view)
-        mine = {t: self._mine(t, partition_idx) for t in (*source.edges, *source.label_edges)}
+        mine = {t: self._edges_of(t, partition_idx) for t in (*source.edges, *source.label_edges)}
         for edge_type, part in source.edges.items():
             ids = mine[edge_type]
             # ids are positions in the whole edge index
             ends = part.edge_index if ids is None else part.edge_index[:, ids]
-            weights = None if part.weights is None else _take(part.weights, ids)
+            weights = None if part.weights is None else _rows_of(part.weights, ids)
             builder.add_edges(edge_type, ends, ids, weights)
         for edge_type, labels in source.label_edges.items():
             ids = mine[edge_type]
@@ -378,12 +378,12 @@ class Cutter:
         for edge_type in source.edges:
             ids = mine[edge_type]
             if edge_type in source.edge_features:
-                values = _take(source.edge_features[edge_type], ids)
+                values = _rows_of(source.edge_features[edge_type], ids)
                 builder.add_rows("edge_features", edge_type, values, ids)
             _add_attributes(builder, "edge_attributes", source.edge_attributes, edge_type, ids)
         return builder.finish(), splits
 
-    def _mine(self, edge_type: EdgeType, partition_idx: int) -> Tensor | None:
+    def _edges_of(self, edge_type: EdgeType, partition_idx: int) -> Tensor | None:
         if self._count == 1:
             return None
         return (self._owners[edge_type] == partition_idx).nonzero().view(-1)
@@ -394,17 +394,17 @@ class Cutter:
             mine = owned_ids(self.node_books[node_type], partition_idx)
         rows = mine
         if node_type in self._uses:
-            uses = _take(self._uses[node_type], mine)
+            uses = _rows_of(self._uses[node_type], mine)
             # stable: nodes of one degree stay in the order of ids, and the same graph gives the
             # same files
             order = torch.argsort(uses, descending=True, stable=True)
             rows = order if mine is None else mine[order]
         if node_type in source.node_features:
-            values = _take(source.node_features[node_type], rows)
+            values = _rows_of(source.node_features[node_type], rows)
             scales = source.feature_scales.get(node_type)
             builder.add_rows("node_features", node_type, values, rows, scales)
         if node_type in source.node_labels:
-            values = _take(source.node_labels[node_type], rows)
+            values = _rows_of(source.node_labels[node_type], rows)
             builder.add_rows("node_labels", node_type, values, rows)
         _add_attributes(builder, "node_attributes", source.node_attributes, node_type, rows)
         for split, by_type in source.splits.items():
@@ -434,10 +434,10 @@ def _add_attributes(
     """Add the rows ``ids`` of all attributes of a node or edge type; ``kind`` as in `add_rows`."""
     for key, values in attributes.items():
         if key[0] == of:
-            builder.add_rows(kind, key, _take(values, ids), ids)
+            builder.add_rows(kind, key, _rows_of(values, ids), ids)
 
 
-def _take(values: Tensor, ids: Tensor | None) -> Tensor:
+def _rows_of(values: Tensor, ids: Tensor | None) -> Tensor:
     """Return the rows of ``ids``; None: all, unchanged."""
     return values if ids is None else values[ids]
 

@@ -38,7 +38,7 @@ def split_ids(
     """
     splits: dict[Split, Tensor] = {}
     said: dict[Split, str] = {}
-    for split, name, value in _given(store, where, by_name):
+    for split, name, value in _given_splits(store, where, by_name):
         ids = _read(value, num_nodes, name)
         if split in splits and not torch.equal(splits[split], ids):
             raise ConfigError(f"{said[split]} and {name} name different nodes: give one of them")
@@ -92,7 +92,7 @@ def names_of(split: Split) -> str:
     return f"{split}_mask, {split}_idx or {SPLIT_DICT}"
 
 
-def _given(
+def _given_splits(
     store: Any, where: str, by_name: Mapping[str, Any] | None
 ) -> Iterator[tuple[Split, str, Any]]:
     """Yield each (split, name of its attribute, value) that is there."""

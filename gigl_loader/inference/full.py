@@ -155,9 +155,9 @@ class _Session:
         module: Any  # PyG has no types
         for module in self._units:
             handles += [
-                module.register_forward_pre_hook(self._before, with_kwargs=True),
+                module.register_forward_pre_hook(self._before_call, with_kwargs=True),
                 # always: a frame left after an error would be the next layer's
-                module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
+                module.register_forward_hook(self._after_call, with_kwargs=True, always_call=True),
                 module.register_propagate_forward_pre_hook(self._propagate),
                 module.register_edge_update_forward_pre_hook(self._edge_update),
             ]
@@ -173,13 +173,13 @@ class _Session:
         self._ran.clear()
         self._statistics.begin()
 
-    def _before(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    def _before_call(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
         # by name: some layers take edge_weight third, others edge_attr, and users give either way
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
         given = bound.arguments
         plan = self._plan_of(module, given["edge_index"])
         level = plan.level(self._hops_to_come(module))
-        # from here on _after() removes it again, also after an error below
+        # from here on _after_call() removes it again, also after an error below
         self._frames.append(_RunningModule(plan, level, given.get("edge_weight")))
         self._check_loops(module, plan)
         given["edge_index"] = level.edge_index
@@ -193,8 +193,8 @@ class _Session:
                 given[name] = None
         return bound.args, bound.kwargs
 
-    def _after(self, module: Any, args: Any, kwargs: Any, out: Any) -> Any:
-        # _before() raised before it knew the plan
+    def _after_call(self, module: Any, args: Any, kwargs: Any, out: Any) -> Any:
+        # _before_call() raised before it knew the plan
         if not self._frames:
             return None
         frame = self._frames.pop()
@@ -213,7 +213,7 @@ class _Session:
         frame = self._frames[-1]
         frame.calls += 1
         if frame.calls > 1:  # own rows have changed: fetch those of the halo again
-            values = {**values, "x": self._again(module, frame, values.get("x"))}
+            values = {**values, "x": self._extend_again(module, frame, values.get("x"))}
         if is_normalized(module):
             # all own rows' edges, not `edge_index`: the module may have added self-loops already
             edge_index, weights = self._norms.of(
@@ -289,7 +289,7 @@ class _Session:
                 f"rank has {self._num_own[node_type]}: give it data.x as full_graph() made it"
             )
 
-    def _again(self, module: Any, frame: _RunningModule, x: Any) -> Tensor:
+    def _extend_again(self, module: Any, frame: _RunningModule, x: Any) -> Tensor:
         if not isinstance(x, Tensor) or frame.level.sources is not None:
             raise ConfigError(
                 f"{type(module).__name__} propagates several times in one forward, in a way that "

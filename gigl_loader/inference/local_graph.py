@@ -326,7 +326,7 @@ def local_graph(
     graph = LocalGraph(HeteroData() if view.is_heterogeneous else Data(), shares, exchange)
     for edge_type, name in message_types(view.adjacency, view.edge_dir).items():
         graph.plans[edge_type] = plan_edges(edge_type, view.adjacency[name], shares, exchange)
-    wanted = None if nodes is None else _wanted(view, shares, exchange, nodes)
+    wanted = None if nodes is None else _wanted_masks(view, shares, exchange, nodes)
     # without num_layers all rows are computed, and only `out_index` gives the rows of `nodes`
     if wanted is not None and num_layers:
         narrow_plans(graph.plans, wanted, num_layers)
@@ -335,7 +335,7 @@ def local_graph(
     return graph
 
 
-def _wanted(
+def _wanted_masks(
     view: PartitionView, shares: NodeShares, exchange: RankExchange, nodes: Any
 ) -> dict[NodeType, Tensor]:
     """Return ``[num_own]`` bool by type: the rank's own among the nodes that any rank named."""

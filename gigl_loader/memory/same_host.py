@@ -207,7 +207,7 @@ def read_offer(offer: Offer, kind: type[T]) -> T:
     """
     if not sees(offer.mark):
         raise OSError("its memory cannot be seen from here")
-    description = _described(offer.description)
+    description = _read_description(offer.description)
     fds: list[int] = []
     try:
         for region in description.regions:
@@ -222,7 +222,7 @@ def read_offer(offer: Offer, kind: type[T]) -> T:
     return decode(msgspec.Raw(description.body), arrays, kind)
 
 
-def _described(region: Region) -> Description:
+def _read_description(region: Region) -> Description:
     fd = open_region(region)
     try:
         data = os.pread(fd, region.nbytes, 0)

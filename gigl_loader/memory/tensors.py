@@ -112,7 +112,7 @@ def _ask_for_huge_pages(fd: int, nbytes: int) -> None:
     It makes them for memory that is mapped and marked. A part that it does not fill is unchanged.
     """
     page = number_in(_ROOT + _MADE.format("hpage_pmd_size"))
-    if page is None or nbytes < _LEAST_PAGES * page or _is_off():
+    if page is None or nbytes < _LEAST_PAGES * page or _has_no_huge_pages():
         return
     os.ftruncate(fd, nbytes)  # beyond the end of a file, a mapping has no pages to enter
     with contextlib.suppress(segments.SharedMemoryError):
@@ -124,7 +124,7 @@ def _ask_for_huge_pages(fd: int, nbytes: int) -> None:
         segments.unmap(address, nbytes)
 
 
-def _is_off() -> bool:
+def _has_no_huge_pages() -> bool:
     """Return whether the kernel makes no huge pages for shared memory."""
     try:
         with open(_ROOT + _MADE.format("shmem_enabled")) as file:

@@ -79,7 +79,7 @@ def calibrate(
         with multiprocessing.get_context("forkserver").Pool(trial_cluster.RANKS) as pool:
             roots, idle = _write_graphs(pool, Path(folder))
             say(f"sampling alone, {rounds} rounds in {trial_cluster.RANKS} processes at once")
-            alone = _alone(pool, rounds)
+            alone = _sampling_costs(pool, rounds)
             # In a process of the pool, which has imported everything, and whose memory is freed
             # with it.
             load_s_per_gb = pool.apply_async(_load_s_per_gb, (roots[_WIDTHS[-1]],)).get(_ALONE_S)
@@ -161,7 +161,7 @@ def _load_s_per_gb(root: str) -> float:
     return statistics.median(times) / bytes_to_read(root, 0) * 1e9
 
 
-def _alone(pool: Pool, rounds: int) -> list[list[float]]:
+def _sampling_costs(pool: Pool, rounds: int) -> list[list[float]]:
     """Return for each round the costs of sampling, measured in simultaneous processes.
 
     Cores that share memory, or hardware threads of a core, are slower when all of them work.

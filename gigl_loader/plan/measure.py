@@ -112,10 +112,10 @@ def say(pipe: Connection, word: Any, wait_s: float = WAIT_S) -> None:
 
 def cpu_s_below(pid: int) -> float:
     """Return the CPU seconds so far of a process and of its live descendants."""
-    return sum(used for _, used in _below(pid))
+    return sum(used for _, used in _cpu_s_by_process(pid))
 
 
-def _below(pid: int) -> list[tuple[int, float]]:
+def _cpu_s_by_process(pid: int) -> list[tuple[int, float]]:
     """Return (pid, CPU seconds) of a process and of its descendants, each after its parent."""
     stats = [(process, read_stat(process)) for process in (pid, *descendants(pid))]
     return [(process, (int(stat[11]) + int(stat[12])) / _TICKS) for process, stat in stats if stat]
@@ -136,7 +136,7 @@ def idle() -> tuple[float, ...]:
         child.hear()
         # While it is stopped at its first batch, with all of its processes running. Parents come
         # first, so: training, supervisor, workers.
-        pids, seconds = zip(*_below(child.pid), strict=True)
+        pids, seconds = zip(*_cpu_s_by_process(child.pid), strict=True)
         nbytes = [_own_bytes(pid) for pid in pids]
         files = max(_kilobytes(pid, "status", "RssFile") for pid in pids)
         child.go_on()
@@ -352,18 +352,18 @@ def between(other: Other, rounds: int, seconds: float = 1.0) -> dict[bool, Timed
 
 def _time_at_once(callers: list[Caller], seconds: float) -> Timed:
     # First the background work of both machines, to subtract it.
-    before = _both(callers[0])
+    before = _busy_s(callers[0])
     time.sleep(seconds)
-    idle = (_both(callers[0]) - before) / seconds
-    before, began = _both(callers[0]), time.monotonic()
+    idle = (_busy_s(callers[0]) - before) / seconds
+    before, began = _busy_s(callers[0]), time.monotonic()
     with ThreadPoolExecutor(len(callers)) as pool:
         received = sum(pool.map(_receive, callers, [seconds] * len(callers)))
     took = time.monotonic() - began
-    worked = _both(callers[0]) - before - idle * took
+    worked = _busy_s(callers[0]) - before - idle * took
     return Timed(received / took, max(0.0, worked) / received)
 
 
-def _both(caller: Caller) -> float:
+def _busy_s(caller: Caller) -> float:
     """Return the busy seconds of both machines' processors."""
     return _ask(caller, "machine") + machine_s()
 

@@ -104,7 +104,7 @@ def estimate(job: Job, costs: Costs, degrees: DegreeDistribution | None = None) 
         gain = changed_plan.seeds_per_second / plan.seeds_per_second
         if gain > 1.01 and not (plan.fits and not changed_plan.fits):
             gains[name] = gain
-    enough = _enough(job, plan.batch, costs) if plan.fits is False else None
+    enough = _fewest_machines(job, plan.batch, costs) if plan.fits is False else None
     return replace(
         plan, enough=enough, changes=dict(sorted(gains.items(), key=lambda item: -item[1]))
     )
@@ -114,7 +114,7 @@ _MOST_MACHINES = 1 << 20
 """An upper bound; a search without result up to here would not end."""
 
 
-def _enough(job: Job, batch: BatchSize, costs: Costs) -> int | None:
+def _fewest_machines(job: Job, batch: BatchSize, costs: Costs) -> int | None:
     """Return the smallest number of machines that hold the graph with which it fits, or None."""
 
     def fits(parts: int) -> bool:
@@ -326,7 +326,7 @@ def together(job: Job, bounds: dict[str, float]) -> float:
     links = [1 / rate for name, rate in bounds.items() if name.startswith("links")]
     cores = [1 / rate for name, rate in bounds.items() if name.startswith("cores")]
     # bytes from one link arrive at the other at once: the slower one is the queue
-    return min(*bounds.values(), throughput([*cores, *sorted(links)[-1:]], _under_way(job)))
+    return min(*bounds.values(), throughput([*cores, *sorted(links)[-1:]], _batches_under_way(job)))
 
 
 def throughput(demands: Sequence[float], under_way: int) -> float:
@@ -350,7 +350,7 @@ _MOST_UNDER_WAY = 100
 """More of them make no difference: with two equal stations, 100 give 100/101."""
 
 
-def _under_way(job: Job) -> int:
+def _batches_under_way(job: Job) -> int:
     """Return the batches under way for each machine that takes part in all of them."""
     a_machine = CONCURRENCY * job.ranks_per_machine * job.num_workers
     if job.is_store:  # of each rank, on each server

@@ -193,7 +193,7 @@ def _left_behind(
     """Remove useless leftovers of a killed run; return its result, if it was finished."""
     report = None
     if is_done := _is_published(folder, building, target):
-        shutil.rmtree(_old(target), ignore_errors=True)
+        shutil.rmtree(_old_name(target), ignore_errors=True)
         report = None if of_others else Report.read(target)
     if is_done or (of_others and overwrite):
         _log.info("removing %s, which a run that was killed left", folder)
@@ -221,8 +221,8 @@ def _finish(
     _check_fits(report, limit)
     plain = _as_glt(building, len(report.parts), **made)
     _publish(plain, target)
-    os.rename(building, _old(target))  # else a run killed here would leave half of it
-    shutil.rmtree(_old(target))
+    os.rename(building, _old_name(target))  # else a run killed here would leave half of it
+    shutil.rmtree(_old_name(target))
 
 
 def _check_fits(report: Report, limit: int) -> None:
@@ -327,7 +327,7 @@ def _is_published(scratch: Path, building: Path, target: Path) -> bool:
     return bool(Report.read(target).run == json.loads(note.read_text()))
 
 
-def _old(target: Path) -> Path:
+def _old_name(target: Path) -> Path:
     """Return the name of a path that is about to be removed."""
     return target.with_name(f".{target.name}.old")
 
@@ -336,8 +336,8 @@ def _publish(building: Path, target: Path) -> None:
     # `target` is whole at any moment, or missing: a rename cannot replace a directory that has
     # files, so for a moment between the two there is none. `_is_published` and a resumed run handle
     # both states.
-    shutil.rmtree(_old(target), ignore_errors=True)
+    shutil.rmtree(_old_name(target), ignore_errors=True)
     if target.exists():
-        os.rename(target, _old(target))
+        os.rename(target, _old_name(target))
     os.rename(building, target)
-    shutil.rmtree(_old(target), ignore_errors=True)
+    shutil.rmtree(_old_name(target), ignore_errors=True)

@@ -447,10 +447,10 @@ class _IndexPointer:
 
     def add(self, rows: Array) -> None:
         if len(rows):
-            self._until(int(rows[-1]), rows)
+            self._write_ends_before(int(rows[-1]), rows)
             self._edges += len(rows)
 
-    def _until(self, last: int, rows: Array) -> None:
+    def _write_ends_before(self, last: int, rows: Array) -> None:
         """Write the ends of all nodes before ``last``: that one may go on in the next batch."""
         while self._next < last:
             stop = min(last, self._next + ResumableJob.sizes.sorted_rows)
@@ -461,4 +461,4 @@ class _IndexPointer:
             self._next = stop
 
     def finish(self) -> None:
-        self._until(self._end, np.empty(0, np.int64))
+        self._write_ends_before(self._end, np.empty(0, np.int64))

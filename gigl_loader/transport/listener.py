@@ -212,7 +212,7 @@ class Listener:
         due = time.monotonic() + TICK_S
         while not self.closed:
             try:
-                self._look(max(0.0, due - time.monotonic()))
+                self._accept_or_hang_up(max(0.0, due - time.monotonic()))
                 if time.monotonic() >= due:
                     due = time.monotonic() + TICK_S
                     self._say_alive()
@@ -228,7 +228,7 @@ class Listener:
         self._sock.close()
         self._epoll.close()
 
-    def _look(self, timeout_s: float) -> None:
+    def _accept_or_hang_up(self, timeout_s: float) -> None:
         for number, _ in self._epoll.poll(timeout_s):
             if number == self._sock.fileno():
                 self._accept()
@@ -287,7 +287,7 @@ class Listener:
         self.refused(End.REFUSED_BUSY, who, str(error))
         pending = self._pending()
         if pending:
-            _shed(pending, 1)
+            _end_slowest(pending, 1)
         else:
             time.sleep(0.05)  # other code holds the descriptors: avoid a busy loop
 
@@ -297,9 +297,9 @@ class Listener:
         most = min(_MAX_PENDING, self._spare.for_strangers(len(pending) + 1))
         same = [connection for connection in pending if connection.address == address]
         if len(same) >= max(1, most // 2):
-            _shed(same, len(same) - most // 2 + 1)
+            _end_slowest(same, len(same) - most // 2 + 1)
         elif len(pending) >= most:
-            _shed(pending, len(pending) - most + 1)
+            _end_slowest(pending, len(pending) - most + 1)
         else:
             return True
         # they end at once, except where a thread waits for this process and not for its caller
@@ -403,7 +403,7 @@ class _PeerConnection:
         """Return the caller's description of itself; None: it was refused, or is gone."""
         deadline = time.monotonic() + self._listener.handshake_s
         try:
-            return self._listener.admit(self.stream, lambda: _left(deadline))
+            return self._listener.admit(self.stream, lambda: _seconds_left(deadline))
         except JoinRefusedError as error:
             self._refuse(End(error.end), str(error))
         except ConfigError as error:  # renewed certificates cannot be read
@@ -423,7 +423,7 @@ class _PeerConnection:
             if self._listener.says_goodbye and end is not End.REFUSED_CERTIFICATE:
                 self.stream.say(farewell(end, words))
             self.stream.sock.shutdown(socket.SHUT_WR)
-            while self.stream.wait(select.POLLIN, _left(deadline)) & select.POLLIN:
+            while self.stream.wait(select.POLLIN, _seconds_left(deadline)) & select.POLLIN:
                 if not self.stream.sock.recv(1 << 16):
                     break
 
@@ -508,13 +508,13 @@ class _PeerConnection:
         with contextlib.suppress(EOFError, OSError, ProtocolError):
             for _ in range(1000):  # skips requests that nobody waits for any more
                 steps = read_frame(self.stream, self._listener.max_ask_bytes)
-                frame: Frame = drive(steps, self.stream, lambda: _left(0.0))
+                frame: Frame = drive(steps, self.stream, lambda: _seconds_left(0.0))
                 if frame.kind is FrameKind.BYE:
                     return decode(frame.body, [], Goodbye).end
         return End.GONE
 
 
-def _shed(pending: list[_PeerConnection], count: int) -> None:
+def _end_slowest(pending: list[_PeerConnection], count: int) -> None:
     """End the handshakes that have made no progress for the longest time."""
     slowest = sorted(pending, key=lambda connection: connection.stream.heard)[:count]
     deadline = time.monotonic() + 0.1
@@ -528,7 +528,7 @@ class _SilentError(TimeoutError):
     """Nothing was heard from a caller for longer than the limit."""
 
 
-def _left(deadline: float) -> float:
+def _seconds_left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
         raise _SilentError

@@ -304,9 +304,9 @@ def user_of_peer(sock: socket.socket) -> int | None:
         local, peer = sock.getsockname(), sock.getpeername()
     except OSError:  # the connection was reset: the kernel no longer knows the other end
         return None
-    rows = _asked(sock.family, local, peer)
+    rows = _ask_kernel(sock.family, local, peer)
     if rows is None:
-        rows = _looked_up(local, peer)
+        rows = _read_tables(local, peer)
     # to the kernel, a closed socket is root's
     users = {row.user if row.inode else None for row in rows}
     return users.pop() if len(users) == 1 else None
@@ -322,7 +322,7 @@ def is_over(sock: socket.socket) -> bool:
         return True
 
 
-def _asked(family: int, local: Address, peer: Address) -> list[_Row] | None:
+def _ask_kernel(family: int, local: Address, peer: Address) -> list[_Row] | None:
     """Look up the one socket in the kernel; None: it supports no such requests."""
     ends = b"".join(socket.inet_pton(family, end[0]).ljust(16, b"\0") for end in (peer, local))
     ports = _PORTS.pack(peer[1], local[1])
@@ -347,7 +347,7 @@ def _asked(family: int, local: Address, peer: Address) -> list[_Row] | None:
     return [_Row(*_OWNER.unpack_from(answer, _OWNER_AT))]
 
 
-def _looked_up(local: Address, peer: Address) -> list[_Row]:
+def _read_tables(local: Address, peer: Address) -> list[_Row]:
     """Read the machine's tables, for a kernel that is emulated or forbids such requests.
 
     Only ports are compared, as an address may be written in two ways. Another socket with the same
