@@ -30,8 +30,8 @@ def lazy_names(
     Args:
         package: Its ``__name__``.
     """
-    own = vars(sys.modules[package])
-    with open(os.path.join(os.path.dirname(own["__file__"]), "__init__.pyi")) as stub:
+    namespace = vars(sys.modules[package])
+    with open(os.path.join(os.path.dirname(namespace["__file__"]), "__init__.pyi")) as stub:
         modules = {name: module for module, name in _NAME.findall(stub.read())}
     public = sorted(name for name, module in modules.items() if module != "gigl_loader")
 
@@ -45,11 +45,11 @@ def lazy_names(
         if name in public and isinstance(value, (type, FunctionType)):
             value.__module__ = package  # tracebacks, pickles and docs show the path users import
         # Python calls __getattr__ for missing names: once per name
-        own[name] = value
+        namespace[name] = value
         return value
 
     def dir_() -> list[str]:
-        return sorted({*own, *public})
+        return sorted({*namespace, *public})
 
     return getattr_, dir_, public
 

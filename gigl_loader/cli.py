@@ -29,7 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; return the exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
-    known = {verb: what for verb, (where, what) in VERBS.items() if _is_here(where)}
+    known = {verb: what for verb, (where, what) in VERBS.items() if _is_installed(where)}
     parser = argparse.ArgumentParser(
         prog="gigl-loader",
         description="Distributed graph loaders: commands for the shell.",
@@ -57,15 +57,15 @@ def _version() -> str:
     return importlib.metadata.version("gigl_loader")
 
 
-def _is_here(where: str) -> bool:
+def _is_installed(where: str) -> bool:
     """Tell whether a verb's module is installed, without importing it."""
     # find_spec() imports the parent packages of a module, and raises if one is missing
     package = where.partition(":")[0].rpartition(".")[0]
-    found = importlib.util.find_spec(package) is not None
-    return found and importlib.util.find_spec(where.partition(":")[0]) is not None
+    has_package = importlib.util.find_spec(package) is not None
+    return has_package and importlib.util.find_spec(where.partition(":")[0]) is not None
 
 
 def _function_of(verb: str) -> Callable[[Sequence[str]], int]:
     module, _, name = VERBS[verb][0].partition(":")
-    found: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), name)
-    return found
+    function: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), name)
+    return function

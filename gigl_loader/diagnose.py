@@ -75,12 +75,12 @@ def _gpus() -> str:
     if not torch.cuda.is_available():
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
         return f"none found (torch is built for {built}); batches stay on the CPU"
-    found = []
+    gpus = []
     for number in range(torch.cuda.device_count()):
         free, whole = torch.cuda.mem_get_info(number)
         name = torch.cuda.get_device_name(number)
-        found.append(f"{name} ({free / 1e9:.1f} of {whole / 1e9:.1f} GB free)")
-    return f"{len(found)}: {', '.join(found)}"
+        gpus.append(f"{name} ({free / 1e9:.1f} of {whole / 1e9:.1f} GB free)")
+    return f"{len(gpus)}: {', '.join(gpus)}"
 
 
 def _device_kernels() -> str:
@@ -96,13 +96,13 @@ def glt_door() -> Iterator[Finding]:
     from gigl_loader import _glt
 
     if not _glt.available:
-        own = "not installed, and no loader needs it: gigl_loader's own classes take its place"
-        yield Finding("Python layer", own)
+        text = "not installed, and no loader needs it: gigl_loader's own classes take its place"
+        yield Finding("Python layer", text)
         return
     # all names: another version of GLT may import but lack some
     missing = [name for name in _glt.EXPORTS if not _has(_glt, name)]
-    found = f"lacks {missing}" if missing else f"imported, {len(_glt.EXPORTS)} names found"
-    yield Finding("Python layer", found, bad=bool(missing))
+    state = f"lacks {missing}" if missing else f"imported, {len(_glt.EXPORTS)} names found"
+    yield Finding("Python layer", state, bad=bool(missing))
     if _glt.native_available:
         yield Finding("native library", "loaded")
     else:
@@ -239,7 +239,7 @@ def graph(root: str | Path) -> Iterator[Finding]:
     part, parts = 0, 1
     while part < parts:
         try:
-            dataset = _opened(root, part)
+            dataset = _open_part(root, part)
         except ConfigError as error:
             yield Finding(f"partition {part}", str(error), bad=True)
             return
@@ -247,12 +247,12 @@ def graph(root: str | Path) -> Iterator[Finding]:
         yield Finding(f"partition {part}", repr(dataset))
         for name, (count, total) in dataset.count_nan_features().items():
             if count:
-                told = without_default_types(f"{count} of {total} features of {name!r}")
-                yield Finding("features", f"{told} of partition {part} are NaN", bad=True)
+                text = without_default_types(f"{count} of {total} features of {name!r}")
+                yield Finding("features", f"{text} of partition {part} are NaN", bad=True)
         part += 1
 
 
-def _opened(root: str | Path, part: int) -> "gigl_loader.DistDataset":
+def _open_part(root: str | Path, part: int) -> "gigl_loader.DistDataset":
     try:
         return gigl_loader.DistDataset.load(root, part, mmap=True, verify="off")
     except ConfigError:  # GLT's format cannot be mapped; anything else is wrong again

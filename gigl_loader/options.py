@@ -345,14 +345,14 @@ def options_of_batches(
         sampler_options: Another sampler, or None.
         options: Options of the epochs. Their seed counts if the user gave one.
     """
-    found = {**options.of_batches(), **{name: repr(one) for name, one in vars(config).items()}}
+    texts = {**options.of_batches(), **{name: repr(value) for name, value in vars(config).items()}}
     if options.feature_store is not None:  # its address may differ by machine
-        found["feature_store"] = options.feature_store.class_path
+        texts["feature_store"] = options.feature_store.class_path
     fanouts = getattr(config, "num_neighbors", None)
     if isinstance(fanouts, dict):  # the order of edge types does not matter
-        found["num_neighbors"] = repr(dict(sorted(fanouts.items())))
-    found["seed"] = "none" if config.seed is None else str(options.seed)
-    return {**found, "sampler_options": sampler_text(sampler_options)}
+        texts["num_neighbors"] = repr(dict(sorted(fanouts.items())))
+    texts["seed"] = "none" if config.seed is None else str(options.seed)
+    return {**texts, "sampler_options": sampler_text(sampler_options)}
 
 
 def check_reconnect(seconds: float) -> None:
@@ -407,7 +407,7 @@ class EpochOptions:
 
     def of_batches(self) -> dict[str, str]:
         """Return the options that decide the content of a batch, as strings by name."""
-        names = [one.name for one in fields(self) if one.name not in _NOT_OF_BATCHES]
+        names = [field.name for field in fields(self) if field.name not in _NOT_OF_BATCHES]
         return {name: repr(getattr(self, name)) for name in names}
 
     def __post_init__(self) -> None:

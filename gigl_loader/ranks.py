@@ -101,31 +101,31 @@ def _tell_failure(words: str, group: Any = None) -> None:
 def _failures(words: str, group: Any, limit_s: float | None = None) -> dict[int, str]:
     """Return the reasons of the ranks that failed; ``words`` is this rank's, or empty."""
     data = words.encode(errors="replace")[:_MOST_WORDS]
-    own = _padded(data, _MOST_WORDS).to(_device(group))
-    found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    _finish(_whole(group).allgather, [found], [own], AllgatherOptions(), limit_s=limit_s)
-    texts = [one.cpu().numpy().tobytes().rstrip(b"\0").decode(errors="replace") for one in found]
+    padded = _padded(data, _MOST_WORDS).to(_device(group))
+    rows = [torch.empty_like(padded) for _ in range(dist.get_world_size(group))]
+    _finish(_resolved(group).allgather, [rows], [padded], AllgatherOptions(), limit_s=limit_s)
+    texts = [row.cpu().numpy().tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
     return {rank: text for rank, text in enumerate(texts) if text}
 
 
-def _most_of_all(own: int, group: Any, limit_s: float | None = None) -> int:
+def _most_of_all(own_size: int, group: Any, limit_s: float | None = None) -> int:
     """Return the largest size of all ranks.
 
     Raises:
         RankGaveUpError: A rank failed; unless this one did, too.
     """
-    most = torch.tensor([own], device=_device(group))
+    most = torch.tensor([own_size], device=_device(group))
     options: Any = AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
-    _finish(_whole(group).allreduce, [most], options, limit_s=limit_s)
+    _finish(_resolved(group).allreduce, [most], options, limit_s=limit_s)
     size = int(most)
-    if size == _FAILED != own:
+    if size == _FAILED != own_size:
         reasons = _failures("", group)
-        raise RankGaveUpError("; ".join(f"rank {one} {why}" for one, why in reasons.items())[:4000])
+        raise RankGaveUpError("; ".join(f"rank {r} {why}" for r, why in reasons.items())[:4000])
     return size
 
 
-def _whole(group: Any) -> Any:
+def _resolved(group: Any) -> Any:
     return group or dist.group.WORLD
 
 
@@ -166,8 +166,8 @@ def gather_from_ranks(value: T, world_size: int, kind: Any) -> list[T]:
 
 def gather_values(value: T, world_size: int, kind: Any, group: Any = None) -> list[T]:
     """Do what `gather_from_ranks` does, over any group; its errors are torch's own."""
-    found = _gathered(msgspec.msgpack.encode(value), world_size, group)
-    return [msgspec.msgpack.decode(one, type=kind) for one in found]
+    encoded = _gathered(msgspec.msgpack.encode(value), world_size, group)
+    return [msgspec.msgpack.decode(item, type=kind) for item in encoded]
 
 
 def decide_with_ranks(
@@ -193,37 +193,37 @@ def decide_with_ranks(
         return decide([value])
     with named_failures(_AGREEING):
         data = msgspec.msgpack.encode(value)
-        found = _gathered(data, world_size, None, on_first_alone=True)
+        encoded = _gathered(data, world_size, None, on_first_alone=True)
     outcome: Any = None
-    if found:
-        outcome = decide([msgspec.msgpack.decode(one, type=kind) for one in found])
-    told: R = tell_ranks(outcome, world_size, outcome_kind)
-    return told
+    if encoded:
+        outcome = decide([msgspec.msgpack.decode(item, type=kind) for item in encoded])
+    decision: R = broadcast_value(outcome, world_size, outcome_kind)
+    return decision
 
 
 def _gathered(
     data: bytes, world_size: int, group: Any, on_first_alone: bool = False
 ) -> list[bytes]:
     """Return the data of all ranks; or only on rank 0, and nothing elsewhere."""
-    whole = _whole(group)
+    whole = _resolved(group)
     # gathered data has one length on all ranks, so the maximum is agreed on first
     most = _most_of_all(len(data), group)
     # the size goes before the data
     own_size = torch.tensor([len(data)])
-    own = torch.cat([own_size.view(torch.uint8), _padded(data, most)]).to(_device(group))
+    padded = torch.cat([own_size.view(torch.uint8), _padded(data, most)]).to(_device(group))
     is_left_out = on_first_alone and dist.get_rank(group) != 0
-    found = [] if is_left_out else [torch.empty_like(own) for _ in range(world_size)]
+    buffers = [] if is_left_out else [torch.empty_like(padded) for _ in range(world_size)]
     if on_first_alone:
-        _finish(whole.gather, [found] if found else [], [own], GatherOptions())
+        _finish(whole.gather, [buffers] if buffers else [], [padded], GatherOptions())
     else:
-        _finish(whole.allgather, [found], [own], AllgatherOptions())
-    rows = [one.cpu().numpy().tobytes() for one in found]
+        _finish(whole.allgather, [buffers], [padded], AllgatherOptions())
+    rows = [buffer.cpu().numpy().tobytes() for buffer in buffers]
     # 8 bytes of int64, in this machine's order: all ranks of a job have the same order
     size, order = own_size.element_size(), sys.byteorder
-    return [one[size:][: int.from_bytes(one[:size], order)] for one in rows]
+    return [row[size:][: int.from_bytes(row[:size], order)] for row in rows]
 
 
-def tell_ranks(value: T, world_size: int, kind: Any) -> T:
+def broadcast_value(value: T, world_size: int, kind: Any) -> T:
     """Return rank 0's ``value``, on all ranks. All ranks have to call it.
 
     Args:
@@ -242,10 +242,10 @@ def tell_ranks(value: T, world_size: int, kind: Any) -> T:
         # the other ranks' own value does not count, nor does its length
         is_first = dist.get_rank() == 0
         most = _most_of_all(len(data) if is_first else 0, None)
-        told = _padded(data if is_first else b"", most).to(_device())
-        _finish(_whole(None).broadcast, [told], BroadcastOptions())
-    found: T = msgspec.msgpack.decode(told[:most].cpu().numpy().tobytes(), type=kind)
-    return found
+        buffer = _padded(data if is_first else b"", most).to(_device())
+        _finish(_resolved(None).broadcast, [buffer], BroadcastOptions())
+    decoded: T = msgspec.msgpack.decode(buffer[:most].cpu().numpy().tobytes(), type=kind)
+    return decoded
 
 
 def _finish(collective: Any, *args: Any, limit_s: float | None = None) -> None:
@@ -283,10 +283,10 @@ def check_same_options(everyone: Sequence[dict[str, str]], why: str) -> None:
         why: The feature that requires equal values, for the error.
     """
     # in the order of the first rank's options: the same text on all ranks
-    for name in dict.fromkeys(name for told in everyone for name in told):
+    for name in dict.fromkeys(name for options in everyone for name in options):
         by_value: dict[str | None, list[int]] = {}
-        for rank, told in enumerate(everyone):
-            by_value.setdefault(told.get(name), []).append(rank)
+        for rank, options in enumerate(everyone):
+            by_value.setdefault(options.get(name), []).append(rank)
         if len(by_value) > 1:
             texts = [f"{value} on ranks {ranks}" for value, ranks in by_value.items()]
             raise ConfigError(
@@ -301,7 +301,7 @@ def backends_of(group: Any = None) -> dict[str, str]:
     without a name has both. gloo is left out except for the CPU: torch lists it for CUDA, too, but
     it has no ``all_to_all`` there.
     """
-    pairs = [one.split(":") for one in dist.get_backend_config(group).split(",")]
+    pairs = [pair.split(":") for pair in dist.get_backend_config(group).split(",")]
     return {device: name for device, name in pairs if device == "cpu" or name != "gloo"}
 
 

@@ -19,7 +19,7 @@ from gigl_loader.message import EDGE_INPUT_ID, INPUT_ID
 from gigl_loader.options import Shard
 
 SHARDS = get_args(Shard)
-_MOST_TOLD, _LEAST_TOLD, _TOLD_BY_ALL = 4096, 64, 2**15
+_MOST_SENT, _LEAST_SENT, _SENT_BY_ALL = 4096, 64, 2**15
 """Number of seeds that a rank sends: the last, over all ranks, within the first two."""
 _BLOCK = 2**20
 """Seeds to hash at once, which limits the memory for hashes."""
@@ -28,7 +28,7 @@ _POSITIONS = (INPUT_ID, EDGE_INPUT_ID)
 
 
 @dataclass(frozen=True)
-class SeedsTold:
+class SeedSummary:
     """A summary of one rank's seeds, which it sends to the other ranks."""
 
     digest: bytes = b""
@@ -44,7 +44,7 @@ class SeedsTold:
     @classmethod
     def of(
         cls, seeds: Tensor, extra: Mapping[str, Tensor], world_size: int, **more: Any
-    ) -> "SeedsTold":
+    ) -> "SeedSummary":
         """Return the summary of ``seeds``.
 
         Args:
@@ -55,17 +55,17 @@ class SeedsTold:
             **more: Other fields.
         """
         columns = [seeds, *(extra[name] for name in sorted(extra) if name not in _POSITIONS)]
-        found = [_as_integers(one) for one in columns if one.dim() == 1]
-        most = min(_MOST_TOLD, max(_LEAST_TOLD, _TOLD_BY_ALL // world_size))
-        some = _lowest(found, most)
-        return cls(count=len(seeds), width=len(found), some=some.tobytes(), **more)
+        numbers = [_as_integers(column) for column in columns if column.dim() == 1]
+        most = min(_MOST_SENT, max(_LEAST_SENT, _SENT_BY_ALL // world_size))
+        some = _lowest(numbers, most)
+        return cls(count=len(seeds), width=len(numbers), some=some.tobytes(), **more)
 
     def rows(self) -> NDArray[np.int64]:
         """Return the seeds of the summary, ``[n, width]``."""
         return np.frombuffer(self.some, np.int64).reshape(-1, self.width)
 
 
-def check_each_once(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -> None:
+def check_each_once(everyone: Sequence[SeedSummary], groups: Sequence[Hashable]) -> None:
     """Check that no seed comes twice in an epoch of the job.
 
     If two ranks have a share ``p`` of the larger input in common, it is missed with a probability
@@ -82,31 +82,31 @@ def check_each_once(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -
     _check_order(everyone, groups)
     firsts = {group: rank for rank, group in reversed(list(enumerate(groups)))}
     for width in {everyone[rank].width for rank in firsts.values()}:
-        told = {
+        by_rank = {
             rank: everyone[rank].rows()
             for rank in sorted(firsts.values())
             if everyone[rank].width == width
         }
-        rows = np.concatenate(list(told.values()))
-        ranks = np.repeat(list(told), [len(one) for one in told.values()])
+        rows = np.concatenate(list(by_rank.values()))
+        ranks = np.repeat(list(by_rank), [len(of_rank) for of_rank in by_rank.values()])
         order = np.lexsort((ranks, *rows.T[::-1]))
         rows, ranks = rows[order], ranks[order]
         # Within a rank each seed is there once: equal neighbours come from two ranks.
         twice = np.flatnonzero((rows[1:] == rows[:-1]).all(axis=1))
         if not len(twice):
             continue
-        one, other = int(ranks[twice[0]]), int(ranks[twice[0] + 1])
-        common = twice[(ranks[twice] == one) & (ranks[twice + 1] == other)]
-        raise ConfigError(_in_common(everyone, one, other, rows[common].tolist()))
+        rank, other = int(ranks[twice[0]]), int(ranks[twice[0] + 1])
+        common = twice[(ranks[twice] == rank) & (ranks[twice + 1] == other)]
+        raise ConfigError(_in_common(everyone, rank, other, rows[common].tolist()))
 
 
-def check_same_seeds(everyone: Sequence[SeedsTold]) -> None:
+def check_same_seeds(everyone: Sequence[SeedSummary]) -> None:
     """Check that all ranks were given the same seeds, as ``shard="world"`` requires.
 
     Raises:
         ConfigError: They differ; names the ranks.
     """
-    others = [rank for rank, one in enumerate(everyone) if one.digest != everyone[0].digest]
+    others = [rank for rank, of_rank in enumerate(everyone) if of_rank.digest != everyone[0].digest]
     if others:
         raise ConfigError(
             'shard="world" splits batches over all ranks and takes the same input on all ranks: '
@@ -115,16 +115,16 @@ def check_same_seeds(everyone: Sequence[SeedsTold]) -> None:
         )
 
 
-def _check_order(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -> None:
+def _check_order(everyone: Sequence[SeedSummary], groups: Sequence[Hashable]) -> None:
     """Raise `ConfigError` if a rank's input is an earlier input of another rank."""
     # Per-partition seeds also give each rank its own input: only the next loader shows that ranks
     # took turns.
     now: dict[bytes, int] = {}
-    for rank, told in enumerate(everyone):
-        if told.count and told.digest:
-            now.setdefault(told.digest, rank)
-    for other, told in enumerate(everyone):
-        for number, digest in told.opened.items():
+    for rank, summary in enumerate(everyone):
+        if summary.count and summary.digest:
+            now.setdefault(summary.digest, rank)
+    for other, summary in enumerate(everyone):
+        for number, digest in summary.opened.items():
             if digest not in now or groups[now[digest]] == groups[other]:
                 continue
             rank = now[digest]
@@ -138,16 +138,16 @@ def _check_order(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -> N
                 )
 
 
-def _in_common(everyone: Sequence[SeedsTold], one: int, other: int, found: list[Any]) -> str:
-    first, second = everyone[one], everyone[other]
-    some = [row[0] if len(row) == 1 else tuple(row) for row in found[:3]]
+def _in_common(everyone: Sequence[SeedSummary], rank: int, other: int, common: list[Any]) -> str:
+    first, second = everyone[rank], everyone[other]
+    some = [row[0] if len(row) == 1 else tuple(row) for row in common[:3]]
     what = f"seeds in common, such as {', '.join(map(str, some))}"
     if first.count == second.count and first.some == second.some:
         what = f"the same {first.count} seeds"
         if first.digest and first.digest != second.digest:
             what += ", in another order or with other columns"
     return (
-        f"ranks {one} and {other} were given {what}: each rank would use them, so they would come "
+        f"ranks {rank} and {other} were given {what}: each rank would use them, so they would come "
         'twice in an epoch. Give all ranks the same seeds in one order, with shard="world"; or '
         "each rank seeds of its own: those of its partition, as dataset.train_node_ids are, or "
         "from a graph store fetch_node_ids(rank, world_size) and fetch_ablp_input(split, rank, "
@@ -160,8 +160,8 @@ def _as_integers(column: Tensor) -> NDArray[np.int64]:
     """Return a column as int64 numbers; of floats, their bits."""
     if column.is_floating_point():
         return column.double().cpu().numpy().view(np.int64)
-    found: NDArray[np.int64] = column.long().cpu().numpy()
-    return found
+    integers: NDArray[np.int64] = column.long().cpu().numpy()
+    return integers
 
 
 def _lowest(columns: Sequence[NDArray[np.int64]], most: int) -> NDArray[np.int64]:
@@ -174,8 +174,8 @@ def _lowest(columns: Sequence[NDArray[np.int64]], most: int) -> NDArray[np.int64
     for start in range(0, total, _BLOCK):
         rows = np.stack([column[start : start + _BLOCK] for column in columns], axis=1)
         kept.append(rows[_hashes(rows) <= bound])
-    found = np.concatenate(kept) if kept else np.empty((0, len(columns)), np.int64)
-    return np.unique(found, axis=0)
+    kept_rows = np.concatenate(kept) if kept else np.empty((0, len(columns)), np.int64)
+    return np.unique(kept_rows, axis=0)
 
 
 def _hashes(rows: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -184,11 +184,11 @@ def _hashes(rows: NDArray[np.int64]) -> NDArray[np.uint64]:
     Source:
         The finaliser of SplitMix64 (Steele, Lea and Flood, 2014), over one column after the other.
     """
-    found = np.zeros(len(rows), np.uint64)
+    hashes = np.zeros(len(rows), np.uint64)
     for column in rows.T:
-        found ^= column.astype(np.uint64)
-        found += np.uint64(0x9E3779B97F4A7C15)
-        found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        found ^= found >> np.uint64(31)
-    return found
+        hashes ^= column.astype(np.uint64)
+        hashes += np.uint64(0x9E3779B97F4A7C15)
+        hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        hashes ^= hashes >> np.uint64(31)
+    return hashes

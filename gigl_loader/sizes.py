@@ -33,10 +33,10 @@ def parse_size(size: Any, keyword: str, *, also: str = "") -> int:
         ConfigError: It cannot be read, or is not positive.
     """
     nbytes = size if isinstance(size, int) and not isinstance(size, bool) else 0
-    found = _SIZE.fullmatch(size.lower()) if isinstance(size, str) else None
-    if found is not None and (found[2] or not found[3]):
-        unit = (1024 if found[3] else 1000) ** _POWERS[found[2]]
-        nbytes = int(read_number(found[1]) * unit)
+    match = _SIZE.fullmatch(size.lower()) if isinstance(size, str) else None
+    if match is not None and (match[2] or not match[3]):
+        unit = (1024 if match[3] else 1000) ** _POWERS[match[2]]
+        nbytes = int(read_number(match[1]) * unit)
     if nbytes <= 0:
         raise ConfigError(f"{keyword} must be {FORMS}{also}; got {size!r}")
     return nbytes

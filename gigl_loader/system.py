@@ -25,7 +25,7 @@ def usable_cpus(root: str = "") -> int:
     """
     # not os.cpu_count(): a container or taskset may give a process fewer
     shares = (_cpu_share(folder) for folder in _groups("cpu", root))
-    return min([len(os.sched_getaffinity(0)), *(one for one in shares if one is not None)])
+    return min([len(os.sched_getaffinity(0)), *(share for share in shares if share is not None)])
 
 
 def _cpu_share(folder: str) -> int | None:
@@ -53,7 +53,7 @@ def available_memory(root: str = "") -> int:
         for folder in _groups("memory", root)
         for name in ("memory.max", "memory.limit_in_bytes")
     )
-    return min([meminfo("MemAvailable", root), *(one for one in limits if one is not None)])
+    return min([meminfo("MemAvailable", root), *(limit for limit in limits if limit is not None)])
 
 
 def _groups(controller: str, root: str) -> list[str]:
@@ -69,7 +69,7 @@ def _groups(controller: str, root: str) -> list[str]:
         lines = Path(f"{root}/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    found = []
+    folders = []
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if controller in controllers.split(","):
@@ -80,8 +80,8 @@ def _groups(controller: str, root: str) -> list[str]:
             continue
         groups = (Path(group), *Path(group).parents)
         # missing files, as above a container's own root, are no limit
-        found += [f"{folder}{str(one).rstrip('/')}" for one in groups]
-    return found
+        folders += [f"{folder}{str(path).rstrip('/')}" for path in groups]
+    return folders
 
 
 def meminfo(field: str, root: str = "") -> int:
@@ -150,21 +150,21 @@ class Footprint:
             pid: Root of the tree.
             itself: Include ``pid``.
         """
-        found = cls()
+        footprint = cls()
         root = os.getpid() if pid is None else pid
-        found.look(root, itself=itself)
-        return found
+        footprint.look(root, itself=itself)
+        return footprint
 
     def look(self, pid: int, *, itself: bool = False) -> None:
         """Add the current resources of the processes below ``pid``."""
         pids = descendants(pid, self.others) + ([pid] if itself else [])
         # the start time now: later the pid may belong to another process
-        for one in pids:
-            started = _start_time(one)
+        for process in pids:
+            started = _start_time(process)
             if started is not None:
-                self.pids[one] = started
+                self.pids[process] = started
         # only listening sockets count: others end with their process, and are many
-        self.sockets |= _listening() & {i for one in pids for i in _socket_inodes(one)}
+        self.sockets |= _listening() & {i for process in pids for i in _socket_inodes(process)}
 
     def alive(self) -> list[int]:
         """Return the pids of the processes that still run."""
@@ -172,12 +172,12 @@ class Footprint:
 
     def leftovers(self) -> list[str]:
         """Return the leftovers in words."""
-        found = [f"process {pid} ({_command(pid)})" for pid in self.alive()]
-        found += [f"listening socket (inode {inode})" for inode in self.sockets & _listening()]
+        texts = [f"process {pid} ({_command(pid)})" for pid in self.alive()]
+        texts += [f"listening socket (inode {inode})" for inode in self.sockets & _listening()]
         # by name: a segment in /dev/shm outlives its creator
-        found += [f"{_SHM / name}" for name in _shared_memory_of(self.pids)]
-        found += [f"System V segment of process {pid}" for pid in _sysv_creators() & set(self.pids)]
-        return found
+        texts += [f"{_SHM / name}" for name in _shared_memory_of(self.pids)]
+        texts += [f"System V segment of process {pid}" for pid in _sysv_creators() & set(self.pids)]
+        return texts
 
     def check_gone(self, timeout: float = 120.0) -> None:
         """Wait until nothing is left.
@@ -208,7 +208,7 @@ def descendants(root: int, others: Collection[int] = ()) -> list[int]:
         if entry.name.isdigit() and (stat := read_stat(int(entry.name))) is not None:
             # one pass over /proc, then a walk down: /proc knows parents, not children
             children.setdefault(int(stat[1]), []).append(int(entry.name))
-    found: list[int] = []
+    pids: list[int] = []
     frontier = [root]
     while frontier:
         below = [
@@ -216,9 +216,9 @@ def descendants(root: int, others: Collection[int] = ()) -> list[int]:
             for pid in children.get(frontier.pop(), [])
             if pid not in others and not _is_ignored(pid)
         ]
-        found += below
+        pids += below
         frontier += below
-    return found
+    return pids
 
 
 def _is_ignored(pid: int) -> bool:
@@ -235,12 +235,12 @@ def open_files(pid: int | None = None) -> list[str]:
     Other threads open and close some meanwhile: closed ones are left out.
     """
     folder = Path(f"/proc/{os.getpid() if pid is None else pid}/fd")
-    found = []
+    targets = []
     with contextlib.suppress(OSError):  # the process has ended
         for fd in os.listdir(folder):
             with contextlib.suppress(OSError):  # also the descriptor that lists them
-                found.append(os.readlink(folder / fd))
-    return found
+                targets.append(os.readlink(folder / fd))
+    return targets
 
 
 def _socket_inodes(pid: int) -> set[str]:
@@ -248,15 +248,15 @@ def _socket_inodes(pid: int) -> set[str]:
 
 
 def _listening() -> set[str]:
-    found = set()
+    inodes = set()
     for name in ("tcp", "tcp6"):
         try:
             lines = Path("/proc/net", name).read_text().splitlines()[1:]
         except OSError:
             continue
         # fields: 3 is the state, 9 the inode, which /proc/PID/fd shows as socket:[inode]
-        found |= {fields[9] for fields in map(str.split, lines) if fields[3] == _LISTEN}
-    return found
+        inodes |= {fields[9] for fields in map(str.split, lines) if fields[3] == _LISTEN}
+    return inodes
 
 
 def _command(pid: int) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gigl_loader import GraphStoreInfo
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.ranks import gather_from_ranks, tell_ranks
+from gigl_loader.ranks import broadcast_value, gather_from_ranks
 from gigl_loader.transport import free_ports, own_address
 
 __all__ = [
@@ -156,20 +156,20 @@ def on_all_ranks(values: Tensor) -> Tensor:
     size = _world_size("on_all_ranks")
     if size == 1:
         return values
-    own = values.detach().cpu().contiguous()
-    about = str(own.dtype), tuple(own.shape)
+    rows = values.detach().cpu().contiguous()
+    about = str(rows.dtype), tuple(rows.shape)
     everyone = gather_from_ranks(about, size, tuple[str, tuple[int, ...]])
-    if len({(dtype, shape[1:], len(shape)) for dtype, shape in everyone}) > 1 or own.dim() == 0:
+    if len({(dtype, shape[1:], len(shape)) for dtype, shape in everyone}) > 1 or rows.dim() == 0:
         raise ConfigError(
             "on_all_ranks takes [n, ...] of one type and width on all ranks, got "
             + "; ".join(f"{dtype} {list(shape)}" for dtype, shape in everyone)
         )
     # as bytes: numpy, which transports them, does not know all types of torch
-    data = own.reshape(-1).view(torch.uint8).numpy().tobytes()
-    found = gather_from_ranks(data, size, bytes)
-    whole = torch.frombuffer(bytearray(b"".join(found) or bytes(16)), dtype=torch.uint8)
-    shape = (sum(shape[0] for _, shape in everyone), *own.shape[1:])
-    flat = whole[: math.prod(shape) * own.element_size()].view(own.dtype)
+    data = rows.reshape(-1).view(torch.uint8).numpy().tobytes()
+    parts = gather_from_ranks(data, size, bytes)
+    whole = torch.frombuffer(bytearray(b"".join(parts) or bytes(16)), dtype=torch.uint8)
+    shape = (sum(shape[0] for _, shape in everyone), *rows.shape[1:])
+    flat = whole[: math.prod(shape) * rows.element_size()].view(rows.dtype)
     return flat.reshape(shape).to(values.device)
 
 
@@ -185,9 +185,9 @@ def sum_over_ranks(*values: float) -> list[float]:
         UsageError: There is no process group, although the environment has other ranks.
         PeerError: A rank has ended, or did not come.
     """
-    own = [float(value) for value in values]
-    everyone = gather_from_ranks(own, _world_size("sum_over_ranks"), list[float])
-    if len({len(one) for one in everyone}) > 1:
+    numbers = [float(value) for value in values]
+    everyone = gather_from_ranks(numbers, _world_size("sum_over_ranks"), list[float])
+    if len({len(row) for row in everyone}) > 1:
         raise ConfigError(
             f"sum_over_ranks takes as many values on all ranks, got {[len(o) for o in everyone]}"
         )
@@ -219,7 +219,7 @@ def shared_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[str]
     if is_first:
         folder = tempfile.TemporaryDirectory(prefix="gigl_loader_", dir=parent)
     try:
-        name = tell_ranks(folder.name if folder else "", size, str)
+        name = broadcast_value(folder.name if folder else "", size, str)
         seen = gather_from_ranks(Path(name).is_dir(), size, bool)
         if not all(seen):
             blind = [rank for rank, sees in enumerate(seen) if not sees]

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(
-    "verb", [verb for verb, (where, _) in cli.VERBS.items() if cli._is_here(where)]
+    "verb", [verb for verb, (where, _) in cli.VERBS.items() if cli._is_installed(where)]
 )
 def test_each_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -12,11 +12,11 @@ from gigl_loader import ranks
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError
 from gigl_loader.ranks import (
     backends_of,
+    broadcast_value,
     check_same_options,
     decide_with_ranks,
     exchanged_on,
     gather_from_ranks,
-    tell_ranks,
 )
 from gigl_loader.testing import run_ranks
 
@@ -38,7 +38,7 @@ def _tell_each_other(rank: int, world: int) -> None:
         outcome = decide_with_ranks(value, world, list[int], decide, dict[str, int])
         assert outcome == {"sum": sum(map(sum, wanted))}
         assert seen == ([wanted] if rank == 0 else []), "rank 0 alone has all of them"
-        assert tell_ranks(value, world, list[int]) == wanted[0]
+        assert broadcast_value(value, world, list[int]) == wanted[0]
     assert gather_from_ranks(None, world, str | None) == [None] * world
 
 
@@ -49,13 +49,13 @@ def test_values_of_every_rank(tmp_path: Path) -> None:
 
 def test_one_rank_needs_no_group() -> None:
     assert gather_from_ranks("a", 1, str) == ["a"]
-    assert tell_ranks("a", 1, str) == "a"
+    assert broadcast_value("a", 1, str) == "a"
     assert decide_with_ranks("a", 1, str, lambda found: found * 2, list[str]) == ["a", "a"]
 
 
 @pytest.mark.parametrize(
     "ask", [
-        lambda: gather_from_ranks("a", 2, str), lambda: tell_ranks("a", 2, str),
+        lambda: gather_from_ranks("a", 2, str), lambda: broadcast_value("a", 2, str),
         lambda: decide_with_ranks("a", 2, str, lambda found: "b", str),
     ],
 )  # fmt: skip
@@ -97,19 +97,19 @@ def group(monkeypatch: pytest.MonkeyPatch) -> _Group:
 
 
 def test_a_rank_that_was_not_heard_is_waited_for_shortly(group: _Group) -> None:
-    tell_ranks("a", 2, str)  # all come: whoever was suspected before is no more
+    broadcast_value("a", 2, str)  # all come: whoever was suspected before is no more
     group.waits.clear()
-    tell_ranks("a", 2, str)
+    broadcast_value("a", 2, str)
     assert group.waits == [(), ()], "its length and it: as long as the group allows"
     ranks.suspect_ranks("worker 3 of rank 1 did not answer")
     group.fails = "timed out"
     with pytest.raises(PeerTimeoutError, match=r"within 30 s .*worker 3 of rank 1 did not"):
-        tell_ranks("a", 2, str)
+        broadcast_value("a", 2, str)
     assert group.options.timeout.total_seconds() == ranks.SUSPECTED_S
     ((limit,),) = group.waits[2:]
     assert limit.total_seconds() > ranks.SUSPECTED_S, "gloo's own error comes first"
     group.fails = ""
-    tell_ranks("a", 2, str)
+    broadcast_value("a", 2, str)
     assert group.waits[3:] == [(limit,), ()], "all have come: nobody is suspected any more"
 
 

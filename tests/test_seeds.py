@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from gigl_loader import ConfigError
 from gigl_loader.message import INPUT_ID
-from gigl_loader.seeds import SeedsTold, check_each_once, check_same_seeds
+from gigl_loader.seeds import SeedSummary, check_each_once, check_same_seeds
 
 IDS = st.lists(st.integers(0, 40), max_size=12)
 
 
-def _told(ids: list[int] | torch.Tensor, world_size: int = 2, **extra: torch.Tensor) -> SeedsTold:
+def _told(ids: list[int] | torch.Tensor, world_size: int = 2, **extra: torch.Tensor) -> SeedSummary:
     seeds = torch.as_tensor(ids, dtype=torch.int64)
-    return SeedsTold.of(seeds, extra, world_size, digest=str(seeds.tolist()).encode())
+    return SeedSummary.of(seeds, extra, world_size, digest=str(seeds.tolist()).encode())
 
 
 @given(st.lists(IDS, min_size=1, max_size=5), st.data())
@@ -67,8 +67,8 @@ def test_loaders_built_in_another_order() -> None:
     train, val = _told(list(range(100))), _told(list(range(100, 140)))
     check_each_once([train, val], range(2))
 
-    def later(told: SeedsTold, before: SeedsTold) -> SeedsTold:
-        return SeedsTold(told.digest, told.count, 1, told.some, {3: before.digest})
+    def later(told: SeedSummary, before: SeedSummary) -> SeedSummary:
+        return SeedSummary(told.digest, told.count, 1, told.some, {3: before.digest})
 
     with pytest.raises(ConfigError, match=r"ranks [01] and [01] build .* in another order"):
         check_each_once([later(val, train), later(train, val)], range(2))
@@ -81,6 +81,6 @@ def test_loaders_built_in_another_order() -> None:
 
 
 def test_one_input_for_the_world() -> None:
-    check_same_seeds([SeedsTold(digest=b"a")] * 3)
+    check_same_seeds([SeedSummary(digest=b"a")] * 3)
     with pytest.raises(ConfigError, match=r"other seeds than rank 0's came on ranks \[1, 2\]"):
-        check_same_seeds([SeedsTold(digest=one) for one in (b"a", b"b", b"c")])
+        check_same_seeds([SeedSummary(digest=one) for one in (b"a", b"b", b"c")])

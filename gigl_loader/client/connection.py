@@ -34,7 +34,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, End, Security
-from gigl_loader.transport.failures import again
+from gigl_loader.transport.failures import fresh_copy
 from gigl_loader.wire.membership import Join, News, WaitReport, hear
 from gigl_loader.wire.signatures import CALLS
 
@@ -128,7 +128,7 @@ class ServerConnection:
         )  # fmt: skip
         with self._changed:
             if self._error is not None:
-                raise again(self._error)
+                raise fresh_copy(self._error)
             self._callers[fresh] = None
         return fresh
 
@@ -146,7 +146,7 @@ class ServerConnection:
     @property
     def error(self) -> Exception | None:
         """Why the connection is over, as a new exception each time; None: it is up."""
-        return None if self._error is None else again(self._error)
+        return None if self._error is None else fresh_copy(self._error)
 
     def close(self, reason: str = "this process left the cluster") -> None:
         """Say goodbye and end. Idempotent."""
@@ -247,7 +247,7 @@ class ServerConnection:
                 if self._refusal is not None:
                     raise self._refusal
                 if self._error is not None:
-                    raise again(self._error)
+                    raise fresh_copy(self._error)
                 if self.news.refused is not None:
                     raise ConfigError(f"{self.name}: {self.news.refused}")
                 if self.news.lost is not None:

@@ -30,7 +30,7 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.options import DEFAULT_RECONNECT_S, DEFAULT_TIMEOUT_S, check_reconnect
-from gigl_loader.ranks import tell_ranks
+from gigl_loader.ranks import broadcast_value
 from gigl_loader.source.remote_dataset import FETCHED_AS, ABLPInputNodes
 from gigl_loader.transport.failures import Failure, describe, rebuild
 from gigl_loader.wire.info import GraphStoreInfo
@@ -281,7 +281,7 @@ class RemoteDistDataset:
                 ports = self._ask(0, "get_free_ports", num_ports=num_ports)
             except Exception as error:  # sent to the other ranks, which wait for a result
                 ports = describe(error)
-        ports = tell_ranks(ports, dist.get_world_size(), list[int] | Failure | None)
+        ports = broadcast_value(ports, dist.get_world_size(), list[int] | Failure | None)
         if isinstance(ports, Failure):
             raise rebuild(ports, "rank 0")
         return cast("list[int]", ports)

@@ -34,7 +34,7 @@ from gigl_loader.errors import (
 from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import check_same_options
 from gigl_loader.rowcache.machine import RowsOffer, firsts_of_machines
-from gigl_loader.seeds import SeedsTold, check_each_once, check_same_seeds
+from gigl_loader.seeds import SeedSummary, check_each_once, check_same_seeds
 from gigl_loader.source.batch_source import LINGER_S
 from gigl_loader.transport.failures import Failure, rebuild
 from gigl_loader.wire.membership import WaitReport
@@ -328,7 +328,7 @@ class Proposal:
     options: EpochOptions
     shared: dict[str, str]
     """Values by name that must be equal on all ranks, ``shard`` among them."""
-    seeds: SeedsTold
+    seeds: SeedSummary
     rows: RowsOffer | None = None
     """Offer of this rank's memory for cached rows to the ranks of its machine."""
 

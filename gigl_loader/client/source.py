@@ -50,7 +50,7 @@ from gigl_loader.message import (
 from gigl_loader.options import EpochOptions, Shard, options_of_batches
 from gigl_loader.ranks import decide_with_ranks
 from gigl_loader.rowcache.machine import MachineRows, RowsClaim
-from gigl_loader.seeds import SeedsTold
+from gigl_loader.seeds import SeedSummary
 from gigl_loader.source.sampled_input import num_batches
 from gigl_loader.source.start_turns import LeaderTurns, WorkerTurns
 from gigl_loader.transport.failures import describe
@@ -231,12 +231,12 @@ class RemoteSource:
             outcome = found.producers.get(leader)
         self._adopt(outcome, found.failure_on(self._cluster.rank, outcome), ranks, options)
 
-    def _seeds_told(self) -> SeedsTold:
+    def _seeds_told(self) -> SeedSummary:
         if self._shard == "world":  # batches are assigned by number: seeds must be equal
             same = digest_of(self._input, None, self._active)
-            return SeedsTold(digest=same.encode())
+            return SeedSummary(digest=same.encode())
         extra = getattr(self._input, "extra", None) or {}
-        return SeedsTold.of(self._input.node, extra, self._cluster.world_size)
+        return SeedSummary.of(self._input.node, extra, self._cluster.world_size)
 
     def _create_all(
         self, ranks: Runs, epoch_options: EpochOptions

@@ -33,7 +33,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import End, Security
-from gigl_loader.transport.failures import again
+from gigl_loader.transport.failures import fresh_copy
 from gigl_loader.wire.membership import PATIENCE_S, Join, Role, WaitReport
 
 _log = logging.getLogger(__name__)
@@ -311,12 +311,12 @@ class Cluster:
             and refusal.said - refusal.since > 0.9 * _REFUSED_PAUSE_S
         )
         if rank == 0 or is_settled:
-            raise again(refusal.error)
+            raise fresh_copy(refusal.error)
 
     def _why_lost(self, rank: int) -> Exception:
         connection, refusal = self.connection(rank), self._refusals.get(rank)
         if refusal is not None and refusal.is_one:  # another process listens there
-            return again(refusal.error)
+            return fresh_copy(refusal.error)
         return connection.error or ServerDiedError(
             f"{connection.name} was started again, and cannot be reached"
         )

@@ -138,7 +138,7 @@ def _infer(args: argparse.Namespace, num_partitions: int) -> None:
     model: Any = load_model(args)
     if isinstance(model, torch.nn.Module):
         model = model.to(device)
-    found = full_graph_inference(
+    embeddings = full_graph_inference(
         # with more ranks than partitions, ranks share them in turn
         # Files are compared first, as embeddings of changed files would be kept as those of this
         # graph: the computation takes longer.
@@ -147,9 +147,9 @@ def _infer(args: argparse.Namespace, num_partitions: int) -> None:
         progress=False if args.quiet else None, edge_weight=args.edge_weight,
         edge_attr=args.edge_attr,
     )  # fmt: skip
-    for name, one in (found if isinstance(found, dict) else {"": found}).items():
+    for name, result in (embeddings if isinstance(embeddings, dict) else {"": embeddings}).items():
         what = f"embeddings of {name!r}" if name else "embeddings"
-        print(f"rank {rank}: {tuple(one.values.shape)} {what} in {one.path}", flush=True)
+        print(f"rank {rank}: {tuple(result.values.shape)} {what} in {result.path}", flush=True)
 
 
 if __name__ == "__main__":

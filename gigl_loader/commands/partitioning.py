@@ -139,24 +139,24 @@ def _parser() -> argparse.ArgumentParser:
                         help="keep the row of each edge in its table, 8 bytes per edge (in YAML: "
                         "edge_rows)")  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="show no progress")
-    one = parser.add_argument_group("a graph of one type, without a YAML file")
-    one.add_argument("--nodes", help="files of nodes: a path, a pattern, a directory or a URL")
-    one.add_argument("--edges", help="files of edges")
+    group = parser.add_argument_group("a graph of one type, without a YAML file")
+    group.add_argument("--nodes", help="files of nodes: a path, a pattern, a directory or a URL")
+    group.add_argument("--edges", help="files of edges")
     # Not "--partition", which would have another meaning than "--num-partitions".
     for name in ("id", "split", "time", "partition-column"):
-        one.add_argument(f"--{name}", help=f"column of nodes: {name.replace('-column', '')}")
-    one.add_argument("--features", nargs="+", help="columns of nodes, or a .npy file")
-    one.add_argument("--label", nargs="+", help="columns of nodes")
-    one.add_argument(
+        group.add_argument(f"--{name}", help=f"column of nodes: {name.replace('-column', '')}")
+    group.add_argument("--features", nargs="+", help="columns of nodes, or a .npy file")
+    group.add_argument("--label", nargs="+", help="columns of nodes")
+    group.add_argument(
         "--feature-dtype",
         metavar="DTYPE",
         help="type to store the features of nodes in: "
         f"{', '.join(FEATURE_DTYPES)}; with --pyg int8, uint8, float16, bfloat16",
     )
     for name in ("src", "dst", "weight"):
-        one.add_argument(f"--{name}", help=f"column of edges: {name}")
-    one.add_argument("--edge-time", help="column of edges: time")
-    one.add_argument("--edge-features", nargs="+", help="columns of edges")
+        group.add_argument(f"--{name}", help=f"column of edges: {name}")
+    group.add_argument("--edge-time", help="column of edges: time")
+    group.add_argument("--edge-features", nargs="+", help="columns of edges")
     return parser
 
 
@@ -168,18 +168,18 @@ def _tables(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]:
     if not (args.nodes and args.edges):
         raise ConfigError("give a YAML file that describes the tables, or --nodes and --edges")
     nodes = {
-        "source": args.nodes, "id": args.id, "features": _one(args.features),
-        "label": _one(args.label), "feature_dtype": args.feature_dtype, "split": args.split,
+        "source": args.nodes, "id": args.id, "features": _one_or_all(args.features),
+        "label": _one_or_all(args.label), "feature_dtype": args.feature_dtype, "split": args.split,
         "time": args.time, "partition": args.partition_column,
     }  # fmt: skip
     edges = {
         "source": args.edges, "src": args.src, "dst": args.dst, "weight": args.weight,
-        "features": _one(args.edge_features), "time": args.edge_time,
+        "features": _one_or_all(args.edge_features), "time": args.edge_time,
     }  # fmt: skip
     return _make(NodeTable, nodes, "--nodes"), _make(EdgeTable, edges, "--edges"), {}
 
 
-def _one(columns: list[str] | None) -> Any:
+def _one_or_all(columns: list[str] | None) -> Any:
     return columns[0] if columns and len(columns) == 1 else columns
 
 
@@ -225,7 +225,7 @@ def _edges(path: Path, edges: Any) -> list[EdgeTable]:
 
 
 def _edges_by_type(path: Path, edges: Any) -> dict[Any, list[EdgeTable]]:
-    found: dict[Any, list[EdgeTable]] = {}
+    tables: dict[Any, list[EdgeTable]] = {}
     for table in edges if isinstance(edges, list) else [edges]:
         edge_type = table.get("type") if isinstance(table, dict) else None
         if not isinstance(edge_type, list) or len(edge_type) != 3:
@@ -234,10 +234,10 @@ def _edges_by_type(path: Path, edges: Any) -> dict[Any, list[EdgeTable]]:
             )
         columns = {name: value for name, value in table.items() if name != "type"}
         # YAML keys cannot be lists, so the type is in the table, and a type may come several times.
-        found.setdefault(tuple(map(str, edge_type)), []).append(
+        tables.setdefault(tuple(map(str, edge_type)), []).append(
             _make(EdgeTable, columns, f"{path}, edges of {edge_type}")
         )
-    return found
+    return tables
 
 
 def _make(kind: Any, given: Any, where: str) -> Any:

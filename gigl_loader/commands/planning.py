@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _check(args)
         if args.answer is not None:
-            return _answer(args)
+            return _serve_measurement(args)
         if args.calibrate is not None:
             return _calibrate(args)
         costs = Costs.read(Path(args.costs) if args.costs else SHIPPED)
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.json:
             print(json.dumps(_as_json(plan, costs, device), indent=1))
         else:
-            print("\n".join([table(plan, costs), *_of_a_gpu(device)]))
+            print("\n".join([table(plan, costs), *_gpu_lines(device)]))
     except GiglLoaderError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return exit_code(error)
@@ -202,8 +202,8 @@ def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, DegreeDistributio
         remote_cache=args.remote_cache if isinstance(args.remote_cache, float) else 0.0,
     )  # fmt: skip
     if parts and parts != job.parts:  # the directory would be partitioned again
-        there = replace(job, num_servers=parts) if is_store else replace(job, machines=parts)
-        job = there.with_machines(machines, servers)
+        partitioned = replace(job, num_servers=parts) if is_store else replace(job, machines=parts)
+        job = partitioned.with_machines(machines, servers)
     if args.remote_share is not None:
         job = replace(job, remote_share=args.remote_share)
     # Bytes are computed for a job's own rows, so the job comes first.
@@ -221,17 +221,17 @@ _GIGABITS = {"k": 1e-6, "m": 1e-3, "": 1.0, "g": 1.0, "t": 1e3}
 
 def count(text: str) -> float:
     """Return a number of nodes or edges, as in ``111M``, ``1.6B``, ``1e9`` or ``111,000,000``."""
-    found = re.fullmatch(rf"{NUMBER}([kmbgt]?)\s*", text.lower())
-    if found is None or read_number(found[1]) == 0:
+    match = re.fullmatch(rf"{NUMBER}([kmbgt]?)\s*", text.lower())
+    if match is None or read_number(match[1]) == 0:
         raise ArgumentTypeError(f"a number is above 0, as in 111M, 1.6B, 1e9 or 5000, got {text!r}")
-    return round(read_number(found[1]) * _COUNTS[found[2]])
+    return round(read_number(match[1]) * _COUNTS[match[2]])
 
 
 def gigabits(text: str) -> float:
     """Return the 10**9 bits per second of a link, as in ``25Gbit`` or ``100Mbit``."""
-    found = re.fullmatch(rf"{NUMBER}([kmgtKMGT]?)(bit|bps|b)?(/s)?\s*", text)
-    if found is not None and read_number(found[1]) > 0:
-        return read_number(found[1]) * _GIGABITS[found[2].lower()]
+    match = re.fullmatch(rf"{NUMBER}([kmgtKMGT]?)(bit|bps|b)?(/s)?\s*", text)
+    if match is not None and read_number(match[1]) > 0:
+        return read_number(match[1]) * _GIGABITS[match[2].lower()]
     # Memory is sold in "GB", but links are not: "GB" would be a silent factor of eight. "Gb" is
     # right, so case counts here and nowhere else.
     if re.fullmatch(rf"{NUMBER}[kmgtKMGT]?B(/s|ps)?\s*", text):
@@ -256,8 +256,8 @@ def _size(text: str, what: str, also: str = "") -> int:
 
 def share(text: str) -> float:
     """Return a share, as in ``20%`` or ``0.2``."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?)\s*", text)
-    value = float(found[1]) / (100 if found[2] else 1) if found else -1.0
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?)\s*", text)
+    value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
     if not 0 <= value <= 1:
         raise ArgumentTypeError(f"a share is 0 to 1, as in 20% or 0.2, got {text!r}")
     return value
@@ -274,7 +274,7 @@ def cache_size(text: str) -> int | float:
 def fanouts(text: str) -> tuple[int, ...]:
     """Return neighbours per hop, as in ``15,10``; ``all``, or -1, takes all of them."""
     try:
-        return tuple(-1 if one.strip() == "all" else int(one) for one in text.split(","))
+        return tuple(-1 if hop.strip() == "all" else int(hop) for hop in text.split(","))
     except ValueError:
         raise ArgumentTypeError(
             f"neighbours per hop are as in 15,10 or all,10, got {text!r}"
@@ -301,7 +301,7 @@ def _calibrate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _answer(args: argparse.Namespace) -> int:
+def _serve_measurement(args: argparse.Namespace) -> int:
     """Be the second host of a measurement, until this process is told to stop."""
     ends = {signal.SIGINT, signal.SIGTERM}
     security, (host, port) = security_of(args), args.answer
@@ -328,7 +328,7 @@ _PLACES = {
 }
 
 
-def _of_a_gpu(device: DevicePlan | None) -> list[str]:
+def _gpu_lines(device: DevicePlan | None) -> list[str]:
     if device is None:
         return []
     parts = {
@@ -438,8 +438,8 @@ def draw(path: Path, job: Job, costs: Costs, degrees: DegreeDistribution | None 
         for count in counts
         if job.is_store or count <= job.nodes
     ]
-    counts = [one.machines for one in jobs]
-    plans = [estimate(one, costs, degrees) for one in jobs]
+    counts = [sized.machines for sized in jobs]
+    plans = [estimate(sized, costs, degrees) for sized in jobs]
     axes = figure.subplots()
     # The first may be a single machine, which has no links; a missing limit gets no point.
     for number, name in enumerate(plans[0].bounds | plans[-1].bounds):

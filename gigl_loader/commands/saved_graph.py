@@ -45,7 +45,7 @@ def read_saved_graph(path: Path) -> Data | HeteroData:
     try:
         # A pickle may run its author's code. So only tensors and PyG's own classes are created.
         torch.serialization.add_safe_globals(_ALLOWED)  # only for this process, the command's
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ConfigError(f"--pyg {path} cannot be read: {error.strerror or error}") from error
     except pickle.UnpicklingError as error:
@@ -57,21 +57,21 @@ def read_saved_graph(path: Path) -> Data | HeteroData:
         ) from error
     except (RuntimeError, EOFError, ValueError) as error:
         raise ConfigError(f"--pyg {path} is not a file of torch.save: {error}") from error
-    return _graph_of(found, path)
+    return _graph_of(content, path)
 
 
-def _graph_of(found: Any, path: Path) -> Data | HeteroData:
+def _graph_of(content: Any, path: Path) -> Data | HeteroData:
     # The contents of a saved InMemoryDataset: (data or its to_dict(), slices, class); slices
     # separate the graphs, and are None if there is one.
-    if isinstance(found, tuple) and len(found) in (2, 3):
-        if found[1] is not None:
+    if isinstance(content, tuple) and len(content) in (2, 3):
+        if content[1] is not None:
             raise ConfigError(f"--pyg {path} holds a dataset of several graphs: save one of them")
-        found = found[0]
-    if isinstance(found, dict):
-        kind = HeteroData if "_global_store" in found else Data
-        found = kind.from_dict(found)
-    if not isinstance(found, Data | HeteroData):
+        content = content[0]
+    if isinstance(content, dict):
+        kind = HeteroData if "_global_store" in content else Data
+        content = kind.from_dict(content)
+    if not isinstance(content, Data | HeteroData):
         raise ConfigError(
-            f"--pyg {path} must hold a Data or HeteroData, got {type(found).__name__}"
+            f"--pyg {path} must hold a Data or HeteroData, got {type(content).__name__}"
         )
-    return found
+    return content

@@ -137,14 +137,14 @@ def label_adjacency(
     labels: Tensor, edge_type: EdgeType, num_nodes: Mapping[NodeType, int]
 ) -> Adjacency:
     """Group label edges by anchor, in both directions: the loader looks labels up by anchor."""
-    found = compress(
+    compressed = compress(
         labels[0],
         labels[1],
         num_rows=num_nodes[edge_type[0]],
         num_cols=num_nodes[edge_type[2]],
     )
     # positions as ids would look like ids of message-passing edges, which a batch could request
-    return Adjacency(found.indptr, found.indices, None, None)
+    return Adjacency(compressed.indptr, compressed.indices, None, None)
 
 
 # --- edges that are not sampled: for inference, look-ups and writers ------------------------------
@@ -263,12 +263,12 @@ def with_times(view: PartitionView, time_attr: str) -> PartitionView:
         ConfigError: There is no such attribute, it has no one number per node or edge, or the times
             of other partitions' nodes are not known here.
     """
-    found = _times_by_type(view, time_attr)
+    times_by_type = _times_by_type(view, time_attr)
     # for all types at once: a seed's time is one number, compared with times of every type
-    is_float = any(times.dtype.kind == "f" for times in found.values())
+    is_float = any(times.dtype.kind == "f" for times in times_by_type.values())
     orders = {
         edge_type: _order(view.adjacency[edge_type], times, is_float)
-        for edge_type, times in found.items()
+        for edge_type, times in times_by_type.items()
     }
     return dataclasses.replace(view, times=orders)
 
@@ -298,23 +298,23 @@ def check_time_attr(view: PartitionView, time_attr: str) -> bool:
 def _times_by_type(view: PartitionView, time_attr: str) -> dict[EdgeType, Any]:
     """Return ``[num_edges]`` times by edge type, in the order of its adjacency."""
     of_nodes = check_time_attr(view, time_attr)
-    found = {}
+    times = {}
     for edge_type, adjacency in view.adjacency.items():
         if is_label_edge_type(edge_type):
             continue
         neighbor = edge_type[0] if view.edge_dir == "in" else edge_type[2]
         # of types whose neighbours have no time, any edge may be drawn
         if of_nodes and (neighbor, time_attr) in view.node_attributes:
-            found[edge_type] = _of_neighbors(view, edge_type, neighbor, time_attr)
+            times[edge_type] = _of_neighbors(view, edge_type, neighbor, time_attr)
         elif (edge_type, time_attr) in view.edge_attributes:
             rows = view.edge_attributes[edge_type, time_attr]
-            found[edge_type] = _of_edges(rows, adjacency, f"{time_attr!r} of edges {edge_type}")
-    if not found:
+            times[edge_type] = _of_edges(rows, adjacency, f"{time_attr!r} of edges {edge_type}")
+    if not times:
         raise ConfigError(
             f"time_attr={time_attr!r} is of no node type that is ever a neighbour: nothing would "
             "be sampled by time"
         )
-    return found
+    return times
 
 
 def _of_neighbors(view: PartitionView, edge_type: EdgeType, neighbor: str, time_attr: str) -> Any:
@@ -355,10 +355,10 @@ def _numbers(values: Tensor, what: str) -> Any:
     # numpy has no bfloat16
     if values.dtype in (torch.float16, torch.bfloat16):
         values = values.float()
-    found = values.reshape(-1).numpy()
-    if found.dtype.kind == "f" and bool(np.isnan(found).any()):
-        raise ConfigError(f"{what}: {int(np.isnan(found).sum())} are not a number")
-    return found
+    numbers = values.reshape(-1).numpy()
+    if numbers.dtype.kind == "f" and bool(np.isnan(numbers).any()):
+        raise ConfigError(f"{what}: {int(np.isnan(numbers).sum())} are not a number")
+    return numbers
 
 
 def _order(adjacency: Adjacency, times: Any, is_float: bool) -> TimeOrder:

@@ -90,7 +90,7 @@ class ViewBuilder:
         _check_known(ids, num_ids, where, unit)
         # matrices share an index if their ids are the same
         kinds = kinds_of("node" if unit == "nodes" else "edge")
-        known = [rows for one in kinds for rows in getattr(view, one).values()]
+        known = [rows for kind in kinds for rows in getattr(view, kind).values()]
         rows = make_rows(values, ids, num_ids, known)
         if unit == "nodes" and rows.index is not None and name in view.node_books:
             # rows of further ids are allowed, and never requested
@@ -169,15 +169,15 @@ def count_classes(labels: Mapping[NodeType, Rows]) -> dict[NodeType, int]:
         PyG, ``Dataset.num_classes``: one past the highest label; for labels with several columns,
         their number. (PyG counts distinct values of floating-point labels; they are no classes.)
     """
-    found = {}
+    classes = {}
     for node_type, rows in labels.items():
         values = rows.values
         if values.dim() and values.numel() != len(values):
-            found[node_type] = int(values.size(-1))
+            classes[node_type] = int(values.size(-1))
         # with a part of the labels, the highest may be elsewhere
         elif rows.whole and not values.is_floating_point() and not values.is_complex():
-            found[node_type] = int(values.max()) + 1 if values.numel() else 0
-    return found
+            classes[node_type] = int(values.max()) + 1 if values.numel() else 0
+    return classes
 
 
 # --- rows and books -------------------------------------------------------------------------------
@@ -221,8 +221,8 @@ def ids_of(rows: Rows) -> Tensor | None:
     """Return the ids of a matrix's rows, in their order; None: they are 0, 1, 2..."""
     if rows.index is not None:
         # the inverse of an index: its places, sorted by row
-        found = (rows.index >= 0).nonzero().view(-1)
-        return found[torch.argsort(rows.index[found])] + rows.first
+        ids = (rows.index >= 0).nonzero().view(-1)
+        return ids[torch.argsort(rows.index[ids])] + rows.first
     if rows.ids is not None:
         return rows.ids
     return None if rows.whole else torch.arange(rows.values.size(0)) + rows.first
@@ -297,8 +297,8 @@ def read_book(value: Any, num_partitions: int, where: str) -> Book:
 
 
 def _bounds_of(value: Any) -> Tensor | None:
-    found = value.bounds if isinstance(value, Book) else getattr(value, "partition_bounds", None)
-    return found if isinstance(found, Tensor) else None
+    bounds = value.bounds if isinstance(value, Book) else getattr(value, "partition_bounds", None)
+    return bounds if isinstance(bounds, Tensor) else None
 
 
 def _table_of(value: Any) -> Tensor | None:

@@ -177,12 +177,12 @@ def warn_not_numbers(features: Mapping[Any, Tensor]) -> None:
     For graphs that are in memory and copied anyway: it reads each value once. Files are not read
     for it; ``gigl-loader diagnose --graph`` does that.
     """
-    found = {
+    counts = {
         name: count for name, values in features.items() if (count := count_not_numbers(values))
     }
-    if found:
+    if counts:
         texts = (f"{count} of {features[name].numel()} features of {name!r}"
-                 for name, count in found.items())  # fmt: skip
+                 for name, count in counts.items())  # fmt: skip
         warn_user(without_default_types(f"{'; '.join(texts)} are NaN (no number)"))
 
 

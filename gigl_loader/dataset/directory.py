@@ -60,9 +60,9 @@ def check_target(target: Path, *, overwrite: bool) -> None:
     # models beside their data
     others = [path for path in target.rglob("*") if not (ours and _is_ours(path, target))]
     if others:
-        found = ", ".join(sorted(str(path.relative_to(target)) for path in others)[:3])
+        examples = ", ".join(sorted(str(path.relative_to(target)) for path in others)[:3])
         raise ConfigError(
-            f"{target} holds other files ({found}...), which would be removed with it: give an "
+            f"{target} holds other files ({examples}...), which would be removed with it: give an "
             "empty or a new directory"
         )
     if names and not overwrite:
@@ -108,7 +108,7 @@ def only_writer(lock: Path, what: Path) -> Iterator[None]:
         yield
     finally:
         # while it is held: a process that has opened it notices that the path has changed
-        if _is_at(fd, lock):
+        if _is_same_file(fd, lock):
             lock.unlink()
         os.close(fd)
 
@@ -128,7 +128,7 @@ def _acquire(lock: Path, what: Path) -> int:
             # some cluster file systems are mounted without locks: then only this check is lost
             _log.warning("%s cannot be locked (%s): let no other process write %s", lock, error,
                          what)  # fmt: skip
-        if _is_at(fd, lock):
+        if _is_same_file(fd, lock):
             break
         os.close(fd)  # the file of a writer that ended between our two calls
     return fd
@@ -141,7 +141,7 @@ def _note_owner(fd: int) -> None:
     os.pwrite(fd, json.dumps(owner_now).encode() + b"\n", 0)
 
 
-def _is_at(fd: int, path: Path) -> bool:
+def _is_same_file(fd: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
@@ -150,8 +150,8 @@ def _is_at(fd: int, path: Path) -> bool:
 
 def _owner(fd: int) -> str:
     try:
-        found = json.loads(os.pread(fd, 4096, 0))
-        return f"process {found['pid']} on {found['host']}, since {found['since']}"
+        owner = json.loads(os.pread(fd, 4096, 0))
+        return f"process {owner['pid']} on {owner['host']}, since {owner['since']}"
     except (ValueError, KeyError, TypeError):  # not written yet
         return "another process"
 

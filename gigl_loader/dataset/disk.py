@@ -156,20 +156,20 @@ class _GltReader:
             self.edge_types = [tuple(edge_type) for edge_type in meta["edge_types"]]
         self.extras, self.identity = _read_extras(root, self.node_types, self.edge_types)
         self.node_books = {
-            node_type: self._book(f"node_pb{self._sub(node_type)}.pt")
+            node_type: self._book(f"node_pb{self._suffix(node_type)}.pt")
             for node_type in self.node_types
         }
         self.num_nodes = {t: book.num_ids for t, book in self.node_books.items()}
         self.edge_books = {
             edge_type: self._book(name)
             for edge_type in self.edge_types
-            if (root / (name := f"edge_pb{self._sub(edge_type)}.pt")).exists()
+            if (root / (name := f"edge_pb{self._suffix(edge_type)}.pt")).exists()
         }  # GLT leaves edge books out if the graph is cached and has no edge features
         # GLT's graph_caching: every machine has the whole topology, and partitions only have
         # features
         self.cached = (root / "graph").is_dir() and not (root / "part0" / "graph").is_dir()
 
-    def _sub(self, key: NodeType | EdgeType) -> str:
+    def _suffix(self, key: NodeType | EdgeType) -> str:
         """Return the part of a path that names a type: empty in a homogeneous graph."""
         return f"/{type_str(key)}" if self.heterogeneous else ""
 
@@ -220,7 +220,7 @@ class _GltReader:
             flat = self.extras.flat_nodes if kind == "node" else self.extras.flat_edges
         for key in keys:
             group = self.part(builder.view.partition_idx) / f"{kind}_feat"
-            folder = Path(f"{group}{self._sub(key)}")
+            folder = Path(f"{group}{self._suffix(key)}")
             if (folder / "feats.pkl").exists() or (folder / "ids.pkl").exists():
                 feats, ids = _load_features(folder)
                 # features that had one dimension, which GLT's format cannot store, get it back
@@ -244,7 +244,7 @@ class _GltReader:
     def edges(self, edge_type: EdgeType, partition_idx: int) -> GraphPartitionData:
         """Return the edges in the files of a partition; all edges if the graph is cached."""
         base = self.root if self.cached else self.part(partition_idx)
-        folder = Path(f"{base / 'graph'}{self._sub(edge_type)}")
+        folder = Path(f"{base / 'graph'}{self._suffix(edge_type)}")
         ends = []
         for name, node_type in (("rows.pt", edge_type[0]), ("cols.pt", edge_type[2])):
             ids = load_tensor(folder / name, mapped=True)
@@ -275,11 +275,13 @@ class _GltReader:
 
         GLT joins the partitions' edges in their order, and writes edge features by partition.
         """
-        found = []
+        ids = []
         for partition_idx in range(self.num_partitions):
-            path = Path(f"{self.part(partition_idx) / 'edge_feat'}{self._sub(edge_type)}/ids.pkl")
-            found += list(_load_stream(path)) if path.exists() else []
-        edge_ids = torch.cat(found) if found else torch.arange(num_edges)
+            path = Path(
+                f"{self.part(partition_idx) / 'edge_feat'}{self._suffix(edge_type)}/ids.pkl"
+            )
+            ids += list(_load_stream(path)) if path.exists() else []
+        edge_ids = torch.cat(ids) if ids else torch.arange(num_edges)
         if edge_ids.numel() != num_edges:
             raise ConfigError(
                 f"{self.root / 'graph'} has no eids.pt and {num_edges} edges of {edge_type}, but "
@@ -361,19 +363,19 @@ class _GltReader:
 
 def _add_extras(builder: ViewBuilder, folder: Path, extras: GltExtras) -> None:
     for node_type in extras.node_labels:
-        found = _torch_load(folder / "node_labels" / f"{node_type}.pt")
-        builder.add_rows("node_labels", node_type, found["values"], found["ids"])
+        saved = _torch_load(folder / "node_labels" / f"{node_type}.pt")
+        builder.add_rows("node_labels", node_type, saved["values"], saved["ids"])
     groups: tuple[tuple[str, list[Any]], ...] = (
         ("node_attributes", extras.node_attributes), ("edge_attributes", extras.edge_attributes),
     )  # fmt: skip
     for kind, listed in groups:
         for key, names in listed:
             path = folder / kind / f"{type_str(key)}.pt"
-            found = _torch_load(path)
-            if not isinstance(found, dict) or not set(names) <= set(found.get("values", ())):
+            saved = _torch_load(path)
+            if not isinstance(saved, dict) or not set(names) <= set(saved.get("values", ())):
                 raise ConfigError(f"{path} is damaged: it does not hold {names}")
             for name in names:
-                builder.add_rows(kind, (key, name), found["values"][name], found.get("ids"))
+                builder.add_rows(kind, (key, name), saved["values"][name], saved.get("ids"))
 
 
 def _read_splits(folder: Path, extras: GltExtras) -> Splits:
@@ -404,9 +406,9 @@ class _TensorUnpickler(pickle.Unpickler):
 
 def _nearest(path: Path) -> str:
     """Return the longest existing part of a mistyped path, as text."""
-    there = next(parent for parent in path.absolute().parents if parent.exists())
-    names = sorted(entry.name for entry in there.iterdir())[:5] if there.is_dir() else []
-    return f"of it {there} exists and holds {names}"
+    existing = next(parent for parent in path.absolute().parents if parent.exists())
+    names = sorted(entry.name for entry in existing.iterdir())[:5] if existing.is_dir() else []
+    return f"of it {existing} exists and holds {names}"
 
 
 def _open(path: Path) -> io.BufferedReader:
@@ -454,10 +456,10 @@ def _torch_load(path: Path, *, mapped: bool = False) -> Any:
 
 def load_tensor(path: Path, *, mapped: bool = False) -> Tensor:
     """Return the tensor in a file; ``mapped``: read from the file as needed, for a later copy."""
-    found = _torch_load(path, mapped=mapped)
-    if not isinstance(found, Tensor):
-        raise ConfigError(f"{path} is damaged: it holds a {type(found).__name__}, not a tensor")
-    return found
+    value = _torch_load(path, mapped=mapped)
+    if not isinstance(value, Tensor):
+        raise ConfigError(f"{path} is damaged: it holds a {type(value).__name__}, not a tensor")
+    return value
 
 
 def _load_stream(path: Path) -> Iterator[Tensor]:

@@ -67,9 +67,9 @@ class PartitionFacts:
     @property
     def graph_identity(self) -> GraphIdentity:
         """The identity of the whole graph, the same for all partitions; see `GraphIdentity`."""
-        found = self.view().identity
-        assert found is not None  # `DistDataset._fill` ensures it
-        return found
+        identity = self.view().identity
+        assert identity is not None  # `DistDataset._fill` ensures it
+        return identity
 
     @property
     def is_typed(self) -> bool:
@@ -97,17 +97,17 @@ class PartitionFacts:
     @property
     def train_node_ids(self) -> SplitIds:
         """Global ids of this partition's training nodes, ascending; None where none are known."""
-        return self._told_if_missing("train")
+        return self._split_or_warn("train")
 
     @property
     def val_node_ids(self) -> SplitIds:
         """Global ids of this partition's validation nodes."""
-        return self._told_if_missing("val")
+        return self._split_or_warn("val")
 
     @property
     def test_node_ids(self) -> SplitIds:
         """Global ids of this partition's test nodes."""
-        return self._told_if_missing("test")
+        return self._split_or_warn("test")
 
     def split_node_ids(self, split: Split) -> SplitIds:
         """Return the ids of ``"train"``, ``"val"`` or ``"test"``; None, with a warning: no split.
@@ -115,7 +115,7 @@ class PartitionFacts:
         Raises:
             ConfigError: There is no such split.
         """
-        return self._told_if_missing(split)
+        return self._split_or_warn(split)
 
     def known_split(self, split: Split) -> SplitIds:
         """Return what `split_node_ids` does, without a warning."""
@@ -123,17 +123,17 @@ class PartitionFacts:
             raise ConfigError(f'split must be "train", "val" or "test", got {split!r}')
         return getattr(self, f"{split}_idx")
 
-    def _told_if_missing(self, split: Split) -> SplitIds:
+    def _split_or_warn(self, split: Split) -> SplitIds:
         """Return the ids of a split; the first time that there are none, warn the reader."""
-        found, told = self.known_split(split), vars(self).setdefault("_missing_splits", set())
-        if found is None and self._schema is not None and split not in told:
-            told.add(split)
+        ids, warned = self.known_split(split), vars(self).setdefault("_missing_splits", set())
+        if ids is None and self._schema is not None and split not in warned:
+            warned.add(split)
             warn_user(
                 f"the dataset has no {split} split, so its ids are None: the graph has no "
                 f"{names_of(split)}, or its table no split column. A loader takes "
                 "input_nodes=None as all nodes"
             )
-        return found
+        return ids
 
     @property
     def node_feature_info(self) -> NodeInfo:
@@ -151,14 +151,14 @@ class PartitionFacts:
         Of mapped files, too, which are read block by block; of each matrix up to 4 GiB, evenly over
         its rows.
         """
-        found = {}
+        counts = {}
         for node_type, rows in self.view().node_features.items():
             blocks = rows.values.split(_ROWS_AT_A_TIME)[
                 :: -(-rows.values.nbytes // _MOST_BYTES) or 1
             ]
             total = sum(block.numel() for block in blocks)
-            found[node_type] = sum(map(count_not_numbers, blocks)), total
-        return found
+            counts[node_type] = sum(map(count_not_numbers, blocks)), total
+        return counts
 
     @property
     def num_classes(self) -> Counts:
@@ -226,11 +226,11 @@ class PartitionFacts:
     @property
     def label_edges(self) -> dict[EdgeType, Tensor]:
         """Label edges of this partition's anchors by label edge type: ``[2, n]``, anchors first."""
-        found = {}
+        edges = {}
         for edge_type, adjacency in self.view().adjacency.items():
             if is_label_edge_type(edge_type):
-                found[edge_type] = edges_of(adjacency, "out")
-        return found
+                edges[edge_type] = edges_of(adjacency, "out")
+        return edges
 
     def positive_label_edges(self, edge_type: EdgeType | None = None) -> Tensor | None:
         """Return the positives of a supervision edge type, ``[2, n]`` int64, anchors first.
@@ -287,8 +287,8 @@ class PartitionFacts:
             ConfigError: An id is missing, or pyarrow is not installed.
             UsageError: The graph was not made from tables.
         """
-        found = self._dictionary("node_type", node_type, _NO_TABLES).from_original(values)
-        return torch.from_numpy(found)
+        ids = self._dictionary("node_type", node_type, _NO_TABLES).from_original(values)
+        return torch.from_numpy(ids)
 
     def to_table_rows(self, edge_ids: Tensor | Array, edge_type: EdgeType | None = None) -> Array:
         """Return the row numbers that edges had in the source table of `partition_tables`.
@@ -316,7 +316,7 @@ class PartitionFacts:
         """Return the dictionary of a ``"node_type"`` or an ``"edge_type"``; None: the only one."""
         self.view()  # raises the error that the background comparison found
         kind = str if what == "node_type" else tuple
-        known = {key: found for key, found in self._original.items() if isinstance(key, kind)}
+        known = {key: ids for key, ids in self._original.items() if isinstance(key, kind)}
         if not known:
             raise UsageError(missing)
         if given is None and len(known) == 1:
@@ -350,11 +350,11 @@ def make_schema(view: PartitionView) -> DatasetSchema:
 
 
 def _names(attributes: Mapping[tuple[Any, str], Rows]) -> dict[Any, tuple[str, ...]]:
-    found: dict[Any, tuple[str, ...]] = {}
+    names: dict[Any, tuple[str, ...]] = {}
     for owner, name in sorted(attributes, key=str):
         if not name.startswith(NEIGHBOR_TIME):
-            found[owner] = (*found.get(owner, ()), name)
-    return found
+            names[owner] = (*names.get(owner, ()), name)
+    return names
 
 
 def feature_info(rows: Rows) -> FeatureInfo:

@@ -67,10 +67,10 @@ class MadeWhenAsked:
 def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -> None:
     """Set the attributes of GLT's class, over the memory of ``view``."""
 
-    def plain(found: dict[Any, Any]) -> Any:
+    def plain(values: dict[Any, Any]) -> Any:
         if typed:
-            return found or None
-        return next(iter(found.values()), None)
+            return values or None
+        return next(iter(values.values()), None)
 
     dataset.graph = Later(lambda: plain(_graphs(view)))
     nodes, edges = view.node_features, view.edge_features
@@ -97,13 +97,13 @@ def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -
 
 
 def _graphs(view: PartitionView) -> dict[EdgeType, Any]:
-    found = {}
+    graphs = {}
     for edge_type, adjacency in view.adjacency.items():
         by_source = view.edge_dir == "out" or is_label_edge_type(edge_type)
         num_rows = view.num_nodes[edge_type[0 if by_source else 2]]
         graph = _graph(adjacency, view.edge_dir, num_rows)
-        found[glt_edge_type(edge_type, view.edge_dir)] = graph
-    return found
+        graphs[glt_edge_type(edge_type, view.edge_dir)] = graph
+    return graphs
 
 
 def _all_rows(adjacency: Adjacency, num_rows: int) -> Tensor:
@@ -154,8 +154,8 @@ def _feature(rows: Rows, num_ids: int) -> Any:
     if index is not None and rows.first == 0 and index.numel() >= num_ids:
         index = index.long()
     elif index is not None:  # of a range of ids
-        own, index = index, torch.full((max(num_ids, rows.first + index.numel()),), -1)
-        index[rows.first : rows.first + own.numel()] = own
+        part_index, index = index, torch.full((max(num_ids, rows.first + index.numel()),), -1)
+        index[rows.first : rows.first + part_index.numel()] = part_index
         index = share_tensor(index)
     elif rows.ids is not None or rows.first or rows.values.size(0) < num_ids:
         ids = rows.ids
@@ -170,15 +170,15 @@ def _feature(rows: Rows, num_ids: int) -> Any:
 
 
 def _labels(view: PartitionView) -> dict[NodeType, Any]:
-    found: dict[NodeType, Any] = {}
+    labels: dict[NodeType, Any] = {}
     for node_type, rows in view.node_labels.items():
         # a part of the labels is found by id; GLT's datasets keep all of them as a plain tensor
         if rows.index is not None or not rows.whole:
-            found[node_type] = _feature(rows, view.num_nodes[node_type])
+            labels[node_type] = _feature(rows, view.num_nodes[node_type])
             continue
         one_column = rows.values.dim() == 2 and rows.values.size(1) == 1
-        found[node_type] = rows.values.squeeze(1) if one_column else rows.values
-    return found
+        labels[node_type] = rows.values.squeeze(1) if one_column else rows.values
+    return labels
 
 
 def _book_of(view: PartitionView, node_type: NodeType) -> Book:
@@ -210,9 +210,9 @@ def read_splits(dataset: Any) -> Splits:
     """Return the split ids that a dataset's attributes hold now."""
     splits: Splits = {}
     for split in SPLITS:
-        found = by_type(getattr(dataset, f"{split}_idx", None), DEFAULT_HOMOGENEOUS_NODE_TYPE)
-        if found:
-            splits[split] = {node_type: share_tensor(ids) for node_type, ids in found.items()}
+        ids_by_type = by_type(getattr(dataset, f"{split}_idx", None), DEFAULT_HOMOGENEOUS_NODE_TYPE)
+        if ids_by_type:
+            splits[split] = {node_type: share_tensor(ids) for node_type, ids in ids_by_type.items()}
     return splits
 
 
@@ -336,7 +336,7 @@ def _read_weights(
     adjacency: dict[EdgeType, Adjacency], books: dict[EdgeType, Book], num_partitions: int
 ) -> dict[tuple[EdgeType, str], Rows]:
     """Return the edges' weights by edge id, a copy, as batches carry them."""
-    found = {}
+    weights = {}
     for edge_type, edges in adjacency.items():
         if edges.weights is None or is_label_edge_type(edge_type):
             continue
@@ -349,18 +349,18 @@ def _read_weights(
         # by id, so that ids 0, 1, 2... need no index; by row an index would always be needed
         order = torch.argsort(edges.edge_ids)
         rows = make_rows(edges.weights[order], edges.edge_ids[order], num_ids)
-        found[edge_type, WEIGHT_NAMES[0]] = rows
-    return found
+        weights[edge_type, WEIGHT_NAMES[0]] = rows
+    return weights
 
 
 def _read_labels(value: Any, num_partitions: int) -> dict[NodeType, Rows]:
-    found = {}
+    rows = {}
     for node_type, labels in by_type(value, DEFAULT_HOMOGENEOUS_NODE_TYPE).items():
         if isinstance(labels, Tensor):  # of all nodes, as GLT has it
-            found[node_type] = Rows(share_tensor(labels), None, True)
+            rows[node_type] = Rows(share_tensor(labels), None, True)
         elif labels is not None:
-            found[node_type] = _read_feature(labels, num_partitions, node_type)
-    return found
+            rows[node_type] = _read_feature(labels, num_partitions, node_type)
+    return rows
 
 
 def _count_nodes(

@@ -50,27 +50,27 @@ def content_digest(value: Any, *, whole: bool = False) -> str:
         whole: Read all bytes of large ones, too: one second per GB. Else 16 MiB of each, evenly
             spread: this detects another array, but perhaps not a single changed number.
     """
-    found = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for name, leaf in _leaves("", value):
         if not isinstance(leaf, np.ndarray) and not hasattr(leaf, "data_ptr"):
-            found.update(f"{name} {leaf!r}\n".encode())
+            digest.update(f"{name} {leaf!r}\n".encode())
             continue
         array = _as_array(leaf)
         # of the tensor: numpy only knows the bits of bfloat16
-        found.update(f"{name} {leaf.dtype} {array.shape}\n".encode())
+        digest.update(f"{name} {leaf.dtype} {array.shape}\n".encode())
         data = array.reshape(-1).view(np.uint8)
         if whole or data.nbytes <= _WHOLE_BYTES:
-            found.update(data.data)
+            digest.update(data.data)
             continue
         for start in np.linspace(0, data.nbytes - _PIECE_BYTES, _PIECES).astype(np.int64).tolist():
-            found.update(data[start : start + _PIECE_BYTES].data)
-    return found.hexdigest()
+            digest.update(data[start : start + _PIECE_BYTES].data)
+    return digest.hexdigest()
 
 
 def _as_array(leaf: Any) -> Array:
     if isinstance(leaf, np.ndarray):
-        found: Array = np.ascontiguousarray(leaf)
-        return found
+        array: Array = np.ascontiguousarray(leaf)
+        return array
     from gigl_loader.memory.tensors import as_array  # torch is loaded: this is a tensor
 
     return as_array(leaf)
@@ -90,8 +90,8 @@ def mixed(state: Array) -> Array:
     # arrays of uint64 wrap around
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    found: Array = state ^ (state >> np.uint64(31))
-    return found
+    hashes: Array = state ^ (state >> np.uint64(31))
+    return hashes
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -100,8 +100,8 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         for key in sorted(value, key=str):
             yield from _leaves(f"{name}/{key}", value[key])
     elif isinstance(value, list | tuple):
-        for number, one in enumerate(value):
-            yield from _leaves(f"{name}/{number}", one)
+        for number, item in enumerate(value):
+            yield from _leaves(f"{name}/{number}", item)
     elif is_dataclass(value):
         for field in fields(value):
             yield from _leaves(f"{name}/{field.name}", getattr(value, field.name))
@@ -139,11 +139,11 @@ def check_held(num_partitions: int, held: Iterable[int], *, who: str) -> None:
     Raises:
         ConfigError: A partition has no holder; the message names it.
     """
-    found = sorted(held)
-    missing = sorted(set(range(num_partitions)) - set(found))
+    loaded = sorted(held)
+    missing = sorted(set(range(num_partitions)) - set(loaded))
     if missing:
         raise ConfigError(
-            f"no {who} loaded partitions {missing} of {num_partitions} (loaded: {found}), so that "
+            f"no {who} loaded partitions {missing} of {num_partitions} (loaded: {loaded}), so that "
             f"batches would lack that part of the graph: start at least one {who} per partition, "
             "each with its own partition_idx, or write the graph as fewer partitions with "
             "partition_graph"
@@ -160,12 +160,12 @@ def holders_of(num_partitions: int, held: Sequence[int]) -> list[list[int]]:
     return [[rank for rank, part in enumerate(held) if part == q] for q in range(num_partitions)]
 
 
-def check_enough(num_partitions: int, own: int, num_holders: int, *, who: str) -> None:
+def check_enough(num_partitions: int, partition_idx: int, num_holders: int, *, who: str) -> None:
     """Check, before one holder meets the others, that there are enough holders.
 
     Args:
         num_partitions: Partitions of the graph.
-        own: The partition of this holder.
+        partition_idx: The partition of this holder.
         num_holders: The final number of holders.
         who: The kind of holder.
 
@@ -174,21 +174,23 @@ def check_enough(num_partitions: int, own: int, num_holders: int, *, who: str) -
     """
     # a single holder knows all of them, and can name the missing partitions
     if num_holders == 1:
-        check_held(num_partitions, [own], who=who)
+        check_held(num_partitions, [partition_idx], who=who)
     if num_holders < num_partitions:
         raise ConfigError(
             f"{num_holders} {who}s cannot hold {num_partitions} partitions (this one has partition "
-            f"{own}): start at least one {who} per partition, each with its own partition_idx, or "
-            "write the graph as fewer partitions with partition_graph"
+            f"{partition_idx}): start at least one {who} per partition, each with its own "
+            "partition_idx, or write the graph as fewer partitions with partition_graph"
         )
 
 
-def check_position(num_partitions: int, own: int, server_rank: int, num_servers: int) -> None:
+def check_position(
+    num_partitions: int, partition_idx: int, server_rank: int, num_servers: int
+) -> None:
     """Check that clients can tell which storage servers have the same partition.
 
     Args:
         num_partitions: Partitions of the graph.
-        own: The partition of this server.
+        partition_idx: The partition of this server.
         server_rank: The rank of this server.
         num_servers: Their number.
 
@@ -197,11 +199,12 @@ def check_position(num_partitions: int, own: int, server_rank: int, num_servers:
             partition.
     """
     # clients find replicas by this rule; with a server for each partition there are none
-    if num_servers > num_partitions and own != server_rank % num_partitions:
+    if num_servers > num_partitions and partition_idx != server_rank % num_partitions:
         raise ConfigError(
-            f"storage server {server_rank} of {num_servers} has partition {own}, but must have "
-            f"partition {server_rank % num_partitions}: where there are more servers than "
-            f"partitions ({num_partitions}), server i serves partition i % {num_partitions}"
+            f"storage server {server_rank} of {num_servers} has partition {partition_idx}, but "
+            f"must have partition {server_rank % num_partitions}: where there are more servers "
+            f"than partitions ({num_partitions}), "
+            f"server i serves partition i % {num_partitions}"
         )
 
 
@@ -249,11 +252,11 @@ def shares_of(num_servers: int, rank: int | None, world_size: int | None) -> dic
         raise ConfigError(f"rank must be in [0, {world_size}), got {rank}")
     # In units of 1/world_size of a server: server s covers [s * world_size, (s + 1) * world_size)
     # and rank r [r * num_servers, (r + 1) * num_servers): integers, so that shares have no gaps.
-    found = {}
+    shares = {}
     for server in range(num_servers):
         first = server * world_size
         start = max(rank * num_servers, first) - first
         end = min((rank + 1) * num_servers, first + world_size) - first
         if start < end:
-            found[server] = Share(start, end, world_size)
-    return found
+            shares[server] = Share(start, end, world_size)
+    return shares

@@ -136,8 +136,8 @@ class _Plan:
         if self.disjoint_train_ratio:
             # A stream of its own: the first draw is above num_val + num_test for each training
             # link, and a fraction of those draws below disjoint_train_ratio would be another one.
-            again = link_draws(src, dst, self.seed, stream=1)
-            codes[again < self.disjoint_train_ratio] = _DISJOINT
+            second_draws = link_draws(src, dst, self.seed, stream=1)
+            codes[second_draws < self.disjoint_train_ratio] = _DISJOINT
         # test overwrites validation, and both overwrite training: the test links are those below
         # num_test, for any num_val
         codes[draws < self.num_test + self.num_val] = _VAL
@@ -197,16 +197,16 @@ def split_links(
     )  # fmt: skip
     # PyG copies the stores, not the tensors: the assignments below do not change the input graph
     result = copy.copy(data)
-    found = {}
+    splits = {}
     for kept_type in (plan.edge_type, *plan.reverse):
         edge_index = source.edges[kept_type].edge_index
         codes = plan.codes(edge_index, turned=kept_type != plan.edge_type)
         # training edges only: those that only supervise (disjoint) are not walked, either
         _keep_edges(result, _edge_store(result, kept_type), codes == _TRAIN)
         if kept_type == plan.edge_type:
-            found = {split: links for links, split in plan.links(edge_index, codes)}
-    _mark_anchors(result, source.num_nodes[plan.edge_type[0]], plan.edge_type[0], found)
-    return LinkSplits(result, found["train"], found["val"], found["test"])
+            splits = {split: links for links, split in plan.links(edge_index, codes)}
+    _mark_anchors(result, source.num_nodes[plan.edge_type[0]], plan.edge_type[0], splits)
+    return LinkSplits(result, splits["train"], splits["val"], splits["test"])
 
 
 def link_draws(src: Tensor, dst: Tensor, seed: int, *, stream: int = 0) -> Tensor:
@@ -265,7 +265,7 @@ def _reverse_types(
         return tuple(sorted(names & set(known)))
     named = rev_edge_types if isinstance(rev_edge_types, list) else [rev_edge_types]
     # PyG uses None in a list for "no type"
-    for reverse in (one for one in named if one is not None):
+    for reverse in (rev_type for rev_type in named if rev_type is not None):
         check_edge_type(reverse, "rev_edge_types")
         if reverse not in known or (reverse[0], reverse[2]) != (dst, src):
             raise ConfigError(
@@ -273,7 +273,7 @@ def _reverse_types(
                 f"{reverse}; there are {known}"
             )
     # without itself: both directions of a link are in the one type, and one link to `codes`
-    return tuple(dict.fromkeys(one for one in named if one not in (None, edge_type)))
+    return tuple(dict.fromkeys(rev_type for rev_type in named if rev_type not in (None, edge_type)))
 
 
 def _edge_store(data: Data | HeteroData, edge_type: EdgeType) -> Any:
@@ -284,11 +284,11 @@ def _keep_edges(data: Any, store: Any, keep: Tensor) -> None:
     # listed before any cut: PyG recognises edge attributes by the number of edges
     names = [name for name in store if name != "edge_index" and store.is_edge_attr(name)]
     for name in names:
-        store[name] = _kept(store[name], data.__cat_dim__(name, store[name], store), keep)
-    store["edge_index"] = _kept(store["edge_index"], 1, keep)
+        store[name] = _kept_values(store[name], data.__cat_dim__(name, store[name], store), keep)
+    store["edge_index"] = _kept_values(store["edge_index"], 1, keep)
 
 
-def _kept(values: Any, dim: Any, keep: Tensor) -> Any:
+def _kept_values(values: Any, dim: Any, keep: Tensor) -> Any:
     """Return the attribute for the edges to keep; ``dim``: its dimension of edges, if any."""
     if isinstance(values, Tensor):
         return values.index_select(dim, keep.nonzero().view(-1).to(values.device))
@@ -300,10 +300,10 @@ def _kept(values: Any, dim: Any, keep: Tensor) -> Any:
 
 
 def _mark_anchors(
-    data: Any, num_nodes: int, node_type: str, found: Mapping[Split, LinkSplit]
+    data: Any, num_nodes: int, node_type: str, splits: Mapping[Split, LinkSplit]
 ) -> None:
     store = data[node_type] if isinstance(data, HeteroData) else data.stores[0]
-    for split, links in found.items():
+    for split, links in splits.items():
         mask = torch.zeros(num_nodes, dtype=torch.bool)
         mask[links.links[0]] = True
         store[f"{split}_mask"] = mask
@@ -353,7 +353,7 @@ def split_partitions(
     view, _ = read_partition(root, 0, None)
     if edge_type is None and view.is_heterogeneous:
         raise ConfigError("edge_type is needed to split the links of a heterogeneous graph")
-    walked = [found for found in view.adjacency if not is_label_edge_type(found)]
+    walked = [t for t in view.adjacency if not is_label_edge_type(t)]
     plan = _make_plan(
         edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE, walked, rev_edge_types,
         num_val, num_test, disjoint_train_ratio, seed,
@@ -388,23 +388,23 @@ def _spill_links(
 ) -> None:
     """Write the supervision among the edges of a partition, by its anchors' owners."""
     book = view.node_books.get(plan.edge_type[0])
-    for found, split in plan.links(edges, plan.codes(edges, turned=False)):
-        anchors = found.links[0]
+    for links, split in plan.links(edges, plan.codes(edges, turned=False)):
+        anchors = links.links[0]
         owners = torch.zeros_like(anchors) if book is None else book.owner(anchors)
         for owner in torch.unique(owners).tolist():
             # a file for each pair of partitions: one at a time in memory, and each written once
             path = spill / split / str(owner) / f"{partition_idx}.pt"
-            save_tensor(path, found.links[:, owners == owner])
+            save_tensor(path, links.links[:, owners == owner])
 
 
 def _split_share(view: PartitionView, splits: Splits, plan: _Plan, spill: Path) -> WithSplits:
     """Return a partition without the held-out links, with its supervision from the spill."""
     adjacency = dict(view.adjacency)
     for kept_type in (plan.edge_type, *plan.reverse):
-        found = adjacency[kept_type]
-        codes = plan.codes(edges_of(found, view.edge_dir), turned=kept_type != plan.edge_type)
+        edges = adjacency[kept_type]
+        codes = plan.codes(edges_of(edges, view.edge_dir), turned=kept_type != plan.edge_type)
         # edge ids remain those of the whole graph, so features and books do not change
-        adjacency[kept_type] = kept_edges(found, codes == _TRAIN)
+        adjacency[kept_type] = kept_edges(edges, codes == _TRAIN)
     for split in SPLITS:
         files = (spill / split / str(view.partition_idx)).glob("*.pt")
         links = torch.cat([_NO_LINKS, *(load_tensor(path) for path in files)], dim=1)

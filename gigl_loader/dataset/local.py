@@ -288,9 +288,9 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
     ) -> "DistDataset":  # fmt: skip
         # The pickle names a path: the directory may be replaced, or a file in it be changed, before
         # it is unpickled, and the receiver would then have another graph than the sender.
-        if (found := read_header(root)[0].run) != run:
+        if (latest := read_header(root)[0].run) != run:
             raise FileChangedError(
-                f"{root} was rewritten while it was in use (run {found}, not {run}): load it again"
+                f"{root} was rewritten while it was in use (run {latest}, not {run}): load it again"
             )
         part = MappedPart(root, partition_idx, "mapped", stamps)
         return cls._made(part.view(), splits, max_labels, part=part).weighted_by(weight_attr)
@@ -333,11 +333,11 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
         if name is None:
             return self
         # no copy of the tensors, and no __init__, which would empty the shared attributes
-        found = object.__new__(type(self))
-        found.__dict__.update(self.__dict__)
-        found._view = weighted_view(self.view(), name)
-        found._by_time, found._weight_attr = {}, name  # views by time have weights, too
-        return found
+        weighted = object.__new__(type(self))
+        weighted.__dict__.update(self.__dict__)
+        weighted._view = weighted_view(self.view(), name)
+        weighted._by_time, weighted._weight_attr = {}, name  # views by time have weights, too
+        return weighted
 
     @classmethod
     def _made(
@@ -492,7 +492,7 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
             self._placement = None
             return self
         placement = Placement(target, features, kernels, cache, edges)
-        placement.place(view)
+        placement.copy_view(view)
         self._placement = placement
         return self
 

@@ -170,11 +170,11 @@ class RowLookup:
         if book is None or f"{kind} {name}" in self._whole or self._exchange.size == 1:
             return widened(_take(rows, ids, name), rows.scales)
         asked = AskedRanks(self._exchange, ids, self._rank_of[book.owner(ids)])
-        found = asked.answers(_take(rows, asked.theirs))
-        out = found.new_empty((ids.numel(), *found.shape[1:]))
+        received = asked.answers(_take(rows, asked.theirs))
+        out = received.new_empty((ids.numel(), *received.shape[1:]))
         mine = torch.from_numpy(asked.mine)
         out[mine] = _take(rows, ids[mine])
-        out[torch.from_numpy(asked.others)] = found
+        out[torch.from_numpy(asked.others)] = received
         # after the exchange, which then sends one or two bytes per number, not four
         return widened(out, rows.scales)
 
@@ -182,9 +182,9 @@ class RowLookup:
         self, kind: Kind, name: NodeType | EdgeType, ids: Tensor
     ) -> "torch.futures.Future[Tensor]":
         """Return the result of `rows`, available at once, as ranks call at the same time."""
-        found: torch.futures.Future[Tensor] = torch.futures.Future()
-        found.set_result(self.rows(kind, name, ids))
-        return found
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(self.rows(kind, name, ids))
+        return future
 
     def type_of(self, kind: Kind, given: Any) -> Any:
         """Return the type: ``given``, or the only one with such rows."""

@@ -235,7 +235,7 @@ def rows_at(kind: str, key: NodeType | EdgeType, name: str = "") -> str:
 
 def block_digests(path: Path, nbytes: int, stop: threading.Event | None = None) -> list[str]:
     """Return the checksums of the blocks of a file; fewer if ``stop`` was set meanwhile."""
-    found: list[str] = []
+    digests: list[str] = []
     # one buffer for the whole file: memory use does not depend on the size of the file
     buffer = memoryview(bytearray(min(_READ_BYTES, max(nbytes, 1))))
     # unbuffered: Python's own buffer would copy each byte once more
@@ -248,14 +248,14 @@ def block_digests(path: Path, nbytes: int, stop: threading.Event | None = None) 
             while left:
                 # between reads: a dataset that is closed does not wait for the rest of a block
                 if stop is not None and stop.is_set():
-                    return found
+                    return digests
                 count = file.readinto(buffer[: min(left, len(buffer))])
                 if not count:
                     raise ConfigError(f"{path} is shorter than its {nbytes} bytes: copy it again")
                 block.update(buffer[:count])
                 left -= count
-            found.append(block.hexdigest())
-    return found
+            digests.append(block.hexdigest())
+    return digests
 
 
 def check_size(path: Path, spec: ArraySpec) -> FileStamp:
@@ -284,8 +284,8 @@ def verify_file(path: Path, spec: ArraySpec, stop: threading.Event | None = None
     """
     check_size(path, spec)
     # only the blocks that were read: with `stop` set, the rest is not compared
-    for number, found in enumerate(block_digests(path, spec.nbytes, stop)):
-        if found != spec.blake2b[number]:
+    for number, digest in enumerate(block_digests(path, spec.nbytes, stop)):
+        if digest != spec.blake2b[number]:
             start = number * BLOCK_BYTES
             end = min(start + BLOCK_BYTES, spec.nbytes)
             raise ConfigError(

@@ -117,14 +117,14 @@ class OriginalIds:
                 f"ids of {self._node_type!r} must be in [0, {count}), "
                 f"got {ids.min()} to {ids.max()}"
             )
-        found = np.empty(ids.shape, object if self.is_text else np.int64)
+        values = np.empty(ids.shape, object if self.is_text else np.int64)
         owners = np.searchsorted(self._ends, ids, "right")
         # one read of each partition's file for all of its ids, not one per id
         for partition in np.unique(owners):
             at = np.flatnonzero(owners == partition)
             rows = ids[at] - self._starts[partition]
-            found[at] = self._take(int(partition), rows)
-        return found
+            values[at] = self._take(int(partition), rows)
+        return values
 
     def _take(self, partition: int, rows: Array) -> Any:
         if not self.is_text:
@@ -172,8 +172,8 @@ class OriginalIds:
                 f"{keys[int(missing[0])].as_py()!r}"
             )
         # back from distinct ids to the requested ones, in their order
-        found: Array = nodes[compute.index_in(wanted, keys).to_numpy()]
-        return found
+        ids: Array = nodes[compute.index_in(wanted, keys).to_numpy()]
+        return ids
 
     def _pairs(self) -> Path:
         """Return the file of all pairs, whose checksum is compared once."""
@@ -241,48 +241,48 @@ class MappedPart:
             _read_into(path, target, spec.nbytes)
         return target
 
-    def _own(self, name: str) -> Tensor | None:
+    def _own_tensor(self, name: str) -> Tensor | None:
         return self._tensor(self._part, name) if name in self._part.arrays else None
 
     def _adjacency(self, edge_type: EdgeType) -> Adjacency | None:
         where = rows_at("edges", edge_type)
-        found = {column: self._own(f"{where}/{column}") for column in _COLUMNS}
-        indptr, indices = found["indptr"], found["indices"]
+        columns = {column: self._own_tensor(f"{where}/{column}") for column in _COLUMNS}
+        indptr, indices = columns["indptr"], columns["indices"]
         if indptr is None or indices is None:
             return None
         ranges = self._part.ranges.get(where, {})
-        return Adjacency(indptr, indices, found["edge_ids"], found["weights"], **ranges)
+        return Adjacency(indptr, indices, columns["edge_ids"], columns["weights"], **ranges)
 
     def _rows(self, kind: str, key: NodeType | EdgeType, name: str = "") -> Rows | None:
         text = key if isinstance(key, str) else edge_type_str(key)
         where = rows_at(kind, key, name)
-        values = self._own(f"{where}/values")
+        values = self._own_tensor(f"{where}/values")
         if values is None:
             return None
         ranges = self._part.ranges.get(where, {})
         whole = self.header.num_partitions == 1
-        index, ids = self._own(f"{where}/index"), self._own(f"{where}/ids")
+        index, ids = self._own_tensor(f"{where}/index"), self._own_tensor(f"{where}/ids")
         if "lookup" in ranges:
             lookup = self._lookup(text)
             # Of nodes a position for each id from `first` on: O(1), and short if ids are a range.
             # Edge ids of a partition are scattered over the graph's, so they are listed and
             # searched instead.
             index, ids = (lookup, None) if kind.startswith("node") else (None, lookup)
-        scales = self._own(f"{where}/scales")
+        scales = self._own_tensor(f"{where}/scales")
         return Rows(values, index, whole, first=ranges.get("first", 0), ids=ids, scales=scales)
 
     def _lookup(self, text: str) -> Tensor | None:
         """Return the array that finds the rows of a type; the same tensor for all matrices."""
         if text not in self._lookups:
-            self._lookups[text] = self._own(f"{LOOKUPS}/{text}")
+            self._lookups[text] = self._own_tensor(f"{LOOKUPS}/{text}")
         return self._lookups[text]
 
     def _all_rows(self, kind: str, keys: list[Any]) -> dict[Any, Rows]:
-        found: dict[Any, Rows] = {}
+        all_rows: dict[Any, Rows] = {}
         for key in keys:
             if not kind.endswith("attributes"):
                 rows = self._rows(kind, key)
-                found |= {} if rows is None else {key: rows}
+                all_rows |= {} if rows is None else {key: rows}
                 continue
             # only files tell the names of attributes: types may have different ones
             start = rows_at(kind, key) + "/"
@@ -290,13 +290,13 @@ class MappedPart:
                 name, _, what = array.removeprefix(start).partition("/")
                 if array.startswith(start) and what == "values":
                     rows = self._rows(kind, key, name)
-                    found |= {} if rows is None else {(key, name): rows}
-        return found
+                    all_rows |= {} if rows is None else {(key, name): rows}
+        return all_rows
 
-    def _book(self, kind: str, name: str, found: Any) -> Book:
-        if found is not None:
+    def _book(self, kind: str, name: str, bounds: Any) -> Book:
+        if bounds is not None:
             # one number per partition: it needs no file
-            return Book(bounds=share_tensor(torch.tensor(found, dtype=torch.int64)))
+            return Book(bounds=share_tensor(torch.tensor(bounds, dtype=torch.int64)))
         array = f"books/{kind}/{name}"
         return Book(table=self._tensor(self._shared, array))
 
@@ -368,22 +368,22 @@ class MappedPart:
 
     def splits(self) -> Splits:
         """Return the split ids that this partition owns."""
-        found: Splits = {}
+        splits: Splits = {}
         for name in self._part.arrays:
             kind, _, rest = name.partition("/")
             if kind == "splits":
                 split, _, node_type = rest.partition("/")
-                ids = self._own(name)
+                ids = self._own_tensor(name)
                 assert ids is not None
-                found.setdefault(split, {})[node_type] = share_tensor(ids)
-        return found
+                splits.setdefault(split, {})[node_type] = share_tensor(ids)
+        return splits
 
     def original_ids(self) -> dict[NodeType | EdgeType, OriginalIds]:
         """Return the dictionaries of the tables' ids; empty if the graph was not made from tables.
 
         By edge type, the table rows of edges, if they were kept.
         """
-        found: dict[NodeType | EdgeType, OriginalIds] = {
+        dictionaries: dict[NodeType | EdgeType, OriginalIds] = {
             # partitions of tables own ranges of ids
             node_type: OriginalIds(
                 node_type, self._shared, self.header.node_bounds[node_type] or []
@@ -394,8 +394,8 @@ class MappedPart:
             text = edge_type_str(edge_type)
             if EDGE_ROWS.format(edge_type=text, partition=0) in self._shared.arrays:
                 bounds = self.header.edge_bounds[text] or []
-                found[edge_type] = OriginalIds(text, self._shared, bounds, "edge_rows")
-        return found
+                dictionaries[edge_type] = OriginalIds(text, self._shared, bounds, "edge_rows")
+        return dictionaries
 
     # --- checksums --------------------------------------------------------------------------------
 

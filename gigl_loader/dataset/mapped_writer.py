@@ -173,7 +173,7 @@ def seal(
     """
     # hashlib releases the GIL while it hashes, so threads of one process suffice
     with ThreadPoolExecutor(max(1, min(os.cpu_count() or 1, 8))) as pool:
-        bodies = [_body(part, pool) for part in (shared, *parts)]
+        bodies = [_manifest_body(part, pool) for part in (shared, *parts)]
     body = {
         **made,
         "edge_dir": edge_dir,
@@ -200,8 +200,8 @@ def seal(
     return run
 
 
-def _body(part: Part, pool: ThreadPoolExecutor) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _manifest_body(part: Part, pool: ThreadPoolExecutor) -> dict[str, Any]:
+    body: dict[str, Any] = {}
     for kind, specs in (("arrays", part.arrays), ("files", part.files)):
         # by name: the run id must not depend on the order of writing
         paths = {
@@ -211,8 +211,8 @@ def _body(part: Part, pool: ThreadPoolExecutor) -> dict[str, Any]:
         for name, path in paths.items():
             check_size(path, specs[name])
         sums = pool.map(block_digests, paths.values(), [specs[name].nbytes for name in paths])
-        found[kind] = {
-            name: {"dtype": specs[name].dtype, "shape": specs[name].shape, "blake2b": one}
-            for name, one in zip(paths, sums, strict=True)
+        body[kind] = {
+            name: {"dtype": specs[name].dtype, "shape": specs[name].shape, "blake2b": digests}
+            for name, digests in zip(paths, sums, strict=True)
         }
-    return {**found, "ranges": dict(sorted(part.ranges.items()))}
+    return {**body, "ranges": dict(sorted(part.ranges.items()))}

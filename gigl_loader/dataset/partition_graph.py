@@ -193,10 +193,12 @@ def _metis_owners(source: CheckedGraph, num_partitions: int, seed: int, metis: A
     options = metis.Options(seed=seed % 2**31)
     # older releases take two arrays
     if hasattr(metis, "CSRAdjacency"):
-        found = metis.part_graph(num_partitions, metis.CSRAdjacency(*graph), options=options)
+        _, owners = metis.part_graph(num_partitions, metis.CSRAdjacency(*graph), options=options)
     else:
-        found = metis.part_graph(num_partitions, xadj=graph[0], adjncy=graph[1], options=options)
-    return torch.tensor(found[1], dtype=torch.int64)
+        _, owners = metis.part_graph(
+            num_partitions, xadj=graph[0], adjncy=graph[1], options=options
+        )
+    return torch.tensor(owners, dtype=torch.int64)
 
 
 def _bytes_to_write(source: CheckedGraph) -> int:
@@ -223,8 +225,8 @@ def _store_in_fewer_bytes(source: CheckedGraph, dtypes: FeatureDtype | None, for
         )
     for node_type, dtype in chosen.items():
         where = f"features of node type {node_type!r}"
-        found = quantise(source.node_features[node_type], dtype, where)
-        source.node_features[node_type], source.feature_scales[node_type] = found
+        quantised = quantise(source.node_features[node_type], dtype, where)
+        source.node_features[node_type], source.feature_scales[node_type] = quantised
 
 
 def _check_names(source: CheckedGraph) -> None:

@@ -111,7 +111,7 @@ class PartitionOutput:
     )
 
     def __repr__(self) -> str:
-        given = (one.name for one in fields(self) if getattr(self, one.name) is not None)
+        given = (field.name for field in fields(self) if getattr(self, field.name) is not None)
         return f"PartitionOutput({', '.join(given)})"
 
 
@@ -184,11 +184,11 @@ def _read_books(
 def _num_nodes(
     output: PartitionOutput, books: dict[NodeType, Book], edges: dict[EdgeType, Any], count: int
 ) -> dict[NodeType, int]:
-    found = {node_type: book.num_ids for node_type, book in books.items()}
+    num_nodes = {node_type: book.num_ids for node_type, book in books.items()}
     for edge_type in edges:
         check_edge_type(edge_type, "partitioned_edge_index")
         for node_type in (edge_type[0], edge_type[2]):
-            if node_type in found:
+            if node_type in num_nodes:
                 continue
             if count > 1:
                 raise ConfigError(
@@ -196,8 +196,8 @@ def _num_nodes(
                     "which several partitions need"
                 )
             # a partition with a part of the graph cannot count; one with all of it can
-            found[node_type] = _count_nodes(node_type, output, edges)
-    return found
+            num_nodes[node_type] = _count_nodes(node_type, output, edges)
+    return num_nodes
 
 
 def _count_nodes(
@@ -208,16 +208,16 @@ def _count_nodes(
     for name in ("partitioned_node_features", "partitioned_node_labels"):
         part = by_type(getattr(output, name), DEFAULT_HOMOGENEOUS_NODE_TYPE).get(node_type)
         if part is not None:
-            count = max(count, len(part.feats) if part.ids is None else _past(part.ids))
+            count = max(count, len(part.feats) if part.ids is None else _end_of_ids(part.ids))
     for edge_type, part in edges.items():
         for row, end in ((0, edge_type[0]), (1, edge_type[2])):
             if end == node_type:
                 edge_index = check_edge_index(part.edge_index, None, None, f"edges {edge_type}")
-                count = max(count, _past(edge_index[row]))
+                count = max(count, _end_of_ids(edge_index[row]))
     return count
 
 
-def _past(ids: Tensor) -> int:
+def _end_of_ids(ids: Tensor) -> int:
     return int(ids.max()) + 1 if ids.numel() else 0
 
 

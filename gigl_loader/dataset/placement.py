@@ -32,21 +32,23 @@ def existing_device(device: Any) -> torch.device:
         ConfigError: torch has no such device, or sampling does not support its kind.
     """
     try:
-        found = torch.device(device)
+        torch_device = torch.device(device)
     except (RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device={device!r} is no torch device: {reason}") from None
-    if found.type not in ("cpu", "cuda"):
+    if torch_device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device={device!r}: graphs are sampled on CUDA devices or on the CPU")
-    if found.type == "cpu":
-        return found
+    if torch_device.type == "cpu":
+        return torch_device
     count = torch.cuda.device_count()
-    if (found.index or 0) >= count:
+    if (torch_device.index or 0) >= count:
         raise ConfigError(
             f"device={device!r}, but torch finds {count} CUDA devices here: sample with workers, "
             "on the CPU"
         )
-    return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
+    return torch.device(
+        "cuda", torch.cuda.current_device() if torch_device.index is None else torch_device.index
+    )
 
 
 class Placement:
@@ -89,7 +91,7 @@ class Placement:
         # by the memory of a tensor: views of one partition share most of theirs
         self._copies: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
-    def place(self, view: PartitionView) -> PartitionView:
+    def copy_view(self, view: PartitionView) -> PartitionView:
         """Return ``view`` with its tensors in their places; earlier copies are shared.
 
         Raises:
@@ -97,16 +99,16 @@ class Placement:
         """
         self._check_fits(view)
         on_host = self._stays_on_host(view)
-        found: PartitionView = each_tensor(
-            view, lambda one: self._pinned(one) if _key(one) in on_host else self._moved(one)
+        placed: PartitionView = each_tensor(
+            view, lambda t: self._pinned(t) if _key(t) in on_host else self._moved(t)
         )
-        return found
+        return placed
 
     def nbytes(self, view: PartitionView) -> tuple[int, int]:
         """Return the bytes that ``view`` takes on the device, and in pinned host memory."""
         tensors: list[Tensor] = []
         each_tensor(view, tensors.append)
-        sizes = {_key(one): one.nbytes for one in tensors}
+        sizes = {_key(tensor): tensor.nbytes for tensor in tensors}
         stays = self._stays_on_host(view)
         on_host = sum(size for name, size in sizes.items() if name in stays)
         return sum(sizes.values()) - on_host, on_host
@@ -118,8 +120,8 @@ class Placement:
         if self.features == "host":
             stays += [rows.values for kind in _ROWS for rows in getattr(view, kind).values()]
         if self.edges == "host":
-            stays += [one for a in view.adjacency.values() for one in (a.indices, a.edge_ids)]
-        return {_key(one) for one in stays if one is not None}
+            stays += [tensor for a in view.adjacency.values() for tensor in (a.indices, a.edge_ids)]
+        return {_key(tensor) for tensor in stays if tensor is not None}
 
     def _check_fits(self, view: PartitionView) -> None:
         if self.device.type != "cuda":

@@ -46,8 +46,8 @@ class AnswersForPyG:
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, but not one that a user would look for in batches."""
         known = name.startswith("_") or name in vars(self)
-        here = getattr(type(self), name, None)
-        if isinstance(here, property) and here.fset is None:
+        in_class = getattr(type(self), name, None)
+        if isinstance(in_class, property) and in_class.fset is None:
             raise NotPyGsError(
                 f"dataset.{name} is known and cannot be set: set it on the PyG graph before "
                 f"DistDataset.from_pyg(data){_INFERENCE}"
@@ -55,7 +55,7 @@ class AnswersForPyG:
         # A subclass may keep tensors of its own, as may GLT's class, which sets those that it has
         # when it is made.
         is_rows = isinstance(value, Tensor | np.ndarray)
-        if is_rows and not known and here is None and self._is_plain():
+        if is_rows and not known and in_class is None and self._is_plain():
             raise NotPyGsError(
                 f"dataset.{name} = ... would reach no batch: samplers read the graph as it was "
                 f"when DistDataset.from_pyg(data) was called. Set data.{name} before that and "

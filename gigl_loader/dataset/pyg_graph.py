@@ -160,8 +160,8 @@ def _read_hetero(data: "HeteroData") -> CheckedGraph:
         if edge_type in source.edges:
             num_edges = source.edges[edge_type].edge_index.size(1)
             store, lost = data[edge_type], source.not_carried
-            _, found = levels_of(data, store, None, num_edges, lost, where)
-            _keep_edges(source, edge_type, found)
+            _, attributes = levels_of(data, store, None, num_edges, lost, where)
+            _keep_edges(source, edge_type, attributes)
         else:
             for name in data[edge_type]:
                 if name != "edge_index":
@@ -196,23 +196,23 @@ def keep_neighbor_times(source: CheckedGraph, edge_dir: EdgeDir, time_attr: str)
             source.edge_attributes[edge_type, name] = times[part.edge_index[end]]
 
 
-def _keep(target: dict[Any, Tensor], owner: Any, found: dict[str, Tensor]) -> None:
-    target.update({(owner, name): value for name, value in found.items()})
+def _keep(target: dict[Any, Tensor], owner: Any, attributes: dict[str, Tensor]) -> None:
+    target.update({(owner, name): value for name, value in attributes.items()})
 
 
-def _keep_edges(source: CheckedGraph, edge_type: EdgeType, found: dict[str, Tensor]) -> None:
+def _keep_edges(source: CheckedGraph, edge_type: EdgeType, attributes: dict[str, Tensor]) -> None:
     """Keep attributes of edges, except weights in the same form as the sampling weights."""
     # `ViewBuilder` adds float32 weights as an attribute of their first name; kept here as well,
     # they would take memory twice. float64 or [n, 1] differs: batches have it unchanged.
     weights = source.edges[edge_type].weights
-    named = found.get(WEIGHT_NAMES[0])
-    if named is None or weights is None or WEIGHT_NAMES[1] in found:
+    named = attributes.get(WEIGHT_NAMES[0])
+    if named is None or weights is None or WEIGHT_NAMES[1] in attributes:
         alike = False
     else:
         alike = (named.shape, named.dtype) == (weights.shape, weights.dtype)
     if alike:
-        del found[WEIGHT_NAMES[0]]
-    _keep(source.edge_attributes, edge_type, found)
+        del attributes[WEIGHT_NAMES[0]]
+    _keep(source.edge_attributes, edge_type, attributes)
 
 
 def _check_node_type(source: CheckedGraph, node_type: NodeType, where: str) -> None:
@@ -360,12 +360,12 @@ class Cutter:
             num_classes=source.num_classes,
         )  # fmt: skip
         builder = ViewBuilder(view)
-        mine = {t: self._mine(t, partition_idx) for t in (*source.edges, *source.label_edges)}
+        mine = {t: self._edges_of(t, partition_idx) for t in (*source.edges, *source.label_edges)}
         for edge_type, part in source.edges.items():
             ids = mine[edge_type]
             # ids are positions in the whole edge index
             ends = part.edge_index if ids is None else part.edge_index[:, ids]
-            weights = None if part.weights is None else _take(part.weights, ids)
+            weights = None if part.weights is None else _rows_of(part.weights, ids)
             builder.add_edges(edge_type, ends, ids, weights)
         for edge_type, labels in source.label_edges.items():
             ids = mine[edge_type]
@@ -375,12 +375,12 @@ class Cutter:
         for edge_type in source.edges:
             ids = mine[edge_type]
             if edge_type in source.edge_features:
-                values = _take(source.edge_features[edge_type], ids)
+                values = _rows_of(source.edge_features[edge_type], ids)
                 builder.add_rows("edge_features", edge_type, values, ids)
             _add_attributes(builder, "edge_attributes", source.edge_attributes, edge_type, ids)
         return builder.finish(), splits
 
-    def _mine(self, edge_type: EdgeType, partition_idx: int) -> Tensor | None:
+    def _edges_of(self, edge_type: EdgeType, partition_idx: int) -> Tensor | None:
         if self._count == 1:
             return None
         return (self._owners[edge_type] == partition_idx).nonzero().view(-1)
@@ -391,17 +391,17 @@ class Cutter:
             mine = owned_ids(self.node_books[node_type], partition_idx)
         rows = mine
         if node_type in self._uses:
-            uses = _take(self._uses[node_type], mine)
+            uses = _rows_of(self._uses[node_type], mine)
             # stable: nodes of one degree stay in the order of ids, and the same graph gives the
             # same files
             order = torch.argsort(uses, descending=True, stable=True)
             rows = order if mine is None else mine[order]
         if node_type in source.node_features:
-            values = _take(source.node_features[node_type], rows)
+            values = _rows_of(source.node_features[node_type], rows)
             scales = source.feature_scales.get(node_type)
             builder.add_rows("node_features", node_type, values, rows, scales)
         if node_type in source.node_labels:
-            values = _take(source.node_labels[node_type], rows)
+            values = _rows_of(source.node_labels[node_type], rows)
             builder.add_rows("node_labels", node_type, values, rows)
         _add_attributes(builder, "node_attributes", source.node_attributes, node_type, rows)
         for split, by_type in source.splits.items():
@@ -415,14 +415,14 @@ class Cutter:
 def _neighbor_degrees(source: CheckedGraph, edge_dir: EdgeDir) -> dict[NodeType, Tensor]:
     """Return by type, ``[num_nodes]`` int64: edges that lead to each node as a neighbour."""
     # as a neighbour: a node that is not a seed is read once for each edge that leads to it
-    end, found = 1 - expanded_end(edge_dir), {}
+    end, degrees = 1 - expanded_end(edge_dir), {}
     for node_type, count in source.num_nodes.items():
-        found[node_type] = torch.zeros(count, dtype=torch.int64)
+        degrees[node_type] = torch.zeros(count, dtype=torch.int64)
     for edge_type, part in source.edges.items():
         node_type = (edge_type[0], edge_type[2])[end]
         count = source.num_nodes[node_type]
-        found[node_type] += torch.bincount(part.edge_index[end], minlength=count)
-    return found
+        degrees[node_type] += torch.bincount(part.edge_index[end], minlength=count)
+    return degrees
 
 
 def _add_attributes(
@@ -431,10 +431,10 @@ def _add_attributes(
     """Add the rows ``ids`` of all attributes of a node or edge type; ``kind`` as in `add_rows`."""
     for key, values in attributes.items():
         if key[0] == of:
-            builder.add_rows(kind, key, _take(values, ids), ids)
+            builder.add_rows(kind, key, _rows_of(values, ids), ids)
 
 
-def _take(values: Tensor, ids: Tensor | None) -> Tensor:
+def _rows_of(values: Tensor, ids: Tensor | None) -> Tensor:
     """Return the rows of ``ids``; None: all, unchanged."""
     return values if ids is None else values[ids]
 
@@ -476,7 +476,7 @@ def levels_of(
         PyG, ``Data.is_node_attr`` and ``is_edge_attr``: the size along PyG's concatenation
         dimension decides; with as many nodes as edges, "edge" in the name does.
     """
-    found: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}}
+    levels: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}}
     read = (_NODES_READ if num_nodes is not None else ()) + (
         _EDGES_READ if num_edges is not None else ()
     )
@@ -495,11 +495,11 @@ def levels_of(
             level = _level(name, rows, dim, num_nodes, num_edges)
             if level is not None:
                 # samplers take rows, which must be the first dimension
-                found[level][name] = rows.movedim(dim, 0)
+                levels[level][name] = rows.movedim(dim, 0)
                 continue
             rows = f"shape {tuple(rows.shape)} has no row per node or edge"
         not_carried[f"{where}.{name}"] = rows
-    return found["node"], found["edge"]
+    return levels["node"], levels["edge"]
 
 
 def _level(

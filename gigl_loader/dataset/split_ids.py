@@ -36,20 +36,20 @@ def split_ids(
     Raises:
         ConfigError: A split is malformed, or is given twice and differs.
     """
-    found: dict[Split, Tensor] = {}
+    splits: dict[Split, Tensor] = {}
     said: dict[Split, str] = {}
-    for split, name, value in _given(store, where, by_name):
+    for split, name, value in _given_splits(store, where, by_name):
         ids = _read(value, num_nodes, name)
-        if split in found and not torch.equal(found[split], ids):
+        if split in splits and not torch.equal(splits[split], ids):
             raise ConfigError(f"{said[split]} and {name} name different nodes: give one of them")
-        found[split], said[split] = ids, name
-    return found
+        splits[split], said[split] = ids, name
+    return splits
 
 
 def by_type_of(data: Any) -> dict[NodeType, dict[str, Any]]:
     """Return a `HeteroData`'s own ``split_idx``, by node type first; empty if it has none."""
     given = data._global_store.get(SPLIT_DICT)
-    found: dict[NodeType, dict[str, Any]] = {}
+    splits: dict[NodeType, dict[str, Any]] = {}
     for name, by_type in given.items() if is_split_dict(given) else ():
         if not isinstance(by_type, Mapping) or not set(by_type) <= set(data.node_types):
             raise ConfigError(
@@ -57,8 +57,8 @@ def by_type_of(data: Any) -> dict[NodeType, dict[str, Any]]:
                 f"{sorted(data.node_types)}"
             )
         for node_type, ids in by_type.items():
-            found.setdefault(node_type, {})[name] = ids
-    return found
+            splits.setdefault(node_type, {})[name] = ids
+    return splits
 
 
 def is_split_dict(value: Any) -> bool:
@@ -71,7 +71,7 @@ def is_read_as_split(name: str, value: Any) -> bool:
     """Return whether an attribute of nodes is only a split: batches do not carry it."""
     if name == SPLIT_DICT:
         return is_split_dict(value)
-    kinds = {f"{one}_{kind}" for names in _NAMES.values() for one in names
+    kinds = {f"{prefix}_{kind}" for names in _NAMES.values() for prefix in names
              for kind in ("mask", "idx")}  # fmt: skip
     # A mask has a row for each node, and batches carry it as every other attribute.
     return name in kinds and not is_mask(value)
@@ -92,14 +92,14 @@ def names_of(split: Split) -> str:
     return f"{split}_mask, {split}_idx or {SPLIT_DICT}"
 
 
-def _given(
+def _given_splits(
     store: Any, where: str, by_name: Mapping[str, Any] | None
 ) -> Iterator[tuple[Split, str, Any]]:
     """Yield each (split, name of its attribute, value) that is there."""
-    own = store.get(SPLIT_DICT)
-    if by_name and own is not None:
+    split_dict = store.get(SPLIT_DICT)
+    if by_name and split_dict is not None:
         raise ConfigError(f"{where}.{SPLIT_DICT} and data.{SPLIT_DICT}: give one of them")
-    by_name = by_name or (own if is_split_dict(own) else {})
+    by_name = by_name or (split_dict if is_split_dict(split_dict) else {})
     for split in SPLITS:
         for name in _NAMES[split]:
             for attribute in (f"{name}_mask", f"{name}_idx"):
@@ -110,12 +110,12 @@ def _given(
 
 
 def _read(value: Any, num_nodes: int, where: str) -> Tensor:
-    found = check_tensor(value, where)
-    if is_mask(found):
-        return check_mask(found, num_nodes, where)
-    if found.dtype not in (torch.int64, torch.int32):
-        raise ConfigError(f"{where} must be bool, or int64 ids of nodes, got {found.dtype}")
-    ids = check_ids(found.long(), num_nodes, where)
+    tensor = check_tensor(value, where)
+    if is_mask(tensor):
+        return check_mask(tensor, num_nodes, where)
+    if tensor.dtype not in (torch.int64, torch.int32):
+        raise ConfigError(f"{where} must be bool, or int64 ids of nodes, got {tensor.dtype}")
+    ids = check_ids(tensor.long(), num_nodes, where)
     ascending: Tensor = torch.unique(ids)  # a copy: the user may write to the tensor later
     # Also a mask of zeros and ones.
     if ascending.numel() < ids.numel():

@@ -130,32 +130,33 @@ class Book(Generic[A]):
         """Return the partition that owns each of ``ids`` (``[n]`` int64) as ``[n]`` int64."""
         bounds: Any = self.bounds
         table: Any = self.table
-        found: Any = ids
-        if isinstance(found, np.ndarray):
+        wanted: Any = ids
+        parts: Any
+        if isinstance(wanted, np.ndarray):
             # "right": an id equal to a bound is the first of the next partition, also past empty
             # ones
-            found = table[found] if bounds is None else np.searchsorted(bounds, found, "right")
-            found = found.astype(np.int64, copy=False)
+            parts = table[wanted] if bounds is None else np.searchsorted(bounds, wanted, "right")
+            parts = parts.astype(np.int64, copy=False)
         else:
             import torch
 
             if bounds is None:
-                found = table[found].long()
+                parts = table[wanted].long()
             else:  # contiguous: torch warns about rows of a transposed edge index
-                found = torch.searchsorted(bounds, found.contiguous(), right=True)
-        owners: A = found
+                parts = torch.searchsorted(bounds, wanted.contiguous(), right=True)
+        owners: A = parts
         return owners
 
     def owns(self, partition: int, ids: A) -> bool:
         """Return whether ``partition`` owns all of ``ids`` (``[n]`` int64)."""
         bounds: Any = self.bounds
-        asked: Any = ids
+        wanted: Any = ids
         if bounds is None:
-            owners: Any = self.owner(asked)
+            owners: Any = self.owner(wanted)
             return not bool((owners != partition).any())
         # the least and the largest id decide, at a tenth of the cost of an owner for each
         first = int(bounds[partition - 1]) if partition else 0
-        return not len(asked) or first <= int(asked.min()) <= int(asked.max()) < int(
+        return not len(wanted) or first <= int(wanted.min()) <= int(wanted.max()) < int(
             bounds[partition]
         )
 
@@ -260,7 +261,7 @@ def earlier(times: Array, window: float, *, is_float: bool) -> Array:
     """Return the keys of ``times - window``; integers end at the lowest possible one."""
     if is_float:
         return keys_of(times.astype(np.float64) - window, is_float=True)
-    found = times.astype(np.int64, copy=False)
+    int_times = times.astype(np.int64, copy=False)
     whole = min(int(window), 2**63 - 1)  # integer times within 1.5 are those within 1
     # clamped first: the difference would wrap around to a time in the far future
-    return np.maximum(found, _LOWEST + whole) - whole
+    return np.maximum(int_times, _LOWEST + whole) - whole

@@ -146,27 +146,27 @@ def _bounds(shared: Part, kind: str, name: str, book: Book) -> list[int] | None:
     return None
 
 
-def _add_adjacency(part: Part, view: PartitionView, edge_type: EdgeType, found: Adjacency) -> None:
+def _add_adjacency(part: Part, view: PartitionView, edge_type: EdgeType, edges: Adjacency) -> None:
     where, label = rows_at("edges", edge_type), is_label_edge_type(edge_type)
     # label edges are grouped by anchor, their source, in both directions
     end = 0 if label else expanded_end(view.edge_dir)
     row_type, col_type = (edge_type[0], edge_type[2])[:: -1 if end else 1]
-    indptr, book = found.indptr, view.node_books.get(row_type)
+    indptr, book = edges.indptr, view.node_books.get(row_type)
     if book is not None and book.bounds is not None:
         bounds = [0, *book.bounds.tolist()]
         first, last = bounds[view.partition_idx], bounds[view.partition_idx + 1]
         # other partitions' nodes have no edge here, so offsets begin at 0 anyway; a longer array
         # would cost 8 bytes per node of the graph in every partition
-        indptr = indptr[first - found.first_row : last + 1 - found.first_row]
+        indptr = indptr[first - edges.first_row : last + 1 - edges.first_row]
         part.ranges[where] = {"first_row": first}
-    indices = found.indices.numpy().astype(index_type(view.num_nodes[col_type]), copy=False)
+    indices = edges.indices.numpy().astype(index_type(view.num_nodes[col_type]), copy=False)
     write_array(part, f"{where}/indptr", indptr.numpy())
     write_array(part, f"{where}/indices", indices)
-    if found.has_edge_ids and not label:
-        edge_ids = found.edge_ids_at(torch.arange(indices.size))
+    if edges.has_edge_ids and not label:
+        edge_ids = edges.edge_ids_at(torch.arange(indices.size))
         write_array(part, f"{where}/edge_ids", edge_ids.numpy())
-    if found.weights is not None:
-        write_array(part, f"{where}/weights", found.weights.numpy())
+    if edges.weights is not None:
+        write_array(part, f"{where}/weights", edges.weights.numpy())
 
 
 _Lookups = dict[str, Tensor]
@@ -174,7 +174,7 @@ _Lookups = dict[str, Tensor]
 
 
 def _write_lookup(
-    part: Part, lookups: _Lookups, where: str, text: str, lookup: Tensor, own: str
+    part: Part, lookups: _Lookups, where: str, text: str, lookup: Tensor, name: str
 ) -> None:
     """Enter ``lookup`` as the index of the rows at ``where``, of the type ``text``."""
     # matrices of a type usually have the same rows, and the first one decides
@@ -185,7 +185,7 @@ def _write_lookup(
     if torch.equal(lookups[text], lookup):
         part.ranges.setdefault(where, {})["lookup"] = 1
     else:
-        write_array(part, f"{where}/{own}", lookup.numpy())
+        write_array(part, f"{where}/{name}", lookup.numpy())
 
 
 def _write_values(part: Part, where: str, values: Tensor) -> None:
@@ -241,9 +241,9 @@ def _write_glt(
     folder: Path, shares: Iterable[WithSplits], books_of: Path | None, **made: Any
 ) -> None:
     digests = []
-    for found, splits in shares:
+    for share, splits in shares:
         # GLT's format has a place for weights, and batches carry them from there
-        view = replace(_without_weights(found), identity=None)
+        view = replace(_without_weights(share), identity=None)
         _write_partition(folder, view, splits)
         digests.append(content_digest([view, splits], whole=True))
     if books_of is None:
@@ -269,8 +269,8 @@ def _write_books(folder: Path, view: PartitionView) -> None:
     if view.num_partitions == 1:  # a view of one partition has no books, but GLT wants them
         nodes = {t: contiguous_book(count, 1) for t, count in view.num_nodes.items()}
         edges = {
-            t: contiguous_book(found.indices.numel(), 1)
-            for t, found in view.adjacency.items()
+            t: contiguous_book(adjacency.indices.numel(), 1)
+            for t, adjacency in view.adjacency.items()
             if not is_label_edge_type(t)
         }
     kinds: list[tuple[str, dict[Any, Book]]] = [("node_pb", nodes), ("edge_pb", edges)]
@@ -313,10 +313,10 @@ def _write_root(folder: Path, view: PartitionView, splits: Splits, **made: Any) 
 
 def _by_type(attributes: Mapping[tuple[Any, str], _T]) -> dict[Any, dict[str, _T]]:
     """Return attributes by type, then by name."""
-    found: dict[Any, dict[str, _T]] = {}
+    by_type: dict[Any, dict[str, _T]] = {}
     for (key, name), value in attributes.items():
-        found.setdefault(key, {})[name] = value
-    return found
+        by_type.setdefault(key, {})[name] = value
+    return by_type
 
 
 def save_tensor(path: Path, tensor: Tensor) -> None:

@@ -88,7 +88,7 @@ class PlacedSource(InProcessSource):
         place = self._placement
         self._memory, self._device_memory = [own_messages()], DeviceMemory(place.device)
         kernels = kernels_for(place.device, place.kernels)
-        placed = place.place(view_of(self.data, self.epoch_options.expansion.time_attr))
+        placed = place.copy_view(view_of(self.data, self.epoch_options.expansion.time_attr))
         graph = self._graph_of(placed, kernels)
         self._sampler = DeviceSampler(
             self._roots, self._plan, graph, kernels, self._device_memory,

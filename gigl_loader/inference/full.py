@@ -141,7 +141,7 @@ class _Session:
         stores = self.graph.data.edge_stores
         for store, plan in zip(stores, self.graph.plans.values(), strict=True):
             store.edge_index = plan.whole.edge_index
-        self._num_own = {name: ids.numel() for name, ids in self.graph.shares.own.items()}
+        self._num_own = {name: ids.numel() for name, ids in self.graph.shares.own_ids.items()}
         self._norms = WholeGraphNorms([s.edge_weight for s in stores if "edge_weight" in s])
         self._statistics = WholeGraphStatistics(self.graph, seed, rows_missing=nodes is not None)
         self._frames: list[_RunningModule] = []
@@ -155,9 +155,9 @@ class _Session:
         module: Any  # PyG has no types
         for module in self._units:
             handles += [
-                module.register_forward_pre_hook(self._before, with_kwargs=True),
+                module.register_forward_pre_hook(self._before_call, with_kwargs=True),
                 # always: a frame left after an error would be the next layer's
-                module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
+                module.register_forward_hook(self._after_call, with_kwargs=True, always_call=True),
                 module.register_propagate_forward_pre_hook(self._propagate),
                 module.register_edge_update_forward_pre_hook(self._edge_update),
             ]
@@ -173,13 +173,13 @@ class _Session:
         self._ran.clear()
         self._statistics.begin()
 
-    def _before(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    def _before_call(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
         # by name: some layers take edge_weight third, others edge_attr, and users give either way
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
         given = bound.arguments
         plan = self._plan_of(module, given["edge_index"])
         level = plan.level(self._hops_to_come(module))
-        # from here on _after() removes it again, also after an error below
+        # from here on _after_call() removes it again, also after an error below
         self._frames.append(_RunningModule(plan, level, given.get("edge_weight")))
         self._check_loops(module, plan)
         given["edge_index"] = level.edge_index
@@ -193,8 +193,8 @@ class _Session:
                 given[name] = None
         return bound.args, bound.kwargs
 
-    def _after(self, module: Any, args: Any, kwargs: Any, out: Any) -> Any:
-        # _before() raised before it knew the plan
+    def _after_call(self, module: Any, args: Any, kwargs: Any, out: Any) -> Any:
+        # _before_call() raised before it knew the plan
         if not self._frames:
             return None
         frame = self._frames.pop()
@@ -213,7 +213,7 @@ class _Session:
         frame = self._frames[-1]
         frame.calls += 1
         if frame.calls > 1:  # own rows have changed: fetch those of the halo again
-            values = {**values, "x": self._again(module, frame, values.get("x"))}
+            values = {**values, "x": self._extend_again(module, frame, values.get("x"))}
         if is_normalized(module):
             # all own rows' edges, not `edge_index`: the module may have added self-loops already
             edge_index, weights = self._norms.of(
@@ -289,7 +289,7 @@ class _Session:
                 f"rank has {self._num_own[node_type]}: give it data.x as full_graph() made it"
             )
 
-    def _again(self, module: Any, frame: _RunningModule, x: Any) -> Tensor:
+    def _extend_again(self, module: Any, frame: _RunningModule, x: Any) -> Tensor:
         if not isinstance(x, Tensor) or frame.level.sources is not None:
             raise ConfigError(
                 f"{type(module).__name__} propagates several times in one forward, in a way that "
@@ -321,8 +321,8 @@ class WholeGraphStatistics(TorchFunctionMode):
         self._graph, self._seed, self._rows_missing = graph, seed, rows_missing
         # With types, one id stands for a node of each: the number of rows does not tell the type of
         # a tensor, so dropout is torch's own there.
-        own = list(graph.shares.own.values())
-        self._own = own[0] if len(own) == 1 and len(graph.plans) == 1 else None
+        ids_by_type = list(graph.shares.own_ids.values())
+        self._own_ids = ids_by_type[0] if len(ids_by_type) == 1 and len(graph.plans) == 1 else None
         self._forward = self._call = 0
         self._edges: tuple[EdgePlan, Level, Tensor] | None = None
 
@@ -343,7 +343,7 @@ class WholeGraphStatistics(TorchFunctionMode):
     ) -> Any:
         """Replace the two functions."""
         kwargs = kwargs or {}
-        if func is F.dropout and self._own is not None:
+        if func is F.dropout and self._own_ids is not None:
             # torch takes the mode off while it handles a call: F.dropout inside is torch's
             return self._dropout(*args, **kwargs)
         if func is F.batch_norm:
@@ -370,18 +370,18 @@ class WholeGraphStatistics(TorchFunctionMode):
 
     def _keys(self, count: int) -> Tensor | None:
         """Return ``[count]`` int64, each row's key; None: rows of neither nodes nor edges."""
-        assert self._own is not None
+        assert self._own_ids is not None
         # inside of a layer: a tensor with a row per edge has messages
         if self._edges is not None and self._edges[2].size(1) == count:
             return self._edge_keys(*self._edges)
-        if count == self._own.numel():
+        if count == self._own_ids.numel():
             return _mix(self._graph.data.n_id)
         return None
 
     def _edge_keys(self, plan: EdgePlan, level: Level, edge_index: Tensor) -> Tensor:
-        own = self._graph.data.n_id
+        n_id = self._graph.data.n_id
         ids = torch.cat(
-            [own if level.sources is None else own[level.sources], self._halo(plan, level)]
+            [n_id if level.sources is None else n_id[level.sources], self._halo(plan, level)]
         )
         # not symmetric: the reverse edge has another key
         keys = _mix(_mix(ids[edge_index[0]]) + ids[edge_index[1]])

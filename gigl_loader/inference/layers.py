@@ -88,18 +88,18 @@ class ChunkReader:
         self._graph, self._node_type, self._exchange = graph, node_type, exchange
         self._batch_size = batch_size
         self._fetcher = RowFetcher(graph.owners, exchange)
-        self.own: Tensor = graph.owners.own[node_type]
+        self.own_ids: Tensor = graph.owners.own_ids[node_type]
         self._edge_types = [name for name in graph.edge_types if name[2] == node_type]
 
     @property
     def num_chunks(self) -> int:
         """Chunks of this rank."""
-        return -(-self.own.numel() // self._batch_size)
+        return -(-self.own_ids.numel() // self._batch_size)
 
     def bounds(self, index: int) -> tuple[int, int]:
         """Return the first row of a chunk, and one past its last."""
-        start = min(index * self._batch_size, self.own.numel())
-        return start, min(start + self._batch_size, self.own.numel())
+        start = min(index * self._batch_size, self.own_ids.numel())
+        return start, min(start + self._batch_size, self.own_ids.numel())
 
     def read(self, reads: Reads, done: set[int]) -> Iterator[Chunk]:
         """Yield the chunks that are not ``done``; each is read while the previous one is computed.
@@ -136,12 +136,12 @@ class ChunkReader:
         nothing_to_do = done or start >= stop
         if nothing_to_do:  # but other ranks may request rows
             stop = start
-        found = self.structure(index, start, stop, reads)
+        chunk = self.structure(index, start, stop, reads)
         degrees = reads.degrees or {}
         x: dict[NodeType, Tensor] = {}
         scales: dict[Norm, Tensor] = {}
         # get() is collective: n_id is in the order of sorted types, which is the same on all ranks
-        for name, nodes in found.n_id.items():
+        for name, nodes in chunk.n_id.items():
             # norms are of edges between nodes of one type (check_conv), so only that type has
             # degrees
             norms = [norm for norm in degrees if norm.edge_type[2] == self._node_type == name]
@@ -150,23 +150,23 @@ class ChunkReader:
             if sources:
                 x[name] = rows.pop(0)
             scales.update(zip(norms, rows, strict=True))
-        return None if nothing_to_do else replace(found, x=x, degrees=scales)
+        return None if nothing_to_do else replace(chunk, x=x, degrees=scales)
 
     def structure(self, index: int, start: int, stop: int, reads: Reads) -> Chunk:
         """Return a chunk without rows: own nodes ``start`` to ``stop`` and the edges into them."""
-        targets = self.own[start:stop]
+        targets = self.own_ids[start:stop]
         names = [name for name in self._edge_types if name[0] in reads.rows]
         labels = {name: NodeLabels() for name in sorted({self._node_type, *(t[0] for t in names)})}
         # first of all, so that the destinations have the numbers 0 to num_dst - 1
         labels[self._node_type].append(targets.numpy())
         edges = {}
         for name in names:
-            found = self._graph.edges(name, targets, weight=reads.weight, attr=reads.attr)
+            block = self._graph.edges(name, targets, weight=reads.weight, attr=reads.attr)
             # in place: only this chunk uses the block
-            found.sources.copy_(torch.from_numpy(labels[name[0]].label(found.sources.numpy())))
-            edges[name] = EdgeBlock(found.edge_index, found.indptr, found.weights, found.attr)
+            block.sources.copy_(torch.from_numpy(labels[name[0]].label(block.sources.numpy())))
+            edges[name] = EdgeBlock(block.edge_index, block.indptr, block.weights, block.attr)
         # a copy: `nodes` is a view of a table with room for many more
-        n_id = {name: torch.from_numpy(one.nodes.copy()) for name, one in labels.items()}
+        n_id = {name: torch.from_numpy(numbered.nodes.copy()) for name, numbered in labels.items()}
         return Chunk(index, start, stop, self._node_type, {}, edges, n_id, {})
 
 
@@ -209,9 +209,9 @@ class Layer:
         raise NotImplementedError
 
     def _find_norms(self, module: torch.nn.Module, edge_type: EdgeType) -> None:
-        for one in module.modules():
-            if is_normalized(one) and one not in self.norms:
-                self.norms[one] = Norm.of(one, edge_type, weighted=self.weight)
+        for submodule in module.modules():
+            if is_normalized(submodule) and submodule not in self.norms:
+                self.norms[submodule] = Norm.of(submodule, edge_type, weighted=self.weight)
 
     @contextmanager
     def _weighed(self, chunk: Chunk) -> Iterator[None]:
@@ -251,12 +251,12 @@ class _Convolutions(Layer):
             self._find_norms(conv, edge_type)
 
     def _compute(self, chunk: Chunk) -> Any:
-        found = [
+        outputs = [
             self._convolve(conv, chunk, edge_type)
             for edge_type, conv in self._convs.items()
             if edge_type in chunk.edges
         ]
-        return self._combine(found) if found else None
+        return self._combine(outputs) if outputs else None
 
     def _convolve(self, conv: Any, chunk: Chunk, edge_type: EdgeType) -> Tensor:
         extra = extra_of(conv, chunk.edges[edge_type])
@@ -305,9 +305,9 @@ class _FunctionLayer(Layer):
             self._find_all_norms(function, graph)
 
     def _find_all_norms(self, module: torch.nn.Module, graph: GraphSource) -> None:
-        for one in module.modules():
-            if isinstance(one, HeteroConv):
-                for edge_type, conv in one.convs.items():
+        for submodule in module.modules():
+            if isinstance(submodule, HeteroConv):
+                for edge_type, conv in submodule.convs.items():
                     self._find_norms(conv, edge_type)
         if not graph.is_heterogeneous:
             # on a typed graph only HeteroConv tells the edges of a layer inside a module
@@ -333,7 +333,7 @@ class _FunctionLayer(Layer):
             "edge_attr": {t: e.attr for t, e in chunk.edges.items() if e.attr is not None},
             "n_id": chunk.n_id,
         }
-        edges = {name: one.edge_index for name, one in chunk.edges.items()}
+        edges = {name: block.edge_index for name, block in chunk.edges.items()}
         return dict(chunk.x), edges, {chunk.node_type: chunk.num_dst}, extra
 
 
@@ -427,9 +427,9 @@ def _parameters(function: Any) -> dict[str, inspect.Parameter]:
 
 
 def _check_held(name: str, taken: dict[str, inspect.Parameter], graph: GraphSource) -> None:
-    for key, there in (("edge_weight", graph.weighted), ("edge_attr", graph.with_attr)):
+    for key, is_held in (("edge_weight", graph.weighted), ("edge_attr", graph.with_attr)):
         wanted = key in taken and taken[key].default is inspect.Parameter.empty
-        if wanted and not there:
+        if wanted and not is_held:
             raise ConfigError(f"{name} takes {key}, and the graph's edges have none")
 
 
@@ -471,7 +471,7 @@ def _layer(function: Any, index: int, graph: GraphSource, options: tuple[bool, b
     if isinstance(function, MessagePassing) and not graph.is_heterogeneous:
         check_model(function)
         convs = {graph.edge_types[0]: function}
-        return _Convolutions(f"layer {index}", convs, options, lambda found: found[0])
+        return _Convolutions(f"layer {index}", convs, options, lambda outputs: outputs[0])
     return _FunctionLayer(function, index, graph)
 
 

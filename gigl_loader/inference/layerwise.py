@@ -173,11 +173,11 @@ def full_graph_inference(
             if format == "parquet":
                 files = _parquet_files(results, graph, dataset, batch_size, stack)
         values = run.compute(results, files, line)
-    found = {
-        name: NodeEmbeddings(graph.owners.own[name], rows, results[name].path())
+    embeddings = {
+        name: NodeEmbeddings(graph.owners.own_ids[name], rows, results[name].path())
         for name, rows in values.items()
     }
-    return found if graph.is_heterogeneous else found[DEFAULT_HOMOGENEOUS_NODE_TYPE]
+    return embeddings if graph.is_heterogeneous else embeddings[DEFAULT_HOMOGENEOUS_NODE_TYPE]
 
 
 def _graph(dataset: Any, exchange: RankExchange) -> GraphSource:
@@ -207,10 +207,10 @@ def _chunk_rows(graph: GraphSource) -> int:
 def _check_graph(graph: GraphSource, edge_weight: bool | None, edge_attr: bool) -> None:
     if not graph.is_heterogeneous and not graph.features():
         raise ConfigError("the dataset has no node features to start from")
-    for name, wanted, there in (
+    for name, wanted, is_held in (
         ("edge_weight", edge_weight, graph.weighted), ("edge_attr", edge_attr, graph.with_attr)
     ):  # fmt: skip
-        if wanted and not there:
+        if wanted and not is_held:
             raise ConfigError(f"{name}=True, and the graph's edges have none")
 
 
@@ -236,15 +236,15 @@ def _results(
     stack: ExitStack,
 ) -> dict[NodeType, Results]:
     """Return the folder for the rows of each type; one per type if there are types."""
-    found = {}
-    for name, own in sorted(graph.owners.own.items()):
+    results = {}
+    for name, ids in sorted(graph.owners.own_ids.items()):
         folder = None if out is None else Path(out)
         if folder is not None and graph.is_heterogeneous:
             # the name of a type may contain a slash
             folder = folder / quote(name, safe="")
-        found[name] = Results(folder, rank, own, identity, ending)
-        stack.callback(found[name].close)
-    return found
+        results[name] = Results(folder, rank, ids, identity, ending)
+        stack.callback(results[name].close)
+    return results
 
 
 def _keep_edges(graph: StoredGraph, layers: list[Layer], out: Any, stack: ExitStack) -> None:
@@ -262,15 +262,15 @@ def _parquet_files(
     results: Mapping[NodeType, Results], graph: GraphSource, dataset: Any, batch_size: int,
     stack: ExitStack,
 ) -> dict[NodeType, ParquetRows]:  # fmt: skip
-    found = {}
+    files = {}
     for name, result in results.items():
         path, draft = result.path(), result.draft
         assert path is not None
         assert draft is not None
-        ids = graph.owners.own[name]
-        found[name] = ParquetRows(path, draft, ids, batch_size, _original_ids(dataset, name))
-        stack.callback(found[name].close)
-    return found
+        ids = graph.owners.own_ids[name]
+        files[name] = ParquetRows(path, draft, ids, batch_size, _original_ids(dataset, name))
+        stack.callback(files[name].close)
+    return files
 
 
 def _original_ids(dataset: Any, node_type: NodeType) -> ToOriginal | None:
@@ -318,7 +318,7 @@ class LayerRun:
         # sorted, like all loops over types here: reading is collective
         self._readers = {
             name: ChunkReader(graph, name, exchange, batch_size)
-            for name in sorted(graph.owners.own)
+            for name in sorted(graph.owners.own_ids)
         }
         self._degrees: dict[Norm, OwnedRows] = {}
         self._chunks_since_freed = 0
@@ -326,7 +326,7 @@ class LayerRun:
     @property
     def num_rows(self) -> int:
         """Nodes of this rank, of all types."""
-        return sum(reader.own.numel() for reader in self._readers.values())
+        return sum(reader.own_ids.numel() for reader in self._readers.values())
 
     def compute(
         self, results: Mapping[NodeType, Results], files: Mapping[NodeType, ParquetRows],
@@ -341,30 +341,30 @@ class LayerRun:
         """
         give_back_freed()  # from all earlier work
         # a layer is continued only if all ranks have the whole previous one, of all types
-        first, found = self._resume(results)
+        first, computed = self._resume(results)
         line.skip(first * self.num_rows)
         sources: Mapping[NodeType, RowSource] = self._graph.features()
         # the layer before is in the files of an earlier run
         if first:
-            sources = {name: OwnedRows(rows) for name, rows in found.items()}
+            sources = {name: OwnedRows(rows) for name, rows in computed.items()}
         for index in range(first, len(self._layers)):
-            found = {}
+            computed = {}
             for name in self._readers:
                 rows = self._layer(index, name, sources, results[name], files.get(name), line)
                 if rows is not None:
-                    found[name] = rows
+                    computed[name] = rows
             for result in results.values():  # all ranks have finished and no longer read it
                 result.forget(index - 1)
             # only now: all types of a layer read the layer before
-            sources = {name: OwnedRows(rows) for name, rows in found.items()}
-        for name, rows in found.items():
+            sources = {name: OwnedRows(rows) for name, rows in computed.items()}
+        for name, rows in computed.items():
             if name in files:
                 files[name].finish(rows)
         # after all ranks have ended the last layer: `_layer` ends with an exchange between them
         for result in results.values():
             result.finish(len(self._layers) - 1)
         line.end()
-        return found
+        return computed
 
     # -- results of an earlier run -----------------------------------------------------------------
 
@@ -377,12 +377,12 @@ class LayerRun:
             rows = {n: r.existing(layer, last=layer == last) for n, r in results.items()}
             state = {name: self._state(layer, name, results[name], rows[name]) for name in results}
             everyone = self._exchange.gather(state, dict[str, tuple[bool, bool, _Shape | None]])
-            if all(whole for one in everyone for whole, _, _ in one.values()):
-                found = {name: self._shape_of(name, everyone) for name in results}
+            if all(whole for of_rank in everyone for whole, _, _ in of_rank.values()):
+                shapes = {name: self._shape_of(name, everyone) for name in results}
                 kept = {
                     # this rank has no node of a type, but others have rows of it
-                    name: _no_rows(shape) if (one := rows[name]) is None else one
-                    for name, shape in found.items()
+                    name: _no_rows(shape) if (own_rows := rows[name]) is None else own_rows
+                    for name, shape in shapes.items()
                     if shape is not None
                 }
                 if kept:
@@ -400,7 +400,7 @@ class LayerRun:
 
     @staticmethod
     def _shape_of(name: NodeType, everyone: list[Any]) -> _Shape | None:
-        return next((one[name][2] for one in everyone if one[name][2] is not None), None)
+        return next((state[name][2] for state in everyone if state[name][2] is not None), None)
 
     def _done(self, results: Results, layer: int, name: NodeType, rows: Tensor | None) -> set[int]:
         return set() if rows is None else results.finished(layer, rows, self._readers[name].bounds)
@@ -421,26 +421,26 @@ class LayerRun:
         nothing = results.has_nothing(index)
         for chunk in self._on_device(layer, reader, self._reads(layer, name, sources), done):
             # no collective calls here: the reader's thread makes its own at the same time
-            found = self._checked(layer(chunk), chunk, layer)
-            nothing = found is None
-            if found is not None:
+            output = self._checked(layer(chunk), chunk, layer)
+            nothing = output is None
+            if output is not None:
                 if rows is None:
                     # the width is known with the first chunk only
-                    rows = results.create(index, found.shape[1], found.dtype, last=index == last)
-                rows[chunk.start : chunk.stop] = found
+                    rows = results.create(index, output.shape[1], output.dtype, last=index == last)
+                rows[chunk.start : chunk.stop] = output
                 # the digest is of the bytes in the file, in the stored dtype
                 results.note(index, chunk.index, rows[chunk.start : chunk.stop])
                 if file is not None and index == last:
                     # including the chunks that an earlier run computed: steps go up
                     file.advance(rows, chunk.stop)
             line.add(chunk.num_dst, f"layer {index + 1} of {last + 1}")
-            del chunk, found  # frees their memory before the read after next
+            del chunk, output  # frees their memory before the read after next
             self._give_back()
         if nothing and not results.has_nothing(index):
             results.note_nothing(index)
         # also the point at which every rank has finished reading the layer before
         known = self._exchange.gather(_shape(rows), _Shape | None)
-        shape = next((one for one in known if one is not None), None)
+        shape = next((of_rank for of_rank in known if of_rank is not None), None)
         if rows is None and shape is not None:  # this rank has no node of the type
             rows = results.create(index, shape[0], dtype_named(shape[1]), last=index == last)
         return rows
@@ -465,10 +465,10 @@ class LayerRun:
             reader, parts = self._readers[name], [torch.empty(0)]
             reads = Reads({name: OwnedRows(torch.empty(0))}, weight=norm.weighted)
             for index in range(reader.num_chunks):
-                found = reader.structure(index, *reader.bounds(index), reads)
-                edges = found.edges[norm.edge_type]
-                num_rows = found.n_id[name].numel()
-                parts.append(norm.degrees(edges.edge_index, edges.weights, num_rows, found.num_dst))
+                chunk = reader.structure(index, *reader.bounds(index), reads)
+                edges = chunk.edges[norm.edge_type]
+                num_rows = chunk.n_id[name].numel()
+                parts.append(norm.degrees(edges.edge_index, edges.weights, num_rows, chunk.num_dst))
             self._degrees[norm] = OwnedRows(torch.cat(parts))
         return self._degrees[norm]
 
@@ -503,24 +503,24 @@ class LayerRun:
         prepared: Chunk = each_tensor(chunk, Tensor.pin_memory) if pin else chunk
         return prepared
 
-    def _checked(self, found: Any, chunk: Chunk, layer: Layer) -> Tensor | None:
-        if found is None and self._graph.is_heterogeneous:
+    def _checked(self, output: Any, chunk: Chunk, layer: Layer) -> Tensor | None:
+        if output is None and self._graph.is_heterogeneous:
             return None
-        if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != chunk.num_dst:
-            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != chunk.num_dst:
+            shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise ConfigError(
                 f"{layer.name} returned {shape} for {chunk.num_dst} destinations: it has to "
                 "return [num_dst, width]"
             )
-        if (self._kept_dtype or found.dtype) not in KEPT_DTYPES:
-            raise ConfigError(f"{layer.name} returned {found.dtype}: choose dtype=torch.float32")
+        if (self._kept_dtype or output.dtype) not in KEPT_DTYPES:
+            raise ConfigError(f"{layer.name} returned {output.dtype}: choose dtype=torch.float32")
         # waits for the device, so that the chunk's memory there is free for the next one
-        return found.detach().to("cpu", self._kept_dtype or found.dtype)
+        return output.detach().to("cpu", self._kept_dtype or output.dtype)
 
 
 def _filled(chunk: Chunk, tensors: list[Tensor]) -> Chunk:
-    there = iter(tensors)
-    filled: Chunk = each_tensor(chunk, lambda _: next(there))
+    replacements = iter(tensors)
+    filled: Chunk = each_tensor(chunk, lambda _: next(replacements))
     return filled
 
 

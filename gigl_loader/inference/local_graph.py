@@ -62,15 +62,15 @@ class NodeShares:
         self._books: dict[NodeType, Book] = view.node_books
         self._ranks = holders_of(view.num_partitions, [part for part, _ in held])
         mates = self._ranks[view.partition_idx]
-        self.own: dict[NodeType, Tensor] = {}
+        self.own_ids: dict[NodeType, Tensor] = {}
         """Global ids of the nodes that this rank computes, ascending, by type."""
         for name, count in view.num_nodes.items():
             book = view.node_books.get(name)
             ids = torch.arange(count) if book is None else owned_ids(book, view.partition_idx)
-            self.own[name] = ids.tensor_split(len(mates))[mates.index(exchange.rank)]
+            self.own_ids[name] = ids.tensor_split(len(mates))[mates.index(exchange.rank)]
         # Shares are contiguous, so the first id of each identifies them. Empty ones come last, as
         # tensor_split cuts; a start above every id keeps ids out of them.
-        starts = {name: int(ids[0]) if len(ids) else _NO_ID for name, ids in self.own.items()}
+        starts = {name: int(ids[0]) if len(ids) else _NO_ID for name, ids in self.own_ids.items()}
         everyone = exchange.gather(starts, dict[str, int])
         self._starts = {
             name: [torch.tensor([everyone[r][name] for r in ranks]) for ranks in self._ranks]
@@ -84,13 +84,13 @@ class NodeShares:
         # one rank per partition is usual: the owner's partition decides
         if all(len(ranks) == 1 for ranks in self._ranks):
             return torch.tensor([ranks[0] for ranks in self._ranks])[parts]
-        found = torch.empty_like(ids)
+        owners = torch.empty_like(ids)
         for part, ranks in enumerate(self._ranks):
             mine = parts == part
             # the last share that starts at or before the id
             at = torch.searchsorted(self._starts[node_type][part], ids[mine], right=True) - 1
-            found[mine] = torch.tensor(ranks)[at]
-        return found
+            owners[mine] = torch.tensor(ranks)[at]
+        return owners
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ class Level:
 
     def extend(self, rows: Tensor) -> Tensor:
         """Return ``[num_rows, ...]``: sources and halo, given all own source rows. Collective."""
-        own = rows if self.sources is None else rows[self.sources]
+        source_rows = rows if self.sources is None else rows[self.sources]
         # one rank owns every node: there is no halo, and no copy is needed
-        return torch.cat([own, self.fetch(rows)]) if self.exchange.size > 1 else own
+        return torch.cat([source_rows, self.fetch(rows)]) if self.exchange.size > 1 else source_rows
 
     def cut(self, rows: Tensor) -> Tensor:
         """Return the computed destinations, from all own destination rows."""
@@ -185,10 +185,10 @@ def plan_edges(
 ) -> EdgePlan:
     """Number the edges into this rank's nodes and agree on the halo. Collective."""
     src, _, dst = edge_type
-    own = shares.own[src]
-    edges = all_edges(adjacency, shares.own[dst])
+    own_ids = shares.own_ids[src]
+    edges = all_edges(adjacency, shares.own_ids[dst])
     assert edges.positions is not None
-    rows = position_of(edges.sources, own)
+    rows = position_of(edges.sources, own_ids)
     # Rows of the halo are in the order of arrival: by owner, as all_to_all puts them. Ids ascend in
     # each owner's part, as unique() and the stable sort leave them.
     outside = rows < 0
@@ -196,14 +196,14 @@ def plan_edges(
     owner = shares.owner(src, halo)
     halo = halo[torch.argsort(owner, stable=True)]
     receive = torch.bincount(owner, minlength=exchange.size).tolist()
-    rows[outside] = own.numel() + _positions(edges.sources[outside], halo)
+    rows[outside] = own_ids.numel() + _positions(edges.sources[outside], halo)
     # a rank knows its needs, and their owners learn them here, once; every layer then sends these
     # rows without a request
     send = exchange.swap_counts(receive)
     wanted = exchange.swap(halo, receive, send)
     level = Level(
-        edge_type, torch.stack([rows, edges.targets]), exchange, None, None, None, own.numel(),
-        shares.own[dst].numel(), position_of(wanted, own), send, receive,
+        edge_type, torch.stack([rows, edges.targets]), exchange, None, None, None, own_ids.numel(),
+        shares.own_ids[dst].numel(), position_of(wanted, own_ids), send, receive,
     )  # fmt: skip
     return EdgePlan(edge_type, level, edges.positions, halo)
 
@@ -326,7 +326,7 @@ def local_graph(
     graph = LocalGraph(HeteroData() if view.is_heterogeneous else Data(), shares, exchange)
     for edge_type, name in message_types(view.adjacency, view.edge_dir).items():
         graph.plans[edge_type] = plan_edges(edge_type, view.adjacency[name], shares, exchange)
-    wanted = None if nodes is None else _wanted(view, shares, exchange, nodes)
+    wanted = None if nodes is None else _wanted_masks(view, shares, exchange, nodes)
     # without num_layers all rows are computed, and only `out_index` gives the rows of `nodes`
     if wanted is not None and num_layers:
         narrow_plans(graph.plans, wanted, num_layers)
@@ -335,7 +335,7 @@ def local_graph(
     return graph
 
 
-def _wanted(
+def _wanted_masks(
     view: PartitionView, shares: NodeShares, exchange: RankExchange, nodes: Any
 ) -> dict[NodeType, Tensor]:
     """Return ``[num_own]`` bool by type: the rank's own among the nodes that any rank named."""
@@ -346,8 +346,8 @@ def _wanted(
     unknown = set(nodes) - set(view.num_nodes)
     if unknown:
         raise ConfigError(f"nodes names unknown node types {sorted(unknown)}")
-    found = {}
-    for name, own in shares.own.items():
+    masks = {}
+    for name, own_ids in shares.own_ids.items():
         ids = nodes.get(name, torch.empty(0, dtype=torch.int64)).cpu()
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < view.num_nodes[name]:
             raise ConfigError(f"nodes of {name!r} must be in [0, {view.num_nodes[name]})")
@@ -356,36 +356,36 @@ def _wanted(
         send = torch.bincount(owner, minlength=exchange.size).tolist()
         ids = ids[torch.argsort(owner, stable=True)]
         mine = exchange.swap(ids, send, exchange.swap_counts(send))
-        found[name] = torch.zeros(own.numel(), dtype=torch.bool)
+        masks[name] = torch.zeros(own_ids.numel(), dtype=torch.bool)
         # never -1, which would mark the last row: only own ids arrive here
-        found[name][position_of(mine, own)] = True
-    return found
+        masks[name][position_of(mine, own_ids)] = True
+    return masks
 
 
 def _fill_nodes(graph: LocalGraph, dataset: DistDataset, device: torch.device, wanted: Any) -> None:
     view = dataset.view()
-    for name, own in graph.shares.own.items():
+    for name, own_ids in graph.shares.own_ids.items():
         store = graph.data[name] if view.is_heterogeneous else graph.data
-        store.n_id, store.num_nodes = own.to(device), own.numel()
+        store.n_id, store.num_nodes = own_ids.to(device), own_ids.numel()
         for key, kind in (("x", view.node_features), ("y", view.node_labels)):
             if name in kind:
-                stored = kind[name].values[kind[name].locate(own)].to(device)
+                stored = kind[name].values[kind[name].locate(own_ids)].to(device)
                 store[key] = widened(stored, kind[name].scales)
         for (of, key), rows in view.node_attributes.items():
             if of == name:
-                store[key] = rows.values[rows.locate(own)].to(device)
+                store[key] = rows.values[rows.locate(own_ids)].to(device)
         for split in SPLITS:
             ids = _of_type(dataset.known_split(split), name)
             if ids is not None:
                 # split ids are of the whole partition; this rank may compute a share of it
-                store[f"{split}_mask"] = torch.isin(own, ids).to(device)
+                store[f"{split}_mask"] = torch.isin(own_ids, ids).to(device)
         if wanted is not None:
             store.out_index = wanted[name].nonzero().view(-1).to(device)
 
 
 def _of_type(ids: Any, name: NodeType) -> Tensor | None:
-    found: Tensor | None = ids.get(name) if isinstance(ids, dict) else ids
-    return found
+    typed_ids: Tensor | None = ids.get(name) if isinstance(ids, dict) else ids
+    return typed_ids
 
 
 def _fill_edges(graph: LocalGraph, view: PartitionView, device: torch.device) -> None:
@@ -405,5 +405,5 @@ def _fill_edges(graph: LocalGraph, view: PartitionView, device: torch.device) ->
             # collective: the features of an edge may be on another partition than the edge
             store.edge_attr = lookup.rows("edge_features", name, ids).to(device)
         # only now: plans are made of the structure, which is on the CPU
-        plan.whole = each_tensor(plan.whole, lambda one: one.to(device))
-        plan.narrow = each_tensor(plan.narrow, lambda one: one.to(device))
+        plan.whole = each_tensor(plan.whole, lambda tensor: tensor.to(device))
+        plan.narrow = each_tensor(plan.narrow, lambda tensor: tensor.to(device))

@@ -136,19 +136,19 @@ def units(model: torch.nn.Module) -> dict[torch.nn.Module, int]:
 
     Modules that a dict holds by edge type (``HeteroConv``, ``to_hetero``) are one layer.
     """
-    found: dict[torch.nn.Module, int] = {}
+    layer_of: dict[torch.nn.Module, int] = {}
     count = 0
-    # modules() gives a ModuleDict before its contents, so its layers are already in `found`
+    # modules() gives a ModuleDict before its contents, so its layers are already in `layer_of`
     for module in model.modules():
-        if module in found:
+        if module in layer_of:
             continue
         if isinstance(module, torch.nn.ModuleDict):
             layers = [m for m in module.children() if isinstance(m, MessagePassing)]
         else:
             layers = [module] if isinstance(module, MessagePassing) else []
-        found.update(dict.fromkeys(layers, count))
+        layer_of.update(dict.fromkeys(layers, count))
         count += bool(layers)
-    return found
+    return layer_of
 
 
 # --- the edge weights of gcn_norm, with the degrees of the whole graph ----------------------------
@@ -258,17 +258,17 @@ class WholeGraphNorms:
         degrees = level.extend(degrees[: whole.num_sources])
         picked = weight if weight is None or level.edges is None else weight[level.edges]
         edge_index, weights = norm.with_loops(level.edge_index, picked, level.num_rows, dtype)
-        found = edge_index, _scaled(edge_index, weights, degrees)
+        normalized = edge_index, _scaled(edge_index, weights, degrees)
         # Weights that need a gradient are part of the forward's graph, which backward() frees. For
         # others than the graph's own, the id may belong to another tensor by the next forward.
         if weight is None or (id(weight) in self._fixed and not weight.requires_grad):
-            self._kept[key] = found
-        return found
+            self._kept[key] = normalized
+        return normalized
 
 
 def _degrees(edge_index: Tensor, weights: Tensor, num_rows: int) -> Tensor:
-    found: Tensor = scatter(weights, edge_index[1], dim=0, dim_size=num_rows, reduce="sum")
-    return found
+    degrees: Tensor = scatter(weights, edge_index[1], dim=0, dim_size=num_rows, reduce="sum")
+    return degrees
 
 
 def _scaled(edge_index: Tensor, weights: Tensor, degrees: Tensor) -> Tensor:

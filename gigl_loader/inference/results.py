@@ -84,10 +84,10 @@ class Results:
                     f"{path} is of a run that differs in {changed}: give out= another folder, or "
                     "remove this one"
                 )
-        for found in (self._path(".npy"), self._path(".parquet")):
-            if found.exists() and not path.exists():
+        for file in (self._path(".npy"), self._path(".parquet")):
+            if file.exists() and not path.exists():
                 raise ConfigError(
-                    f"{found} was not written by such a run: give out= another folder, or remove it"
+                    f"{file} was not written by such a run: give out= another folder, or remove it"
                 )
         half = path.with_suffix(".json.half")
         half.write_text(json.dumps(identity, indent=1) + "\n")
@@ -222,19 +222,19 @@ def tensor_digest(rows: Tensor) -> str:
 
 def model_digest(model: Any) -> str:
     """Return a digest of a model: structure and values of everything that is a module in it."""
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     module: Any
     for module in [model] if isinstance(model, torch.nn.Module) else model:
         # repr() shows settings outside the state, such as the aggregation; but a function's repr
         # has its address in memory, which differs in the next run
-        found.update(repr(module).encode() if isinstance(module, torch.nn.Module) else b"")
+        digest.update(repr(module).encode() if isinstance(module, torch.nn.Module) else b"")
         state = module.state_dict() if isinstance(module, torch.nn.Module) else {}
         for name, value in state.items():
-            found.update(name.encode())
+            digest.update(name.encode())
             if isinstance(value, Tensor):
                 data = value.detach().cpu().contiguous()
-                found.update(data.view(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+                digest.update(data.view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 # --- as Parquet: id, node (int64) and embedding (a list of fixed length) --------------------------
@@ -311,9 +311,9 @@ class ParquetRows:
 
         if self._to_original is None:
             return []
-        found = self._to_original(nodes)
+        originals = self._to_original(nodes)
         # explicit: without texts, the type could not be inferred
-        return [pa.array(found, pa.string() if found.dtype == object else pa.int64())]
+        return [pa.array(originals, pa.string() if originals.dtype == object else pa.int64())]
 
     def _open(self, rows: Tensor) -> None:
         import pyarrow as pa

@@ -42,7 +42,7 @@ from gigl_loader.sampler.row_exchange import Part, gather_rows
 class Owners(Protocol):
     """The rank that computes each node."""
 
-    own: dict[NodeType, Tensor]
+    own_ids: dict[NodeType, Tensor]
     """Global ids of this rank's nodes, ascending, by type."""
 
     def owner(self, node_type: NodeType, ids: Tensor) -> Tensor:
@@ -92,9 +92,9 @@ class RowFetcher:
         # both are for one thread: a ChunkReader has a RowFetcher, and reads in one thread at a time
         self._scratch, self._memory = Scratch(), own_messages()
         self._first = {}
-        for name, own in owners.own.items():  # a range of ids needs no search
-            is_range = own.numel() > 0 and int(own[-1]) - int(own[0]) == own.numel() - 1
-            self._first[name] = int(own[0]) if is_range else None
+        for name, ids in owners.own_ids.items():  # a range of ids needs no search
+            is_range = ids.numel() > 0 and int(ids[-1]) - int(ids[0]) == ids.numel() - 1
+            self._first[name] = int(ids[0]) if is_range else None
 
     def get(self, node_type: NodeType, nodes: Tensor, sources: Sequence[RowSource]) -> list[Tensor]:
         """Return the rows of ``nodes`` (``[n]`` int64, global) of each source. Collective."""
@@ -110,22 +110,22 @@ class RowFetcher:
         self, node_type: NodeType, nodes: Tensor, sources: Sequence[OwnedRows]
     ) -> list[Tensor]:
         if self._exchange.size == 1:
-            here = self._positions(node_type, nodes)
-            return [self._gathered(source, [source.part(here, None)], nodes) for source in sources]
+            rows = self._positions(node_type, nodes)
+            return [self._gathered(source, [source.part(rows, None)], nodes) for source in sources]
         # one exchange of ids serves all sources; each of them then sends its own rows
         asked = AskedRanks(self._exchange, nodes, self._owners.owner(node_type, nodes))
         theirs = self._positions(node_type, asked.theirs)
-        here = self._positions(node_type, torch.from_numpy(nodes.numpy()[asked.mine]))
-        found = []
+        rows = self._positions(node_type, torch.from_numpy(nodes.numpy()[asked.mine]))
+        gathered = []
         for source in sources:
             came = self._answers(asked, source, theirs)
             # Both parts are written directly to their places among `nodes`. `came` is memory of the
             # next source's exchange: it is read before the loop goes on.
             parts: list[Part] = [
-                source.part(here, asked.mine), (came, np.arange(asked.others.size), asked.others),
+                source.part(rows, asked.mine), (came, np.arange(asked.others.size), asked.others),
             ]  # fmt: skip
-            found.append(self._gathered(source, parts, nodes))
-        return found
+            gathered.append(self._gathered(source, parts, nodes))
+        return gathered
 
     def _answers(self, asked: AskedRanks, source: OwnedRows, theirs: Array) -> Array:
         """Send other ranks their rows; return the rows for this one."""
@@ -148,8 +148,8 @@ class RowFetcher:
     def _positions(self, node_type: NodeType, ids: Tensor) -> Array:
         first = self._first[node_type]
         # no -1 here: only own nodes are looked up
-        found = position_of(ids, self._owners.own[node_type]) if first is None else ids - first
-        positions: Array = found.numpy()
+        rows = position_of(ids, self._owners.own_ids[node_type]) if first is None else ids - first
+        positions: Array = rows.numpy()
         return positions
 
 
@@ -214,21 +214,21 @@ class PartitionGraph:
         self._dataset.check_files()
         name = self._names[edge_type]
         attr = attr and edge_type in self.with_attr
-        found = all_edges(self._view.adjacency[name], ids, weights=weight, edge_ids=attr)
+        block = all_edges(self._view.adjacency[name], ids, weights=weight, edge_ids=attr)
         rows = None
         if self._lookup is not None and attr:
-            assert found.edge_ids is not None
+            assert block.edge_ids is not None
             # also without edges: the lookup is collective, and other ranks may have some
-            rows = self._lookup.rows("edge_features", name, found.edge_ids)
-        return replace(found, attr=rows, edge_ids=None, positions=None)
+            rows = self._lookup.rows("edge_features", name, block.edge_ids)
+        return replace(block, attr=rows, edge_ids=None, positions=None)
 
     def features(self) -> dict[NodeType, RowSource]:
         """See `GraphSource`."""
         return {name: self._own_rows(name) for name in self._view.node_features}
 
     def _own_rows(self, name: NodeType) -> OwnedRows:
-        rows, own = self._view.node_features[name], self.owners.own[name]
-        positions = rows.locate(own)
+        rows, own_ids = self._view.node_features[name], self.owners.own_ids[name]
+        positions = rows.locate(own_ids)
         first, count = (int(positions[0]) if len(positions) else 0), len(positions)
         if torch.equal(positions, torch.arange(first, first + count)):  # saves 8 bytes per node
             return OwnedRows(rows.values[first : first + count], None, rows.scales)
@@ -245,7 +245,7 @@ class PartitionGraph:
     def bytes_per_node(self) -> float:
         """See `GraphSource`."""
         num_edges = sum(self._view.adjacency[n].indices.numel() for n in self._names.values())
-        num_nodes = sum(own.numel() for own in self.owners.own.values())
+        num_nodes = sum(ids.numel() for ids in self.owners.own_ids.values())
         widths = [rows.values[:1].numel() for rows in self._view.node_features.values()]
         return _bytes_per_node(num_edges / max(num_nodes, 1), widths)
 
@@ -263,13 +263,13 @@ class RangeShares:
     """
 
     def __init__(self, num_nodes: dict[NodeType, int], exchange: RankExchange) -> None:
-        self.own: dict[NodeType, Tensor] = {}
+        self.own_ids: dict[NodeType, Tensor] = {}
         self._ends: dict[NodeType, Tensor] = {}
         for name, count in sorted(num_nodes.items()):
             # integers: the last end is the count, with any remainder of the division
             ends = [(rank + 1) * count // exchange.size for rank in range(exchange.size)]
             self._ends[name] = torch.tensor(ends)
-            self.own[name] = torch.arange([0, *ends][exchange.rank], ends[exchange.rank])
+            self.own_ids[name] = torch.arange([0, *ends][exchange.rank], ends[exchange.rank])
 
     def owner(self, node_type: NodeType, ids: Tensor) -> Tensor:
         """Return the rank that computes each of ``ids``: ``[n]`` int64."""
@@ -301,14 +301,14 @@ class KeptTensors:
     def get(self, key: Hashable, fetch: Callable[[], list[Tensor | None]]) -> list[Tensor | None]:
         """Return the result of the first ``fetch`` for ``key``."""
         if key in self._kept:
-            return [self._read(one) if isinstance(one, tuple) else one for one in self._kept[key]]
+            return [self._read(t) if isinstance(t, tuple) else t for t in self._kept[key]]
         # errors of fetch() are not kept: the next call fetches again
-        found = fetch()
+        tensors = fetch()
         if self._file is None:
-            self._kept[key] = list(found)
+            self._kept[key] = list(tensors)
         else:
-            self._write_all(key, found)
-        return found
+            self._write_all(key, tensors)
+        return tensors
 
     def close(self) -> None:
         """Free all of it."""
@@ -321,7 +321,7 @@ class KeptTensors:
         try:
             # the key is set only after all of its tensors were written: a partial entry is never
             # read
-            self._kept[key] = [None if one is None else self._write(one) for one in tensors]
+            self._kept[key] = [None if t is None else self._write(t) for t in tensors]
         except OSError as error:
             # the next key overwrites the written part of this one
             self._end = start
@@ -341,15 +341,15 @@ class KeptTensors:
     def _read(self, in_file: _InFile) -> Tensor:
         assert self._file is not None
         start, name, shape = in_file
-        found = torch.empty(shape, dtype=dtype_named(name))
-        data = bytes_of(found)
+        tensor = torch.empty(shape, dtype=dtype_named(name))
+        data = bytes_of(tensor)
         while data:
             count = os.preadv(self._file.fileno(), [data], start)
             # 0 is the end of the file: without an error the loop would not end
             if not count:
                 raise ProtocolError(f"kept edges end at byte {start}, {len(data)} bytes too early")
             start, data = start + count, data[count:]
-        return found
+        return tensor
 
 
 class StoredGraph:
@@ -415,16 +415,16 @@ class StoredGraph:
         """Return sources and counts (in half of the bytes, if they fit), weights, features."""
         name = self._names[edge_type]
         attr = attr and edge_type in self.with_attr
-        found = self._dataset.lookup.edges(name, ids, weights=weight, edge_ids=attr)
+        block = self._dataset.lookup.edges(name, ids, weights=weight, edge_ids=attr)
         rows = None
         if attr:
-            if found.edge_ids is None:
+            if block.edge_ids is None:
                 raise ConfigError(f"the edges {name} have no ids to look their features up by")
             # by ids: features may be on other servers than the edges
-            rows = self._dataset.lookup.rows("edge_features", name, found.edge_ids)
+            rows = self._dataset.lookup.rows("edge_features", name, block.edge_ids)
         few = self._num_nodes[edge_type[0]] <= torch.iinfo(torch.int32).max
-        sources = found.sources.int() if few else found.sources
-        return [sources, found.counts.int(), found.weights, rows]
+        sources = block.sources.int() if few else block.sources
+        return [sources, block.counts.int(), block.weights, rows]
 
     def features(self) -> dict[NodeType, RowSource]:
         """See `GraphSource`."""
@@ -445,8 +445,8 @@ class StoredGraph:
             assert not isinstance(source, OwnedRows)
             parts.append(tensor_digest(source(self._sample(name))))
         for edge_type in self.edge_types:
-            found = self.edges(edge_type, self._sample(edge_type[2]), weight=True, attr=False)
-            parts += [found.sources.numel(), int(found.sources.sum())]
+            block = self.edges(edge_type, self._sample(edge_type[2]), weight=True, attr=False)
+            parts += [block.sources.numel(), int(block.sources.sum())]
         return " ".join(str(part) for part in parts)
 
     def bytes_per_node(self) -> float:
@@ -462,5 +462,5 @@ class StoredGraph:
         return _bytes_per_node(degree, [info.dim for info in known if info is not None])
 
     def _sample(self, node_type: NodeType) -> Tensor:
-        own = self.owners.own[node_type]
-        return own[:: max(own.numel() // _SAMPLE_ROWS, 1)].contiguous()
+        own_ids = self.owners.own_ids[node_type]
+        return own_ids[:: max(own_ids.numel() // _SAMPLE_ROWS, 1)].contiguous()

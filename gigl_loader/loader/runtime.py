@@ -11,7 +11,7 @@ import torch.distributed as dist
 from gigl_loader._gloo import interface_towards
 from gigl_loader._glt import get_context, init_worker_group
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.ranks import gather_from_ranks, tell_ranks
+from gigl_loader.ranks import broadcast_value, gather_from_ranks
 from gigl_loader.transport import free_port, own_address
 
 _CONTEXT_PORT = 29_591
@@ -197,7 +197,7 @@ def initialize_colocated_sampling_worker(
     join_worker_group(rank, world_size)
     # Free at this moment: another program may take it before anything listens, so nothing of ours
     # listens there; it is for GLT's options.
-    return tell_ranks(free_port(master_ip_address) if rank == 0 else 0, world_size, int)
+    return broadcast_value(free_port(master_ip_address) if rank == 0 else 0, world_size, int)
 
 
 def join_worker_group(rank: int, world_size: int) -> None:

@@ -39,7 +39,7 @@ from gigl_loader.ranks import (
     gather_from_ranks,
     told_to_ranks,
 )
-from gigl_loader.seeds import SeedsTold, check_each_once, check_same_seeds
+from gigl_loader.seeds import SeedSummary, check_each_once, check_same_seeds
 
 logger = logging.getLogger(__name__)
 
@@ -362,7 +362,7 @@ class RankInput:
     """The number of partitions, and the one that it has."""
     options: dict[str, str] = field(default_factory=lambda: {"shard": "machine"})
     """Strings that have to be the same on all ranks, by name; among them ``shard``."""
-    seeds: SeedsTold = field(default_factory=SeedsTold)
+    seeds: SeedSummary = field(default_factory=SeedSummary)
     seed: int = 0
     """Decides the draws: the user's, or drawn by this rank."""
 
@@ -391,11 +391,11 @@ def share_input(
     extra = getattr(sampler_input, "extra", None) or {}
     number, shard = next(_exchanges), told.options["shard"]
     if runtime.world_size == 1 or shard == "none":
-        seeds = SeedsTold()
+        seeds = SeedSummary()
     elif shard == "world":
-        seeds = SeedsTold(digest=digest([sampler_input.node, *extra.values()]))
+        seeds = SeedSummary(digest=digest([sampler_input.node, *extra.values()]))
     else:
-        seeds = SeedsTold.of(
+        seeds = SeedSummary.of(
             sampler_input.node, extra, runtime.world_size,
             digest=digest([sampler_input.node, *extra.values()]), opened=_opened(),
         )  # fmt: skip

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.ranks import check_same_options, decide_with_ranks, gather_from_ranks
-from gigl_loader.seeds import SHARDS, SeedsTold, check_same_seeds
+from gigl_loader.seeds import SHARDS, SeedSummary, check_same_seeds
 
 logger = logging.getLogger(__name__)
 
@@ -132,8 +132,8 @@ def check_same_input(
         ConfigError: They were not.
     """
     same = {**options, "seed": str(seed)}
-    seeds = SeedsTold(digest=seeds_digest.encode())
-    everyone = gather_from_ranks((same, seeds), world_size, tuple[dict[str, str], SeedsTold])
+    seeds = SeedSummary(digest=seeds_digest.encode())
+    everyone = gather_from_ranks((same, seeds), world_size, tuple[dict[str, str], SeedSummary])
     check_same_options([one for one, _ in everyone], 'shard="world"')
     check_same_seeds([one for _, one in everyone])
 

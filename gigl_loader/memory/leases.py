@@ -208,7 +208,7 @@ class LeaseTable:
         """Bytes of the largest slot."""
         with self._lock:
             return max(
-                (slot.nbytes for one in self._senders.values() for slot in one.slots.values()),
+                (slot.nbytes for s in self._senders.values() for slot in s.slots.values()),
                 default=0,
             )
 
@@ -361,7 +361,7 @@ class BufferPool:
     def take(self, nbytes: int) -> Tensor:
         """Return a buffer of at least ``nbytes`` bytes."""
         with self._lock:
-            fitting = [one for one in self._free if one.numel() >= nbytes]
+            fitting = [buffer for buffer in self._free if buffer.numel() >= nbytes]
             if self._drops_small:
                 self._free = fitting
             if fitting:
@@ -369,7 +369,7 @@ class BufferPool:
                 best = min(fitting, key=Tensor.numel)
                 # Not `remove`, which compares tensors element by element. A buffer that is returned
                 # during this line may be lost to the pool, but is never lent twice.
-                self._free = [one for one in self._free if one is not best]
+                self._free = [buffer for buffer in self._free if buffer is not best]
                 return best
         # Rounded up (the floor of the negative), with a quarter more than requested: batches of one
         # loader differ in size, and the next one should fit too.

@@ -102,11 +102,11 @@ def _look_at_memory() -> None:
 
 
 def _is_resident(addresses: Array) -> bool:
-    found = ctypes.create_string_buffer(1)
+    flags = ctypes.create_string_buffer(1)
     # one page per call: a call for the whole range would fill a byte for each page of the file. If
     # the call itself fails, nothing is known, and nothing is requested
     for page in (addresses // mmap.PAGESIZE * mmap.PAGESIZE).tolist():
-        if _libc.mincore(page, mmap.PAGESIZE, found) == 0 and not found.raw[0] & 1:
+        if _libc.mincore(page, mmap.PAGESIZE, flags) == 0 and not flags.raw[0] & 1:
             return False
     return True
 

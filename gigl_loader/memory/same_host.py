@@ -91,8 +91,8 @@ def open_region(region: Region) -> int:
     fd = segments.open_fd_of(region.pid, region.fd)
     # checked once it is open: from here on it is this memory, whatever the owner does. Touching
     # pages beyond the end would be SIGBUS
-    found = os.fstat(fd)
-    if found.st_ino != region.inode or found.st_size < region.nbytes:
+    status = os.fstat(fd)
+    if status.st_ino != region.inode or status.st_size < region.nbytes:
         os.close(fd)
         raise OSError(f"process {region.pid} has other memory under descriptor {region.fd} now")
     return fd
@@ -186,16 +186,16 @@ def read_offers(offers: Mapping[int, Sequence[Offer]], kind: type[T]) -> dict[in
     Returns:
         Those that this process could map, by number.
     """
-    found = {}
+    values = {}
     for number, some in offers.items():
         for offer in some:
             try:
-                found[number] = read_offer(offer, kind)
+                values[number] = read_offer(offer, kind)
                 break
             except (OSError, ProtocolError) as error:
                 pid = offer.description.pid
                 _log.info("%s %d of process %d: %s", kind.__name__, number, pid, error)
-    return found
+    return values
 
 
 def read_offer(offer: Offer, kind: type[T]) -> T:
@@ -207,22 +207,22 @@ def read_offer(offer: Offer, kind: type[T]) -> T:
     """
     if not sees(offer.mark):
         raise OSError("its memory cannot be seen from here")
-    found = _described(offer.description)
+    description = _read_description(offer.description)
     fds: list[int] = []
     try:
-        for region in found.regions:
+        for region in description.regions:
             fds.append(open_region(region))
         # the description was written elsewhere: an index, type or offset may be wrong
         mapped = segments.PartMapper(fds)
-        arrays = [mapped.array(part) for part in found.parts]
+        arrays = [mapped.array(part) for part in description.parts]
     except (TypeError, ValueError, IndexError) as error:
         raise ProtocolError(f"an offer describes arrays that are not there: {error}") from error
     finally:
         segments.close_fds(fds)
-    return decode(msgspec.Raw(found.body), arrays, kind)
+    return decode(msgspec.Raw(description.body), arrays, kind)
 
 
-def _described(region: Region) -> Description:
+def _read_description(region: Region) -> Description:
     fd = open_region(region)
     try:
         data = os.pread(fd, region.nbytes, 0)

@@ -159,14 +159,14 @@ def open_fd_of(pid: int, fd: int) -> int:
     path = f"/proc/{pid}/fd/{fd}"
     # for writing, too, since `map_fd` maps shared memory for both
     try:
-        own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        own_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # a mapped file that is read-only
-        own = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        own_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     # root may open everything, so the kernel's check alone is not enough
-    if os.fstat(own).st_uid != os.geteuid():
-        os.close(own)
+    if os.fstat(own_fd).st_uid != os.geteuid():
+        os.close(own_fd)
         raise PermissionError(f"descriptor {fd} of process {pid} is another user's")
-    return own
+    return own_fd
 
 
 def peek(pid: int, fd: int, nbytes: int, name: str) -> bytes | None:
@@ -183,13 +183,13 @@ def peek(pid: int, fd: int, nbytes: int, name: str) -> bytes | None:
     try:
         if not os.readlink(f"/proc/{pid}/fd/{fd}").startswith(f"/memfd:{name} "):
             return None
-        own = open_fd_of(pid, fd)
+        own_fd = open_fd_of(pid, fd)
     except OSError:
         return None
     try:
-        return os.pread(own, nbytes, 0)
+        return os.pread(own_fd, nbytes, 0)
     finally:
-        os.close(own)
+        os.close(own_fd)
 
 
 def unmap(address: int, nbytes: int) -> None:

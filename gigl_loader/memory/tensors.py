@@ -68,8 +68,8 @@ def _memory_of_a_graph(nbytes: int, name: str) -> tuple[int, int]:
         SharedMemoryError: No memory of any kind is left for it.
     """
     with contextlib.suppress(OSError):
-        if found := _of_pages_set_aside(nbytes, name):
-            return found
+        if memory := _of_pages_set_aside(nbytes, name):
+            return memory
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         # in this order: reserved memory gets small pages, which leaves no place for huge ones
@@ -112,7 +112,7 @@ def _ask_for_huge_pages(fd: int, nbytes: int) -> None:
     It makes them for memory that is mapped and marked. A part that it does not fill is unchanged.
     """
     page = number_in(_ROOT + _MADE.format("hpage_pmd_size"))
-    if page is None or nbytes < _LEAST_PAGES * page or _is_off():
+    if page is None or nbytes < _LEAST_PAGES * page or _has_no_huge_pages():
         return
     os.ftruncate(fd, nbytes)  # beyond the end of a file, a mapping has no pages to enter
     with contextlib.suppress(segments.SharedMemoryError):
@@ -124,7 +124,7 @@ def _ask_for_huge_pages(fd: int, nbytes: int) -> None:
         segments.unmap(address, nbytes)
 
 
-def _is_off() -> bool:
+def _has_no_huge_pages() -> bool:
     """Return whether the kernel makes no huge pages for shared memory."""
     try:
         with open(_ROOT + _MADE.format("shmem_enabled")) as file:
@@ -176,9 +176,9 @@ def each_tensor(value: Any, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {key: each_tensor(one, change) for key, one in value.items()}
+        return {key: each_tensor(item, change) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        changed = {one.name: each_tensor(getattr(value, one.name), change) for one in fields(value)}
+        changed = {f.name: each_tensor(getattr(value, f.name), change) for f in fields(value)}
         return replace(value, **changed)
     return value
 

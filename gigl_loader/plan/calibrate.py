@@ -79,7 +79,7 @@ def calibrate(
         with multiprocessing.get_context("forkserver").Pool(trial_cluster.RANKS) as pool:
             roots, idle = _write_graphs(pool, Path(folder))
             say(f"sampling alone, {rounds} rounds in {trial_cluster.RANKS} processes at once")
-            alone = _alone(pool, rounds)
+            alone = _sampling_costs(pool, rounds)
             # In a process of the pool, which has imported everything, and whose memory is freed
             # with it.
             load_s_per_gb = pool.apply_async(_load_s_per_gb, (roots[_WIDTHS[-1]],)).get(_ALONE_S)
@@ -87,18 +87,18 @@ def calibrate(
         say("asking other partitions, with and without a cache")
         asking = asking_costs(sampling, _measure_asking(roots))
         say("delivering batches from storage servers")
-        found = _measure_delivering(roots)
-        delivering = delivering_costs(sampling, asking, found)
+        delivered = _measure_delivering(roots)
+        delivering = delivering_costs(sampling, asking, delivered)
     say("the transport")
-    here = measure.within(rounds)
+    one_host = measure.within(rounds)
     if other is not None:
         say(f"the transport to {other.host}:{other.port}")
-    there = {} if other is None else measure.between(other, rounds)
+    two_hosts = {} if other is None else measure.between(other, rounds)
     return Costs(
         machine=f"{_processor()}, {platform.system()} {platform.release()}",
         date=date.today().isoformat(),
         **dict(zip(_SAMPLING, sampling, strict=True)), **asking, **delivering,
-        **measure.costs_of(here, there),
+        **measure.costs_of(one_host, two_hosts),
         **dict(zip(_OF_PROCESSES, idle, strict=True)), load_s_per_gb=load_s_per_gb,
         spread=_spread(alone),
     )  # fmt: skip
@@ -130,8 +130,8 @@ def _write_graphs(pool: Pool, folder: Path) -> tuple[dict[int, str], tuple[float
     wanted = [(width, folder / str(width)) for width in _WIDTHS]
     with ThreadPoolExecutor(1) as meanwhile:
         idle = meanwhile.submit(measure.idle)
-        found = pool.starmap_async(_write_graph, wanted, 1).get(_ALONE_S)
-        return dict(zip(_WIDTHS, found, strict=True)), idle.result()
+        paths = pool.starmap_async(_write_graph, wanted, 1).get(_ALONE_S)
+        return dict(zip(_WIDTHS, paths, strict=True)), idle.result()
 
 
 def _write_graph(width: int, root: Path) -> str:
@@ -161,13 +161,13 @@ def _load_s_per_gb(root: str) -> float:
     return statistics.median(times) / bytes_to_read(root, 0) * 1e9
 
 
-def _alone(pool: Pool, rounds: int) -> list[list[float]]:
+def _sampling_costs(pool: Pool, rounds: int) -> list[list[float]]:
     """Return for each round the costs of sampling, measured in simultaneous processes.
 
     Cores that share memory, or hardware threads of a core, are slower when all of them work.
     """
-    found = pool.starmap_async(_loading_costs, [(rounds,)] * trial_cluster.RANKS, 1)
-    each: list[list[list[float]]] = found.get(_ALONE_S)
+    pending = pool.starmap_async(_loading_costs, [(rounds,)] * trial_cluster.RANKS, 1)
+    each: list[list[list[float]]] = pending.get(_ALONE_S)
     return [np.mean(costs, axis=0).tolist() for costs in zip(*each, strict=True)]
 
 
@@ -175,7 +175,7 @@ def _loading_costs(rounds: int) -> list[list[float]]:
     """Return for each round the CPU seconds of a batch, an edge, a node and a byte of a row."""
     # All kinds in each round, so that a slowdown of the machine shows in the spread.
     plain, featured = (DistDataset.from_pyg(_graph(width)) for width in (0, _WIDTHS[-1]))
-    found = []
+    costs = []
     for _ in range(rounds):
         rows, seconds = [], []
         for fanouts, batch_size, with_rows in _CASES:
@@ -183,8 +183,8 @@ def _loading_costs(rounds: int) -> list[list[float]]:
             took, nodes, edges = _time_batches(dataset, fanouts, batch_size)
             rows.append([1.0, edges, nodes, nodes * _WIDTHS[-1] * 4.0 * with_rows])
             seconds.append(took)
-        found.append([float(cost) for cost in non_negative(np.array(rows), np.array(seconds))])
-    return found
+        costs.append([float(cost) for cost in non_negative(np.array(rows), np.array(seconds))])
+    return costs
 
 
 def _time_batches(dataset: Any, fanouts: list[int], batch_size: int) -> tuple[float, float, float]:
@@ -222,7 +222,7 @@ def non_negative(rows: Array, seconds: Array, per: Array | None = None) -> Array
     kinds = rows.shape[1]
     per = seconds if per is None else per
     scaled, wanted = rows / per[:, None], seconds / per
-    best, found = float(np.square(wanted).sum()), np.zeros(kinds)
+    best, costs = float(np.square(wanted).sum()), np.zeros(kinds)
     # Relative errors: otherwise batches of 64 seeds would not count beside those of 1,024. Bits of
     # ``chosen`` are the kinds with costs above 0.
     for chosen in range(1, 2**kinds):
@@ -231,9 +231,9 @@ def non_negative(rows: Array, seconds: Array, per: Array | None = None) -> Array
         error = float(np.square(scaled[:, columns] @ part - wanted).sum())
         # A set comes after all of its subsets: the margin keeps the smaller one if it is as good.
         if (part >= 0).all() and error < best - 1e-12:
-            best, found = error, np.zeros(kinds)
-            found[columns] = part
-    return found
+            best, costs = error, np.zeros(kinds)
+            costs[columns] = part
+    return costs
 
 
 # --- a small cluster ------------------------------------------------------------------------------
@@ -252,17 +252,17 @@ def _kinds(
     return [BatchKind(roots[width], _FANOUTS, size, cache, from_store) for size in _BATCH_SIZES]
 
 
-def asking_costs(sampling: list[float], found: list[Took]) -> dict[str, float]:
+def asking_costs(sampling: list[float], measured: list[Took]) -> dict[str, float]:
     """Return the costs in all processes of requests to other partitions, and of caching rows.
 
     Args:
         sampling: Costs of a batch, an edge, a node and a byte without requests.
-        found: For each width and batch size, then for each with rows and a cache.
+        measured: For each width and batch size, then for each with rows and a cache.
     """
     remote = 1 - 1 / trial_cluster.RANKS
-    left = [took.cpu_s - _alone_s(sampling, took, width) for took, width in _with_widths(found)]
-    costs = _costs_of_a_step("asked", left, found, remote)
-    return costs | _caching_costs("cached", costs, "asked", left, found, remote)
+    left = [took.cpu_s - _alone_s(sampling, took, width) for took, width in _with_widths(measured)]
+    costs = _costs_of_a_step("asked", left, measured, remote)
+    return costs | _caching_costs("cached", costs, "asked", left, measured, remote)
 
 
 def _measure_delivering(roots: dict[int, str]) -> list[Took]:
@@ -274,53 +274,55 @@ def _measure_delivering(roots: dict[int, str]) -> list[Took]:
     # All batches of a graph are consecutive, since servers serve one graph after the other; then
     # they get the order of `delivering_costs`, those with a cache last.
     every = [kind for some in kinds for kind in some]
-    found = dict(zip(every, trial_cluster.measure(every), strict=True))
-    return [found[kind] for kind in sorted(every, key=lambda kind: kind.cache > 0)]
+    measured = dict(zip(every, trial_cluster.measure(every), strict=True))
+    return [measured[kind] for kind in sorted(every, key=lambda kind: kind.cache > 0)]
 
 
 def delivering_costs(
-    sampling: list[float], asking: dict[str, float], found: list[Took]
+    sampling: list[float], asking: dict[str, float], measured: list[Took]
 ) -> dict[str, float]:
     """Return the costs of sending batches, of receiving them, and of caching rows there.
 
     Args:
         sampling: As for `asking_costs`.
         asking: From there.
-        found: For each width and batch size, then for each with rows and a cache.
+        measured: For each width and batch size, then for each with rows and a cache.
     """
     remote = 1 - 1 / trial_cluster.RANKS
-    asked = [asking["asked_batch_s"] + asking["asked_edge_s"] * remote * t.edges for t in found]
+    asked = [asking["asked_batch_s"] + asking["asked_edge_s"] * remote * t.edges for t in measured]
     sent = [
         took.storage_s - _alone_s(sampling, took, 0) - seconds
-        for took, seconds in zip(found, asked, strict=True)
+        for took, seconds in zip(measured, asked, strict=True)
     ]
-    received = [took.training_s for took in found]
-    costs = _costs_of_a_step("sent", sent, found) | _costs_of_a_step("received", received, found)
-    return costs | _caching_costs("kept", costs, "received", received, found)
+    received = [took.training_s for took in measured]
+    costs = _costs_of_a_step("sent", sent, measured) | _costs_of_a_step(
+        "received", received, measured
+    )
+    return costs | _caching_costs("kept", costs, "received", received, measured)
 
 
 def _costs_of_a_step(
-    name: str, seconds: list[float], found: list[Took], share: float = 1.0
+    name: str, seconds: list[float], measured: list[Took], share: float = 1.0
 ) -> dict[str, float]:
     """Return the costs that explain CPU seconds: of batches and edges, then of rows.
 
     Args:
         name: Of the step, before the names of its costs.
         seconds: CPU seconds of each measurement that earlier steps do not explain.
-        found: As for `asking_costs`.
+        measured: As for `asking_costs`.
         share: Share of edges and nodes that take part.
     """
     # Each explains the rest of the one before: batches without rows give the cost of edges, those
     # with rows that of rows.
     num = len(_BATCH_SIZES)
-    plain, rows = found[:num], slice(num, num * len(_WIDTHS))
+    plain, rows = measured[:num], slice(num, num * len(_WIDTHS))
     edges = [[1.0, share * took.edges] for took in plain]
     batch_s, edge_s = _explain(edges, seconds[:num], plain)
     left, amounts = [], []
-    for one, (took, width) in zip(seconds[rows], _with_widths(found)[rows], strict=True):
-        left.append(one - batch_s - edge_s * share * took.edges)
+    for cpu_s, (took, width) in zip(seconds[rows], _with_widths(measured)[rows], strict=True):
+        left.append(cpu_s - batch_s - edge_s * share * took.edges)
         amounts.append(_rows_and_bytes(share * took.nodes, width))
-    rows_s, row_s, byte_s = _explain(amounts, left, found[rows])
+    rows_s, row_s, byte_s = _explain(amounts, left, measured[rows])
     return {
         f"{name}_batch_s": batch_s, f"{name}_edge_s": edge_s,
         f"{name}_rows_s": rows_s, f"{name}_row_s": row_s, f"{name}_byte_s": byte_s,
@@ -328,7 +330,7 @@ def _costs_of_a_step(
 
 
 def _caching_costs(
-    name: str, costs: dict[str, float], step: str, seconds: list[float], found: list[Took],
+    name: str, costs: dict[str, float], step: str, seconds: list[float], measured: list[Took],
     share: float = 1.0,
 ) -> dict[str, float]:  # fmt: skip
     """Return the costs of caching rows, which explain the rest of the batches with a cache.
@@ -338,7 +340,7 @@ def _caching_costs(
         costs: From `_costs_of_a_step`, of ``step``.
         step: Name of the step that rows in the cache do without.
         seconds: As there, and so are the others.
-        found: As there.
+        measured: As there.
         share: As there.
     """
     first = len(_BATCH_SIZES) * len(_WIDTHS)
@@ -346,19 +348,19 @@ def _caching_costs(
         costs[f"{step}_{kind}_s"] for kind in ("batch", "edge", "rows", "row", "byte")
     )
     left, kept = [], []
-    for one, (took, width) in zip(seconds[first:], _with_widths(found)[first:], strict=True):
+    for cpu_s, (took, width) in zip(seconds[first:], _with_widths(measured)[first:], strict=True):
         missed = share * took.nodes * (1 - took.hit_rate)
         structure_s = batch_s + edge_s * share * took.edges
-        left.append(one - structure_s - rows_s - missed * (row_s + byte_s * width * 4))
+        left.append(cpu_s - structure_s - rows_s - missed * (row_s + byte_s * width * 4))
         kept.append(_rows_and_bytes(share * took.nodes, width, took.hit_rate))
-    of_a_batch, of_a_row, of_a_byte = _explain(kept, left, found[first:])
+    of_a_batch, of_a_row, of_a_byte = _explain(kept, left, measured[first:])
     return {f"{name}_batch_s": of_a_batch, f"{name}_row_s": of_a_row, f"{name}_byte_s": of_a_byte}
 
 
-def _with_widths(found: list[Took]) -> list[tuple[Took, int]]:
+def _with_widths(measured: list[Took]) -> list[tuple[Took, int]]:
     """Return each measurement with the width of its rows; those with a cache are last."""
     widths = [width for width in (*_WIDTHS, *_WIDTHS[1:]) for _ in _BATCH_SIZES]
-    return list(zip(found, widths, strict=True))
+    return list(zip(measured, widths, strict=True))
 
 
 def _alone_s(sampling: list[float], took: Took, width: int) -> float:

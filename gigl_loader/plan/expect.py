@@ -50,7 +50,7 @@ class DegreeDistribution:
         spread = 6 * np.sqrt(mean) + 6
         degree = np.unique(np.linspace(max(0.0, mean - spread), mean + spread, _CLASSES).round())
         # As logarithms: factorials past that of 170 are infinite in float64.
-        log_factorials = np.array([math.lgamma(1 + one) for one in degree])
+        log_factorials = np.array([math.lgamma(1 + d) for d in degree])
         log_share = degree * np.log(mean) - mean - log_factorials
         share = np.exp(log_share - log_share.max())
         return cls(nodes, share / share.sum(), degree, np.ones(degree.size))
@@ -82,20 +82,20 @@ class DegreeDistribution:
             pulls: ``[n]``, how often each of them is a neighbour. None: equal to ``degrees``.
             is_seed: ``[n]`` bool, the possible seeds. None: all.
         """
-        own = np.asarray(degrees, np.float64)
-        others = own if pulls is None else np.asarray(pulls, np.float64)
-        seeds = np.ones(own.size) if is_seed is None else np.asarray(is_seed, np.float64)
-        order, starts = _classes_of(own, others)
-        sizes = np.diff(starts, append=own.size)
+        neighbors = np.asarray(degrees, np.float64)
+        others = neighbors if pulls is None else np.asarray(pulls, np.float64)
+        seeds = np.ones(neighbors.size) if is_seed is None else np.asarray(is_seed, np.float64)
+        order, starts = _classes_of(neighbors, others)
+        sizes = np.diff(starts, append=neighbors.size)
 
         def mean(values: Array) -> Array:
-            found: Array = np.add.reduceat(values[order], starts) / sizes
-            return found
+            means: Array = np.add.reduceat(values[order], starts) / sizes
+            return means
 
         # Without edges, pulls are 0, not NaN.
         pull = mean(others) / max(others.mean(), 1e-12)
         seed_pull = mean(seeds) / max(seeds.mean(), 1e-12)
-        return cls(float(own.size), sizes / own.size, mean(own), pull, seed_pull)
+        return cls(float(neighbors.size), sizes / neighbors.size, mean(neighbors), pull, seed_pull)
 
 
 def _classes_of(degrees: Array, pulls: Array) -> tuple[Array, Array]:

@@ -36,8 +36,8 @@ def read_root(root: Path) -> tuple[dict[str, Any], DegreeDistribution, int]:
         (adjacency,) = view.adjacency.values()
         if k == 0:
             degrees, pulls = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
-        found = adjacency.indptr.diff().numpy()  # of all nodes, of local ones, or up to the last
-        degrees[adjacency.first_row : adjacency.first_row + len(found)] += found
+        counts = adjacency.indptr.diff().numpy()  # of all nodes, of local ones, or up to the last
+        degrees[adjacency.first_row : adjacency.first_row + len(counts)] += counts
         # How often each node is a neighbour, here and in all; only of nodes owned here.
         pulled = np.bincount(adjacency.indices.numpy(), minlength=nodes)
         pulls += pulled
@@ -89,7 +89,7 @@ def _is_seed(nodes: int, of_parts: Sequence[Any]) -> Any:
     """Return ``[nodes]`` bool, the training seeds; None: all, or not known."""
     if any(ids is None or isinstance(ids, dict) or len(ids) == 0 for ids in of_parts):
         return None
-    found = np.zeros(nodes, bool)
+    is_seed = np.zeros(nodes, bool)
     for ids in of_parts:
-        found[ids.numpy()] = True
-    return found
+        is_seed[ids.numpy()] = True
+    return is_seed

@@ -112,13 +112,13 @@ def say(pipe: Connection, word: Any, wait_s: float = WAIT_S) -> None:
 
 def cpu_s_below(pid: int) -> float:
     """Return the CPU seconds so far of a process and of its live descendants."""
-    return sum(used for _, used in _below(pid))
+    return sum(used for _, used in _cpu_s_by_process(pid))
 
 
-def _below(pid: int) -> list[tuple[int, float]]:
+def _cpu_s_by_process(pid: int) -> list[tuple[int, float]]:
     """Return (pid, CPU seconds) of a process and of its descendants, each after its parent."""
-    found = [(one, read_stat(one)) for one in (pid, *descendants(pid))]
-    return [(one, (int(stat[11]) + int(stat[12])) / _TICKS) for one, stat in found if stat]
+    stats = [(process, read_stat(process)) for process in (pid, *descendants(pid))]
+    return [(process, (int(stat[11]) + int(stat[12])) / _TICKS) for process, stat in stats if stat]
 
 
 def idle() -> tuple[float, ...]:
@@ -132,15 +132,15 @@ def idle() -> tuple[float, ...]:
     Raises:
         PeerError: They did not start.
     """
-    with Child(_idle, kind=multiprocessing.get_context("spawn").Process) as one:
-        one.hear()
+    with Child(_idle, kind=multiprocessing.get_context("spawn").Process) as child:
+        child.hear()
         # While it is stopped at its first batch, with all of its processes running. Parents come
         # first, so: training, supervisor, workers.
-        pids, seconds = zip(*_below(one.pid), strict=True)
-        own = [_own_bytes(pid) for pid in pids]
+        pids, seconds = zip(*_cpu_s_by_process(child.pid), strict=True)
+        nbytes = [_own_bytes(pid) for pid in pids]
         files = max(_kilobytes(pid, "status", "RssFile") for pid in pids)
-        one.go_on()
-    training, supervisor, *workers = own
+        child.go_on()
+    training, supervisor, *workers = nbytes
     start_s, supervisor_start_s, *worker_start_s = seconds
     return (
         training, supervisor, sum(workers), 1024 * files,
@@ -151,8 +151,8 @@ def idle() -> tuple[float, ...]:
 def _own_bytes(pid: int) -> float:
     # Proportional: shared memory is split among processes, so their sum is the machine's. Files,
     # mostly libraries, are counted once, separately.
-    found = [_kilobytes(pid, "smaps_rollup", name) for name in ("Pss_Anon", "Pss_Shmem")]
-    return 1024 * sum(found)
+    kilobytes = [_kilobytes(pid, "smaps_rollup", name) for name in ("Pss_Anon", "Pss_Shmem")]
+    return 1024 * sum(kilobytes)
 
 
 def _kilobytes(pid: int, file: str, name: str) -> float:
@@ -292,11 +292,11 @@ def _serve(ready: Connection, security: Security) -> None:
 
 def _time_one(caller: Caller, seconds: float) -> Timed:
     # Only of the two processes: both are on this machine, and others may work meanwhile.
-    there, here = _ask(caller, "process"), time.process_time()
+    peer_s, own_s = _ask(caller, "process"), time.process_time()
     began = time.monotonic()
     received = _receive(caller, seconds)
-    took, here = time.monotonic() - began, time.process_time() - here
-    return Timed(received / took, (here + _ask(caller, "process") - there) / received)
+    took, own_s = time.monotonic() - began, time.process_time() - own_s
+    return Timed(received / took, (own_s + _ask(caller, "process") - peer_s) / received)
 
 
 def _receive(caller: Caller, seconds: float) -> float:
@@ -352,18 +352,18 @@ def between(other: Other, rounds: int, seconds: float = 1.0) -> dict[bool, Timed
 
 def _time_at_once(callers: list[Caller], seconds: float) -> Timed:
     # First the background work of both machines, to subtract it.
-    before = _both(callers[0])
+    before = _busy_s(callers[0])
     time.sleep(seconds)
-    idle = (_both(callers[0]) - before) / seconds
-    before, began = _both(callers[0]), time.monotonic()
+    idle = (_busy_s(callers[0]) - before) / seconds
+    before, began = _busy_s(callers[0]), time.monotonic()
     with ThreadPoolExecutor(len(callers)) as pool:
         received = sum(pool.map(_receive, callers, [seconds] * len(callers)))
     took = time.monotonic() - began
-    worked = _both(callers[0]) - before - idle * took
+    worked = _busy_s(callers[0]) - before - idle * took
     return Timed(received / took, max(0.0, worked) / received)
 
 
-def _both(caller: Caller) -> float:
+def _busy_s(caller: Caller) -> float:
     """Return the busy seconds of both machines' processors."""
     return _ask(caller, "machine") + machine_s()
 
@@ -378,11 +378,11 @@ def _in_each_mode(
     ways = {other.security.mode.encrypted: (other.port, other.security)}
     if plain := _plain_port(other):
         ways[False] = plain, _unencrypted(other.security)
-    found = {}
+    medians = {}
     for encrypted, (port, security) in ways.items():
         with _calling(other.host, port, security, count) as callers:
-            found[encrypted] = _median([time_once(callers) for _ in range(rounds)])
-    return found
+            medians[encrypted] = _median([time_once(callers) for _ in range(rounds)])
+    return medians
 
 
 def _plain_port(other: Other) -> int:
@@ -405,31 +405,33 @@ def _calling(host: str, port: int, security: Security, count: int) -> Iterator[l
             caller.close()
 
 
-def _median(found: list[Timed]) -> Timed:
+def _median(timings: list[Timed]) -> Timed:
     return Timed(
-        statistics.median(one.gb_per_s for one in found),
-        statistics.median(one.s_per_gb for one in found),
+        statistics.median(timing.gb_per_s for timing in timings),
+        statistics.median(timing.s_per_gb for timing in timings),
     )
 
 
 # --- costs for a plan -----------------------------------------------------------------------------
 
 
-def costs_of(here: dict[bool, Timed], there: dict[bool, Timed]) -> dict[str, Any]:
+def costs_of(one_host: dict[bool, Timed], two_hosts: dict[bool, Timed]) -> dict[str, Any]:
     """Return the costs of the transport.
 
     Args:
-        here: From `within`.
-        there: From `between`; empty without a second host.
+        one_host: From `within`.
+        two_hosts: From `between`; empty without a second host.
     """
     # The cost of a link beyond memory, in the modes that were measured both ways.
-    link_s = [timed.s_per_gb - here[encrypted].s_per_gb for encrypted, timed in there.items()]
+    link_s = [
+        timed.s_per_gb - one_host[encrypted].s_per_gb for encrypted, timed in two_hosts.items()
+    ]
     # Halves: both ends were measured together, and costs are per end. Rates are those of the link
     # if there is one, as people expect.
-    found = here | there
+    measured = one_host | two_hosts
     return {
-        "plain_s_per_gb": here[False].s_per_gb / 2, "tls_s_per_gb": here[True].s_per_gb / 2,
-        "plain_gb_per_s": found[False].gb_per_s, "tls_gb_per_s": found[True].gb_per_s,
+        "plain_s_per_gb": one_host[False].s_per_gb / 2, "tls_s_per_gb": one_host[True].s_per_gb / 2,
+        "plain_gb_per_s": measured[False].gb_per_s, "tls_gb_per_s": measured[True].gb_per_s,
         "link_s_per_gb": max(0.0, statistics.mean(link_s)) if link_s else 0.0,
-        "link_gbit": 8 * max((timed.gb_per_s for timed in there.values()), default=0.0),
+        "link_gbit": 8 * max((timed.gb_per_s for timed in two_hosts.values()), default=0.0),
     }  # fmt: skip

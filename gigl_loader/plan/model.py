@@ -93,7 +93,7 @@ def estimate(job: Job, costs: Costs, degrees: DegreeDistribution | None = None) 
         ConfigError: Such batches are impossible.
     """
     plan = _estimate(job, costs, degrees)
-    found = {}
+    gains = {}
     for name, change in _CHANGES.items():
         changed = change(job)
         if changed is None or changed == job:
@@ -103,10 +103,10 @@ def estimate(job: Job, costs: Costs, degrees: DegreeDistribution | None = None) 
         changed_plan = _estimate(changed, costs, degrees)
         gain = changed_plan.seeds_per_second / plan.seeds_per_second
         if gain > 1.01 and not (plan.fits and not changed_plan.fits):
-            found[name] = gain
-    enough = _enough(job, plan.batch, costs) if plan.fits is False else None
+            gains[name] = gain
+    enough = _fewest_machines(job, plan.batch, costs) if plan.fits is False else None
     return replace(
-        plan, enough=enough, changes=dict(sorted(found.items(), key=lambda item: -item[1]))
+        plan, enough=enough, changes=dict(sorted(gains.items(), key=lambda item: -item[1]))
     )
 
 
@@ -114,7 +114,7 @@ _MOST_MACHINES = 1 << 20
 """An upper bound; a search without result up to here would not end."""
 
 
-def _enough(job: Job, batch: BatchSize, costs: Costs) -> int | None:
+def _fewest_machines(job: Job, batch: BatchSize, costs: Costs) -> int | None:
     """Return the smallest number of machines that hold the graph with which it fits, or None."""
 
     def fits(parts: int) -> bool:
@@ -190,17 +190,17 @@ def bytes_per_seed(job: Job, batch: BatchSize) -> dict[str, float]:
     """
     # Requests have ids, and responses neighbours; with the rows of a node its id travels.
     remote, missed = job.share_elsewhere, 1 - batch.hit_rate
-    found = {
+    by_kind = {
         "requests": batch.requested * remote * _ID_BYTES,
         "neighbours": batch.edges * remote * _ID_BYTES,
     }
     rows = batch.nodes * missed * (job.row_bytes + _ID_BYTES) if job.row_bytes else 0.0
     if job.is_store:
-        found["ids and edges of batches"] = batch.nodes * _ID_BYTES + batch.edges * _EDGE_BYTES
-        found["rows of batches"] = rows
+        by_kind["ids and edges of batches"] = batch.nodes * _ID_BYTES + batch.edges * _EDGE_BYTES
+        by_kind["rows of batches"] = rows
     else:
-        found["rows between partitions"] = rows * remote
-    return {name: nbytes / batch.seeds for name, nbytes in found.items()}
+        by_kind["rows between partitions"] = rows * remote
+    return {name: nbytes / batch.seeds for name, nbytes in by_kind.items()}
 
 
 def cpu_per_seed(
@@ -215,7 +215,7 @@ def cpu_per_seed(
     sampled = costs.batch_s + costs.edge_s * batch.edges + costs.node_s * batch.nodes
     asked = costs.asked_edge_s * batch.edges * remote
     asked += costs.asked_batch_s if remote else 0.0
-    found = {"sampling": sampled, "requesting neighbours": asked}
+    cpu_s = {"sampling": sampled, "requesting neighbours": asked}
     # A rank of a graph store has no rows of its own, so it fetches all of them.
     wanted = rows * (1.0 if job.is_store else remote)
     missed = wanted * (1 - batch.hit_rate)
@@ -224,13 +224,13 @@ def cpu_per_seed(
         received = costs.received_batch_s + costs.received_edge_s * batch.edges
         if rows:
             sent, received = sent + costs.sent_rows_s, received + costs.received_rows_s
-        found["sending batches"] = sent + missed * (costs.sent_row_s + costs.sent_byte_s * width)
-        found["receiving batches"] = received + missed * (
+        cpu_s["sending batches"] = sent + missed * (costs.sent_row_s + costs.sent_byte_s * width)
+        cpu_s["receiving batches"] = received + missed * (
             costs.received_row_s + costs.received_byte_s * width
         )
     else:
-        found["reading rows"] = costs.row_byte_s * rows * width
-        found["requesting rows"] = (costs.asked_rows_s if wanted else 0.0) + missed * (
+        cpu_s["reading rows"] = costs.row_byte_s * rows * width
+        cpu_s["requesting rows"] = (costs.asked_rows_s if wanted else 0.0) + missed * (
             costs.asked_row_s + costs.asked_byte_s * width
         )
     if job.remote_cache and wanted:
@@ -239,25 +239,25 @@ def cpu_per_seed(
             if job.is_store
             else (costs.cached_batch_s, costs.cached_row_s, costs.cached_byte_s)
         )
-        found["keeping rows"] = batch_s + row_s * wanted + byte_s * (wanted - missed) * width
-    found = {name: seconds / batch.seeds for name, seconds in found.items()}
+        cpu_s["keeping rows"] = batch_s + row_s * wanted + byte_s * (wanted - missed) * width
+    cpu_s = {name: seconds / batch.seeds for name, seconds in cpu_s.items()}
     # From here on, costs of bytes, which are per seed already.
     between, delivered = _between_and_delivered(wire)
     if job.encrypted and job.is_store:
-        found["encryption between servers"] = 2 * per_byte * between
-        found["encryption at servers"] = per_byte * delivered
-        found["encryption at training machines"] = per_byte * delivered
+        cpu_s["encryption between servers"] = 2 * per_byte * between
+        cpu_s["encryption at servers"] = per_byte * delivered
+        cpu_s["encryption at training machines"] = per_byte * delivered
     elif job.encrypted:
-        found["encryption"] = 2 * per_byte * between
+        cpu_s["encryption"] = 2 * per_byte * between
     # This was measured for both ends together, encryption for one end: bytes between servers have
     # both ends there, delivered ones one on each side.
     per_byte = costs.link_s_per_gb / 1e9
     if job.is_store:
-        found["packets of servers"] = per_byte * (between + delivered / 2)
-        found["packets of training machines"] = per_byte * delivered / 2
+        cpu_s["packets of servers"] = per_byte * (between + delivered / 2)
+        cpu_s["packets of training machines"] = per_byte * delivered / 2
     else:
-        found["packets"] = per_byte * between
-    return found
+        cpu_s["packets"] = per_byte * between
+    return cpu_s
 
 
 def _between_and_delivered(wire: dict[str, float]) -> tuple[float, float]:
@@ -287,7 +287,7 @@ def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[s
         training = sum(cpu.get(name, 0.0) for name in _OF_TRAINING_MACHINES)
         storage = sum(cpu.values()) - training
         sampled = storage - sum(cpu.get(name, 0.0) for name in _OF_SERVERS_THEMSELVES)
-        found = {
+        bounds = {
             "workers": (
                 job.num_servers * ranks * job.num_workers * cores_of_a_worker(job) / sampled
             ),
@@ -297,18 +297,18 @@ def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[s
             "links of training machines": job.machines * link / delivered,
         }
         if training > 0:
-            found["cores of training machines"] = job.machines * job.cores / training
+            bounds["cores of training machines"] = job.machines * job.cores / training
     else:
         work = sum(cpu.values())
-        found = {
+        bounds = {
             "workers": ranks * job.num_workers * cores_of_a_worker(job) / work,
             "cores": job.machines * job.cores / work,
         }
         if between > 0:
-            found["links"] = job.machines * link / between
+            bounds["links"] = job.machines * link / between
     if job.step_ms:
-        found["the model's step"] = ranks * job.batch_size / (job.step_ms / 1e3)
-    return found
+        bounds["the model's step"] = ranks * job.batch_size / (job.step_ms / 1e3)
+    return bounds
 
 
 def together(job: Job, bounds: dict[str, float]) -> float:
@@ -326,7 +326,7 @@ def together(job: Job, bounds: dict[str, float]) -> float:
     links = [1 / rate for name, rate in bounds.items() if name.startswith("links")]
     cores = [1 / rate for name, rate in bounds.items() if name.startswith("cores")]
     # bytes from one link arrive at the other at once: the slower one is the queue
-    return min(*bounds.values(), throughput([*cores, *sorted(links)[-1:]], _under_way(job)))
+    return min(*bounds.values(), throughput([*cores, *sorted(links)[-1:]], _batches_under_way(job)))
 
 
 def throughput(demands: Sequence[float], under_way: int) -> float:
@@ -338,19 +338,19 @@ def throughput(demands: Sequence[float], under_way: int) -> float:
     """
     # Exact for such a network, one job more at a time: a new job finds as many waiting as there are
     # on average with one fewer, and waits for all of them.
-    waiting, found = [0.0] * len(demands), math.inf
+    waiting, rate = [0.0] * len(demands), math.inf
     for number in range(1, under_way + 1):
-        times = [own * (1 + queue) for own, queue in zip(demands, waiting, strict=True)]
-        found = number / sum(times)
-        waiting = [found * took for took in times]
-    return found
+        times = [demand * (1 + queue) for demand, queue in zip(demands, waiting, strict=True)]
+        rate = number / sum(times)
+        waiting = [rate * took for took in times]
+    return rate
 
 
 _MOST_UNDER_WAY = 100
 """More of them make no difference: with two equal stations, 100 give 100/101."""
 
 
-def _under_way(job: Job) -> int:
+def _batches_under_way(job: Job) -> int:
     """Return the batches under way for each machine that takes part in all of them."""
     a_machine = CONCURRENCY * job.ranks_per_machine * job.num_workers
     if job.is_store:  # of each rank, on each server
@@ -404,12 +404,12 @@ def plan_device(job: Job, batch: BatchSize, gpu_gb: float) -> DevicePlan:
         {EDGE: job.num_neighbors}, {NODE: job.batch_size}, {NODE: nodes}, edge_dir="in"
     )
     row_bytes = job.row_bytes
-    one = bounds.device_bytes + batch.nodes * row_bytes
+    batch_bytes = bounds.device_bytes + batch.nodes * row_bytes
     index = 4 if job.nodes < 2**31 else 8
     return DevicePlan(
         gpu_gb,
         # begins of rows and labels; neighbours and edge ids, as partitions have them
         structure=(8 + 8) * job.nodes + (index + 8) * job.edges,
         features=job.nodes * row_bytes,
-        batches=(CONCURRENCY + BATCHES_HELD) * one,
+        batches=(CONCURRENCY + BATCHES_HELD) * batch_bytes,
     )

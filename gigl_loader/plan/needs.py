@@ -264,16 +264,16 @@ class Job:
     def with_machines(self, machines: int, servers: int) -> "Job":
         """Return the job on other machines: partitions keep their advantage over random ones."""
         # More parts are smaller ones; the book of owners has all nodes in each.
-        found = replace(self, machines=machines, num_servers=servers, remote_share=None)
-        times = self.parts / found.parts
+        moved = replace(self, machines=machines, num_servers=servers, remote_share=None)
+        times = self.parts / moved.parts
         resident = [(name, n if name == BOOKS else n * times) for name, n in self.resident]
-        found = replace(found, resident=tuple(resident))
+        moved = replace(moved, resident=tuple(resident))
         if self.remote_share is None or self.parts == 1:
-            return found
+            return moved
         # Relative to random parts: half as many remote neighbours remain half as many.
         drawn = 1 - 1 / self.parts
-        share = min(1.0, self.remote_share * found.share_elsewhere / drawn)
-        return replace(found, remote_share=share)
+        share = min(1.0, self.remote_share * moved.share_elsewhere / drawn)
+        return replace(moved, remote_share=share)
 
     def degrees(self) -> DegreeDistribution:
         """Return the graph from its degree distribution."""
@@ -301,7 +301,7 @@ def memory_of(job: Job, batch: BatchSize, costs: Costs) -> tuple[dict[str, float
     if not job.is_store:
         return _colocated(job, batch, costs), "training"
     machines = (_storage(job, batch, costs), "storage"), (_training(job, batch, costs), "training")
-    return max(machines, key=lambda one: sum(one[0].values()))
+    return max(machines, key=lambda machine: sum(machine[0].values()))
 
 
 def graph_bytes(job: Job) -> dict[str, float]:
@@ -328,10 +328,11 @@ def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     # Finished ones wait for the trainer only if the model is the slow part; else as many slots are
     # in use as are being written.
     written = workers * CONCURRENCY if job.step_ms else threads
-    found = {
+    nbytes = {
         **graph_bytes(job),
         "batches under way": (written + ranks * _HELD) * _slot(job, batch),
-        "sampling": threads * _thread(batch) + answered * job.share_elsewhere * _answer(batch),
+        "sampling": threads * _thread(batch)
+        + answered * job.share_elsewhere * _answer_bytes(batch),
         "requested rows": threads * remote,
         "rows to send": answered * remote,
         "training processes": ranks * costs.process_bytes,
@@ -340,10 +341,10 @@ def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     }
     # Rows of the cache are copied before a batch is put together: another batch may replace them.
     if job.remote_cache and not is_alone:
-        found["rows copied from the cache"] = threads * remote * batch.hit_rate
-        found["cache"] = cache_bytes(job, job.share_elsewhere * job.nodes)
-        found["batches drawn ahead"] = ranks * _ahead(job, batch) * _drawn(job, batch)
-    return found
+        nbytes["rows copied from the cache"] = threads * remote * batch.hit_rate
+        nbytes["cache"] = cache_bytes(job, job.share_elsewhere * job.nodes)
+        nbytes["batches drawn ahead"] = ranks * _ahead(job, batch) * _drawn(job, batch)
+    return nbytes
 
 
 def _storage(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
@@ -352,18 +353,18 @@ def _storage(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     workers = clients * job.num_workers
     answered = 0 if job.parts == 1 else workers * min(LANES, CONCURRENCY)
     slot = _structure(batch) if _rows_are_asked_for(job) else _slot(job, batch)
-    found = {
+    nbytes = {
         **graph_bytes(job),
         "batches under way": clients * (job.num_workers * CONCURRENCY + _HELD) * slot,
         "sampling": workers * CONCURRENCY * _thread(batch)
-        + answered * job.share_elsewhere * _answer(batch),
+        + answered * job.share_elsewhere * _answer_bytes(batch),
         "workers": workers * costs.worker_bytes + clients * costs.supervisor_bytes,
         "server": costs.process_bytes,
         "libraries": costs.library_bytes,
     }
     if _rows_are_asked_for(job):  # each client has a connection and a thread of its own
-        found["rows to send"] = clients * batch.nodes * job.row_bytes / job.parts
-    return found
+        nbytes["rows to send"] = clients * batch.nodes * job.row_bytes / job.parts
+    return nbytes
 
 
 def _training(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
@@ -372,18 +373,18 @@ def _training(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     # once: packed as received, and unpacked.
     fetches = CONCURRENCY * job.num_servers
     ready = fetches if job.step_ms else 1  # batches wait if the model is the slow part
-    found = {
+    nbytes = {
         "batches under way": ranks * fetches * (1 + _PACKED) * _structure(batch),
         "rows of batches": ranks * (ready + _HELD) * rows,
         "training processes": ranks * costs.process_bytes,
         "libraries": costs.library_bytes,
     }
     if _rows_are_asked_for(job):
-        found["requested rows"] = ranks * _UNDER_WAY * rows
+        nbytes["requested rows"] = ranks * _UNDER_WAY * rows
     if job.remote_cache:
-        found["cache"] = cache_bytes(job, job.nodes)
-        found["batches drawn ahead"] = ranks * _ahead(job, batch) * _structure(batch)
-    return found
+        nbytes["cache"] = cache_bytes(job, job.nodes)
+        nbytes["batches drawn ahead"] = ranks * _ahead(job, batch) * _structure(batch)
+    return nbytes
 
 
 def _rows_are_asked_for(job: Job) -> bool:
@@ -414,7 +415,7 @@ def _thread(batch: BatchSize) -> float:
     return labels + 8 * (6 * batch.edges + 6 * batch.nodes)
 
 
-def _answer(batch: BatchSize) -> float:
+def _answer_bytes(batch: BatchSize) -> float:
     """Return the work memory of a responding thread, if all of a batch were requested."""
     return 8 * 3 * (batch.edges + batch.nodes)
 
@@ -494,25 +495,25 @@ def connections_of(job: Job) -> dict[str, int]:
     """
     ranks = job.machines * job.ranks_per_machine
     lanes = min(LANES, CONCURRENCY)
-    found = {"training process": ranks - 1 + (_OF_A_GROUP if ranks > 1 else 0)}
+    connections = {"training process": ranks - 1 + (_OF_A_GROUP if ranks > 1 else 0)}
     if job.is_store:
-        found["training process"] += _TO_A_SERVER * job.num_servers
-        found["storage server"] = _TO_A_SERVER * ranks + 2 * (job.num_servers - 1)
-    found["worker"] = 2 * lanes * (job.parts - 1)  # for its own requests, and for others'
-    return found
+        connections["training process"] += _TO_A_SERVER * job.num_servers
+        connections["storage server"] = _TO_A_SERVER * ranks + 2 * (job.num_servers - 1)
+    connections["worker"] = 2 * lanes * (job.parts - 1)  # for its own requests, and for others'
+    return connections
 
 
 def descriptors_of(job: Job) -> dict[str, int]:
     """Return by process its number of open descriptors, the minimum for ``ulimit -n``."""
-    found = {name: number + _FILES[name] for name, number in connections_of(job).items()}
+    descriptors = {name: number + _FILES[name] for name, number in connections_of(job).items()}
     # A reader of batches has the memory of each slot open: the rank itself, or the server for it.
     slots = job.num_workers * CONCURRENCY * _FILES_OF_A_SLOT
     if job.is_store:
         ranks = job.machines * job.ranks_per_machine
-        found["storage server"] += ranks * (_FILES_OF_A_RANK + slots)
+        descriptors["storage server"] += ranks * (_FILES_OF_A_RANK + slots)
     else:
-        found["training process"] += slots
-    return found
+        descriptors["training process"] += slots
+    return descriptors
 
 
 def start_of(job: Job, costs: Costs) -> dict[str, float]:

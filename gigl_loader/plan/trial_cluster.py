@@ -125,15 +125,15 @@ def measure_one(
     # Processor time is counted while all ranks are stopped: workers are as far ahead then as at the
     # end, so the work under way cancels out.
     _hear(ranks)  # each has had its warm-up
-    before = [cpu_s(one.pid) for one in (*ranks, *servers)]
+    before = [cpu_s(child.pid) for child in (*ranks, *servers)]
     for rank in ranks:
         rank.go_on()
-    found = _hear(ranks)
-    after = [cpu_s(one.pid) for one in (*ranks, *servers)]
+    reports = _hear(ranks)
+    after = [cpu_s(child.pid) for child in (*ranks, *servers)]
     for rank in ranks:
         rank.go_on()
     spent = [now - was for now, was in zip(after, before, strict=True)]
-    nodes, edges, hits = (sum(column) / len(found) for column in zip(*found, strict=True))
+    nodes, edges, hits = (sum(column) / len(reports) for column in zip(*reports, strict=True))
     batches = len(ranks) * counted
     training, storage = sum(spent[: len(ranks)]) / batches, sum(spent[len(ranks) :]) / batches
     return Took(nodes / counted, edges / counted, hits, training, storage)
@@ -200,11 +200,11 @@ def _take(pipe: Connection, dataset: Any, ids: Any, kind: BatchKind, rank: int) 
     wanted = RANKS * kind.taken * kind.batch_size
     generator = torch.Generator().manual_seed(rank)
 
-    def some(one: Any) -> Any:
-        drawn = torch.randint(0, max(1, len(one)), (wanted,), generator=generator)
-        return one[drawn] if len(one) else one
+    def some(given: Any) -> Any:
+        drawn = torch.randint(0, max(1, len(given)), (wanted,), generator=generator)
+        return given[drawn] if len(given) else given
 
-    seeds = {k: some(one) for k, one in ids.items()} if isinstance(ids, dict) else some(ids)
+    seeds = {k: some(of_type) for k, of_type in ids.items()} if isinstance(ids, dict) else some(ids)
     with DistNeighborLoader(
         dataset, list(kind.fanouts), seeds, batch_size=kind.batch_size, seed=0, num_workers=1,
         remote_cache=f"{kind.cache:.0%}" if kind.cache else None,

@@ -119,7 +119,7 @@ def _groups(edges: list[EdgeFile], least: int) -> list[list[EdgeFile]]:
     """Return the files in groups of at least ``least`` edges, except the last; at least one."""
     groups: list[list[EdgeFile]] = [[]]
     for file in edges:
-        if sum(one.count for one in groups[-1]) >= max(least, 1):
+        if sum(earlier.count for earlier in groups[-1]) >= max(least, 1):
             groups.append([])
         groups[-1].append(file)
     return groups
@@ -199,11 +199,11 @@ def _rank(degrees: Degrees, first: int, end: int, path: Path, dtype: Any) -> Non
     # degree.
     known, counts = np.empty(0, degrees.dtype), np.empty(0, np.int64)
     for chunk in degrees.chunks(first, end):
-        values, found = np.unique(chunk, return_counts=True)
+        values, chunk_counts = np.unique(chunk, return_counts=True)
         both = np.union1d(known, values)
         total = np.zeros(both.size, np.int64)
         total[np.searchsorted(both, known)] += counts
-        total[np.searchsorted(both, values)] += found
+        total[np.searchsorted(both, values)] += chunk_counts
         known, counts = both, total
     # First place of each degree: the number of nodes of higher degrees, which end the array.
     free = counts[::-1].cumsum()[::-1] - counts
@@ -258,7 +258,7 @@ class Buckets:
         """Return the writer for the rows of a table file."""
         return _Dealer(self, self._positions, self.file(i))
 
-    def place(self, num_files: int) -> None:
+    def write_rows(self, num_files: int) -> None:
         """Write all rows to their places, bucket by bucket, once all files were dealt."""
         # A bucket is a step: it alone writes its range of positions, so buckets may run in any
         # order, and on other nodes.
@@ -273,7 +273,7 @@ class Buckets:
                 for where, width in self.widths.items()
             }
             makes[f"position/{self.name}/{bucket}"] = partial(
-                _place, files, bucket, first, count, targets
+                _write_bucket, files, bucket, first, count, targets
             )
         with positions.job.stage(f"place {positions.node_type}", self.count, "buckets") as progress:
             for _ in positions.job.steps(makes):
@@ -322,13 +322,13 @@ class _Dealer:
         # rows from `first` on are by ids, the order of the look-up's file; `positions` are those of
         # the batch.
         for partition, first, positions in pieces:
-            found = self._look_up(partition, first, len(positions))
-            bucket, at[positions, 0] = np.divmod(found, self._buckets.rows)
+            places = self._look_up(partition, first, len(positions))
+            bucket, at[positions, 0] = np.divmod(places, self._buckets.rows)
             buckets[positions] = bucket + self._buckets.starts[partition]
         fields = [at, *rows.values()]
         # Bytes, for any type: rows of several matrices move in one piece, and are split by the
         # widths when they are placed.
-        records = np.concatenate([np.ascontiguousarray(one).view(np.uint8) for one in fields], 1)
+        records = np.concatenate([np.ascontiguousarray(f).view(np.uint8) for f in fields], 1)
         self._waiting.append((buckets, records))
         self._nbytes += records.nbytes
         if self._nbytes > self._buckets.deal_bytes:
@@ -340,15 +340,15 @@ class _Dealer:
         if partition not in self._lookups:
             self._lookups[partition] = self._positions.path(partition).open("rb", buffering=0)
         file, dtype = self._lookups[partition], self._positions.dtype(partition)
-        found: Array = np.frombuffer(
+        positions: Array = np.frombuffer(
             os.pread(file.fileno(), count * dtype.itemsize, first * dtype.itemsize), dtype
         )
-        return found.astype(np.int64)
+        return positions.astype(np.int64)
 
     def _write(self) -> None:
         if not self._waiting:
             return
-        buckets, records = (np.concatenate(found) for found in zip(*self._waiting, strict=True))
+        buckets, records = (np.concatenate(column) for column in zip(*self._waiting, strict=True))
         self._waiting, self._nbytes = [], 0
         order = np.argsort(buckets, kind="stable")
         counts = np.bincount(buckets, minlength=self._buckets.count)
@@ -363,7 +363,7 @@ class _Dealer:
         self._slices.append(np.array(slices, np.int64))
 
 
-def _place(
+def _write_bucket(
     files: list[Path], bucket: int, first: int, count: int, targets: Mapping[Path, int]
 ) -> None:
     """Write the rows of a bucket to their places in a partition, from ``first`` on.

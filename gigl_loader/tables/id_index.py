@@ -98,19 +98,19 @@ class Index:
 
     def find(self, ids: Any, pool: Executor) -> Array:
         """Return ``[len(ids)]`` uint32, numbers of an Arrow array of ids, or `NO_NODE`."""
-        slots, found = self._loaded(), np.empty(len(ids), np.uint32)
+        slots, numbers = self._loaded(), np.empty(len(ids), np.uint32)
 
         def piece(start: int) -> None:
             end = min(start + _PIECE, len(ids))
-            _find(*self._keys(ids.slice(start, end - start)), slots, found[start:end])
+            _find(*self._keys(ids.slice(start, end - start)), slots, numbers[start:end])
 
         # Compiled code releases the interpreter's lock, so threads help. `list` raises the errors
         # of threads.
         list(pool.map(piece, range(0, len(ids), _PIECE)))
         # A null was looked up as 0, or as an empty text, which may be a node.
         if ids.null_count:
-            found[ids.is_null().to_numpy(zero_copy_only=False)] = NO_NODE
-        return found
+            numbers[ids.is_null().to_numpy(zero_copy_only=False)] = NO_NODE
+        return numbers
 
     def _keys(self, ids: Any) -> tuple[Array, Array]:
         """Return ``[len(ids)]`` uint64 checks, and ``[len(ids)]`` uint64 for home slots."""
@@ -127,8 +127,8 @@ class Index:
 
 def _integers(ids: Any) -> Array:
     filled = ids.fill_null(0) if ids.null_count else ids
-    found: Array = filled.cast(pa.int64()).to_numpy().view(np.uint64)
-    return found
+    integers: Array = filled.cast(pa.int64()).to_numpy().view(np.uint64)
+    return integers
 
 
 _compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True)
@@ -154,17 +154,17 @@ def _text_keys(ends, data, checks, homes):  # type: ignore[no-untyped-def]
     """Hash each text twice, eight bytes at a time; its length goes in first."""
     for i in range(ends.shape[0] - 1):
         at, end = ends[i], ends[i + 1]
-        one, other = np.uint64(end - at) * _C, np.uint64(end - at) + _D
+        check, home = np.uint64(end - at) * _C, np.uint64(end - at) + _D
         while at < end:
             word = np.uint64(0)
             for k in range(min(8, end - at)):
                 word |= np.uint64(data[at + k]) << np.uint64(8 * k)
-            one = (one ^ word) * _A
-            one ^= one >> _HALF
-            other = (other + word) * _D
-            other ^= other >> _29
+            check = (check ^ word) * _A
+            check ^= check >> _HALF
+            home = (home + word) * _D
+            home ^= home >> _29
             at += 8
-        checks[i], homes[i] = _mixed(one), _mixed(other)
+        checks[i], homes[i] = _mixed(check), _mixed(home)
 
 
 @_compiled
@@ -175,7 +175,7 @@ def _home(bits, count):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _find(checks, homes, slots, found):  # type: ignore[no-untyped-def]
+def _find(checks, homes, slots, numbers):  # type: ignore[no-untyped-def]
     count = slots.shape[0] // _WORDS
     for i in range(checks.shape[0]):
         low, high = np.uint32(checks[i] & _LOW), np.uint32(checks[i] >> _HALF)
@@ -189,7 +189,7 @@ def _find(checks, homes, slots, found):  # type: ignore[no-untyped-def]
             at += 1
             if at == count:
                 at = 0
-        found[i] = number
+        numbers[i] = number
 
 
 @_compiled

@@ -64,8 +64,8 @@ def contiguous_owner(rows: Array, num_rows: int, num_partitions: int) -> Array:
     # `rows * num_partitions // num_rows` would be shorter, but differs from `partition_graph`.
     size, longer = divmod(num_rows, num_partitions)
     ends = np.cumsum([size + (k < longer) for k in range(num_partitions)])
-    found: Array = np.searchsorted(ends, rows, "right")
-    return found
+    owners: Array = np.searchsorted(ends, rows, "right")
+    return owners
 
 
 def random_owner(rows: Array, num_partitions: int, seed: int) -> Array:
@@ -170,11 +170,11 @@ class Union:
         # Loops do not affect placement. Parallel edges stay: they count as weights.
         both = " UNION ALL ".join(selects)
         with self._job.engine() as engine:
-            found = engine.sql(
+            edges = engine.sql(
                 f"WITH e AS ({both}) SELECT u, v FROM (SELECT u, v FROM e UNION ALL "
                 "SELECT v AS u, u AS v FROM e) WHERE u <> v ORDER BY u, v"
             )
-            for batch in found.to_arrow_reader(1_000_000):
+            for batch in edges.to_arrow_reader(1_000_000):
                 yield batch.column(0).to_numpy(), batch.column(1).to_numpy()
 
 
@@ -182,13 +182,13 @@ def place_by_metis(union: Union, num_partitions: int, seed: int, metis: Any) -> 
     """Return ``[nodes]`` int64, owners by METIS."""
     # CSR, filled batch by batch: edges come ascending by node, so neighbours are appended.
     pointer = np.zeros(union.num_nodes + 1, np.int64)
-    found = []
+    pieces = []
     for nodes, neighbors in union.read():
         pointer[1:] += np.bincount(nodes, minlength=union.num_nodes)
-        found.append(neighbors.astype(np.int64))
-    if not found:
+        pieces.append(neighbors.astype(np.int64))
+    if not pieces:
         return contiguous_owner(np.arange(union.num_nodes), union.num_nodes, num_partitions)
-    whole = np.cumsum(pointer), np.concatenate(found)
+    whole = np.cumsum(pointer), np.concatenate(pieces)
     options = metis.Options(seed=seed % 2**31)  # METIS takes 32 bits
     adjacency = metis.CSRAdjacency(*whole)
     _, owners = metis.part_graph(num_partitions, adjacency, options=options)
@@ -215,14 +215,14 @@ def place_by_ldg(
         placed them).
     """
     # int16: -1 is not placed yet, and there are 1,024 partitions at most. Two are in memory.
-    found = np.full(union.num_nodes, -1, np.int16)
+    owners = np.full(union.num_nodes, -1, np.int16)
     for number in range(LDG_PASSES):
 
-        def one_pass(before: Array = found) -> Array:
+        def one_pass(before: Array = owners) -> Array:
             return _ldg_pass(union, before, num_partitions)
 
-        found = step(number, one_pass)
-    return found
+        owners = step(number, one_pass)
+    return owners
 
 
 def _ldg_pass(union: Union, before: Array, num_partitions: int) -> Array:

@@ -56,8 +56,8 @@ class Numbering:
     @property
     def starts(self) -> Array:
         """``[num_partitions]`` int64, the first number of each partition."""
-        found: Array = np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
-        return found
+        starts: Array = np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
+        return starts
 
     @property
     def num_nodes(self) -> int:
@@ -280,7 +280,7 @@ def _refuse_twice(table: Table, column: str, ids: list[Any], count: int) -> None
             values = ids_in(table, file, column, row, batch.column(0))
             for at in np.flatnonzero(pc.is_in(values, pa.array(ids)).to_numpy(False)):
                 value = values[int(at)].as_py()
-                positions.append(f"{value!r} in {file.name}, {file.place(row + int(at))}")
+                positions.append(f"{value!r} in {file.name}, {file.describe_row(row + int(at))}")
     raise ConfigError(
         f"{table.where}: column {column!r} has {count} id(s) more than once: "
         f"{'; '.join(sorted(positions)[:6])}; an id may name one node"

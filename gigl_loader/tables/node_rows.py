@@ -68,12 +68,12 @@ class _InPlace(ExitStack):
 
     def add(self, rows: Mapping[str, Array], pieces: list[tuple[int, int, Array]]) -> None:
         """Write a batch: by name, ``[n, width]``; and the places from `Placer`."""
-        for name, found in rows.items():
+        for name, matrix in rows.items():
             # `first` counts rows from the partition's first: a batch's rows of one partition are
             # consecutive there, so a piece is one write.
             for partition, first, positions in pieces:
-                offset = first * found.shape[1] * found.itemsize
-                self._files[name].write(partition, offset, found[positions])
+                offset = first * matrix.shape[1] * matrix.itemsize
+                self._files[name].write(partition, offset, matrix[positions])
 
 
 class NodeRows:
@@ -135,17 +135,17 @@ class NodeRows:
 
     def _open_beside(self, path: str) -> None:
         try:
-            found = np.load(path, mmap_mode="r", allow_pickle=False)
+            features = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self._table.where}: features {path}: {error}") from error
-        if found.ndim not in (1, 2) or len(found) != self._table.num_rows:
+        if features.ndim not in (1, 2) or len(features) != self._table.num_rows:
             raise ConfigError(
-                f"{self._table.where}: features {path} have shape {found.shape}, the table has "
+                f"{self._table.where}: features {path} have shape {features.shape}, the table has "
                 f"{self._table.num_rows} rows: give one row of features for each"
             )
         # Mapped, and read in batches: it may exceed memory, and its rows go to partitions.
-        self._beside = found.reshape(len(found), -1)
-        self._types[f"node_features/{self._node_type}"] = found.dtype, self._beside.shape[1]
+        self._beside = features.reshape(len(features), -1)
+        self._types[f"node_features/{self._node_type}"] = features.dtype, self._beside.shape[1]
 
     def _add(self, kind: str, columns: list[str], what: str) -> None:
         dtype = stored_type(number_type(self._table, columns, what))
@@ -182,7 +182,7 @@ class NodeRows:
                 highest = max(highest, self._job.step(f"{step}/{i}", make))
                 progress(file.num_rows)
         if buckets is not None:
-            buckets.place(len(self._table.files))
+            buckets.write_rows(len(self._table.files))
         self._note(numbering, parts, positions)
         return self._num_classes(highest)
 
@@ -214,7 +214,7 @@ class NodeRows:
         """Return the highest label, -1 if there is none."""
         table, spec = self._table, self._spec
         placer = Placer(numbering, table, file)
-        columns = [*columns_of(spec.split), *(c for found in self._columns.values() for c in found)]
+        columns = [*columns_of(spec.split), *(c for names in self._columns.values() for c in names)]
         columns = list(dict.fromkeys(columns))  # one may be label and attribute
         highest = -1
         splits: dict[str, list[Array]] = {}
@@ -246,13 +246,13 @@ class NodeRows:
         if kind not in self._columns and self._beside is not None:
             start = file.first_row + row
             # A copy: writing directly from a mapping would read it page by page.
-            found = np.array(self._beside[start : start + batch.num_rows])
+            values = np.array(self._beside[start : start + batch.num_rows])
             columns = [str(self._spec.features)]
         else:
             columns = self._columns[kind]
             hint = " (give nodes without a label -1)" if kind == self._labels else ""
-            found = matrix_in(self._table, file, columns, row, batch, width, hint=hint)
-        return in_type(self._table, file, columns, row, found, dtype)
+            values = matrix_in(self._table, file, columns, row, batch, width, hint=hint)
+        return in_type(self._table, file, columns, row, values, dtype)
 
     # --- splits -----------------------------------------------------------------------------------
 
@@ -281,17 +281,17 @@ class NodeRows:
         # of a partition is complete only after all files.
         folder = self._job.folder / "splits" / self._node_type
         folder.mkdir(parents=True, exist_ok=True)
-        joined: dict[str, Any] = {name: np.concatenate(found) for name, found in splits.items()}
+        joined: dict[str, Any] = {name: np.concatenate(pieces) for name, pieces in splits.items()}
         np.savez(folder / f"{i}.npz", **joined)
 
     def _write_splits(self, part: Part, k: int) -> None:
-        found: dict[str, list[Array]] = {split: [] for split in ("train", "val", "test")}
+        splits: dict[str, list[Array]] = {split: [] for split in ("train", "val", "test")}
         for i in range(len(self._table.files)):
             with np.load(self._job.folder / "splits" / self._node_type / f"{i}.npz") as kept:
-                for split, ids in found.items():
+                for split, ids in splits.items():
                     if f"{split}.{k}" in kept:
                         ids.append(kept[f"{split}.{k}"])
-        for split, pieces in found.items():
+        for split, pieces in splits.items():
             # Sorted, and present even if empty: a table with a split column has all three.
             owned: Array = np.sort(np.concatenate([np.empty(0, np.int64), *pieces]))
             write_array(part, f"splits/{split}/{self._node_type}", owned)
@@ -306,7 +306,7 @@ def check_time_attr(graph: TableGraph, rows: Mapping[NodeType, NodeRows], time_a
     Raises:
         ConfigError: They have not.
     """
-    of_nodes = {node_type for node_type, one in rows.items() if time_attr in one.attributes}
+    of_nodes = {t for t, node_rows in rows.items() if time_attr in node_rows.attributes}
     for node_type in sorted(of_nodes):
         if rows[node_type].attributes[time_attr] != 1:
             raise ConfigError(
@@ -315,7 +315,7 @@ def check_time_attr(graph: TableGraph, rows: Mapping[NodeType, NodeRows], time_a
             )
     of_edges = time_attr == "time" and any(graph.edges[t].time for t in graph.walked)
     if not of_nodes and not of_edges:
-        known = sorted({name for one in rows.values() for name in one.attributes})
+        known = sorted({name for node_rows in rows.values() for name in node_rows.attributes})
         raise ConfigError(
             f"time_attr={time_attr!r} is no attribute of nodes (there are {known}), and no table "
             'of edges has a time, whose name would be "time"'
@@ -375,9 +375,9 @@ def _write(
         for first in range(0, len(neighbors), most):
             asked = neighbors[first : first + most].astype(np.int64)
             owners = np.searchsorted(ends, asked, "right")
-            found = np.empty(len(asked), times[0].dtype)
+            asked_times = np.empty(len(asked), times[0].dtype)
             for owner in np.unique(owners):  # one read per mapping for all of its nodes
                 mine = owners == owner
                 rows = asked[mine] - starts[owner]
-                found[mine] = times[owner][ordered[owner][rows] if ordered else rows]
-            file.write(found.data)
+                asked_times[mine] = times[owner][ordered[owner][rows] if ordered else rows]
+            file.write(asked_times.data)

@@ -157,9 +157,9 @@ def partition_tables(
 
         # a given scratch directory may belong to a run with another root
         of_others = not scratch and resumable.ResumableJob.is_of_others(folder, settings)
-        found = _left_behind(folder, building, target, of_others=of_others, overwrite=overwrite)
-        if found is not None:
-            return found
+        finished = _left_behind(folder, building, target, of_others=of_others, overwrite=overwrite)
+        if finished is not None:
+            return finished
         check_root()  # again: another run may have ended since
         run_steps, count = stack.enter_context(resumable.runner_of(engine, limit, threads))
         job = resumable.ResumableJob(
@@ -193,7 +193,7 @@ def _left_behind(
     """Remove useless leftovers of a killed run; return its result, if it was finished."""
     report = None
     if is_done := _is_published(folder, building, target):
-        shutil.rmtree(_old(target), ignore_errors=True)
+        shutil.rmtree(_old_name(target), ignore_errors=True)
         report = None if of_others else Report.read(target)
     if is_done or (of_others and overwrite):
         _log.info("removing %s, which a run that was killed left", folder)
@@ -221,8 +221,8 @@ def _finish(
     _check_fits(report, limit)
     plain = _as_glt(building, len(report.parts), **made)
     _publish(plain, target)
-    os.rename(building, _old(target))  # else a run killed here would leave half of it
-    shutil.rmtree(_old(target))
+    os.rename(building, _old_name(target))  # else a run killed here would leave half of it
+    shutil.rmtree(_old_name(target))
 
 
 def _check_fits(report: Report, limit: int) -> None:
@@ -283,7 +283,7 @@ def _check(num_partitions: Any, method: str, edge_dir: str, seed: Any, limit: in
 def _fingerprint(graph: TableGraph) -> list[Any]:
     """Return a description that identifies these tables."""
     # Names and columns; the files are compared by size and time once they are found.
-    found: list[Any] = []
+    facts: list[Any] = []
     tables: list[tuple[Any, Any]] = [*graph.nodes.items(), *graph.edges.items()]
     for key, table in tables:
         source = table.source
@@ -291,8 +291,8 @@ def _fingerprint(graph: TableGraph) -> list[Any]:
         if hasattr(source, "nbytes"):  # an Arrow table
             source = _digest(source)
         several = isinstance(source, list | tuple)
-        found.append((key, columns, [str(one) for one in source] if several else str(source)))
-    return found
+        facts.append((key, columns, [str(path) for path in source] if several else str(source)))
+    return facts
 
 
 def _digest(table: Any) -> str:
@@ -302,10 +302,10 @@ def _digest(table: Any) -> str:
     class Hashed:
         """A file that computes the digest of the written bytes."""
 
-        closed, found = False, hashlib.blake2b()
+        closed, digest = False, hashlib.blake2b()
 
         def write(self, data: Any) -> int:
-            self.found.update(data)
+            self.digest.update(data)
             return len(data)
 
         def flush(self) -> None:
@@ -315,7 +315,7 @@ def _digest(table: Any) -> str:
     sink = Hashed()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
-    return sink.found.hexdigest()
+    return sink.digest.hexdigest()
 
 
 def _is_published(scratch: Path, building: Path, target: Path) -> bool:
@@ -327,7 +327,7 @@ def _is_published(scratch: Path, building: Path, target: Path) -> bool:
     return bool(Report.read(target).run == json.loads(note.read_text()))
 
 
-def _old(target: Path) -> Path:
+def _old_name(target: Path) -> Path:
     """Return the name of a path that is about to be removed."""
     return target.with_name(f".{target.name}.old")
 
@@ -336,8 +336,8 @@ def _publish(building: Path, target: Path) -> None:
     # `target` is whole at any moment, or missing: a rename cannot replace a directory that has
     # files, so for a moment between the two there is none. `_is_published` and a resumed run handle
     # both states.
-    shutil.rmtree(_old(target), ignore_errors=True)
+    shutil.rmtree(_old_name(target), ignore_errors=True)
     if target.exists():
-        os.rename(target, _old(target))
+        os.rename(target, _old_name(target))
     os.rename(building, target)
-    shutil.rmtree(_old(target), ignore_errors=True)
+    shutil.rmtree(_old_name(target), ignore_errors=True)

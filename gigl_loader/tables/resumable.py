@@ -45,7 +45,7 @@ class WorkSizes:
     """Share of memory for indexes of ids: the engine sorts the looked-up edges meanwhile."""
 
 
-def _mark_of(settings: Mapping[str, Any]) -> str:
+def _digest_of_settings(settings: Mapping[str, Any]) -> str:
     # A digest, since the settings name every file of every table. `default=str`: paths and numpy's
     # numbers are not JSON, and are only compared. Memory and threads are no settings: after running
     # out of memory, a run may be resumed with more.
@@ -77,7 +77,7 @@ class ResumableJob:
         self._run_steps = run_steps or _one_by_one
         self.folder, self.threads, self._shown = folder, threads, progress
         self.usable_bytes = memory - _BASE_BYTES
-        mark, state = _mark_of(settings), folder / "job.json"
+        mark, state = _digest_of_settings(settings), folder / "job.json"
         if state.exists():
             if json.loads(state.read_text()) != mark:
                 raise ConfigError(
@@ -98,7 +98,7 @@ class ResumableJob:
     def is_of_others(folder: Path, settings: Mapping[str, Any]) -> bool:
         """Return whether ``folder`` has work of a run with other settings."""
         state = folder / "job.json"
-        return state.exists() and json.loads(state.read_text()) != _mark_of(settings)
+        return state.exists() and json.loads(state.read_text()) != _digest_of_settings(settings)
 
     def step(self, name: str, make: Callable[[], Any]) -> Any:
         """Return the result of ``make``, from now or from the run that was killed.
@@ -122,19 +122,19 @@ class ResumableJob:
         for name in makes:
             if name not in to_do:
                 yield name, json.loads(self._note(name).read_text())
-        for position, found in self._run_steps([makes[name] for name in to_do]):
-            yield to_do[position], self._done(to_do[position], found)
+        for position, result in self._run_steps([makes[name] for name in to_do]):
+            yield to_do[position], self._done(to_do[position], result)
 
     def _note(self, name: str) -> Path:
         return self.folder / "done" / f"{name}.json"
 
-    def _done(self, name: str, found: Any) -> Any:
+    def _done(self, name: str, result: Any) -> Any:
         note = self._note(name)
         note.parent.mkdir(parents=True, exist_ok=True)
         # The note comes last: a run killed before it repeats the step, one killed after it does
         # not. The result is read back, so that a resumed run gets the same types (tuples are lists)
         # as an uninterrupted one.
-        _write_whole(note, json.dumps(found))
+        _write_whole(note, json.dumps(result))
         return json.loads(note.read_text())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def _tasks(memory: int, threads: int | None) -> Iterator[tuple[RunSteps, int]]:
         # The smallest node's, so that all nodes get tasks; larger ones run several at a time.
         smallest = min((_size(node)[0] for node in _nodes(ray)), default=1)
         count = threads or max(1, int(smallest))
-        if not _fits(ray, memory, count):
+        if not _some_node_fits(ray, memory, count):
             raise ConfigError(_too_small(ray, memory, count))
         yield lambda makes: run_tasks(ray, makes, memory, count), count
     finally:
@@ -292,10 +292,10 @@ def run_tasks(
     try:
         while positions:
             done, _ = ray.wait(list(positions), timeout=_LOOK_SECONDS)
-            for one in done:
-                yield positions.pop(one), _result(ray, one)
+            for ref in done:
+                yield positions.pop(ref), _result(ray, ref)
             # Nodes may have left since tasks began. Ray would silently wait for new ones.
-            if not done and not _fits(ray, memory, threads):
+            if not done and not _some_node_fits(ray, memory, threads):
                 raise UsageError(f"{_too_small(ray, memory, threads)}; call again to continue")
     finally:  # after a failed task, or if the consumer stops; else none is left
         _end(ray, list(positions))
@@ -339,15 +339,15 @@ def _size(node: Any) -> tuple[float, float]:
     return resources.get("CPU", 0.0), resources.get("memory", 0.0)
 
 
-def _fits(ray: Any, memory: int, threads: int) -> bool:
+def _some_node_fits(ray: Any, memory: int, threads: int) -> bool:
     return any(cpus >= threads and size >= memory for cpus, size in map(_size, _nodes(ray)))
 
 
 def _too_small(ray: Any, memory: int, threads: int) -> str:
-    found = "; ".join(
+    sizes = "; ".join(
         f"{cpus:g} CPUs, {size / 1e9:.1f} GB" for cpus, size in map(_size, _nodes(ray))
     )
     return (
         f"no node of the Ray cluster has {threads} CPUs and {memory / 1e9:.1f} GB for a task "
-        f"(nodes: {found or 'none'}): give threads= or memory= that fit"
+        f"(nodes: {sizes or 'none'}): give threads= or memory= that fit"
     )

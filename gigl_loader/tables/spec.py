@@ -132,22 +132,22 @@ def read_graph(nodes: Nodes, edges: Edges) -> TableGraph:
     if heterogeneous and not isinstance(edges, Mapping):
         raise WrongTypeError("nodes come by type, so edges must be a dict by edge type, too")
     by_edge = edges if isinstance(edges, Mapping) else {DEFAULT_HOMOGENEOUS_EDGE_TYPE: edges}
-    found = TableGraph(heterogeneous, {}, {})
+    graph = TableGraph(heterogeneous, {}, {})
     for node_type, table in by_node.items():
         _check_kind(table, NodeTable, f"nodes of {node_type!r}")
         _check_name(node_type)
         _check_dtype(table, f"nodes of {node_type!r}")
-        found.nodes[node_type] = table
+        graph.nodes[node_type] = table
     for edge_type, tables in by_edge.items():
-        for one in [tables] if isinstance(tables, EdgeTable) else list(tables):
-            _add_edges(found, edge_type, one)
-    check_type_names([*found.nodes, *found.edges])
-    if not found.walked:
+        for edge_table in [tables] if isinstance(tables, EdgeTable) else list(tables):
+            _add_edges(graph, edge_type, edge_table)
+    check_type_names([*graph.nodes, *graph.edges])
+    if not graph.walked:
         raise ConfigError("all tables of edges are supervision: give edges to sample")
-    return found
+    return graph
 
 
-def _add_edges(found: TableGraph, edge_type: EdgeType, table: EdgeTable) -> None:
+def _add_edges(graph: TableGraph, edge_type: EdgeType, table: EdgeTable) -> None:
     _check_kind(table, EdgeTable, f"edges of {edge_type}")
     if not (isinstance(edge_type, tuple) and len(edge_type) == 3):
         raise WrongTypeError(f"an edge type is (source type, relation, destination type), "
@@ -155,10 +155,10 @@ def _add_edges(found: TableGraph, edge_type: EdgeType, table: EdgeTable) -> None
     _check_name(edge_type_str(edge_type))
     _check_dtype(table, f"edges of {edge_type}")
     for node_type in (edge_type[0], edge_type[2]):
-        if node_type not in found.nodes:
+        if node_type not in graph.nodes:
             raise ConfigError(
                 f"edges of {edge_type} end at node type {node_type!r}, of which there is no table "
-                f"(there are {sorted(found.nodes)})"
+                f"(there are {sorted(graph.nodes)})"
             )
     # Label edges are looked up, never walked: samplers have no place for their other columns.
     if table.supervision is not None:
@@ -174,11 +174,11 @@ def _add_edges(found: TableGraph, edge_type: EdgeType, table: EdgeTable) -> None
             raise ConfigError(
                 f'supervision must be "positive" or "negative", got {table.supervision!r}'
             )
-    if edge_type in found.edges:
+    if edge_type in graph.edges:
         raise ConfigError(
             f"there are two tables of {edge_type}: give one, whose source is a list of files"
         )
-    found.edges[edge_type] = table
+    graph.edges[edge_type] = table
 
 
 def _check_kind(value: Any, kind: type, where: str) -> None:
@@ -331,9 +331,9 @@ def _count(part: Part, edge_type: EdgeType, row_type: NodeType, ends: Array, k: 
             stop = int(np.searchsorted(pointer, pointer[row] + _CHUNK_EDGES, "right")) - 1
             stop = min(max(stop, row + 1), len(training))
             count = int(pointer[stop] - pointer[row])
-            found = np.fromfile(file, storage_dtype(spec.dtype), count)
+            neighbors = np.fromfile(file, storage_dtype(spec.dtype), count)
             # A partition owns a range of ids: ownership of a neighbour is two comparisons.
-            remote = (found < first) | (found >= last)
+            remote = (neighbors < first) | (neighbors >= last)
             mine = np.repeat(training[row:stop], np.diff(pointer[row : stop + 1]))
             totals += [count, remote.sum(), mine.sum(), (remote & mine).sum()]
             row = stop
@@ -358,7 +358,7 @@ def _picture(report: Report) -> str:
             value = getattr(part, name)
             # Bars of a kind show their share of the longest: 640 wide in all, 380 for the bars, the
             # rest for names before them and figures behind.
-            most = max(1, *(getattr(one, name) for one in report.parts))
+            most = max(1, *(getattr(other, name) for other in report.parts))
             bar = 380 * value / most
             lines.append(f'<rect x="70" y="{y}" width="{bar:.1f}" height="14" fill="{color}"/>')
             lines.append(f'<text x="{75 + bar:.1f}" y="{y + 12}">{value:,} {label}</text>')

@@ -65,19 +65,19 @@ class Run:
         self._shared = Part(out)
         self._parts = [Part(out / f"part{k}") for k in range(num_partitions)]
         self._nodes = {
-            t: Table(job, f"nodes-{t}", one.source, f"nodes of {t!r}")
-            for t, one in graph.nodes.items()
+            t: Table(job, f"nodes-{t}", table.source, f"nodes of {t!r}")
+            for t, table in graph.nodes.items()
         }
         self._edges = {
-            t: Table(job, f"edges-{edge_type_str(t)}", one.source, f"edges of {t}")
-            for t, one in graph.edges.items()
+            t: Table(job, f"edges-{edge_type_str(t)}", table.source, f"edges of {t}")
+            for t, table in graph.edges.items()
         }
         tables = (*self._nodes.values(), *self._edges.values())
         names = [file.name for table in tables for file in table.files]
-        names += [str(one.features) for one in graph.nodes.values() if is_npy(one.features)]
-        found = [[name, *stamp(name)] for name in names]
+        names += [str(table.features) for table in graph.nodes.values() if is_npy(table.features)]
+        inputs = [[name, *stamp(name)] for name in names]
         # As a killed run found them, if this one resumes it.
-        self._inputs: list[list[Any]] = job.step("inputs", lambda: found)
+        self._inputs: list[list[Any]] = job.step("inputs", lambda: inputs)
         self._check_unchanged()
         self._numbering: dict[NodeType, Numbering] = {}
         self._ids: dict[NodeType, Dictionary] = {}
@@ -201,15 +201,15 @@ class Run:
         else:
             owners = place_by_ldg(union, self._count, self._ldg_pass)
         for node_type, start in union.starts.items():
-            own = owners[start : start + counts[node_type]].astype(np.uint16)
-            write_numbers(self._owners_path(node_type), own)
+            type_owners = owners[start : start + counts[node_type]].astype(np.uint16)
+            write_numbers(self._owners_path(node_type), type_owners)
 
     def _ldg_pass(self, number: int, one_pass: Any) -> Array:
         # Notes are JSON, unsuitable for an owner of each node.
         path = self._job.folder / f"ldg{number}.npy"
         self._job.step(f"ldg/{number}", lambda: write_npy(path, one_pass()))
-        found: Array = np.load(path)
-        return found
+        owners: Array = np.load(path)
+        return owners
 
     def _write_ids(self) -> None:
         for node_type, numbering in self._numbering.items():
@@ -271,28 +271,28 @@ class Run:
         self, mapped: dict[EdgeType, Mapped], extras: dict[EdgeType, Extras]
     ) -> dict[EdgeType, list[int]]:
         """Write each partition's edges; return the ends of the partitions' edge ids, by type."""
-        found = {}
-        for edge_type, one in mapped.items():
+        ends_by_type = {}
+        for edge_type, edges in mapped.items():
             label, row = is_label_edge_type(edge_type), self._row_end(edge_type)
             types = (edge_type[0], edge_type[2])
             nodes, others = self._numbering[types[row]], self._numbering[types[1 - row]]
-            ends = np.cumsum(one.counts)  # edge ids count partition by partition, as nodes do
+            ends = np.cumsum(edges.counts)  # edge ids count partition by partition, as nodes do
             sorts = {
                 f"sort/{edge_type_str(edge_type)}/{k}": sort_edges(
-                    self._job, one, extras[edge_type], edge_type, k, part, self._shared,
+                    self._job, edges, extras[edge_type], edge_type, k, part, self._shared,
                     rows=(int(nodes.starts[k]), int(nodes.ends[k])),
                     num_neighbors=others.num_nodes,
-                    first_edge=None if label else int(ends[k] - one.counts[k]),
+                    first_edge=None if label else int(ends[k] - edges.counts[k]),
                 )
                 for k, part in enumerate(self._parts)
             }  # fmt: skip
-            edges_of = dict(zip(sorts, one.counts.tolist(), strict=True))
+            edges_of = dict(zip(sorts, edges.counts.tolist(), strict=True))
             with self._job.stage(f"sort {edge_type_str(edge_type)}", int(ends[-1])) as progress:
                 for name, _ in self._job.steps(sorts):
                     progress(edges_of[name])
             if not label:
-                found[edge_type] = ends.tolist()
-        return found
+                ends_by_type[edge_type] = ends.tolist()
+        return ends_by_type
 
     def _positions(self, node_type: NodeType) -> Positions:
         """Compute the positions of a type's node rows, from the written edges."""

@@ -69,10 +69,10 @@ class Extras:
     @property
     def names(self) -> list[str]:
         """Their names in intermediate files; ``pos`` is the row, to order equal edges."""
-        found = [f"c{i}" for i in range(len(self.features))]
-        found += ["weight"] if self.weight else []
-        found += ["time"] if self.time else []
-        return [*found, "pos"] if found or self.rows else []
+        names = [f"c{i}" for i in range(len(self.features))]
+        names += ["weight"] if self.weight else []
+        names += ["time"] if self.time else []
+        return [*names, "pos"] if names or self.rows else []
 
     @property
     def nbytes(self) -> int:
@@ -82,17 +82,17 @@ class Extras:
 
     def select(self, first_row: int) -> str:
         """Return SQL for them, for edges from the user's table."""
-        found = [f"e.{named(column)} AS c{i}" for i, column in enumerate(self.features)]
+        columns = [f"e.{named(column)} AS c{i}" for i, column in enumerate(self.features)]
         if self.weight:
             # Samplers draw with float32; `check_values` has checked that all fit.
-            found.append(f"CAST(e.{named(self.weight)} AS FLOAT) AS weight")
+            columns.append(f"CAST(e.{named(self.weight)} AS FLOAT) AS weight")
         if self.time:
-            found.append(f"CAST({self.time_sql} AS BIGINT) AS time")
-        if found or self.rows:
+            columns.append(f"CAST({self.time_sql} AS BIGINT) AS time")
+        if columns or self.rows:
             # Edges with the same ends are not distinguishable: without their row in the table, the
             # order of their weights would depend on threads.
-            found.append(f"CAST(e.file_row_number + {first_row} AS BIGINT) AS pos")
-        return "".join(f", {one}" for one in found)
+            columns.append(f"CAST(e.file_row_number + {first_row} AS BIGINT) AS pos")
+        return "".join(f", {column}" for column in columns)
 
 
 def read_extras(table: Table, spec: EdgeTable, *, rows: bool = False) -> Extras:
@@ -187,15 +187,15 @@ def check_values(
         columns = [c for c in (spec.weight, spec.time, *extras.features) if c is not None]
         for row, batch in table.batches(file, columns):
             if extras.features:
-                found = matrix_in(table, file, extras.features, row, batch, extras.width)
-                in_type(table, file, extras.features, row, found, extras.dtype)
+                values = matrix_in(table, file, extras.features, row, batch, extras.width)
+                in_type(table, file, extras.features, row, values, extras.dtype)
             if spec.time:
                 times = matrix_in(table, file, [spec.time], row, batch, 1)
                 in_type(table, file, [spec.time], row, times, np.dtype(np.int64))
             if spec.weight:
-                found = matrix_in(table, file, [spec.weight], row, batch, 1)
-                in_type(table, file, [spec.weight], row, found, np.dtype(np.float32))
-                weights = found.reshape(-1)
+                values = matrix_in(table, file, [spec.weight], row, batch, 1)
+                in_type(table, file, [spec.weight], row, values, np.dtype(np.float32))
+                weights = values.reshape(-1)
                 bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
                 if bad.size:
                     table.refuse(
@@ -308,11 +308,11 @@ def _key(table: Table, alias: str, column: str) -> str:
 
 def check_ends(table: Table, nodes: Table, column: str, id_column: str) -> None:
     """Check that an edge column has the same kind of ids as nodes."""
-    found, wanted = id_kind(table, column), id_kind(nodes, id_column)
-    if found != wanted:
+    kind, wanted = id_kind(table, column), id_kind(nodes, id_column)
+    if kind != wanted:
         names = {"int": "integers", "text": "text"}
         raise ConfigError(
-            f"{table.where}: column {column!r} holds {names[found]}, the ids of {nodes.where} are "
+            f"{table.where}: column {column!r} holds {names[kind]}, the ids of {nodes.where} are "
             f"{names[wanted]}: convert one of them"
         )
 
@@ -336,12 +336,12 @@ def _refuse_dangling(
         for test, what in tests:
             with job.engine() as engine:
                 table.register(engine)
-                found = engine.execute(
+                bad_rows = engine.execute(
                     f"SELECT file_row_number, e.{named(column)} FROM {source} e WHERE {test} "
                     "ORDER BY file_row_number LIMIT 5"
                 ).fetchall()
-            if found:
-                rows, values = [row[0] for row in found], [row[1] for row in found]
+            if bad_rows:
+                rows, values = [row[0] for row in bad_rows], [row[1] for row in bad_rows]
                 table.refuse(file, column, rows, what, None if values[0] is None else values)
 
 
@@ -383,10 +383,10 @@ def sort_edges(
         arrays["time"] = f"{times}/values", ArraySpec("int64", (num_edges,))
         part.ranges[times] = {"first": first_edge or 0}
     if extras.features:
-        found = rows_at("edge_features", edge_type)
+        features_at = rows_at("edge_features", edge_type)
         shape = (num_edges, extras.width)
-        arrays["features"] = f"{found}/values", ArraySpec(extras.dtype.name, shape)
-        part.ranges[found] = {"first": first_edge or 0}
+        arrays["features"] = f"{features_at}/values", ArraySpec(extras.dtype.name, shape)
+        part.ranges[features_at] = {"first": first_edge or 0}
     part.arrays.update(arrays.values())
     files = {what: (part.path(name), spec.dtype) for what, (name, spec) in arrays.items()}
     if extras.rows:
@@ -422,9 +422,9 @@ def _in_order(job: ResumableJob, files: list[str], extras: Extras) -> Iterator[A
     count = min(job.sizes.sorted_rows, max(1024, _SORT_BYTES // (16 + extras.nbytes)))
     with job.engine() as engine:
         source = rows_of(f"[{', '.join(map(to_read, files))}]")
-        found = engine.sql(f"SELECT {', '.join(columns)} FROM {source} ORDER BY {order}")
+        sorted_edges = engine.sql(f"SELECT {', '.join(columns)} FROM {source} ORDER BY {order}")
         # A reader, not a table: the engine merges its spilled data while batches are written.
-        yield from found.to_arrow_reader(count)
+        yield from sorted_edges.to_arrow_reader(count)
 
 
 def _column(batch: Any, what: str, extras: Extras) -> Array:
@@ -434,8 +434,8 @@ def _column(batch: Any, what: str, extras: Extras) -> Array:
         arrays = [c.to_numpy(zero_copy_only=False).reshape(len(batch), -1) for c in flat]
         return np.concatenate(arrays, axis=1)
     column = batch.column("neighbor" if what == "indices" else what)
-    found: Array = (column.cast(pa.int64()) if what == "time" else column).to_numpy()
-    return found
+    values: Array = (column.cast(pa.int64()) if what == "time" else column).to_numpy()
+    return values
 
 
 class _IndexPointer:
@@ -447,10 +447,10 @@ class _IndexPointer:
 
     def add(self, rows: Array) -> None:
         if len(rows):
-            self._until(int(rows[-1]), rows)
+            self._write_ends_before(int(rows[-1]), rows)
             self._edges += len(rows)
 
-    def _until(self, last: int, rows: Array) -> None:
+    def _write_ends_before(self, last: int, rows: Array) -> None:
         """Write the ends of all nodes before ``last``: that one may go on in the next batch."""
         while self._next < last:
             stop = min(last, self._next + ResumableJob.sizes.sorted_rows)
@@ -461,4 +461,4 @@ class _IndexPointer:
             self._next = stop
 
     def finish(self) -> None:
-        self._until(self._end, np.empty(0, np.int64))
+        self._write_ends_before(self._end, np.empty(0, np.int64))

@@ -37,7 +37,7 @@ class TableFile:
     """Rows of each row group; empty if the file was not Parquet."""
     num_rows: int
 
-    def place(self, row: int) -> str:
+    def describe_row(self, row: int) -> str:
         """Return the location of a row in this file, in words."""
         # Parquet tools show and cut by row groups. "right" skips empty ones.
         ends = np.cumsum(self.group_rows)
@@ -57,17 +57,17 @@ class Table:
 
     def __init__(self, job: ResumableJob, key: str, source: Any, where: str) -> None:
         self.where, self.filesystem = where, None
-        found = self._list(job, key, source)
+        listed = self._list(job, key, source)
         self.files: list[TableFile] = []
         first = 0
-        for path, name, converted in found:
+        for path, name, converted in listed:
             metadata = self._open(path, name).metadata
             groups = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
             file = TableFile(path, name, first, () if converted else groups, metadata.num_rows)
             self.files.append(file)
             first += file.num_rows
         self.num_rows = first
-        self.schema: Any = self._open(found[0][0], found[0][1]).schema_arrow
+        self.schema: Any = self._open(listed[0][0], listed[0][1]).schema_arrow
         for file in self.files[1:]:
             self._check_alike(file)
 
@@ -89,26 +89,26 @@ class Table:
             job.step(f"import/{key}/0", lambda: _write_arrow(source, path))
             return [(str(path), f"the Arrow table of {self.where}", True)]
         paths: list[str] = []
-        for one in source if isinstance(source, list | tuple) else [source]:
-            if not isinstance(one, str | os.PathLike):
+        for given in source if isinstance(source, list | tuple) else [source]:
+            if not isinstance(given, str | os.PathLike):
                 raise ConfigError(
                     f"{self.where}: source must be a path, a list of paths or a pyarrow.Table, "
-                    f"got {type(one).__name__}"
+                    f"got {type(given).__name__}"
                 )
-            some, filesystem = files_at(os.fspath(one), self.where)
+            some, filesystem = files_at(os.fspath(given), self.where)
             self.filesystem = filesystem or self.filesystem
             paths += some
-        found = []
+        files = []
         for number, name in enumerate(paths):
             if not name.endswith(CSV):
-                found.append((name, name, False))
+                files.append((name, name, False))
                 continue
             target = job.folder / "import" / key / f"{number}.parquet"
             # CSV has no types and cannot be read from the middle: it is read once, and the engine
             # detects its types.
             job.step(f"import/{key}/{number}", partial(_convert_csv, job, self, name, target))
-            found.append((str(target), name, True))
-        return found
+            files.append((str(target), name, True))
+        return files
 
     def _open(self, path: str, name: str) -> Any:
         try:
@@ -165,7 +165,7 @@ class Table:
             values: Their values.
         """
         shown = [
-            file.place(int(row)) + ("" if values is None else f": {values[i]!r}")
+            file.describe_row(int(row)) + ("" if values is None else f": {values[i]!r}")
             for i, row in enumerate(rows[:_NAMED])
         ]
         more = len(rows) - len(shown)
@@ -269,7 +269,7 @@ def matrix_in(
     Raises:
         ConfigError: There are nulls, lists of different lengths, or no numbers.
     """
-    found = []
+    arrays = []
     for column in columns:
         values = batch.column(column)
         if values.null_count:
@@ -279,10 +279,10 @@ def matrix_in(
             values = values.cast(pa.int64())
         if is_list(values.type):
             values = _flat(table, file, column, first, values, width)
-        found.append(_numbers(values, len(batch)))
-    if len(found) == 1:
-        return np.ascontiguousarray(found[0])
-    return np.concatenate(found, axis=1)
+        arrays.append(_numbers(values, len(batch)))
+    if len(arrays) == 1:
+        return np.ascontiguousarray(arrays[0])
+    return np.concatenate(arrays, axis=1)
 
 
 def in_type(
@@ -294,20 +294,20 @@ def in_type(
         ConfigError: The type cannot represent a number: it would be infinite, or another one.
     """
     with np.errstate(over="ignore"):
-        found = values.astype(dtype, copy=False)
+        converted = values.astype(dtype, copy=False)
     lost = None
     if dtype.kind == "f" and dtype.itemsize < values.dtype.itemsize:
         # Infinite input is the user's own. Fewer digits, and 0 for tiny numbers, are expected of a
         # smaller type.
-        lost = np.isinf(found) & np.isfinite(values)
+        lost = np.isinf(converted) & np.isfinite(values)
     elif dtype.kind == "i" and values.dtype.kind == "u" and dtype.itemsize <= values.dtype.itemsize:
-        lost = found < 0  # numpy copies the bits
+        lost = converted < 0  # numpy copies the bits
     if lost is not None and lost.any():
         rows, positions = np.nonzero(lost)
         column = columns[positions[0]] if len(columns) > 1 else columns[0]
         wrong = values[rows, positions].tolist()
         table.refuse(file, column, first + rows, f"has numbers too large for {dtype}", wrong)
-    return found
+    return converted
 
 
 def is_list(kind: Any) -> bool:
@@ -340,8 +340,8 @@ def _flat(
 
 def _numbers(values: Any, num_rows: int) -> Array:
     # Booleans are bits in Arrow, so a copy must be allowed. Without rows, no width can be inferred.
-    found: Array = values.to_numpy(zero_copy_only=False)
-    return found.reshape(num_rows, -1) if num_rows else found.reshape(0, 0)
+    array: Array = values.to_numpy(zero_copy_only=False)
+    return array.reshape(num_rows, -1) if num_rows else array.reshape(0, 0)
 
 
 def time_type(table: Table, column: str) -> "np.dtype[Any]":
@@ -386,7 +386,7 @@ def number_type(table: Table, columns: list[str], what: str) -> "np.dtype[Any]":
     Raises:
         ConfigError: One of them holds something else.
     """
-    found = []
+    dtypes = []
     for column in columns:
         kind = table.type_of(column)
         if is_list(kind):
@@ -401,9 +401,9 @@ def number_type(table: Table, columns: list[str], what: str) -> "np.dtype[Any]":
             raise ConfigError(
                 f"{table.where}: column {column!r} holds {kind}; {what} must be numbers"
             )
-        found.append(np.dtype(kind.to_pandas_dtype()))
+        dtypes.append(np.dtype(kind.to_pandas_dtype()))
     # Several columns become one matrix: by numpy's rules, as in `np.concatenate`.
-    return np.result_type(*found)
+    return np.result_type(*dtypes)
 
 
 def width_of(table: Table, columns: list[str]) -> int:

@@ -40,18 +40,18 @@ def files_at(path: str, where: str) -> tuple[list[str], Any]:
     if "://" in path:
         return _remote_files(path, where)
     if os.path.isdir(path):
-        found = _data_files(_walked(path), path, where)
+        paths = _data_files(_walked(path), path, where)
     elif os.path.exists(path):
-        found = [path]
+        paths = [path]
     else:
-        found = _not_hidden(glob.glob(path, recursive=True), path, where)
+        paths = _not_hidden(glob.glob(path, recursive=True), path, where)
     # A link may lead into such a folder, or be in one: both ways up are looked at.
-    ends = {path, *found}
+    ends = {path, *paths}
     _refuse_versions(
-        {os.path.abspath(one) for one in ends} | {os.path.realpath(one) for one in ends},
+        {os.path.abspath(end) for end in ends} | {os.path.realpath(end) for end in ends},
         where, os.listdir,
     )  # fmt: skip
-    return _in_order(found, path, where), None
+    return _in_order(paths, path, where), None
 
 
 def _walked(path: str) -> Iterator[str]:
@@ -79,23 +79,23 @@ def _remote_files(path: str, where: str) -> tuple[list[str], Any]:
             "its requirements, or copy the files to a disk"
         ) from error
     if files.isdir(inner):
-        found = _data_files(files.find(inner), inner, where)
+        paths = _data_files(files.find(inner), inner, where)
     elif glob.has_magic(inner):
-        found = _not_hidden(files.glob(inner), inner, where)
+        paths = _not_hidden(files.glob(inner), inner, where)
     else:
-        found = [inner]
+        paths = [inner]
     # A web server has no folders, and may answer for any name.
     if not path.startswith(("http://", "https://")):
-        _refuse_versions({inner, *found}, where, lambda folder: files.ls(folder, detail=False))
-    return _in_order([files.unstrip_protocol(one) for one in found], path, where), files
+        _refuse_versions({inner, *paths}, where, lambda folder: files.ls(folder, detail=False))
+    return _in_order([files.unstrip_protocol(name) for name in paths], path, where), files
 
 
-def _in_order(found: list[str], path: str, where: str) -> list[str]:
+def _in_order(paths: list[str], path: str, where: str) -> list[str]:
     # Numbers of nodes follow the order of files, which neither a directory nor a store guarantees.
     # A list of paths keeps its own order, each of them sorted by itself.
-    if not found:
+    if not paths:
         raise ConfigError(f"{where}: there is no Parquet or CSV file at {path}")
-    return sorted(found)
+    return sorted(paths)
 
 
 def _data_files(names: Iterable[str], folder: str, where: str) -> list[str]:
@@ -141,12 +141,12 @@ def _refuse_versions(paths: set[str], where: str, names_in: Callable[[str], Iter
         while folder and folder not in seen:
             seen.add(folder)
             for mark, name, kind, rows in _VERSIONED:
-                found: list[str] = []
+                logs: list[str] = []
                 # Most folders have no such folder. One that is closed to this user is no table's
                 # that they read. Stores raise errors of many libraries.
                 with contextlib.suppress(Exception):
-                    found = [one for one in names_in(posixpath.join(folder, mark)) if name in one]
-                if found:
+                    logs = [file for file in names_in(posixpath.join(folder, mark)) if name in file]
+                if logs:
                     raise ConfigError(
                         f"{where}: {folder} is a {kind} table, whose folder keeps the files of "
                         "earlier versions: rows that were deleted or replaced would come back. "

@@ -41,7 +41,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.transport import sockets
 from gigl_loader.transport.codec import MAX_HEADER_BYTES, Array, IncomingArray, decode, empty_arrays
-from gigl_loader.transport.failures import End, again, one_line
+from gigl_loader.transport.failures import End, fresh_copy, one_line
 from gigl_loader.transport.handshake import Admitted, Goodbye, farewell, join
 from gigl_loader.transport.reply import Into, Reply
 from gigl_loader.transport.security import Security
@@ -171,7 +171,7 @@ class Caller:
                 self._check_size(reply, connection.max_ask_bytes)
             with self._state:
                 if self._closed is not None:
-                    raise again(self._closed)
+                    raise fresh_copy(self._closed)
                 if not self._unanswered:
                     self._heard = time.monotonic()  # until now the peer owed nothing
                 self._unanswered.append(reply)
@@ -233,7 +233,7 @@ class Caller:
                 raise PeerLostError(f"{self.what} was asked before a fork", End.CLOSED)
             with self._role(deadline) as mine:
                 while mine and not reply.done:
-                    self._turn(deadline)
+                    self._do_next_step(deadline)
                     if time.monotonic() >= deadline:
                         break  # leaving the role lets another waiting thread read on
             self._release_if_closed()
@@ -262,7 +262,7 @@ class Caller:
                     self._reader = None
                     self._state.notify_all()
 
-    def _turn(self, deadline: float) -> None:
+    def _do_next_step(self, deadline: float) -> None:
         """Do the next step towards a response. The caller has the role."""
         connection = self._connection
         if self._closed is not None:
@@ -343,11 +343,11 @@ class Caller:
         """
         if connection is not None and connection.stream.heard > connection.since:
             self._heard = max(self._heard, connection.stream.heard)
-        self._look()
+        self._note_standstill()
         since = 0.0 if connection is None or connection.broken else connection.since
         return time.monotonic() - max(self._heard, since)
 
-    def _look(self) -> None:
+    def _note_standstill(self) -> None:
         """Count little of the time since the last look as silence if this side stood still.
 
         Not none of it: a starved process stands still again and again, and must give up a dead peer
@@ -427,11 +427,11 @@ class Caller:
         latest = max(deadline, time.monotonic() + _HANDSHAKE_S)
 
         def patience() -> float:
-            self._look()
+            self._note_standstill()
             # a listener that has begun its greeting is alive but busy: it gets the whole time
             left = (latest if stream.first_bytes else deadline) - time.monotonic()
             if self._closed is not None:
-                raise again(self._closed)
+                raise fresh_copy(self._closed)
             if left <= 0:
                 raise TimeoutError("it did not answer the handshake")
             return min(left, _SLICE_S)
@@ -460,8 +460,8 @@ class Caller:
             former.lose()
             former.stream.close()
         with self._state:
-            again = list(self._unanswered)  # nobody can append meanwhile: that needs `_sending`
-        for reply in again:
+            pending = list(self._unanswered)  # nobody can append meanwhile: that needs `_sending`
+        for reply in pending:
             if not reply.done and not connection.broken:
                 self._send(connection, reply, until)
 
@@ -477,13 +477,13 @@ class Caller:
             # a pause, so that a listener that drops connections is not dialled in a busy loop
             if connection is not None:
                 time.sleep(max(0.0, connection.since + 0.1 - time.monotonic()))
-            self._try(deadline, until)
+            self._dial_once(deadline, until)
         elif self._fruitless > 1:
             self._give_up(End.GONE, "it lets this side in and then drops the connection")
         else:
             self._give_up(End.SILENT, f"nothing was heard for {silent_s:.1f} s")
 
-    def _try(self, deadline: float, until: float) -> None:
+    def _dial_once(self, deadline: float, until: float) -> None:
         """Dial once, for a short time."""
         started = time.monotonic()
         given_up = self._heard + self._patience_s + _GRACE_S
@@ -513,7 +513,7 @@ class Caller:
             if self._connection is not None:
                 self._connection.lose()  # its responses would be taken for those to later requests
             for reply in failed:
-                reply.end(again(error))
+                reply.end(fresh_copy(error))
             self._state.notify_all()
 
     # --- the end ------------------------------------------------------------------------------

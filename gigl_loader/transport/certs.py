@@ -150,8 +150,8 @@ def _issue(
     if issuer is None:
         signer = ["-selfsign", "-keyfile", "key"]
     else:
-        place = issuer.absolute()
-        signer = ["-cert", str(place / "ca.pem"), "-keyfile", str(place / "ca-key.pem")]
+        ca_folder = issuer.absolute()
+        signer = ["-cert", str(ca_folder / "ca.pem"), "-keyfile", str(ca_folder / "ca-key.pem")]
     now = datetime.datetime.now(datetime.UTC)
     certificate = _openssl(
         "ca", "-batch", "-notext", "-config", "settings", "-in", "request", *signer,

@@ -152,9 +152,9 @@ def decode(body: msgspec.Raw, arrays: Sequence[Array], expected: type[T]) -> T:
 
     try:
         wanted: Any = expected
-        found = msgspec.msgpack.decode(body, type=_prepared(wanted), ext_hook=named)
+        decoded = msgspec.msgpack.decode(body, type=_prepared(wanted), ext_hook=named)
         # converts the strict structs to the caller's dataclasses
-        value = msgspec.convert(found, expected, from_attributes=True)
+        value = msgspec.convert(decoded, expected, from_attributes=True)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         name = getattr(expected, "__name__", str(expected))
         # msgspec's text has the value where the type's name is wanted
@@ -221,7 +221,7 @@ def _with_forms(hint: Any, forms: dict[Any, Any]) -> Any:
     if isinstance(hint, typing.TypeVar):
         return forms.get(hint, hint)
     open_ones = getattr(hint, "__parameters__", ()) if typing.get_origin(hint) else ()
-    return hint[tuple(forms.get(one, one) for one in open_ones)] if open_ones else hint
+    return hint[tuple(forms.get(var, var) for var in open_ones)] if open_ones else hint
 
 
 def empty_arrays(specs: Sequence[IncomingArray]) -> list[Array]:

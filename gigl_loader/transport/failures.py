@@ -34,8 +34,8 @@ def _escaped(text: str, kept: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        one if one.isprintable() or one in kept else one.encode("unicode_escape").decode()
-        for one in text
+        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode()
+        for char in text
     )
 
 
@@ -107,7 +107,7 @@ def _plain(arg: Any) -> Any:
     return arg.value if hasattr(arg, "value") else arg[:100_000] if isinstance(arg, str) else arg
 
 
-def again(error: E) -> E:
+def fresh_copy(error: E) -> E:
     """Return a copy, so that each thread that raises it has a traceback of its own."""
     return type(error)(*error.args)
 

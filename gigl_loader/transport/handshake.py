@@ -171,14 +171,14 @@ def _admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: 
 
 def _check_user(stream: Stream, security: Security, who: str) -> None:
     """Refuse another user's process if no authentication is set."""
-    own = os.geteuid()
-    if security.mode is not Mode.USER or (user := user_of_peer(stream.sock)) == own:
+    own_user = os.geteuid()
+    if security.mode is not Mode.USER or (user := user_of_peer(stream.sock)) == own_user:
         return
     if user is None and is_over(stream.sock):  # an outage, not a reason to refuse
         raise ConnectionResetError(errno.ECONNRESET, f"{who} ended the connection as it began")
     whose = "on another machine, or gone" if user is None else f"a process of user {user}"
     raise JoinRefusedError(
-        f"{who} is {whose}, and without authentication only processes of user {own} on this "
+        f"{who} is {whose}, and without authentication only processes of user {own_user} on this "
         f"machine are admitted: give both the same certificates, {TOKEN_VARIABLE} or --insecure",
         End.REFUSED_USER,
     )

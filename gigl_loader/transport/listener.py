@@ -187,7 +187,7 @@ class Listener:
 
     def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
         """Say goodbye to all callers and stop. Idempotent, from any thread."""
-        # set first: handlers that fail from here on fail because of it (see `_answer`)
+        # set first: handlers that fail from here on fail because of it (see `_serve_request`)
         self.closed, deadline = True, time.monotonic() + _CLOSE_S
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread
@@ -212,7 +212,7 @@ class Listener:
         due = time.monotonic() + TICK_S
         while not self.closed:
             try:
-                self._look(max(0.0, due - time.monotonic()))
+                self._accept_or_hang_up(max(0.0, due - time.monotonic()))
                 if time.monotonic() >= due:
                     due = time.monotonic() + TICK_S
                     self._say_alive()
@@ -228,7 +228,7 @@ class Listener:
         self._sock.close()
         self._epoll.close()
 
-    def _look(self, timeout_s: float) -> None:
+    def _accept_or_hang_up(self, timeout_s: float) -> None:
         for number, _ in self._epoll.poll(timeout_s):
             if number == self._sock.fileno():
                 self._accept()
@@ -242,7 +242,7 @@ class Listener:
     def _say_alive(self) -> None:
         # from this thread, as the connections' threads are busy in handlers
         with self._lock:
-            debtors = [one for one in self._connections.values() if one.owes]
+            debtors = [connection for connection in self._connections.values() if connection.owes]
         for connection in debtors:
             with contextlib.suppress(OSError):  # the connection's own thread sees the error too
                 connection.stream.say(ALIVE_FRAME)
@@ -287,7 +287,7 @@ class Listener:
         self.refused(End.REFUSED_BUSY, who, str(error))
         pending = self._pending()
         if pending:
-            _shed(pending, 1)
+            _end_slowest(pending, 1)
         else:
             time.sleep(0.05)  # other code holds the descriptors: avoid a busy loop
 
@@ -295,11 +295,11 @@ class Listener:
         """End handshakes to leave room for one more; return False if they do not end."""
         pending = self._pending()
         most = min(_MAX_PENDING, self._spare.for_strangers(len(pending) + 1))
-        same = [one for one in pending if one.address == address]
+        same = [connection for connection in pending if connection.address == address]
         if len(same) >= max(1, most // 2):
-            _shed(same, len(same) - most // 2 + 1)
+            _end_slowest(same, len(same) - most // 2 + 1)
         elif len(pending) >= most:
-            _shed(pending, len(pending) - most + 1)
+            _end_slowest(pending, len(pending) - most + 1)
         else:
             return True
         # they end at once, except where a thread waits for this process and not for its caller
@@ -309,7 +309,7 @@ class Listener:
         with self._lock:
             every = list(self._connections.values())
         # a connection without a thread is the newest one, which `_accept` still works on
-        return [one for one in every if one.peer is None and one.thread.ident is not None]
+        return [conn for conn in every if conn.peer is None and conn.thread.ident is not None]
 
     def _admit(self, stream: Stream, patience: Callable[[], float]) -> Hello:
         steps = admit(stream, self.security, self.max_ask_bytes, self.incarnation)
@@ -334,9 +334,9 @@ class Listener:
         """Admit a caller; its requests on a former connection are over."""
         with self._lock:
             former = [
-                one
-                for one in self._connections.values()
-                if one.peer is not None and one.lane == connection.lane
+                other
+                for other in self._connections.values()
+                if other.peer is not None and other.lane == connection.lane
             ]
             # under one lock: of two that come on a lane at the same time, one sees the other
             connection.peer = peer
@@ -403,7 +403,7 @@ class _PeerConnection:
         """Return the caller's description of itself; None: it was refused, or is gone."""
         deadline = time.monotonic() + self._listener.handshake_s
         try:
-            return self._listener.admit(self.stream, lambda: _left(deadline))
+            return self._listener.admit(self.stream, lambda: _seconds_left(deadline))
         except JoinRefusedError as error:
             self._refuse(End(error.end), str(error))
         except ConfigError as error:  # renewed certificates cannot be read
@@ -423,7 +423,7 @@ class _PeerConnection:
             if self._listener.says_goodbye and end is not End.REFUSED_CERTIFICATE:
                 self.stream.say(farewell(end, words))
             self.stream.sock.shutdown(socket.SHUT_WR)
-            while self.stream.wait(select.POLLIN, _left(deadline)) & select.POLLIN:
+            while self.stream.wait(select.POLLIN, _seconds_left(deadline)) & select.POLLIN:
                 if not self.stream.sock.recv(1 << 16):
                     break
 
@@ -433,7 +433,7 @@ class _PeerConnection:
         end = End.GONE
         try:
             self._listener.on_peer(peer)
-            end = self._answer_all(peer)
+            end = self._serve_requests(peer)
         except _SilentError:
             end = End.SILENT
         except (EOFError, OSError):
@@ -445,7 +445,7 @@ class _PeerConnection:
             peer.gone.set()
             self._listener.on_end(peer, self._dismissed or end)
 
-    def _answer_all(self, peer: Peer) -> End:
+    def _serve_requests(self, peer: Peer) -> End:
         while True:
             # between two requests a caller may be silent for any time
             self.owes = False
@@ -456,7 +456,7 @@ class _PeerConnection:
             if frame.kind is not FrameKind.ASK:
                 raise ProtocolError(f"{frame.kind.name} came where a request was due")
             if self._dismissed is None:  # else only read: unread bytes would reset our goodbye
-                self._answer(frame, peer)
+                self._serve_request(frame, peer)
 
     def _begin(self) -> None:
         self.owes = True
@@ -468,7 +468,7 @@ class _PeerConnection:
         # without a pending response only events matter; 60 s bounds the cost of a missed one
         return 1.0 if self.owes else 60.0
 
-    def _answer(self, frame: Frame, peer: Peer) -> None:
+    def _serve_request(self, frame: Frame, peer: Peer) -> None:
         try:
             views = pack(FrameKind.ANSWER, self._call(frame, peer))
         except EOFError:
@@ -508,27 +508,27 @@ class _PeerConnection:
         with contextlib.suppress(EOFError, OSError, ProtocolError):
             for _ in range(1000):  # skips requests that nobody waits for any more
                 steps = read_frame(self.stream, self._listener.max_ask_bytes)
-                frame: Frame = drive(steps, self.stream, lambda: _left(0.0))
+                frame: Frame = drive(steps, self.stream, lambda: _seconds_left(0.0))
                 if frame.kind is FrameKind.BYE:
                     return decode(frame.body, [], Goodbye).end
         return End.GONE
 
 
-def _shed(pending: list[_PeerConnection], count: int) -> None:
+def _end_slowest(pending: list[_PeerConnection], count: int) -> None:
     """End the handshakes that have made no progress for the longest time."""
-    slowest = sorted(pending, key=lambda one: one.stream.heard)[:count]
+    slowest = sorted(pending, key=lambda connection: connection.stream.heard)[:count]
     deadline = time.monotonic() + 0.1
-    for one in slowest:
-        one.dismiss(End.GONE)  # not a refusal: if it was admitted just now, it comes back
-    for one in slowest:  # mostly their descriptors and threads are free at once
-        one.thread.join(max(0.0, deadline - time.monotonic()))
+    for connection in slowest:
+        connection.dismiss(End.GONE)  # not a refusal: if it was admitted just now, it comes back
+    for connection in slowest:  # mostly their descriptors and threads are free at once
+        connection.thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class _SilentError(TimeoutError):
     """Nothing was heard from a caller for longer than the limit."""
 
 
-def _left(deadline: float) -> float:
+def _seconds_left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
         raise _SilentError

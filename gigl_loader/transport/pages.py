@@ -54,7 +54,7 @@ class Pages:
                 if refused.end is not End.REFUSED_CERTIFICATE:  # unencrypted, as the request came
                     self._send(stream, patience, HTTPStatus.BAD_REQUEST, b"HTTPS is spoken here\n")
                 raise refused from error
-        status, body = self._answer(drive(_request(stream), stream, patience), patience)
+        status, body = self._respond(drive(_request(stream), stream, patience), patience)
         self._send(stream, patience, status, body)
 
     def _send(self, stream: Stream, patience: Patience, status: HTTPStatus, body: bytes) -> None:
@@ -67,7 +67,7 @@ class Pages:
         while not stream.push(views):
             stream.wait(select.POLLOUT, patience())
 
-    def _answer(self, request: bytes, patience: Patience) -> tuple[HTTPStatus, bytes]:
+    def _respond(self, request: bytes, patience: Patience) -> tuple[HTTPStatus, bytes]:
         method, _, rest = request.partition(b" ")
         if not request.endswith(_END):
             return HTTPStatus.BAD_REQUEST, b"not a request of HTTP/1.1, or too long\n"

@@ -90,7 +90,7 @@ def into_array(out: Array) -> Into:
 
 
 def _checked(arrays: list[Array], specs: list[IncomingArray]) -> list[Array]:
-    found = [(array.dtype, array.shape, array.flags.c_contiguous) for array in arrays]
-    if found != [(spec.dtype, spec.shape, True) for spec in specs]:
-        raise UsageError(f"into() returned {found} for arrays of {specs}")
+    layouts = [(array.dtype, array.shape, array.flags.c_contiguous) for array in arrays]
+    if layouts != [(spec.dtype, spec.shape, True) for spec in specs]:
+        raise UsageError(f"into() returned {layouts} for arrays of {specs}")
     return arrays

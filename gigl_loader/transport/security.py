@@ -80,7 +80,7 @@ class Security:
         tls_dir = os.environ.get(TLS_DIR_VARIABLE, "") if tls_dir is None else str(tls_dir)
         token = os.environ.get(TOKEN_VARIABLE, "") if token is None else token
         if insecure is None:
-            insecure = _flag(os.environ.get(INSECURE_VARIABLE, ""))
+            insecure = _parse_flag(os.environ.get(INSECURE_VARIABLE, ""))
         if tls_dir and insecure:
             raise ConfigError(
                 f"certificates ({tls_dir}) and --insecure are both set: drop one of "
@@ -180,11 +180,11 @@ class Security:
         elif not turn.acquire(blocking=False):
             return known[1]
         try:
-            return self._looked_at(key, server)
+            return self._current_context(key, server)
         finally:
             turn.release()
 
-    def _looked_at(self, key: _Key, server: bool) -> ssl.SSLContext:
+    def _current_context(self, key: _Key, server: bool) -> ssl.SSLContext:
         stamps, known = self._stamps(), _contexts.get(key)
         if known is not None and known[0] == stamps:
             return known[1]
@@ -279,7 +279,7 @@ def _files(folder: str) -> list[Path]:
     return files
 
 
-def _flag(text: str) -> bool:
+def _parse_flag(text: str) -> bool:
     if text.lower() in ("", "0", "false", "no"):
         return False
     if text.lower() in ("1", "true", "yes"):

@@ -40,10 +40,10 @@ def resolve(host: str, port: int) -> list[tuple[int, Address]]:
         ConfigError: ``host`` has no address.
     """
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
+        routes = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"host {host!r} has no address: {error}") from error
-    return [(int(family), address) for family, *_, address in found]
+    return [(int(family), address) for family, *_, address in routes]
 
 
 def is_loopback(host: str) -> bool:
@@ -118,8 +118,8 @@ def interface_of(address: str) -> str | None:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
             with suppress(OSError):  # the interface has no address
-                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-                if socket.inet_ntoa(found[20:24]) == address:
+                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+                if socket.inet_ntoa(reply[20:24]) == address:
                     return name
     return None
 
@@ -132,8 +132,8 @@ def free_port(host: str = "") -> int:
 def free_ports(count: int, host: str = "") -> list[int]:
     """Return ``count`` different TCP ports that are free on ``host`` at this moment."""
     with ExitStack() as held:  # holds each port until the last is found, so that none comes twice
-        found = [held.enter_context(listen(host or "0.0.0.0", 0)) for _ in range(count)]
-        return [int(sock.getsockname()[1]) for sock in found]
+        listeners = [held.enter_context(listen(host or "0.0.0.0", 0)) for _ in range(count)]
+        return [int(sock.getsockname()[1]) for sock in listeners]
 
 
 def is_free(host: str, port: int) -> bool:
@@ -301,12 +301,12 @@ def user_of_peer(sock: socket.socket) -> int | None:
     so its user is unknown.
     """
     try:
-        own, peer = sock.getsockname(), sock.getpeername()
+        local, peer = sock.getsockname(), sock.getpeername()
     except OSError:  # the connection was reset: the kernel no longer knows the other end
         return None
-    rows = _asked(sock.family, own, peer)
+    rows = _ask_kernel(sock.family, local, peer)
     if rows is None:
-        rows = _looked_up(own, peer)
+        rows = _read_tables(local, peer)
     # to the kernel, a closed socket is root's
     users = {row.user if row.inode else None for row in rows}
     return users.pop() if len(users) == 1 else None
@@ -322,10 +322,10 @@ def is_over(sock: socket.socket) -> bool:
         return True
 
 
-def _asked(family: int, own: Address, peer: Address) -> list[_Row] | None:
+def _ask_kernel(family: int, local: Address, peer: Address) -> list[_Row] | None:
     """Look up the one socket in the kernel; None: it supports no such requests."""
-    ends = b"".join(socket.inet_pton(family, end[0]).ljust(16, b"\0") for end in (peer, own))
-    ports = _PORTS.pack(peer[1], own[1])
+    ends = b"".join(socket.inet_pton(family, end[0]).ljust(16, b"\0") for end in (peer, local))
+    ports = _PORTS.pack(peer[1], local[1])
     question = _ASKED.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
     question += ports + ends + _REST_OF_ID
     size = _HEAD.size + len(question)
@@ -347,13 +347,13 @@ def _asked(family: int, own: Address, peer: Address) -> list[_Row] | None:
     return [_Row(*_OWNER.unpack_from(answer, _OWNER_AT))]
 
 
-def _looked_up(own: Address, peer: Address) -> list[_Row]:
+def _read_tables(local: Address, peer: Address) -> list[_Row]:
     """Read the machine's tables, for a kernel that is emulated or forbids such requests.
 
     Only ports are compared, as an address may be written in two ways. Another socket with the same
     two ports between other addresses makes the result ambiguous, and then no user is returned.
     """
-    ends = f":{peer[1]:04X}", f":{own[1]:04X}"
+    ends = f":{peer[1]:04X}", f":{local[1]:04X}"
     rows = []
     for table in _TABLES:
         try:

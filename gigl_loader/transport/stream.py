@@ -279,14 +279,14 @@ class Stream:
                 tls.do_handshake()
                 break
             except ssl.SSLWantReadError:
-                self._hand_out()  # before any wait, as the peer responds to it
+                self._push_outgoing()  # before any wait, as the peer responds to it
                 while not self._feed():
                     yield
             finally:
-                self._hand_out()  # after an error too: the alert tells the peer why
+                self._push_outgoing()  # after an error too: the alert tells the peer why
         self._tls = tls
 
-    def _hand_out(self) -> None:
+    def _push_outgoing(self) -> None:
         data = self._outgoing.read()
         if data:
             self.push([memoryview(data)])

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
-from gigl_loader.ranks import tell_ranks
+from gigl_loader.ranks import broadcast_value
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 
 _log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ def meet_ranks(timeout_s: float, outage_s: float = 0.0) -> "StoreRendezvous | No
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    name = tell_ranks(secrets.token_hex(8), dist.get_world_size(), str)
+    name = broadcast_value(secrets.token_hex(8), dist.get_world_size(), str)
     # the store that the process group was created with, for which torch has no public name
     store = PrefixStore(f"gigl_loader/{name}", _get_default_store())
     return StoreRendezvous(store, dist.get_rank(), dist.get_world_size(), timeout_s, outage_s)

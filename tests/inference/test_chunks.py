@@ -39,12 +39,12 @@ def test_chunks_are_all_edges_and_rows_whatever_others_have_done(
         norm = Norm(EDGE, False, 1.0, False)
         reads = Reads(
             graph.features(), weight=True, attr=True,
-            degrees={norm: OwnedRows(scale[reader.own])},
+            degrees={norm: OwnedRows(scale[reader.own_ids])},
         )  # fmt: skip
         found = []
         for chunk in reader.read(reads, done[exchange.rank]):
             ids, edges = chunk.n_id[NODE], chunk.edges[EDGE]
-            assert torch.equal(ids[: chunk.num_dst], reader.own[chunk.start : chunk.stop])
+            assert torch.equal(ids[: chunk.num_dst], reader.own_ids[chunk.start : chunk.stop])
             assert torch.equal(chunk.x[NODE], data.x[ids])
             assert torch.equal(chunk.degrees[norm], scale[ids])
             counts = torch.bincount(edges.edge_index[1], minlength=chunk.num_dst)
@@ -53,8 +53,8 @@ def test_chunks_are_all_edges_and_rows_whatever_others_have_done(
             found.append((chunk.index, pairs, edges.weights, edges.attr))
         indices = [index for index, *_ in found]
         assert indices == [i for i in range(reader.num_chunks) if i not in done[exchange.rank]]
-        covered = [reader.own[slice(*reader.bounds(i))] for i in indices]
-        return [torch.cat([*covered, reader.own[:0]]), found]
+        covered = [reader.own_ids[slice(*reader.bounds(i))] for i in indices]
+        return [torch.cat([*covered, reader.own_ids[:0]]), found]
 
     parts = run_threads(world, job)
     nodes = torch.cat([ids for ids, _ in parts])

@@ -30,7 +30,7 @@ def test_position_of() -> None:
 def _plan(data: Any, exchange: Any) -> tuple[EdgePlan, Tensor]:
     view = full_jobs.partition(data, exchange.rank, exchange.size).view()
     shares = NodeShares(view, exchange)
-    (own,) = shares.own.values()
+    (own,) = shares.own_ids.values()
     return plan_edges(EDGE, view.adjacency[EDGE], shares, exchange), own
 
 

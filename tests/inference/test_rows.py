@@ -33,7 +33,7 @@ def test_rows_of_any_nodes_on_any_ranks(world: int, ranges: bool, data: st.DataO
         else:
             view = full_jobs.partition(full_jobs.graph(), exchange.rank, world).view()
             owners = NodeShares(view, exchange)  # type: ignore[assignment]
-        own = owners.own[NODE]
+        own = owners.own_ids[NODE]
         fetcher = RowFetcher(owners, exchange)
         turned = torch.arange(len(own)).flip(0)
         sources = [OwnedRows(WIDE[own]), OwnedRows(FLAT[own].flip(0), turned)]

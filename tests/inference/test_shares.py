@@ -32,11 +32,11 @@ def _on_ranks(held: list[int], num_partitions: int, num_nodes: int = 60) -> list
 def test_each_node_has_one_owner_and_all_ranks_name_it(held: list[int], num_nodes: int) -> None:
     """Any ranks that share three partitions; with few nodes some have none."""
     shares = _on_ranks(held, 3, num_nodes)
-    (name,) = shares[0].own
+    (name,) = shares[0].own_ids
     ids = torch.randperm(num_nodes)
     owner = torch.full((num_nodes,), -1)
     for rank, one in enumerate(shares):
-        own = one.own[name]
+        own = one.own_ids[name]
         assert torch.equal(own, own.unique()), "ascending"
         assert (owner[own] == -1).all()
         owner[own] = rank
@@ -47,7 +47,9 @@ def test_each_node_has_one_owner_and_all_ranks_name_it(held: list[int], num_node
 
 
 def test_ranks_of_one_partition_have_about_as_many() -> None:
-    sizes = [len(one.own[name]) for one in _on_ranks([0, 0, 0, 0], 1, 10) for name in one.own]
+    sizes = [
+        len(one.own_ids[name]) for one in _on_ranks([0, 0, 0, 0], 1, 10) for name in one.own_ids
+    ]
     assert sizes == [3, 3, 2, 2]
 
 

@@ -28,9 +28,9 @@ def test_ranges_are_all_nodes_in_order(count: int, world: int) -> None:
         RangeShares({NODE: count}, SimpleNamespace(rank=rank, size=world))  # type: ignore[arg-type]
         for rank in range(world)
     ]
-    sizes = [one.own[NODE].numel() for one in shares]
+    sizes = [one.own_ids[NODE].numel() for one in shares]
     assert max(sizes) - min(sizes) <= 1
-    assert torch.cat([one.own[NODE] for one in shares]).tolist() == list(range(count))
+    assert torch.cat([one.own_ids[NODE] for one in shares]).tolist() == list(range(count))
     wanted = [rank for rank, size in enumerate(sizes) for _ in range(size)]
     for one in shares:
         assert one.owner(NODE, torch.arange(count)).tolist() == wanted
@@ -43,7 +43,7 @@ def test_edges_of_a_partition(world: int, weight: bool, attr: bool) -> None:
         dataset = full_jobs.partition(DATA, exchange.rank, world)
         graph = PartitionGraph(dataset, exchange)
         assert (graph.edge_types, graph.weighted, graph.with_attr) == ([EDGE], {EDGE}, {EDGE})
-        ids = graph.owners.own[NODE][exchange.rank :: 2]
+        ids = graph.owners.own_ids[NODE][exchange.rank :: 2]
         found = graph.edges(EDGE, ids, weight=weight, attr=attr)
         assert torch.equal(found.targets, found.targets.sort().values)
         for position, node in enumerate(ids.tolist()):

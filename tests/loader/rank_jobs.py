@@ -33,7 +33,7 @@ from gigl_loader import (
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.loader import runtime
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SAME_MEMORY_VARIABLE, EpochOptions, EvenRanks
-from gigl_loader.ranks import decide_with_ranks, gather_from_ranks, tell_ranks
+from gigl_loader.ranks import broadcast_value, decide_with_ranks, gather_from_ranks
 from gigl_loader.source.batch_source import LINGER_S
 from gigl_loader.testing import (
     Footprint,
@@ -407,8 +407,8 @@ def values_of_ranks(rank: int, size: int) -> None:
     for length in (0, 1, 1000):
         told = [(b"x" * r * length, None if r else "é", {("a", "b", "c"): True}) for r in range(2)]
         assert gather_from_ranks(told[rank], size, kind) == told
-        assert tell_ranks([rank] * length, size, list[int]) == [0] * length
-    assert tell_ranks("" if rank == 0 else "longer", size, str) == ""
+        assert broadcast_value([rank] * length, size, list[int]) == [0] * length
+    assert broadcast_value("" if rank == 0 else "longer", size, str) == ""
 
 
 def rank_0_decides(rank: int, size: int) -> None:

@@ -30,7 +30,7 @@ from gigl_loader.loader.seed_input import (
     tell_ranks_of_input,
     weighted_types,
 )
-from gigl_loader.seeds import SeedsTold
+from gigl_loader.seeds import SeedSummary
 from gigl_loader.source.sampled_input import check_columns
 from gigl_loader.testing import TinyGraph
 
@@ -51,8 +51,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return everyone
 
 
-def _seeds(*ids: int, digest: bytes = b"x") -> SeedsTold:
-    return SeedsTold.of(torch.tensor(ids, dtype=torch.int64), {}, 2, digest=digest)
+def _seeds(*ids: int, digest: bytes = b"x") -> SeedSummary:
+    return SeedSummary.of(torch.tensor(ids, dtype=torch.int64), {}, 2, digest=digest)
 
 
 @given(
@@ -109,11 +109,11 @@ def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
 def test_with_another_shard_each_rank_keeps_all(shard: str, told: list) -> None:
     seeds: Any = SimpleNamespace(node=torch.arange(7), input_type="user")
     mine = RankInput(options={"shard": shard})
-    same = SeedsTold(digest=digest([seeds.node])) if shard == "world" else SeedsTold()
+    same = SeedSummary(digest=digest([seeds.node])) if shard == "world" else SeedSummary()
     told += [replace(mine, seeds=same)] * 2
     assert share_input(seeds, _rank(1, 1, 2), mine) == (seeds, 0)
     if shard == "world":
-        told[0] = replace(mine, seeds=SeedsTold(digest=b"other"))
+        told[0] = replace(mine, seeds=SeedSummary(digest=b"other"))
         with pytest.raises(ConfigError, match=r"the seeds of the whole job.*on ranks .1.$"):
             share_input(seeds, _rank(1, 1, 2), mine)
     told[0] = RankInput(seeds=same)

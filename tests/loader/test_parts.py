@@ -59,7 +59,7 @@ def test_a_loader_agrees_on_no_port_as_nothing_listens_there(
         raise AssertionError(args)
 
     monkeypatch.setattr(runtime, "free_port", refuse)
-    monkeypatch.setattr(runtime, "tell_ranks", refuse)
+    monkeypatch.setattr(runtime, "broadcast_value", refuse)
     for num_workers in (0, 1):
         with DistNeighborLoader(
             TinyGraph.random(9, 20).dataset(), [2], num_workers=num_workers

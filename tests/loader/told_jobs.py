@@ -25,7 +25,7 @@ from gigl_loader import (
     release_workers,
 )
 from gigl_loader.options import EvenRanks
-from gigl_loader.ranks import decide_with_ranks, gather_from_ranks, tell_ranks, told_to_ranks
+from gigl_loader.ranks import broadcast_value, decide_with_ranks, gather_from_ranks, told_to_ranks
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import Footprint
 
@@ -210,7 +210,7 @@ def told_once(rank: int, size: int) -> None:
     """Blocks in blocks tell an error once, and any exchange hears of it."""
     for exchange in (
         lambda: gather_from_ranks(rank, size, int),
-        lambda: tell_ranks(rank, size, int),
+        lambda: broadcast_value(rank, size, int),
         lambda: decide_with_ranks(rank, size, int, sum, int),
     ):
         with (

@@ -261,7 +261,7 @@ def test_quantised_rows_are_widened(features: dict[str, Any], tmp_path: Path) ->
 @pytest.mark.parametrize("replace", [False, True])
 def test_no_launch_waits_for_the_device(disjoint: bool, replace: bool) -> None:
     """On a device without values: what has to know one, to go on, raises."""
-    view = Placement(torch.device("cpu")).place(small().view())
+    view = Placement(torch.device("cpu")).copy_view(small().view())
     edge_type = next(name for name in view.adjacency if "label" not in name[1])
     plan = SamplingPlan(
         input_type=edge_type[0], fanouts={edge_type: (3, 2)}, seed=1, replace=replace

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from gigl_loader.client.producers import Outcome, Proposal, settle, sum_up
 from gigl_loader.options import EpochOptions
-from gigl_loader.seeds import SeedsTold
+from gigl_loader.seeds import SeedSummary
 from gigl_loader.transport.failures import Failure, describe
 from gigl_loader.wire.requests import ByServer
 
@@ -13,7 +13,7 @@ from gigl_loader.wire.requests import ByServer
 def _offers(keys: list[int], shared: dict[str, str] | None = None) -> list[Proposal]:
     return [
         Proposal(
-            f"key {key}", f"input {rank // 4}", EpochOptions(seed=rank), shared or {}, SeedsTold()
+            f"key {key}", f"input {rank // 4}", EpochOptions(seed=rank), shared or {}, SeedSummary()
         )
         for rank, key in enumerate(keys)
     ]

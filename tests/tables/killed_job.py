@@ -26,7 +26,7 @@ def _die_after(count: int) -> None:
     moments_of: list[tuple[object, str]] = [
         (resumable, "_write_whole"),  # a step is done, and not yet noted
         (PartFiles, "write"),  # rows are written in part
-        (degree_order, "_place"), (stages, "seal"),
+        (degree_order, "_write_bucket"), (stages, "seal"),
         (os, "rename"), (os, "replace"),  # what is complete takes its name
     ]  # fmt: skip
     for owner, name in moments_of:

@@ -147,7 +147,7 @@ def test_the_size_of_buckets_does_not_change_a_byte(
 @contextmanager
 def _placing(monkeypatch: pytest.MonkeyPatch, stop_at: int | None = None) -> Iterator[list[int]]:
     """Yield a list of the buckets whose rows are put in place; one of them may fail."""
-    place, buckets = degree_order._place, list[int]()
+    place, buckets = degree_order._write_bucket, list[int]()
 
     def noted(*args: Any) -> Any:
         buckets.append(args[1])
@@ -156,7 +156,7 @@ def _placing(monkeypatch: pytest.MonkeyPatch, stop_at: int | None = None) -> Ite
         return place(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(degree_order, "_place", noted)
+        patch.setattr(degree_order, "_write_bucket", noted)
         yield buckets
 
 

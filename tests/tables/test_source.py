@@ -70,10 +70,10 @@ def test_files_of_a_table_have_the_same_columns(tmp_path: Path) -> None:
 
 def test_a_row_is_named_with_its_group(tmp_path: Path) -> None:
     file = TableFile("p", "p", 100, (2, 0, 3), 5)
-    assert [file.place(row) for row in (0, 1, 2, 4)] == [
+    assert [file.describe_row(row) for row in (0, 1, 2, 4)] == [
         f"row {row} (row group {group})" for row, group in ((0, 0), (1, 0), (2, 2), (4, 2))
     ]
-    assert TableFile("p", "p", 0, (), 5).place(3) == "row 3"
+    assert TableFile("p", "p", 0, (), 5).describe_row(3) == "row 3"
     with pytest.raises(ConfigError, match=r"is odd: row 0: 'a'; row 1: 'b'; .*; and 2 more$"):
         _table(tmp_path, {"id": [1]}).refuse(file_of(7), "id", range(7), "is odd", "abcdefg")
 
