@@ -266,12 +266,12 @@ class FillingChannel:
                 num_drawn += 1
             elif not wants and drawn and self._has_room(len(asked)):
                 batch = drawn.popleft()
-                earlier = [one.rows for one in asked]
+                earlier = [other.rows for other in asked]
                 batch.filling = self._pipeline.ask(batch.drawn, batch.number, earlier)
                 asked.append(batch)
                 num_asked += 1
             elif asked:
-                under_way = [one.rows for one in asked]
+                under_way = [other.rows for other in asked]
                 self._hand_over(self._filled_up(self._pipeline, asked.popleft(), under_way))
             else:
                 self._wait_for_room()
@@ -321,11 +321,11 @@ class FillingChannel:
         self, options: CacheOptions, batch: DrawnBatch, attempt: Attempt, total: int
     ) -> None:
         """Allocate the memory for rows, whose kinds the first batch tells."""
-        found: dict[Matrix, Row] = {}
-        for one in batch.fields:
-            later: Any = one.write
-            found[later.kind, later.name] = one.dtype, one.shape[1:]
-        matrices = by_owner(found)
+        row_kinds: dict[Matrix, Row] = {}
+        for field in batch.fields:
+            later: Any = field.write
+            row_kinds[later.kind, later.name] = field.dtype, field.shape[1:]
+        matrices = by_owner(row_kinds)
         # all rows count as other machines', since a compute process owns none
         sizes = {owner: self._questions.num_ids(owner) for owner in matrices}
         matrices = {owner: some for owner, some in matrices.items() if sizes[owner]}
@@ -355,8 +355,8 @@ class FillingChannel:
             waited_s = time.perf_counter() - started
             return self._pool.write(fields)[0]
 
-        found = pipeline.complete(batch.rows, write, under_way)
-        message = {**batch.received.message, **found}
+        rows = pipeline.complete(batch.rows, write, under_way)
+        message = {**batch.received.message, **rows}
         # in the sampler's order, not with the rows at the end
         message = {key: message[key] for key in batch.order}
         return replace(
@@ -385,13 +385,13 @@ def _described(received: Received, questions: RowQuestions) -> _Unfilled:
     # one split serves features and labels of the same ids
     splits: dict[tuple[Owner, str], Split] = {}
     fields = []
-    for one in specs:
-        ids, place = message[one.ids].numpy(), (owner_of(one.kind, one.name), one.ids)
+    for spec in specs:
+        ids, place = message[spec.ids].numpy(), (owner_of(spec.kind, spec.name), spec.ids)
         # a server need not know of rows that are never requested
-        if place not in splits and ids.size and 0 not in one.shape:
+        if place not in splits and ids.size and 0 not in spec.shape:
             splits[place] = questions.by_owner(place[0], ids)
-        later = LaterRows(one.kind, one.name, ids, splits.get(place, {}), _not_here)
-        fields.append(Field(one.key, one.dtype, (ids.size, *one.shape), later))
+        later = LaterRows(spec.kind, spec.name, ids, splits.get(place, {}), _not_here)
+        fields.append(Field(spec.key, spec.dtype, (ids.size, *spec.shape), later))
     return _Unfilled(replace(received, message=message), order, keep_structure(fields))
 
 

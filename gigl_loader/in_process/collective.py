@@ -96,8 +96,8 @@ class Packing:
         # The header has the types and shapes of the arrays, so its own length goes before it.
         header, arrays = codec.encode(value, method)
         start = len(header).to_bytes(_WORD, "little") + header
-        for one in (np.frombuffer(start, np.uint8), *arrays):
-            self.add(one.dtype.name, one.shape, partial(np.copyto, src=one))
+        for array in (np.frombuffer(start, np.uint8), *arrays):
+            self.add(array.dtype.name, array.shape, partial(np.copyto, src=array))
 
     def write(self, memory: Array) -> None:
         """Write all of them to ``[nbytes]`` uint8."""
@@ -117,8 +117,8 @@ class PieceReader:
     def array(self, dtype: Any, shape: tuple[int, ...]) -> Array:
         """Return an array that was sent as a separate piece."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        found: Array = self._take(nbytes, align(nbytes)).view(dtype).reshape(shape)
-        return found
+        array: Array = self._take(nbytes, align(nbytes)).view(dtype).reshape(shape)
+        return array
 
     def read(self) -> tuple[str, Any, list[Array]]:
         """Return (method, body, arrays) for `codec.decode`."""
@@ -128,14 +128,14 @@ class PieceReader:
         return method, body, [self.array(spec.dtype, spec.shape) for spec in specs]
 
     def _take(self, nbytes: int, step: int) -> Array:
-        found: Array = self._data[self._at : self._at + nbytes]
-        if found.nbytes != nbytes:
+        piece: Array = self._data[self._at : self._at + nbytes]
+        if piece.nbytes != nbytes:
             raise ProtocolError(
-                f"{nbytes} bytes were expected of another rank, {found.nbytes} are left of "
+                f"{nbytes} bytes were expected of another rank, {piece.nbytes} are left of "
                 f"{self._data.nbytes}: ranks differ in version, or in the types of their features"
             )
         self._at += step
-        return found
+        return piece
 
 
 class CollectiveCall(Generic[T]):
@@ -265,7 +265,9 @@ class CollectivePeers:
 
         Collective. Returns the same from each rank; ids are read before any other exchange.
         """
-        sent, lengths = self._filled([[(one, _ROWS) for one in some] for some in asked], _question)
+        sent, lengths = self._filled(
+            [[(request, _ROWS) for request in some] for some in asked], _question
+        )
         told = self._swap_words([list(pair) for pair in zip(lengths, expected, strict=True)])
         got = self._swap("questions", sent, [length for length, _ in told], lengths)
         read = [
@@ -299,7 +301,7 @@ class CollectivePeers:
         # Requests of an abandoned epoch, whose responses nobody reads.
         self._asked, self._kept = self._nothing(), 0
         known = self._gather([epoch, num_batches])
-        epochs = [one for one, _ in known]
+        epochs = [begun for begun, _ in known]
         if len(set(epochs)) > 1:
             raise ConfigError(
                 f'exchange="collective" needs all ranks in the same epoch, they start {epochs}: '
@@ -309,7 +311,7 @@ class CollectivePeers:
 
     def least(self, number: int) -> int:
         """Return the least ``number`` of all ranks."""
-        return min(one for (one,) in self._gather([number]))
+        return min(count for (count,) in self._gather([number]))
 
     def most(self, numbers: list[int]) -> list[int]:
         """Return the largest of all ranks for each of ``numbers``; all have as many."""
@@ -329,7 +331,7 @@ class CollectivePeers:
             PeerError: A rank ended.
             PeerTimeoutError: A rank did not come in time.
         """
-        return [one.words for one in self._meet([0] * self.size, WORKING, words=words)]
+        return [answer.words for answer in self._meet([0] * self.size, WORKING, words=words)]
 
     def finish(self, state: int) -> bool:
         """Respond until every rank has its batch; return whether all abandoned the epoch."""
@@ -338,7 +340,7 @@ class CollectivePeers:
             # All ranks see the same states, so all leave after the same round.
             states = self.round(state)
             if WORKING not in states:
-                return all(one == BROKEN_OFF for one in states)
+                return all(rank_state == BROKEN_OFF for rank_state in states)
 
     def fail(self, rank: int) -> None:
         """Tell the others that ``rank`` raised; their next round, or this one, is their last."""
@@ -361,9 +363,9 @@ class CollectivePeers:
         told = self._meet(lengths, state)
         # By the totals, which are the same on all ranks: with its own requests only, one rank would
         # go on to the exchange, and another one not.
-        if any(one.total for one in told):
-            self._exchange(asked, sent, lengths, [one.nbytes for one in told])
-        return [one.state for one in told]
+        if any(answer.total for answer in told):
+            self._exchange(asked, sent, lengths, [answer.nbytes for answer in told])
+        return [answer.state for answer in told]
 
     def close(self) -> None:
         """Release its groups."""
@@ -390,9 +392,9 @@ class CollectivePeers:
         ]
         self.rounds += 1
         if state != FAILED:
-            for one in told:
-                if one.state == FAILED:
-                    raise RankFailedError(one.failed)
+            for answer in told:
+                if answer.state == FAILED:
+                    raise RankFailedError(answer.failed)
         return told
 
     def _exchange(
@@ -451,8 +453,8 @@ class CollectivePeers:
         packing, lengths = Packing(), []
         for some in wanted:
             first = packing.nbytes
-            for one in some:
-                add(packing, one)
+            for item in some:
+                add(packing, item)
             lengths.append(packing.nbytes - first)
         sent = self._memory("sent", packing.nbytes)
         packing.write(sent)
@@ -461,28 +463,28 @@ class CollectivePeers:
     def _swap(self, name: str, sent: Array, sizes: list[int], lengths: list[int]) -> list[Array]:
         """Send ``lengths`` bytes to each rank; return ``sizes`` bytes of each, in ``name``."""
         # Memory by name: the next exchange must not overwrite data that is read later.
-        found = self._memory(name, sum(sizes))
-        self._all_to_all(torch.from_numpy(found), torch.from_numpy(sent), sizes, lengths)
-        return np.split(found, np.cumsum(sizes)[:-1])
+        received = self._memory(name, sum(sizes))
+        self._all_to_all(torch.from_numpy(received), torch.from_numpy(sent), sizes, lengths)
+        return np.split(received, np.cumsum(sizes)[:-1])
 
     def _memory(self, name: str, nbytes: int) -> Array:
         words: Array = self._scratch.get(name, -(-nbytes // _WORD))
-        found: Array = words.view(np.uint8)[:nbytes]
-        return found
+        memory: Array = words.view(np.uint8)[:nbytes]
+        return memory
 
     def _swap_words(self, words: list[list[int]]) -> list[list[int]]:
         # A row for each rank, of one length on all: no sizes have to be sent first.
         send = torch.tensor(words, dtype=torch.int64)
-        found = torch.empty_like(send)
-        self._all_to_all(found, send)
-        rows: list[list[int]] = found.tolist()
+        received = torch.empty_like(send)
+        self._all_to_all(received, send)
+        rows: list[list[int]] = received.tolist()
         return rows
 
     def _all_to_all(
-        self, found: torch.Tensor, send: torch.Tensor, sizes: Any = None, lengths: Any = None
+        self, received: torch.Tensor, send: torch.Tensor, sizes: Any = None, lengths: Any = None
     ) -> None:
         with self.named_failures():
-            dist.all_to_all_single(found, send, sizes, lengths, group=self.group)
+            dist.all_to_all_single(received, send, sizes, lengths, group=self.group)
 
     def _gather(self, words: list[int]) -> list[list[int]]:
         return self._swap_words([words] * self.size)
@@ -509,11 +511,11 @@ class CollectivePeers:
         missing = [] if self._watch is None else self._watch.missing()
         # torch has one class for all of them, and gloo gives the cause only in its text.
         is_late = "timed out" in str(error).lower()
-        who = "; ".join(one.text for one in missing) or (
+        who = "; ".join(rank.text for rank in missing) or (
             "all ranks saw it, so that one of them has left this loader, or gave up before"
         )
         # A rank that gave up on a stopped one closes its connections to the others, too.
-        if is_late or any(one.is_stopped for one in missing):
+        if is_late or any(rank.is_stopped for rank in missing):
             return PeerTimeoutError(
                 f"a rank did not take part in sampling for {self.timeout_s:.0f} s, or one gave up "
                 f"after that time: {who} ({error}). If it computes for longer than that between "

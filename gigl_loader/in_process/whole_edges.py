@@ -65,7 +65,7 @@ def _gathered(
         None if order is None else order.times,
     ]  # fmt: skip
     columns = [own.indptr, own.indices, *more]
-    ranks.check_room(sum(one.nbytes for one in columns if one is not None))
+    ranks.check_room(sum(column.nbytes for column in columns if column is not None))
     degrees = own.indptr.diff()
     here = degrees.nonzero().squeeze(1)
     rows, sizes = ranks.gathered(here + own.first_row), ranks.gathered(degrees[here])
@@ -78,11 +78,13 @@ def _gathered(
     moved = (starts[by_row] - indptr[rows[by_row]]).repeat_interleave(sizes)
     at = moved + torch.arange(moved.numel(), device=moved.device)
     indices = ranks.gathered(own.indices)[at]
-    edge_ids, weights, times = (None if one is None else ranks.gathered(one)[at] for one in more)
-    found = Adjacency(indptr, indices, edge_ids, weights)
+    edge_ids, weights, times = (
+        None if column is None else ranks.gathered(column)[at] for column in more
+    )
+    adjacency = Adjacency(indptr, indices, edge_ids, weights)
     if order is None or times is None:
-        return found, None
+        return adjacency, None
     # positions count from the row's begin, which is another one here
     within = order.order - own.indptr[:-1].repeat_interleave(degrees)
     begins = indptr[rows[by_row]].repeat_interleave(sizes)
-    return found, TimeOrder(ranks.gathered(within)[at] + begins, times, order.is_float)
+    return adjacency, TimeOrder(ranks.gathered(within)[at] + begins, times, order.is_float)

@@ -127,13 +127,13 @@ class DistABLPLoader(BaseDistLoader):
 
         def local(data: DistDataset) -> tuple[NodeSamplerInput, SamplerClass]:
             self._supervision = supervision_types(data.schema, supervision_edge_type)
-            found = local_input(data, input_nodes)
-            check_anchor_type(self._supervision, found.input_type)
+            anchors = local_input(data, input_nodes)
+            check_anchor_type(self._supervision, anchors.input_type)
             sampler = link_sampler(
                 data.schema, self._supervision, exclude_supervision,
                 max_labels=data.max_labels_per_anchor_node,
             )  # fmt: skip
-            return add_times(found, input_time), sampler
+            return add_times(anchors, input_time), sampler
 
         def store(dataset: Any) -> tuple[list[NodeSamplerInput], SamplerClass]:
             if supervision_edge_type is not None:
@@ -222,19 +222,19 @@ def _one_input(
     """Return the anchors of one server, with a column of labels per sign and type."""
     anchor_type = nodes.anchor_node_type
     anchors = check_seeds(nodes.anchor_nodes, num_nodes[anchor_type], f"{where}.anchor_nodes")
-    found = NodeSamplerInput(anchors, anchor_type)
-    found.extra = {}
+    sampler_input = NodeSamplerInput(anchors, anchor_type)
+    sampler_input.extra = {}
     nothing = torch.empty((len(anchors), 0), dtype=torch.int64)
     for edge_type, pair in nodes.labels.items():
         for position, sign in enumerate((POSITIVE, NEGATIVE)):
             if position == 1 and edge_type not in negatives:
                 continue  # no server has any
             # An empty column, `[anchors, 0]`, where another server has negatives of the type.
-            found.extra[label_column(sign, edge_type)] = check_labels(
+            sampler_input.extra[label_column(sign, edge_type)] = check_labels(
                 nothing if position == 1 and pair[position] is None else pair[position],
                 len(anchors), num_nodes[edge_type[2]], f"{where}.labels[{edge_type}][{position}]",
             )  # fmt: skip
-    return found
+    return sampler_input
 
 
 def check_labels(labels: Any, num_anchors: int, num_nodes: int, where: str) -> Tensor:
@@ -263,12 +263,12 @@ def _check_kind(input_nodes: Any) -> None:
         wrong = [v for v in input_nodes.values() if not isinstance(v, ABLPInputNodes)]
         if not wrong:
             return
-        found = f"{{server_rank: {type(wrong[0]).__name__}}}"
+        given = f"{{server_rank: {type(wrong[0]).__name__}}}"
     else:
-        found = f"{type(input_nodes).__name__}"
+        given = f"{type(input_nodes).__name__}"
     raise ConfigError(
         "with a graph store, input_nodes is {server_rank: ABLPInputNodes}, as "
-        f"RemoteDistDataset.fetch_ablp_input returns it, got {found}"
+        f"RemoteDistDataset.fetch_ablp_input returns it, got {given}"
     )
 
 
@@ -276,14 +276,15 @@ def _types_of(input_nodes: Mapping[int, ABLPInputNodes]) -> tuple[NodeType, list
     """Return (anchor type, supervision edge types), the same on all servers."""
     for server, nodes in input_nodes.items():
         _check_types(nodes.labels, f"input_nodes[{server}].labels")
-    found = {
+    types_by_server = {
         server: (nodes.anchor_node_type, sorted(map(plain_edge_type, nodes.labels)))
         for server, nodes in input_nodes.items()
     }
-    first = next(iter(found.values()))
-    if any(types != first for types in found.values()):
+    first = next(iter(types_by_server.values()))
+    if any(types != first for types in types_by_server.values()):
         raise ConfigError(
-            f"input_nodes must have one anchor type and the same labels on all servers: {found}"
+            "input_nodes must have one anchor type and the same labels on all servers: "
+            f"{types_by_server}"
         )
     return first
 
@@ -361,7 +362,7 @@ def supervision_types(schema: DatasetSchema, given: Any) -> list[EdgeType]:
 
 def labeled_types(known: Sequence[EdgeType]) -> list[EdgeType]:
     """Return the supervision edge types that have positives among the edge types ``known``."""
-    found = []
+    labeled = []
     for edge_type in known:
         if is_label_edge_type(edge_type):
             src, relation, dst = edge_type
@@ -369,8 +370,8 @@ def labeled_types(known: Sequence[EdgeType]) -> list[EdgeType]:
             # names.
             plain = (src, relation.rpartition("_gigl_")[0], dst)
             if message_passing_to_positive_label(plain) == edge_type:
-                found.append(plain)
-    return found
+                labeled.append(plain)
+    return labeled
 
 
 def check_anchor_type(supervision: Sequence[EdgeType], anchor_type: NodeType) -> None:
@@ -522,8 +523,8 @@ def _as_links(labels: Tensor | Mapping[int, Tensor]) -> Tensor:
     rows = list(labels.values())
     if not rows:
         return torch.empty((2, 0), dtype=torch.int64)
-    found = torch.cat(rows)
+    targets = torch.cat(rows)
     # By their keys, as a user may have left anchors out of the dict.
-    anchors = torch.tensor(list(labels), device=found.device)
-    counts = torch.tensor([row.numel() for row in rows], device=found.device)
-    return torch.stack([torch.repeat_interleave(anchors, counts), found])
+    anchors = torch.tensor(list(labels), device=targets.device)
+    counts = torch.tensor([row.numel() for row in rows], device=targets.device)
+    return torch.stack([torch.repeat_interleave(anchors, counts), targets])

@@ -68,11 +68,11 @@ class SeedEdges:
     def sampler_input(self) -> NodeSamplerInput:
         """Return them as seeds (sources) with columns (destinations, labels)."""
         # Rows of a transposed index are not contiguous, and seeds are read as one block.
-        found = NodeSamplerInput(self.index[0].contiguous(), self.edge_type[0])
-        found.extra = {EDGE_TARGETS: self.index[1].contiguous()}
+        seeds = NodeSamplerInput(self.index[0].contiguous(), self.edge_type[0])
+        seeds.extra = {EDGE_TARGETS: self.index[1].contiguous()}
         if self.label is not None:
-            found.extra[EDGE_LABEL] = self.label.contiguous()
-        return found
+            seeds.extra[EDGE_LABEL] = self.label.contiguous()
+        return seeds
 
     def split(self, parts: int) -> "list[SeedEdges]":
         """Return contiguous blocks that concatenate to all."""
@@ -163,9 +163,9 @@ class DistLinkNeighborLoader(BaseDistLoader):
 
         def local(data: DistDataset) -> tuple[NodeSamplerInput, SamplerClass]:
             edges = edges_of_this_machine(data, edge_label_index, edge_label)
-            found = shifted([edges], self._negatives)[0].sampler_input()
+            seeds = shifted([edges], self._negatives)[0].sampler_input()
             sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict)
-            return add_times(found, edge_label_time, _TIMES), sampler
+            return add_times(seeds, edge_label_time, _TIMES), sampler
 
         def store(dataset: Any) -> tuple[list[NodeSamplerInput], SamplerClass]:
             num_nodes = dataset.fetch_num_nodes()
@@ -260,7 +260,7 @@ def times_by_server(inputs: list[NodeSamplerInput], given: TimeInput | None) -> 
     """Return the times of seed edges by server; one tensor of times is split like the edges."""
     if given is None or isinstance(given, Mapping):
         return given
-    sizes = [one.node.numel() for one in inputs]
+    sizes = [seeds.node.numel() for seeds in inputs]
     return dict(enumerate(read_times(given, sum(sizes), _TIMES).split(sizes)))
 
 
@@ -285,7 +285,9 @@ def edge_type_of(edges: Any, schema: DatasetSchema) -> tuple[EdgeType, Any]:
     Raises:
         ConfigError: The type is missing, unknown, or a label edge type.
     """
-    known = [one for one in schema.edge_types or () if not is_label_edge_type(one)]
+    known = [
+        edge_type for edge_type in schema.edge_types or () if not is_label_edge_type(edge_type)
+    ]
     # Label edges alone do not make a graph heterogeneous: batches of it are `Data`.
     plain = schema.edge_types is None or schema.is_homogeneous_with_labeled_edge_type
     if _is_edge_type(edges):
@@ -315,9 +317,9 @@ def _in_full(named: tuple[str, ...], known: list[EdgeType]) -> tuple[str, ...]:
     """Return an edge type named by its ends alone, as PyG allows if only one has these ends."""
     if len(named) == 3:
         return named
-    found = [one for one in known if (one[0], one[2]) == named]
+    matches = [edge_type for edge_type in known if (edge_type[0], edge_type[2]) == named]
     # PyG's own default relation, which is then refused like any other unknown one.
-    return found[0] if len(found) == 1 else (named[0], "to", named[1])
+    return matches[0] if len(matches) == 1 else (named[0], "to", named[1])
 
 
 def read_edges(
@@ -329,38 +331,38 @@ def read_edges(
         ConfigError: Wrong shape, dtype, device or range; names the first offender.
     """
     known = isinstance(index, (Tensor, np.ndarray, list))
-    found = _as_tensor(index, "edge_label_index") if known else None
-    if found is None or found.dtype != torch.int64 or found.dim() != 2 or found.size(0) != 2:
-        what = type(index).__name__ if found is None else f"{list(found.shape)} {found.dtype}"
+    edges = _as_tensor(index, "edge_label_index") if known else None
+    if edges is None or edges.dtype != torch.int64 or edges.dim() != 2 or edges.size(0) != 2:
+        what = type(index).__name__ if edges is None else f"{list(edges.shape)} {edges.dtype}"
         raise ConfigError(
             f"edge_label_index must be [2, num_edges] int64, sources in row 0, got {what}"
         )
-    if found.device.type != "cpu":
+    if edges.device.type != "cpu":
         raise ConfigError(
-            f"edge_label_index must be on the CPU, where sampling is, got {found.device}"
+            f"edge_label_index must be on the CPU, where sampling is, got {edges.device}"
         )
     # Row by row: the two ends may be of types with different numbers of nodes.
     for row, end in enumerate((edge_type[0], edge_type[2])):
-        wrong = (found[row] < 0) | (found[row] >= num_nodes[end])
+        wrong = (edges[row] < 0) | (edges[row] >= num_nodes[end])
         if bool(wrong.any()):
             position = int(wrong.nonzero()[0])
             source, _, target = edge_type
             text = (
-                f"edge_label_index[{row}, {position}] = {int(found[row, position])} is no node id: "
+                f"edge_label_index[{row}, {position}] = {int(edges[row, position])} is no node id: "
                 f"ids of {end!r} are in [0, {num_nodes[end]})"
             )
             turned = torch.tensor([[num_nodes[target]], [num_nodes[source]]])
-            if bool(((found >= 0) & (found < turned)).all()):
+            if bool(((edges >= 0) & (edges < turned)).all()):
                 text += f"; are its rows swapped? {source!r} is row 0 and {target!r} row 1"
             raise ConfigError(text)
     # Labels go with the seeds, whichever device a split of the graph left them on.
     labels = None if label is None else _as_tensor(label, "edge_label").cpu()
-    if labels is not None and (labels.dim() == 0 or labels.size(0) != found.size(1)):
+    if labels is not None and (labels.dim() == 0 or labels.size(0) != edges.size(1)):
         raise ConfigError(
-            f"edge_label must have one row for each of the {found.size(1)} edges of "
+            f"edge_label must have one row for each of the {edges.size(1)} edges of "
             f"edge_label_index, got {list(labels.shape)}"
         )
-    return SeedEdges(edge_type, found, labels)
+    return SeedEdges(edge_type, edges, labels)
 
 
 def _as_tensor(given: Any, name: str) -> Tensor:
@@ -396,15 +398,17 @@ def negative_sampling(given: Any, ratio: float | None, label: Any) -> NegativeSa
         # PyG refuses an amount of 0, and its loaders read a ratio of 0 as no negatives.
         given = NegativeSampling("binary", ratio) if ratio else None
     try:
-        found: NegativeSampling | None = given if given is None else NegativeSampling.cast(given)
+        negatives: NegativeSampling | None = (
+            given if given is None else NegativeSampling.cast(given)
+        )
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"neg_sampling must be 'binary', 'triplet' or PyG's NegativeSampling, got {given!r}: "
             f"{error}"
         ) from None
-    if found is not None and found.is_triplet() and label is not None:
+    if negatives is not None and negatives.is_triplet() and label is not None:
         raise ConfigError("triplets have no labels: leave edge_label out, or use 'binary'")
-    return found
+    return negatives
 
 
 def shifted(parts: Sequence[SeedEdges], negatives: NegativeSampling | None) -> list[SeedEdges]:
@@ -415,11 +419,11 @@ def shifted(parts: Sequence[SeedEdges], negatives: NegativeSampling | None) -> l
         negatives: The user's value.
     """
     # PyG's rule, from its `LinkLoader`: 0 is the label of negatives, so labels that use it move up.
-    given = [one.label for one in parts if one.label is not None and one.label.numel()]
-    least = min((one.min().item() for one in given), default=1)
+    given = [part.label for part in parts if part.label is not None and part.label.numel()]
+    least = min((labels.min().item() for labels in given), default=1)
     if least != 0 or negatives is None or not negatives.is_binary():
         return list(parts)
-    return [one if one.label is None else replace(one, label=one.label + 1) for one in parts]
+    return [part if part.label is None else replace(part, label=part.label + 1) for part in parts]
 
 
 def weights_of(
@@ -430,7 +434,7 @@ def weights_of(
     Raises:
         ConfigError: Not one weight for each node, a negative one, or nothing but zeros.
     """
-    found = {}
+    weights = {}
     for name, end in (("src_weight", edge_type[0]), ("dst_weight", edge_type[2])):
         weight = _weight_of(negatives, name)
         if weight is None:
@@ -445,8 +449,8 @@ def weights_of(
         if not bool(((weight >= 0) & weight.isfinite()).all()) or not bool((weight > 0).any()):
             raise ConfigError(f"neg_sampling.{name} must be finite, >= 0, and not zero throughout")
         # A list, as keywords of samplers travel to workers that run without torch.
-        found[name] = weight.tolist()
-    return found
+        weights[name] = weight.tolist()
+    return weights
 
 
 def _weight_of(negatives: NegativeSampling, name: str) -> torch.Tensor | None:

@@ -358,11 +358,11 @@ def link_bytes_per_s(interfaces: Path = Path("/sys/class/net")) -> float | None:
         interfaces: A folder for each interface, with files ``operstate`` and ``speed`` (Mbit/s).
     """
     speeds = []
-    for one in interfaces.glob("*"):
+    for interface in interfaces.glob("*"):
         try:
-            if one.name != "lo" and (one / "operstate").read_text().strip() == "up":
+            if interface.name != "lo" and (interface / "operstate").read_text().strip() == "up":
                 # -1 stands for unknown: virtual interfaces report it, and never are the fastest.
-                speeds.append(int((one / "speed").read_text()))
+                speeds.append(int((interface / "speed").read_text()))
         except (OSError, ValueError):  # wireless ones have no speed, and reading it is an error
             continue
     fastest = max(speeds, default=0)

@@ -134,8 +134,8 @@ def check_same_input(
     same = {**options, "seed": str(seed)}
     seeds = SeedsTold(digest=seeds_digest.encode())
     everyone = gather_from_ranks((same, seeds), world_size, tuple[dict[str, str], SeedsTold])
-    check_same_options([one for one, _ in everyone], 'shard="world"')
-    check_same_seeds([one for _, one in everyone])
+    check_same_options([shared for shared, _ in everyone], 'shard="world"')
+    check_same_seeds([digest for _, digest in everyone])
 
 
 def check_same_start(epoch: int, taken: int, seed: int, world_size: int) -> None:

@@ -93,10 +93,10 @@ class Grown:
         self._edges: dict[EdgeType, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self._num_hops = len(next(iter(stops.values()), [None])) - 1
         counts = [count for name in sorted(stops) for count in stops[name]]
-        for name, found in edges.items():
-            counts += found.counts
-            if found.valid:
-                self._edges[name] = _in_front(found)
+        for name, collected in edges.items():
+            counts += collected.counts
+            if collected.valid:
+                self._edges[name] = _in_front(collected)
         self.counts = torch.stack(counts)
         """``[n]`` int64: all counts of the batch, for `sampled`."""
 
@@ -133,14 +133,14 @@ class Grown:
         return SampledEdges(index, offsets[at], per_hop)
 
 
-def _in_front(found: _Edges) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _in_front(edges: _Edges) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (used places, in order, in front of others; neighbours; targets; offsets)."""
-    valid = torch.cat(found.valid)
+    valid = torch.cat(edges.valid)
     # each used place is written to its rank among these; all others to one place behind the end
     to = torch.where(valid, valid.cumsum(0) - 1, valid.numel())
     order = torch.zeros(valid.numel() + 1, dtype=torch.int64, device=valid.device)
     order.scatter_(0, to, torch.arange(valid.numel(), device=valid.device))
-    return order, torch.cat(found.neighbors), torch.cat(found.targets), torch.cat(found.offsets)
+    return order, torch.cat(edges.neighbors), torch.cat(edges.targets), torch.cat(edges.offsets)
 
 
 class DeviceExpansion:
@@ -214,8 +214,8 @@ class DeviceExpansion:
         labels = {name: self._labels(keys, bounds.nodes[name]) for name, keys in roots.keys.items()}
         edges = {name: _Edges() for name in self._plan.fanouts}
         # Begin and end of the labels of the nodes that the last hop found, known to the device.
-        starts = {name: torch.zeros_like(one.count) for name, one in labels.items()}
-        stops = {name: [one.count.clone()] for name, one in labels.items()}
+        starts = {name: torch.zeros_like(known.count) for name, known in labels.items()}
+        stops = {name: [known.count.clone()] for name, known in labels.items()}
         for hop in range(self._plan.num_hops):
             frontiers, requests = [], []
             for name in self._plan.fanouts:
@@ -224,12 +224,12 @@ class DeviceExpansion:
                 at, keys, there = self._frontier(labels[expanded], begin, size)
                 frontiers.append((name, at, keys))
                 requests.append(self._request(ticket, hop, name, keys, there, roots))
-            found = self._graph.draw(requests)
-            for (name, at, keys), some in zip(frontiers, found, strict=True):
+            drawn = self._graph.draw(requests)
+            for (name, at, keys), some in zip(frontiers, drawn, strict=True):
                 self._collect(name, at, keys, some, labels, edges[name], roots)
-            for node_type, one in labels.items():
+            for node_type, known in labels.items():
                 starts[node_type] = stops[node_type][-1]
-                stops[node_type].append(one.count.clone())
+                stops[node_type].append(known.count.clone())
         return Grown(labels, edges, stops)
 
     def _labels(self, roots: Tensor, capacity: int) -> DeviceLabels:
@@ -299,5 +299,5 @@ class DeviceExpansion:
         if not dropped.numel():
             return torch.zeros_like(pairs, dtype=torch.bool)
         place = torch.searchsorted(dropped, pairs).clamp(max=dropped.numel() - 1)
-        found: Tensor = dropped[place] == pairs
-        return found
+        is_dropped: Tensor = dropped[place] == pairs
+        return is_dropped

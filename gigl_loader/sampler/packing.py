@@ -110,11 +110,11 @@ def unpack_ints(packed: PackedInts, out: Array | None = None) -> Array:
 def pack_runs(values: Array) -> PackedRuns:
     """Pack ``[n]`` int64 as runs, if that is shorter."""
     starts = np.empty(values.size // _LEAST_RUN, np.int64)
-    found = int(kernels.find_runs(values, starts))
+    num_runs = int(kernels.find_runs(values, starts))
     # -1: more runs than half of the values, so that values and counts are no shorter; 0: empty.
-    if found <= 0:
+    if num_runs <= 0:
         return PackedRuns(pack_ints(values), None)
-    starts = starts[:found]
+    starts = starts[:num_runs]
     counts = np.diff(starts, append=values.size)
     return PackedRuns(pack_ints(values[starts]), pack_ints(counts))
 

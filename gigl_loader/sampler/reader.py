@@ -150,8 +150,8 @@ class LocalReader:
         adjacency = self._view.adjacency[edge_type]
         indptr, at = adjacency.indptr, _rows_of(adjacency, nodes)
         at = np.minimum(at, indptr.size - 1)  # rows past the end have no edge
-        found: Array = indptr[np.minimum(at + 1, indptr.size - 1)] - indptr[at]
-        return found
+        degrees: Array = indptr[np.minimum(at + 1, indptr.size - 1)] - indptr[at]
+        return degrees
 
     def _count_timed(
         self, draw: Draw, adjacency: Adjacency[Array], order: TimeOrder[Array], at: Array,
@@ -159,11 +159,11 @@ class LocalReader:
     ) -> tuple[int, int]:  # fmt: skip
         assert asked.until is not None, "requests by time say until when"
         since = _NO_TIMES if asked.since is None else asked.since
-        found: tuple[int, int] = tree_kernels.count_timed(
+        totals: tuple[int, int] = tree_kernels.count_timed(
             adjacency.indptr, order.times, at, since, asked.until, draw.fanout, replace, draw.last,
             *rows,
         )  # fmt: skip
-        return found
+        return totals
 
     def _num_rows_of(self, edge_type: EdgeType) -> int:
         return max(1, self._view.num_nodes[row_type(edge_type, self._view.edge_dir)])
@@ -328,8 +328,8 @@ class GraphReader:
         write = self._ask(DEGREES, edge_type, nodes, split, "int64", ())
 
         def answer() -> Array:
-            write(found := np.empty(nodes.size, np.int64))
-            return found
+            write(degrees := np.empty(nodes.size, np.int64))
+            return degrees
 
         return answer
 
@@ -413,8 +413,8 @@ def matrix_asked(view: PartitionView[Any], request: RowsRequest) -> Rows[Any] | 
     # only these kinds: they came over the network, and the view has other attributes
     matrices: Any = getattr(view, request.kind) if request.kind in ROW_KINDS else {}
     name, attribute = request.name, request.attribute
-    found: Rows[Any] | None = matrices.get(name if attribute is None else (name, attribute))
-    return found
+    matrix: Rows[Any] | None = matrices.get(name if attribute is None else (name, attribute))
+    return matrix
 
 
 def ends_of(edge_type: EdgeType, edge_dir: str) -> tuple[NodeType, NodeType]:
@@ -453,15 +453,15 @@ def _rows_of(adjacency: Adjacency[Array], ids: Array) -> Array:
 def _check_drawn(drawn: Drawn, num_nodes: int, with_edge: bool) -> None:
     """Check that merging a response writes nowhere else."""
     counts, edge_ids = drawn.counts, drawn.edge_ids
-    found = [counts, drawn.neighbors] + ([] if edge_ids is None else [edge_ids])
+    arrays = [counts, drawn.neighbors] + ([] if edge_ids is None else [edge_ids])
     fits = (
-        all(array.dtype == np.int64 and array.ndim == 1 for array in found)
+        all(array.dtype == np.int64 and array.ndim == 1 for array in arrays)
         and counts.size == num_nodes
         and (num_nodes == 0 or counts.min() >= 0)
-        and all(array.size == counts.sum() for array in found[1:])
+        and all(array.size == counts.sum() for array in arrays[1:])
         and (edge_ids is not None) == with_edge
     )
     if not fits:
         raise ProtocolError(
-            f"neighbours of {num_nodes} nodes came as {[array.shape for array in found]}"
+            f"neighbours of {num_nodes} nodes came as {[array.shape for array in arrays]}"
         )

@@ -58,7 +58,7 @@ class PartitionAnswers(PartitionSignatures):
 
     @override
     def get_row_books(self) -> list[RowBook]:
-        view, found = self.dataset.view(), {}
+        view, row_books = self.dataset.view(), {}
         for kind in ROW_KINDS:
             for name, rows in getattr(view, kind).items():
                 group = kind.partition("_")[0]
@@ -66,8 +66,8 @@ class PartitionAnswers(PartitionSignatures):
                 books: Any = view.node_books if group == "node" else view.edge_books
                 # one book for all matrices of a type, as features and labels of a node have one
                 # owner
-                found[group, of_type] = _book(group, of_type, books.get(of_type), rows)
-        return list(found.values())
+                row_books[group, of_type] = _book(group, of_type, books.get(of_type), rows)
+        return list(row_books.values())
 
     @override
     def get_schema(self) -> DatasetSchema:
@@ -75,8 +75,8 @@ class PartitionAnswers(PartitionSignatures):
 
     @override
     def get_graph_identity(self) -> str:
-        found = self.dataset.graph_identity
-        return f"{found.run} {found.digest}"
+        identity = self.dataset.graph_identity
+        return f"{identity.run} {identity.digest}"
 
     @override
     def get_num_nodes(self) -> dict[NodeType, int]:
@@ -121,14 +121,14 @@ class PartitionAnswers(PartitionSignatures):
             ids = self.dataset.node_ids
         else:
             split = cast("Split", request.split)  # `known_split` refuses another one
-            found = self.dataset.known_split(split)
-            if found is None:
+            in_split = self.dataset.known_split(split)
+            if in_split is None:
                 raise ConfigError(f"the graph has no {split!r} split: give it {names_of(split)}")
-            ids = found
-        found = self._of_type(ids, request.node_type, "node")
+            ids = in_split
+        of_type = self._of_type(ids, request.node_type, "node")
         # the server's part first, then the requested share of it: so a server's ids are
         # the same for any number of shares, and at each of its replicas
-        return request.share.cut(self._part_of(request.server).cut(found))
+        return request.share.cut(self._part_of(request.server).cut(of_type))
 
     def _part_of(self, server: int | None) -> Share:
         """Return the part of the partition's ids that a server of this partition owns."""
@@ -199,11 +199,11 @@ class PartitionAnswers(PartitionSignatures):
         expanded = row_type(edge_type, view.edge_dir)
         self._check_owned(ids, expanded, view.node_books.get(expanded))
         edges = all_edges(adjacency, torch.from_numpy(ids), weights=weights, edge_ids=edge_ids)
-        found = {"counts": edges.counts, "indices": edges.sources}
+        columns = {"counts": edges.counts, "indices": edges.sources}
         for name, column in (("weights", edges.weights), ("edge_ids", edges.edge_ids)):
             if column is not None:
-                found[name] = column
-        return found
+                columns[name] = column
+        return columns
 
     def _check_owned(self, ids: Array, name: Any, book: Book[Any] | None) -> None:
         view = self.dataset.view()
@@ -284,5 +284,5 @@ def _of_arrays(view: PartitionView[Any]) -> PartitionView[Array]:
             )
             for name, rows in getattr(view, kind).items()
         }
-    found: PartitionView[Array] = replace(view, **changed)
-    return found
+    arrays: PartitionView[Array] = replace(view, **changed)
+    return arrays

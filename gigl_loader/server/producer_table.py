@@ -188,7 +188,7 @@ def check_leave(options: Any, allowed: Sequence[str], server: int) -> None:
     path = options.class_path
     what = "sampler" if isinstance(options, CustomSamplerOptions) else "feature store"
     # with the dot: permission for `mine.samplers` does not include `mine.samplers_of_others`
-    if not any(path == one or path.startswith(f"{one}.") for one in allowed):
+    if not any(path == prefix or path.startswith(f"{prefix}.") for prefix in allowed):
         raise ConfigError(
             f"storage server {server} has no permission to import the {what} {path!r}: start it "
             f"with --allow-samplers {path.rpartition('.')[0]}, or "
@@ -243,8 +243,8 @@ def check_columns(config: SamplingConfig, view: PartitionView) -> None:
     }
     # one type with weights suffices, as others are drawn uniformly; edge ids are a batch's column
     # for each type
-    if config.with_weight and all(one.weights is None for one in walked.values()):
+    if config.with_weight and all(adjacency.weights is None for adjacency in walked.values()):
         raise ConfigError(f"edge types {list(walked)} have no weights, which were requested")
-    missing = [name for name, one in walked.items() if not one.has_edge_ids]
+    missing = [name for name, adjacency in walked.items() if not adjacency.has_edge_ids]
     if config.with_edge and missing:
         raise ConfigError(f"edge types {missing} have no edge_ids, which were requested")

@@ -210,7 +210,9 @@ class Endpoint(Presence):
         refused = self._refused.count + sum(self._listener.stats()["refused"].values())
         with self._lock:
             members = self._attendance.members.values()
-            clients = sorted(one.join.rank for one in members if one.join.role is Role.CLIENT)
+            clients = sorted(
+                member.join.rank for member in members if member.join.role is Role.CLIENT
+            )
             return {
                 "clients": clients,
                 "servers": sorted(self._attendance.servers),
@@ -343,12 +345,14 @@ class StorageProcess:
             self.stop()
 
         # restored afterwards, as a process may serve again or have its own handlers
-        before = {one: signal.signal(one, on_signal) for one in (signal.SIGTERM, signal.SIGINT)}
+        before = {
+            signum: signal.signal(signum, on_signal) for signum in (signal.SIGTERM, signal.SIGINT)
+        }
         try:
             yield
         finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
 
 
 def init_storage_process(

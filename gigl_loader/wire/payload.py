@@ -96,7 +96,7 @@ def _pack(values: Array) -> list[PackedRuns]:
 
 def _stretches(layout: Layout) -> list[tuple[int, int, Layout]]:
     """Return (first byte, end, tensors) of each stretch of tensors that are not packed."""
-    found: list[tuple[int, int, Layout]] = []
+    stretches: list[tuple[int, int, Layout]] = []
     # Tensors that are adjacent in the slot travel as one array, alignment gaps included: each array
     # costs an entry in the header and a separate read.
     is_open = False
@@ -107,12 +107,12 @@ def _stretches(layout: Layout) -> list[tuple[int, int, Layout]]:
             continue
         stop = offset + segments.nbytes_of(dtype, shape)
         if is_open:
-            start, _, entries = found.pop()
-            found.append((start, stop, [*entries, entry]))
+            start, _, entries = stretches.pop()
+            stretches.append((start, stop, [*entries, entry]))
         else:
-            found.append((offset, stop, [entry]))
+            stretches.append((offset, stop, [entry]))
         is_open = True
-    return found
+    return stretches
 
 
 def _in_place(layout: Layout, parts: list[np.ndarray]) -> SampleMessage:

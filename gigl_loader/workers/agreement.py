@@ -216,18 +216,18 @@ class Agreement:
         # ranks with another cache size have a cache of their own
         kept = ("", "") if options is None else (str(options.size), name_of_rows(self._view))
         mine = _Member(own, listening_on, ports, offer, *kept)
-        found: list[_Member] = rendezvous.agree("workers", mine, _Member)
+        members: list[_Member] = rendezvous.agree("workers", mine, _Member)
         # equal addresses mean that a rank may be on this machine; mapping its offer proves it
-        for member in found if offer is not None else ():
+        for member in members if offer is not None else ():
             if member.offer is not None and member.partition != own and member.host == mine.host:
                 self._offers.setdefault(member.partition, []).append(member.offer)
-        self._anyone_keeps = any(member.cache for member in found)
-        self._first_with_cache = _first_like(mine, found)
+        self._anyone_keeps = any(member.cache for member in members)
+        self._first_with_cache = _first_like(mine, members)
         # the identity covers all ranks: a cached row may be any rank's, so a later loader may use
         # it only if all ranks have the same rows as before
-        names = "\n".join([mine.cache, *(member.rows for member in found)])
+        names = "\n".join([mine.cache, *(member.rows for member in members)])
         self.name_of_cache = hashlib.sha256(names.encode()).hexdigest()
-        self._everyone = msgspec.msgpack.encode([(m.partition, m.host, m.ports) for m in found])
+        self._everyone = msgspec.msgpack.encode([(m.partition, m.host, m.ports) for m in members])
         self.assignments()  # raises if a partition has no rank
 
     def _join_cache(self) -> None:
@@ -368,8 +368,8 @@ def _first_like(mine: _Member, members: list[_Member]) -> int | None:
         return None
     return next(
         rank
-        for rank, one in enumerate(members)
-        if one.offer is not None and (one.host, one.cache) == (mine.host, mine.cache)
+        for rank, member in enumerate(members)
+        if member.offer is not None and (member.host, member.cache) == (mine.host, mine.cache)
     )
 
 
@@ -378,15 +378,15 @@ def _by_partition(
 ) -> dict[int, tuple[WorkerAddress, ...]]:
     """Return all workers by partition, in the order of ranks."""
     # ranks must be in the same order wherever this is built, as `assignments` uses positions in it
-    found: dict[int, tuple[WorkerAddress, ...]] = {}
+    by_partition: dict[int, tuple[WorkerAddress, ...]] = {}
     for rank, (partition, host, ports) in enumerate(members):
         workers = tuple(
             WorkerAddress(host, port, worker_name(rank, number))
             for number, port in enumerate(ports)
         )
-        found[partition] = found.get(partition, ()) + workers
-    check_held(num_partitions, found, who=_holder())
-    return found
+        by_partition[partition] = by_partition.get(partition, ()) + workers
+    check_held(num_partitions, by_partition, who=_holder())
+    return by_partition
 
 
 def _holder() -> str:
