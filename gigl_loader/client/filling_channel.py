@@ -266,12 +266,12 @@ class FillingChannel:
                 num_drawn += 1
             elif not wants and drawn and self._has_room(len(asked)):
                 batch = drawn.popleft()
-                earlier = [other.rows for other in asked]
+                earlier = [unfilled.rows for unfilled in asked]
                 batch.filling = self._pipeline.ask(batch.drawn, batch.number, earlier)
                 asked.append(batch)
                 num_asked += 1
             elif asked:
-                under_way = [other.rows for other in asked]
+                under_way = [unfilled.rows for unfilled in asked]
                 self._hand_over(self._filled_up(self._pipeline, asked.popleft(), under_way))
             else:
                 self._wait_for_room()
@@ -321,11 +321,11 @@ class FillingChannel:
         self, options: CacheOptions, batch: DrawnBatch, attempt: Attempt, total: int
     ) -> None:
         """Allocate the memory for rows, whose kinds the first batch tells."""
-        row_kinds: dict[Matrix, Row] = {}
+        by_matrix: dict[Matrix, Row] = {}
         for field in batch.fields:
             later: Any = field.write
-            row_kinds[later.kind, later.name] = field.dtype, field.shape[1:]
-        matrices = by_owner(row_kinds)
+            by_matrix[later.kind, later.name] = field.dtype, field.shape[1:]
+        matrices = by_owner(by_matrix)
         # all rows count as other machines', since a compute process owns none
         sizes = {owner: self._questions.num_ids(owner) for owner in matrices}
         matrices = {owner: some for owner, some in matrices.items() if sizes[owner]}

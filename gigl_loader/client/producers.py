@@ -178,9 +178,8 @@ class RemoteProducers:
             try:
                 what = f"starting a producer on storage server {server}"
                 ids[server] = result_of(answer, deadline - time.monotonic(), what, limit)
-            except (
-                Exception
-            ) as failure:  # await every response: a producer that started must be ended
+            except Exception as failure:
+                # await every response: a producer that started must be ended
                 error = error or failure
                 answer.add_done_callback(partial(self._end_late_one, server))
         if error is not None:

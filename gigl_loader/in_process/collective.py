@@ -511,11 +511,11 @@ class CollectivePeers:
         missing = [] if self._watch is None else self._watch.missing()
         # torch has one class for all of them, and gloo gives the cause only in its text.
         is_late = "timed out" in str(error).lower()
-        who = "; ".join(rank.text for rank in missing) or (
+        who = "; ".join(lost.text for lost in missing) or (
             "all ranks saw it, so that one of them has left this loader, or gave up before"
         )
         # A rank that gave up on a stopped one closes its connections to the others, too.
-        if is_late or any(rank.is_stopped for rank in missing):
+        if is_late or any(lost.is_stopped for lost in missing):
             return PeerTimeoutError(
                 f"a rank did not take part in sampling for {self.timeout_s:.0f} s, or one gave up "
                 f"after that time: {who} ({error}). If it computes for longer than that between "

@@ -67,7 +67,7 @@ class RankWatch:
                     time.sleep(_NAP_S)
         described = [self._describe(rank) for rank in others]
         # of the others nothing is known, where the store ended with such a rank
-        return [rank for rank in described if rank.has_ended or rank.is_stopped] or described
+        return [lost for lost in described if lost.has_ended or lost.is_stopped] or described
 
     def _state(self, rank: int) -> str | None:
         """Return the state of a rank's process; None: it is on another machine."""

@@ -135,7 +135,7 @@ def check_same_input(
     seeds = SeedsTold(digest=seeds_digest.encode())
     everyone = gather_from_ranks((same, seeds), world_size, tuple[dict[str, str], SeedsTold])
     check_same_options([shared for shared, _ in everyone], 'shard="world"')
-    check_same_seeds([digest for _, digest in everyone])
+    check_same_seeds([rank_seeds for _, rank_seeds in everyone])
 
 
 def check_same_start(epoch: int, taken: int, seed: int, world_size: int) -> None:

@@ -214,8 +214,8 @@ class DeviceExpansion:
         labels = {name: self._labels(keys, bounds.nodes[name]) for name, keys in roots.keys.items()}
         edges = {name: _Edges() for name in self._plan.fanouts}
         # Begin and end of the labels of the nodes that the last hop found, known to the device.
-        starts = {name: torch.zeros_like(known.count) for name, known in labels.items()}
-        stops = {name: [known.count.clone()] for name, known in labels.items()}
+        starts = {name: torch.zeros_like(type_labels.count) for name, type_labels in labels.items()}
+        stops = {name: [type_labels.count.clone()] for name, type_labels in labels.items()}
         for hop in range(self._plan.num_hops):
             frontiers, requests = [], []
             for name in self._plan.fanouts:
@@ -227,9 +227,9 @@ class DeviceExpansion:
             drawn = self._graph.draw(requests)
             for (name, at, keys), some in zip(frontiers, drawn, strict=True):
                 self._collect(name, at, keys, some, labels, edges[name], roots)
-            for node_type, known in labels.items():
+            for node_type, type_labels in labels.items():
                 starts[node_type] = stops[node_type][-1]
-                stops[node_type].append(known.count.clone())
+                stops[node_type].append(type_labels.count.clone())
         return Grown(labels, edges, stops)
 
     def _labels(self, roots: Tensor, capacity: int) -> DeviceLabels:

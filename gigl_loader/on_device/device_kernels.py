@@ -154,14 +154,14 @@ class TorchKernels:
         ranks = is_new.long().cumsum(0) - 1
         # The first place of a new key in ``keys``; known keys have any place, as it is not used.
         known, first_here = first < capacity, (first - capacity).clamp(min=0)
-        label_of = torch.where(known, first, labels.count + ranks[first_here])
+        key_labels = torch.where(known, first, labels.count + ranks[first_here])
         # All valid places write: a repeat writes the same as its first place, so the order does
         # not matter. Invalid ones write to a place past the end.
         room = torch.cat([labels.keys, labels.keys.new_zeros(1)])
-        room.scatter_(0, torch.where(valid, label_of, capacity), every[capacity:])
+        room.scatter_(0, torch.where(valid, key_labels, capacity), every[capacity:])
         labels.keys.copy_(room[:capacity])
         labels.count = labels.count + is_new.sum()
-        return torch.where(valid, label_of, -1)
+        return torch.where(valid, key_labels, -1)
 
     def gather(self, values: Tensor, rows: Tensor) -> Tensor:
         """Return ``values[rows]``; for values on the host the ids go there, and the host waits.

@@ -129,14 +129,14 @@ def make_tables(
         size: Bytes of the whole cache; as a float, the share of the remote rows that are kept.
         kinds: By kind of matrix, whether the loader reads it.
     """
-    row_kinds: dict[Matrix, Row] = {}
+    by_matrix: dict[Matrix, Row] = {}
     for kind in (kind for kind, is_read in kinds.items() if is_read):
         for name, rows in getattr(view, kind).items():
             if kind.endswith("_attributes") and name[1].startswith(NEIGHBOR_TIME):
                 continue  # no batch has these
             if not rows.whole and remote.get(owner_of(kind, name), 0) > 0:
-                row_kinds[kind, name] = rows.dtype, tuple(rows.values.shape[1:])
-    matrices = by_owner(row_kinds)
+                by_matrix[kind, name] = rows.dtype, tuple(rows.values.shape[1:])
+    matrices = by_owner(by_matrix)
     books: dict[Any, Book[Any]] = {**view.node_books, **view.edge_books}
     num_ids = {owner: books[owner[1]].num_ids for owner in matrices}
     return tables_of(matrices, num_ids, remote, size)
@@ -147,11 +147,11 @@ def by_owner(rows: Mapping[Matrix, Row]) -> dict[Owner, dict[Matrix, Row]]:
 
     Such rows need no fetch, and no batch counts them among those that it lacks.
     """
-    owners: dict[Owner, dict[Matrix, Row]] = {}
+    grouped: dict[Owner, dict[Matrix, Row]] = {}
     for matrix, (dtype, shape) in rows.items():
         if 0 not in shape:
-            owners.setdefault(owner_of(*matrix), {})[matrix] = dtype, shape
-    return owners
+            grouped.setdefault(owner_of(*matrix), {})[matrix] = dtype, shape
+    return grouped
 
 
 def remote_rows(view: PartitionView[Any], remote: set[int]) -> dict[Owner, int]:

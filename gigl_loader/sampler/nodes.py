@@ -205,11 +205,9 @@ class BatchNodes:
     @property
     def bits(self) -> dict[NodeType, int] | None:
         """Bits of an id in a key, by type; None if nodes are merged, and keys are ids."""
-        return (
-            {name: node_type.bits for name, node_type in self._apart.items()}
-            if self.disjoint
-            else None
-        )
+        if not self.disjoint:
+            return None
+        return {name: labels.bits for name, labels in self._apart.items()}
 
     # -- roots ----------------------------------------------------------------------------------
 

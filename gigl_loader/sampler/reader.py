@@ -159,11 +159,11 @@ class LocalReader:
     ) -> tuple[int, int]:  # fmt: skip
         assert asked.until is not None, "requests by time say until when"
         since = _NO_TIMES if asked.since is None else asked.since
-        totals: tuple[int, int] = tree_kernels.count_timed(
+        total_and_most: tuple[int, int] = tree_kernels.count_timed(
             adjacency.indptr, order.times, at, since, asked.until, draw.fanout, replace, draw.last,
             *rows,
         )  # fmt: skip
-        return totals
+        return total_and_most
 
     def _num_rows_of(self, edge_type: EdgeType) -> int:
         return max(1, self._view.num_nodes[row_type(edge_type, self._view.edge_dir)])

@@ -125,10 +125,10 @@ class PartitionAnswers(PartitionSignatures):
             if in_split is None:
                 raise ConfigError(f"the graph has no {split!r} split: give it {names_of(split)}")
             ids = in_split
-        of_type = self._of_type(ids, request.node_type, "node")
+        typed_ids = self._of_type(ids, request.node_type, "node")
         # the server's part first, then the requested share of it: so a server's ids are
         # the same for any number of shares, and at each of its replicas
-        return request.share.cut(self._part_of(request.server).cut(of_type))
+        return request.share.cut(self._part_of(request.server).cut(typed_ids))
 
     def _part_of(self, server: int | None) -> Share:
         """Return the part of the partition's ids that a server of this partition owns."""
@@ -284,5 +284,5 @@ def _of_arrays(view: PartitionView[Any]) -> PartitionView[Array]:
             )
             for name, rows in getattr(view, kind).items()
         }
-    arrays: PartitionView[Array] = replace(view, **changed)
-    return arrays
+    array_view: PartitionView[Array] = replace(view, **changed)
+    return array_view

@@ -202,25 +202,13 @@ def _check_hop(
     ids, of = nodes[expanded].n_id.tolist(), nodes[reached].n_id.tolist()
     for position, drawn in chosen.items():
         edges = possible.get(ids[position], {})
-        drawn_counts = Counter(of[neighbor] for neighbor in drawn)
+        tally = Counter(of[neighbor] for neighbor in drawn)
         where = f"{name}, hop {hop}, node {ids[position]}"
-        _must(set(drawn_counts) <= set(edges.values()), "no such edge", where, drawn_counts, edges)
-        _must(
-            len(drawn) == rules.expected(len(edges), fanout),
-            "neighbours",
-            where,
-            drawn_counts,
-            edges,
-        )
+        _must(set(tally) <= set(edges.values()), "no such edge", where, tally, edges)
+        _must(len(drawn) == rules.expected(len(edges), fanout), "neighbours", where, tally, edges)
         # parallel edges are different edges with the same ends: each may come once
         if not rules.replace or fanout < 0:
-            _must(
-                drawn_counts <= Counter(edges.values()),
-                "an edge comes twice",
-                where,
-                drawn_counts,
-                edges,
-            )
+            _must(tally <= Counter(edges.values()), "an edge comes twice", where, tally, edges)
     if "e_id" in store:
         _check_edge_ids(rules, name, store, span, (ids, of))
 
@@ -268,14 +256,11 @@ def check_same_batches(first: Iterable[Any], second: Iterable[Any]) -> None:
     first, second = list(first), list(second)
     _must(len(first) == len(second), "numbers of batches", len(first), len(second))
     for index, pair in enumerate(zip(first, second, strict=True)):
-        tensors, other = map(batch_tensors, pair)
+        given, other = map(batch_tensors, pair)
         _must(
-            tensors.keys() == other.keys(),
-            "attributes",
-            index,
-            sorted(tensors.keys() ^ other.keys()),
+            given.keys() == other.keys(), "attributes", index, sorted(given.keys() ^ other.keys())
         )
-        for name, value in tensors.items():
+        for name, value in given.items():
             _must(_same(value, other[name]), "values", f"batch {index}", name, value, other[name])
 
 
