@@ -328,7 +328,7 @@ class FillingChannel:
         matrices = by_owner(by_matrix)
         # all rows count as other machines', since a compute process owns none
         sizes = {owner: self._questions.num_ids(owner) for owner in matrices}
-        matrices = {owner: some for owner, some in matrices.items() if sizes[owner]}
+        matrices = {owner: owned for owner, owned in matrices.items() if sizes[owner]}
         if not matrices:
             return
         tables = tables_of(matrices, sizes, sizes, options.size)

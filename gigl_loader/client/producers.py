@@ -268,8 +268,8 @@ class RemoteProducers:
         replaced = self.replaced  # there, a number means another producer
         # removed before any request, so that a second call finds none
         ids, self.ids = self.ids, ByServer()
-        still = {s: p for s, p in ids.items() if s not in replaced}
-        self._release(still, consumer, is_broken, waits)
+        remaining = {s: p for s, p in ids.items() if s not in replaced}
+        self._release(remaining, consumer, is_broken, waits)
 
     def _release(
         self, ids: Mapping[int, int], consumer: int | None, is_broken: bool, waits: bool = True

@@ -209,7 +209,7 @@ def with_widened_features(message: SampleMessage) -> SampleMessage:
     if not scales:
         return message
     kept = {name: value for name, value in message.items() if not name.startswith(SCALES)}
-    return {**kept, **{name: widened(kept[name], some) for name, some in scales.items()}}
+    return {**kept, **{name: widened(kept[name], scale) for name, scale in scales.items()}}
 
 
 Labels = Tensor | dict[int, Tensor]

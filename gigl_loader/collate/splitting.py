@@ -157,10 +157,10 @@ class _Whole:
                 start, stop = frontier[dst]
                 targets = labels.new[dst][self._links[edge_type][1]]
                 # By node, and within a node as drawn: the order of a separately sampled batch.
-                there = torch.nonzero((targets >= start) & (targets < stop)).squeeze(1)
-                there = there[targets[there].argsort(stable=True)]
-                taken[edge_type].append(there)
-                labels.add(src, self._links[edge_type][0, there])
+                chosen = torch.nonzero((targets >= start) & (targets < stop)).squeeze(1)
+                chosen = chosen[targets[chosen].argsort(stable=True)]
+                taken[edge_type].append(chosen)
+                labels.add(src, self._links[edge_type][0, chosen])
             for name, (_, stop) in frontier.items():
                 frontier[name] = (stop, labels.count(name))
                 counts[name].append(labels.count(name) - stop)
@@ -196,10 +196,10 @@ class _Whole:
         roots: _RootLabels = [(layout.input_type, torch.arange(start, stop, device=seeds.device))]
         for name, edge_type in self._labels():
             links, counts = part[LABEL_LINKS + name], part[LABEL_COUNTS + name]
-            here = (links[0] >= start) & (links[0] < stop)
-            part[LABEL_LINKS + name] = links[:, here]
+            is_kept = (links[0] >= start) & (links[0] < stop)
+            part[LABEL_LINKS + name] = links[:, is_kept]
             part[LABEL_COUNTS + name] = counts[start:stop]
-            roots.append((edge_type[2] if layout.typed else None, links[1, here]))
+            roots.append((edge_type[2] if layout.typed else None, links[1, is_kept]))
         return roots
 
     def _labels(self) -> Iterator[tuple[str, EdgeType]]:

@@ -266,7 +266,7 @@ class CollectivePeers:
         Collective. Returns the same from each rank; ids are read before any other exchange.
         """
         sent, lengths = self._filled(
-            [[(request, _ROWS) for request in some] for some in asked], _question
+            [[(request, _ROWS) for request in requests] for requests in asked], _question
         )
         told = self._swap_words([list(pair) for pair in zip(lengths, expected, strict=True)])
         got = self._swap("questions", sent, [length for length, _ in told], lengths)
@@ -277,7 +277,7 @@ class CollectivePeers:
             ]
             for data in got
         ]
-        return [(some, nbytes) for some, (_, nbytes) in zip(read, told, strict=True)]
+        return [(requests, nbytes) for requests, (_, nbytes) in zip(read, told, strict=True)]
 
     def check(self, error: AnswerFailedError | None) -> None:
         """Tell the others whether this rank could respond. Collective.
@@ -451,9 +451,9 @@ class CollectivePeers:
     ) -> tuple[Array, list[int]]:
         """Return the data to send, rank after rank, and the bytes for each."""
         packing, lengths = Packing(), []
-        for some in wanted:
+        for items in wanted:
             first = packing.nbytes
-            for item in some:
+            for item in items:
                 add(packing, item)
             lengths.append(packing.nbytes - first)
         sent = self._memory("sent", packing.nbytes)

@@ -76,16 +76,16 @@ class _Wanted:
 
     Args:
         field: A field with rows that are read later.
-        here: This rank's partition.
+        partition: This rank's partition.
     """
 
-    def __init__(self, field: Field, here: int) -> None:
+    def __init__(self, field: Field, partition: int) -> None:
         assert isinstance(field.write, LaterRows), "other fields write themselves"
         self.key, self.dtype, self.shape = field.key, field.dtype, field.shape
         self._rows = field.write
         self.row_bytes = nbytes_of(field.dtype, field.shape[1:])
         # Not split: all rows are in this partition, or there is only one partition.
-        split: Any = {here: None} if self._rows.split is None else self._rows.split
+        split: Any = {partition: None} if self._rows.split is None else self._rows.split
         self.parts = [_Part(partition, at) for partition, at in split.items()]
 
     def request(self, part: _Part) -> RowsRequest:
@@ -93,7 +93,7 @@ class _Wanted:
         ids = self._rows.ids if part.at is None else self._rows.ids.take(part.at)
         return rows_request(self._rows.kind, self._rows.name, ids)
 
-    def placed(self, load: "_Load", out: Tensor, here: int) -> Tensor:
+    def placed(self, load: "_Load", out: Tensor, partition: int) -> Tensor:
         """Write the rows of all parts to ``out``, bytes of the device; return them typed."""
         if out.numel():
             # The largest word that divides a row. Rows begin at multiples of the row's size behind
@@ -102,7 +102,7 @@ class _Wanted:
             rows = out.view(_WORDS[word]).view(-1, self.row_bytes // word)
             for part in self.parts:
                 # Own rows came up with those for the others; they skip the exchange.
-                source = (load.uploaded if part.partition == here else load.came)[part.rows]
+                source = (load.uploaded if part.partition == partition else load.came)[part.rows]
                 source = source.view(_WORDS[word]).view(-1, self.row_bytes // word)
                 if part.at is None:
                     rows.copy_(source)
@@ -153,8 +153,8 @@ class DeviceRows:
             PeerError: Another rank raised, or ended.
             AnswerFailedError: This rank could not read the requested rows.
         """
-        here = self._view.partition_idx
-        wanted = [_Wanted(field, here) for field in fields]
+        partition = self._view.partition_idx
+        wanted = [_Wanted(field, partition) for field in fields]
         # A rank without a batch requests nothing, but takes part in every exchange.
         asked, receive = self._questions(peers, wanted)
         questions = peers.trade(asked, receive)
@@ -180,7 +180,7 @@ class DeviceRows:
             passed()
             # On the stream of the exchange: it comes after it without a wait of the host.
             pairs = zip(wanted, load.out, strict=True)
-            tensors = {matrix.key: matrix.placed(load, out, here) for matrix, out in pairs}
+            tensors = {matrix.key: matrix.placed(load, out, partition) for matrix, out in pairs}
             event = self._memory.mark()
         peers.check(None)  # a dead rank is known at once here; a device waits for it
         with peers.named_failures():
@@ -199,9 +199,9 @@ class DeviceRows:
                 if part.partition != self._view.partition_idx:
                     by_rank[peers.rank_of(part.partition)].append((matrix, part))
         asked, receive, end = [], [], 0
-        for some in by_rank:
-            requests, first = [matrix.request(part) for matrix, part in some], end
-            for (matrix, part), request in zip(some, requests, strict=True):
+        for of_rank in by_rank:
+            requests, first = [matrix.request(part) for matrix, part in of_rank], end
+            for (matrix, part), request in zip(of_rank, requests, strict=True):
                 nbytes = request.ids.size * matrix.row_bytes
                 part.rows = slice(end, end + nbytes)
                 end += align(nbytes)

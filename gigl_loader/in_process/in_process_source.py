@@ -547,9 +547,9 @@ def named_errors(ticket: BatchTicket, where: str | None = None) -> Iterator[None
     except PeerError:  # from the exchange: the others know
         raise
     except Exception as error:
-        here = f"the sampler in this process, epoch {ticket.epoch}, batch {ticket.batch},"
+        what = f"the sampler in this process, epoch {ticket.epoch}, batch {ticket.batch},"
         cause = f"{type(error).__name__}: {error}"
-        raise SamplingError(where or here, cause, traceback.format_exc()) from error
+        raise SamplingError(where or what, cause, traceback.format_exc()) from error
 
 
 def with_rows(received: Received, rows: LentTensors) -> Received:

@@ -169,7 +169,7 @@ class PartitionedGraph(DeviceGraph):
         pieces = _cut(out, routes.send, sizes)
         for at, (request, result) in enumerate(zip(asked, results, strict=True)):
             if result is not None:
-                rows = torch.cat([some[at] for some in pieces]).view(-1, sizes[at])
+                rows = torch.cat([by_kind[at] for by_kind in pieces]).view(-1, sizes[at])
                 _place(result, rows, routes.orders[at], request.width)
         return results
 
@@ -233,8 +233,8 @@ class PartitionedGraph(DeviceGraph):
 
     def rows(self, ids: Mapping[Owner, Tensor], wanted: Sequence[Matrix]) -> dict[Matrix, Tensor]:
         """Return the rows of a batch on the device."""
-        here = [matrix for matrix in wanted if matrix in self._here]
-        by_matrix = read_rows(self.view, self._kernels, ids, here)
+        unsplit = [matrix for matrix in wanted if matrix in self._here]
+        by_matrix = read_rows(self.view, self._kernels, ids, unsplit)
         wanted = [matrix for matrix in wanted if matrix not in self._here]
         if not wanted:
             return by_matrix
@@ -243,7 +243,7 @@ class PartitionedGraph(DeviceGraph):
         columns = [ids[owner][order][:, None] for owner, order in
                    zip(owners, routes.orders, strict=True)]  # fmt: skip
         came = self._sent(columns, routes)
-        theirs = {owner: torch.cat([some[at] for some in came]).view(-1)
+        theirs = {owner: torch.cat([by_kind[at] for by_kind in came]).view(-1)
                   for at, owner in enumerate(owners)}  # fmt: skip
         back = {owner: _inverse(order) for owner, order in zip(owners, routes.orders, strict=True)}
         exchanges = []
@@ -296,7 +296,7 @@ class PartitionedGraph(DeviceGraph):
         """Send what owners have to know; return by rank and kind what this one has to."""
         width = columns[0].shape[1]
         by_kind = [column.split(row) for column, row in zip(columns, routes.send, strict=True)]
-        sent = torch.cat([some[rank] for rank in range(self._peers.size) for some in by_kind])
+        sent = torch.cat([by_rank[rank] for rank in range(self._peers.size) for by_rank in by_kind])
         widths = [1] * len(columns)
         receive = _totals(routes.receive, widths)
         out = sent.new_empty((sum(receive), width))

@@ -67,8 +67,8 @@ def _gathered(
     columns = [own.indptr, own.indices, *more]
     ranks.check_room(sum(column.nbytes for column in columns if column is not None))
     degrees = own.indptr.diff()
-    here = degrees.nonzero().squeeze(1)
-    rows, sizes = ranks.gathered(here + own.first_row), ranks.gathered(degrees[here])
+    used = degrees.nonzero().squeeze(1)
+    rows, sizes = ranks.gathered(used + own.first_row), ranks.gathered(degrees[used])
     starts = sizes.cumsum(0) - sizes  # in the order of ranks
     by_row = rows.argsort()
     indptr = sizes.new_zeros(int(rows.max()) + 2 if rows.numel() else 1)

@@ -246,10 +246,10 @@ def edges_by_server(
         raise ConfigError("edge_label must be by server as edge_label_index is, or None")
     nothing = torch.empty(2, 0, dtype=torch.int64)
     labels: Mapping[int, Tensor] = {} if label is None else label
-    some = next(iter(labels.values()), None)
+    first = next(iter(labels.values()), None)
     # A server without edges still has labels of the same type and columns, but none of them: all
     # servers' labels become one tensor.
-    none_left = None if some is None else some[:0]
+    none_left = None if first is None else first[:0]
     return [
         read_edges(edge_type, index.get(server, nothing), labels.get(server, none_left), num_nodes)
         for server in servers

@@ -332,10 +332,10 @@ def add_times_by_server(
         add_times(sampler_input, given.get(server, ()), f"{name}[{server}]")
     # One column for all servers' seeds, so one type; missing times of servers without seeds fit
     # both. They must not force float64, which would round times in nanoseconds.
-    some = [
+    columns = [
         sampler_input.extra[SEED_TIME] for sampler_input in inputs if sampler_input.node.numel()
     ]
-    is_float = any(times.is_floating_point() for times in some)
+    is_float = any(times.is_floating_point() for times in columns)
     for sampler_input in inputs:
         sampler_input.extra[SEED_TIME] = sampler_input.extra[SEED_TIME].to(
             torch.float64 if is_float else torch.int64
@@ -509,7 +509,7 @@ def _check_same_weights(by_rank: list[Weighted]) -> None:
         if len(set(has.values())) > 1:
             raise ConfigError(
                 f"with_weight=True, but edge type {edge_type} has weights on ranks "
-                f"{[rank for rank, there in has.items() if there]} and none on ranks "
-                f"{[rank for rank, there in has.items() if not there]}: give all partitions "
+                f"{[rank for rank, weighted in has.items() if weighted]} and none on ranks "
+                f"{[rank for rank, weighted in has.items() if not weighted]}: give all partitions "
                 "weights, or none"
             )

@@ -221,12 +221,12 @@ class DeviceExpansion:
             for name in self._plan.fanouts:
                 expanded = self._ends[name][0]
                 begin, size = starts[expanded], new[expanded][hop]
-                at, keys, there = self._frontier(labels[expanded], begin, size)
+                at, keys, exist = self._frontier(labels[expanded], begin, size)
                 frontiers.append((name, at, keys))
-                requests.append(self._request(ticket, hop, name, keys, there, roots))
+                requests.append(self._request(ticket, hop, name, keys, exist, roots))
             drawn = self._graph.draw(requests)
-            for (name, at, keys), some in zip(frontiers, drawn, strict=True):
-                self._collect(name, at, keys, some, labels, edges[name], roots)
+            for (name, at, keys), hop_drawn in zip(frontiers, drawn, strict=True):
+                self._collect(name, at, keys, hop_drawn, labels, edges[name], roots)
             for node_type, type_labels in labels.items():
                 starts[node_type] = stops[node_type][-1]
                 stops[node_type].append(type_labels.count.clone())
@@ -243,27 +243,27 @@ class DeviceExpansion:
         """Return (labels, keys, which of these exist) of the nodes from ``start`` on."""
         size = min(size, labels.keys.numel())
         at = start + torch.arange(size, device=labels.keys.device)
-        there = at < labels.count
+        exist = at < labels.count
         keys = labels.keys[at.clamp(max=max(0, labels.keys.numel() - 1))]
-        return at, keys, there
+        return at, keys, exist
 
     def _request(
-        self, ticket: BatchTicket, hop: int, name: EdgeType, keys: Tensor, there: Tensor,
+        self, ticket: BatchTicket, hop: int, name: EdgeType, keys: Tensor, exist: Tensor,
         roots: DeviceRoots,
     ) -> HopRequest:  # fmt: skip
         """Return the request for the neighbours of a frontier over one edge type."""
         width, draw = self.width(name, hop), draw_of(self._plan, ticket, hop, name, self._view)
         if self._bits is None or not width or not keys.numel():
-            return HopRequest(draw, width, keys, there, keys)
+            return HopRequest(draw, width, keys, exist, keys)
         bits = self._bits[self._ends[name][0]]
-        trees = torch.where(there, keys >> bits, 0)
+        trees = torch.where(exist, keys >> bits, 0)
         ids = keys & ((1 << bits) - 1)
         num_rows = self._view.num_nodes[row_type(name, self._view.edge_dir)]
         drawn_by = ids + trees * max(1, num_rows)
         if not draw.timed or roots.until is None:
-            return HopRequest(draw, width, ids, there, drawn_by)
+            return HopRequest(draw, width, ids, exist, drawn_by)
         since = None if roots.since is None else roots.since[trees]
-        return HopRequest(draw, width, ids, there, drawn_by, roots.until[trees], since)
+        return HopRequest(draw, width, ids, exist, drawn_by, roots.until[trees], since)
 
     def _collect(
         self, name: EdgeType, at: Tensor, keys: Tensor, drawn: HopDrawn | None,

@@ -120,8 +120,8 @@ class TorchKernels:
             if replace:
                 drawn = (numbers * degrees[:, None].double()).long()
             else:
-                some = _without_replacement(numbers, degrees, counts)
-                drawn = torch.where((counts < degrees)[:, None], some, drawn)
+                chosen = _without_replacement(numbers, degrees, counts)
+                drawn = torch.where((counts < degrees)[:, None], chosen, drawn)
         offsets = torch.where(used, starts[:, None] + drawn, 0)
         if asked.times is not None:  # positions in the order of times, to those of edges
             offsets = torch.where(used, asked.times.order[offsets], 0)
@@ -328,10 +328,10 @@ def _with_replacement(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> tup
     weights = asked.adjacency.weights
     assert weights is not None
     total = torch.zeros_like(starts, dtype=torch.float64)
-    some = torch.zeros_like(starts, dtype=torch.bool)
+    is_positive = torch.zeros_like(starts, dtype=torch.bool)
     for weight in _weights_in_turn(asked, weights, starts, degrees):
         total = total + weight
-        some |= weight > 0
+        is_positive |= weight > 0
     places = torch.arange(asked.width, device=starts.device)
     goals = units(row_keys(asked.draw.key, asked.ids)[:, None], places) * total[:, None]
     position = torch.zeros_like(goals, dtype=torch.int64)
@@ -341,7 +341,7 @@ def _with_replacement(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> tup
         position += total[:, None] <= goals
     # Only weights that are not finite get past the end, where the CPU takes the last position.
     drawn = starts[:, None] + torch.minimum(position, (degrees - 1)[:, None])
-    return drawn, torch.where(some, asked.draw.fanout, 0)
+    return drawn, torch.where(is_positive, asked.draw.fanout, 0)
 
 
 def _weights_in_turn(

@@ -86,8 +86,8 @@ class KeptRows:
                 (tables[owner].capacity, *self._rows[matrix].values.shape[1:]),
                 device=memory.device,
             )
-            for owner, some in matrices.items()
-            for matrix in some
+            for owner, owned in matrices.items()
+            for matrix in owned
         }
         # without matrices: the tables decide, the rows are on the device
         tables = {owner: replace(table, matrices={}) for owner, table in tables.items()}

@@ -258,9 +258,9 @@ class DeviceSampler:
     ) -> dict[Owner, Tensor]:  # fmt: skip
         """Start to copy to the host the ids of a batch whose features are kept."""
         downloads: dict[Owner, Tensor] = {}
-        for name, some in keys.items():
+        for name, type_keys in keys.items():
             if ("node", name) in owners:
-                downloads["node", name] = self._memory.downloaded(self._node_ids(name, some))
+                downloads["node", name] = self._memory.downloaded(self._node_ids(name, type_keys))
         for edge_type, sampled in edges.items():
             if ("edge", edge_type) in owners:
                 ids = self._graph.edge_ids(edge_type, sampled.offsets)
@@ -385,11 +385,13 @@ class DeviceSampler:
     ) -> None:  # fmt: skip
         """Add rows of the nodes or edges of a type, of those matrices that batches have."""
         wanted: list[tuple[str, Matrix]] = [
-            (here, (kind_of_rows, owner)) for kind_of_rows, here in _FIELDS[kind]
+            (field_name, (kind_of_rows, owner)) for kind_of_rows, field_name in _FIELDS[kind]
         ]
         for attribute in self._attributes.get(owner, ()):
             wanted.append((ATTRIBUTE + attribute, (f"{kind}_attributes", (owner, attribute))))
-        tensors.update({key(here, name): rows[matrix] for here, matrix in wanted if matrix in rows})
+        tensors.update(
+            {key(field_name, name): rows[matrix] for field_name, matrix in wanted if matrix in rows}
+        )
 
     def _node_ids(self, node_type: NodeType, keys: Tensor) -> Tensor:
         bits = self._roots.nodes.bits

@@ -81,19 +81,19 @@ class DrawnBatch:
         return {owner: rows.ids for (owner, number), rows in self.remote.items() if number == 0}
 
 
-def keep_structure(fields: Sequence[Field], here: Container[int] = ()) -> DrawnBatch:
+def keep_structure(fields: Sequence[Field], local: Container[int] = ()) -> DrawnBatch:
     """Return a batch that outlives its sampler's next one.
 
     Args:
         fields: From the sampler.
-        here: Partitions that are read in this machine's memory.
+        local: Partitions that are read in this machine's memory.
     """
     batch = DrawnBatch([], [], {}, 0)
     by_ids: dict[tuple[Owner, int], RowsOf] = {}
     for batch_field in fields:
         source = None
         if isinstance(batch_field.write, LaterRows):
-            source = _source(batch_field, batch_field.write, here, by_ids, batch.remote)
+            source = _source(batch_field, batch_field.write, local, by_ids, batch.remote)
         else:
             # The sampler writes from scratch memory that its next batch takes, so a copy is kept.
             array = np.empty(batch_field.shape, storage_dtype(batch_field.dtype))
@@ -114,13 +114,13 @@ def _kept_bytes(field: Field) -> int:
 
 
 def _source(
-    field: Field, later: LaterRows, here: Container[int], by_ids: dict[tuple[Owner, int], RowsOf],
+    field: Field, later: LaterRows, local: Container[int], by_ids: dict[tuple[Owner, int], RowsOf],
     remote: dict[RowsOf, RemoteIds],
 ) -> RowsOf | None:  # fmt: skip
     """Return the rows that ``field`` reads from other machines, entered into ``remote``."""
     # Rows on this machine are not cached: they are in memory already, and read in place. A row
     # without columns needs no fetch.
-    split = {p: at for p, at in (later.split or {}).items() if p not in here}
+    split = {p: at for p, at in (later.split or {}).items() if p not in local}
     if not split or 0 in field.shape[1:]:
         return None
     owner = owner_of(later.kind, later.name)

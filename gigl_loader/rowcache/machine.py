@@ -313,7 +313,7 @@ def firsts_of_machines(offers: Sequence[RowsOffer | None]) -> list[RowsOffer]:
             by_machine.setdefault((offer.machine, offer.what), []).append(offer)
     # a rank without others keeps its own memory: so the result has an entry for each machine
     # where ranks share, not for each rank
-    return [some[0] for some in by_machine.values() if len(some) > 1]
+    return [same[0] for same in by_machine.values() if len(same) > 1]
 
 
 Share = Callable[[Callable[[], bytes]], bytes | None]

@@ -186,8 +186,8 @@ class RemoteRows:
             gather_rows([(values, slots, None)], rows[matrix])
         # others may have taken some slots meanwhile
         gone = self._here.absent(self._owner, self._plan[at], self._remote.ids[at])
-        there = np.delete(np.arange(at.size), gone)
-        self._copies.append((at[there], rows, there))
+        held = np.delete(np.arange(at.size), gone)
+        self._copies.append((at[held], rows, held))
         # Ascending, as `_ask` takes the positions of repeated requests.
         self._cached = np.sort(np.concatenate([self._cached[absent], at[gone]]))
 

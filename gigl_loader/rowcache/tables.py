@@ -211,14 +211,14 @@ def tables_of(
 
     def tables(share: float) -> dict[Owner, RowTable]:
         row_tables = {}
-        for owner, some in matrices.items():
+        for owner, owned in matrices.items():
             # A small share of few rows would round to a table without slots.
             wanted = max(1, round(share * remote[owner]))
             capacity = min(remote[owner], wanted, _MOST_SLOTS)
             row_tables[owner] = RowTable(
                 # Room for two windows: batches of a user that is gone stay known until the ring is
                 # full, and meanwhile the other users must know theirs.
-                num_ids=num_ids[owner], capacity=capacity, matrices=some,
+                num_ids=num_ids[owner], capacity=capacity, matrices=owned,
                 references=2 * WINDOW * capacity + _RING_SPARE,
             )  # fmt: skip
         return row_tables

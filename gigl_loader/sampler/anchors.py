@@ -110,9 +110,9 @@ class AnchorRoots:
         column = request.extra.get(label_column(sign, edge_type))
         if column is None:
             return None
-        there = column >= 0
+        is_label = column >= 0
         # Row after row, as a boolean mask reads: labels stay with their anchors.
-        return lambda: (there.sum(1), column[there])
+        return lambda: (is_label.sum(1), column[is_label])
 
     def _ask_graph(
         self, edge_type: EdgeType, sign: str, request: SampleRequest

@@ -333,8 +333,8 @@ class Negatives:
         owner = np.repeat(np.arange(asked.size), answer.counts)
         # One number for a pair: a requested row, and the node at the other end.
         width = 1 + max(int(others.max()), int(answer.neighbors.max(initial=0)))
-        there = owner * width + answer.neighbors
-        are_edges: Array = np.isin(position.reshape(-1) * width + others, there)
+        edges = owner * width + answer.neighbors
+        are_edges: Array = np.isin(position.reshape(-1) * width + others, edges)
         return are_edges
 
 

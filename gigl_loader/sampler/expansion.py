@@ -193,10 +193,10 @@ def induced(
 def _inside(nodes: BatchNodes, neighbor: str, targets: Array, drawn: Drawn) -> EdgeCollector:
     labels = nodes.find(neighbor, drawn.neighbors)
     # Whole rows are requested, as owners do not know the nodes of the batch.
-    here = np.flatnonzero(labels >= 0)
+    sampled = np.flatnonzero(labels >= 0)
     edges = EdgeCollector()
-    ids = None if drawn.edge_ids is None else drawn.edge_ids[here]
-    edges.add(labels[here], targets[here], ids)
+    ids = None if drawn.edge_ids is None else drawn.edge_ids[sampled]
+    edges.add(labels[sampled], targets[sampled], ids)
     return edges
 
 

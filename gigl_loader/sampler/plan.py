@@ -177,8 +177,8 @@ class Asked(Generic[Ids]):
 
     def fits(self: "Asked[Array]", num_nodes: int, timed: bool) -> bool:
         """Return whether there is a value for each node."""
-        there = [column for column in (self.tree, self.until, self.since) if column is not None]
-        alike = all(column.dtype == "int64" and column.shape == (num_nodes,) for column in there)
+        columns = [column for column in (self.tree, self.until, self.since) if column is not None]
+        alike = all(column.dtype == "int64" and column.shape == (num_nodes,) for column in columns)
         return alike and (self.until is not None or not timed)
 
 

@@ -130,8 +130,10 @@ class LocalReader:
         offsets = get("positions", total)
         if draw.labor:
             keys, items = get("keys", most, np.float64), get("items", most)
-            some = weights if weights is not None else _NO_WEIGHTS
-            weighted_kernels.draw_labor(adjacency.indices, some, *rows, key, keys, items, offsets)
+            all_weights = weights if weights is not None else _NO_WEIGHTS
+            weighted_kernels.draw_labor(
+                adjacency.indices, all_weights, *rows, key, keys, items, offsets
+            )
         elif weights is not None:
             keys, items = get("keys", most, np.float64), get("items", most)
             weighted_kernels.draw_weighted(weights, ids, *rows, replace, key, keys, items, offsets)
@@ -244,8 +246,8 @@ class GraphReader:
         self._view = view
         self._peers = peers
         self._scratch = Scratch()
-        here = {view.partition_idx: view, **view.same_host}
-        self._here = {p: LocalReader(part, self._scratch) for p, part in here.items()}
+        views = {view.partition_idx: view, **view.same_host}
+        self._here = {p: LocalReader(part, self._scratch) for p, part in views.items()}
         self._alone = peers is None and len(self._here) == 1
         self._local = self._here[view.partition_idx]
         self._later = isinstance(peers, LaterPeers)
@@ -391,8 +393,8 @@ class GraphReader:
         asked = AskedRows(self._peers, kind, name, pieces, room)
 
         def write(out: Array) -> None:
-            here = self._here.keys() & split.keys()  # read while the others respond
-            parts = [self._here[p].part(kind, name, ids, split[p]) for p in here]
+            local = self._here.keys() & split.keys()  # read while the others respond
+            parts = [self._here[p].part(kind, name, ids, split[p]) for p in local]
             gather_rows(parts + asked.parts(elsewhere.values()), out)
             if self._unread.get(matrix) is unread:
                 del self._unread[matrix]

@@ -399,10 +399,10 @@ class JobBook:
 
     @property
     def _is_followed(self) -> bool:
-        here = [member.join for member in self.queued if member.gone_at is None]
+        joins = [member.join for member in self.queued if member.gone_at is None]
         # ranks, not clients: one that was killed in the queue and came again is there twice. The
         # last to come tells their number, as it belongs to the latest start of that job.
-        return bool(here) and len({join.rank for join in here}) >= here[-1].world_size
+        return bool(joins) and len({join.rank for join in joins}) >= joins[-1].world_size
 
     def take_queued(self) -> list[Member]:
         """Return the clients that came while the last job ran."""
@@ -482,13 +482,13 @@ class ServerBook:
         """Note that a server is away."""
         self._away[rank] = _Away(why, until)
 
-    def given_up(self, here: Iterable[int], now: float) -> str | None:
-        """Return why the cluster cannot continue, or None; ``here`` are the other servers up.
+    def given_up(self, up: Iterable[int], now: float) -> str | None:
+        """Return why the cluster cannot continue, or None; ``up`` are the other servers up.
 
         A partition may lose its servers one after another; the last one's time counts.
         """
         # this runs on server 0, which is never among those that joined it
-        held = self._partitions({0, *here})
+        held = self._partitions({0, *up})
         left: dict[int, _Away] = {}
         for rank, away in self._away.items():
             partition = rank % self._num_partitions
@@ -497,24 +497,24 @@ class ServerBook:
                 left[partition] = away
         return next((away.why for away in left.values() if now >= away.until), None)
 
-    def complete(self, here: Iterable[int]) -> bool:
+    def complete(self, up: Iterable[int]) -> bool:
         """Return whether a job may begin: all servers are here, except those with a replica.
 
         A server that was never here is waited for, replica or not, as it is still loading.
         """
-        here = {0, *here}
-        held = self._partitions(here)
+        up = {0, *up}
+        held = self._partitions(up)
         return all(
-            rank in here or (rank in self._away and rank % self._num_partitions in held)
+            rank in up or (rank in self._away and rank % self._num_partitions in held)
             for rank in range(self._num_servers)
         )
 
     def where(
-        self, here: Iterable[int]
+        self, up: Iterable[int]
     ) -> tuple[tuple[tuple[str, int], ...], tuple[int, ...]] | None:
         """Return addresses and incarnations of all servers; None: a partition has no server yet."""
         # so nobody begins with addresses that do not cover the whole graph
-        if len(self._partitions({0, *here})) < self._num_partitions:
+        if len(self._partitions({0, *up})) < self._num_partitions:
             return None
         known = [self._where.get(rank, _UNKNOWN) for rank in range(self._num_servers)]
         return tuple(address for address, _ in known), tuple(number for _, number in known)

@@ -217,8 +217,8 @@ class Presence:
                 self._check(join)
             except GiglLoaderError:  # `_enter` reports it, and the former client stays
                 return
-            here = self._attendance.at(join.role, join.rank)
-            former = [member for member in here if member.job == join.job]
+            holders = self._attendance.at(join.role, join.rank)
+            former = [member for member in holders if member.job == join.job]
             for member in former:
                 self._attendance.left(member)
         for member in former:
@@ -254,8 +254,8 @@ class Presence:
     @property
     def _missing(self) -> Runs:
         """The servers that were never here; on server 0."""
-        here = {0, *self._attendance.servers, *self._servers_known.away}
-        return Runs.of([rank for rank in range(self.server.num_servers) if rank not in here])
+        seen = {0, *self._attendance.servers, *self._servers_known.away}
+        return Runs.of([rank for rank in range(self.server.num_servers) if rank not in seen])
 
     def _begin_if_complete(self) -> None:
         book, servers = self._book, self._attendance.servers

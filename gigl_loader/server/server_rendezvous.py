@@ -178,7 +178,7 @@ class RendezvousTable:
     def _serve(rendezvous: _Rendezvous, key: str) -> None:
         # complete values are handed out even after a server failed: it may have failed
         # at a later step, of which this one learns when it gets there
-        still, values = [], rendezvous.values.get(key, {})
+        unanswered, values = [], rendezvous.values.get(key, {})
         for request, future in rendezvous.waiting.pop(key, []):
             # all wait for all, so an arrival must not check each value that each of them wants
             if len(values) >= len(request.ranks) and all(rank in values for rank in request.ranks):
@@ -186,9 +186,9 @@ class RendezvousTable:
             elif rendezvous.failure is not None:
                 _answer(future, Gathered(failure=rendezvous.failure))
             else:
-                still.append((request, future))
-        if still:
-            rendezvous.waiting[key] = still
+                unanswered.append((request, future))
+        if unanswered:
+            rendezvous.waiting[key] = unanswered
 
 
 def _answer(future: "Future[Gathered]", answer: Gathered) -> None:

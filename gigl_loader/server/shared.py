@@ -328,7 +328,7 @@ class SharedProducer:
                 self.producer.cancel_epoch(stream=number)
             # drops its batches in progress, which makes room at workers for other consumers
             self.producer.remove_stream(number)
-            _answer([(one, _STALE) for one in consumer.take_waiting()])
+            _answer([(fetch, _STALE) for fetch in consumer.take_waiting()])
             return self._all_released
 
     @property

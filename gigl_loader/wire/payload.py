@@ -161,7 +161,7 @@ def _check(key: str, shape: tuple[int, ...], columns: list[PackedRuns]) -> None:
 
 def wire_bytes(columns: Columns, parts: list[np.ndarray], layout: Layout) -> dict[str, int]:
     """Return the bytes of a batch by kind: ``"rows"`` of nodes and edges, and ``"structure"``."""
-    packed = sum(column.nbytes for some in columns.values() for column in some)
+    packed = sum(column.nbytes for packed_columns in columns.values() for column in packed_columns)
     # by the layout, since a part may have rows beside other tensors; the rest is structure
     rows = sum(
         segments.nbytes_of(dtype, shape)

@@ -161,17 +161,17 @@ class ByServer(Mapping[int, int]):
         # `Runs` needs ascending numbers
         for server in sorted(numbers):
             servers.setdefault(numbers[server], []).append(server)
-        return cls(tuple((number, Runs.of(some)) for number, some in servers.items()))
+        return cls(tuple((number, Runs.of(ranks)) for number, ranks in servers.items()))
 
     def __len__(self) -> int:
-        return sum(len(some) for _, some in self.parts)
+        return sum(len(servers) for _, servers in self.parts)
 
     def __iter__(self) -> Iterator[int]:
-        return merge(*(some for _, some in self.parts))
+        return merge(*(servers for _, servers in self.parts))
 
     def __getitem__(self, server: int) -> int:
-        for number, some in self.parts:
-            if server in some:
+        for number, servers in self.parts:
+            if server in servers:
                 return number
         raise KeyError(server)
 

@@ -319,8 +319,8 @@ class Worker:
         assert self._cache is not None
         assert self._drawn is not None
         started, view, ticket = time.perf_counter(), self._setup.view, request.ticket
-        here = {view.partition_idx, *view.same_host}
-        batch = keep_structure(sampled_fields(sampler, request, view), here)
+        local = {view.partition_idx, *view.same_host}
+        batch = keep_structure(sampled_fields(sampler, request, view), local)
         is_ahead = ticket.stream == STREAM
         drawn = Waiting(
             ticket.serial, ticket.position, ticket, batch,
