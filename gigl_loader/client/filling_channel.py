@@ -312,8 +312,8 @@ class FillingChannel:
             # ids and edges that wait for their rows: they limit the look-ahead if rows are
             # narrow
             kept = sum(tensor.nbytes for tensor in batch.received.message.values())
-            asked = self._cache.bytes_of(batch.drawn.wanted())
-            self._look_ahead.count(attempt.serial, asked, kept)
+            row_bytes = self._cache.bytes_of(batch.drawn.wanted())
+            self._look_ahead.count(attempt.serial, row_bytes, kept)
         self._last_progress = time.monotonic()
         return batch
 

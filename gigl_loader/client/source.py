@@ -201,10 +201,10 @@ class RemoteSource:
         # this error
         failure = describe(outcome) if isinstance(outcome, Exception) else None
         made = ByServer.of(outcome) if isinstance(outcome, Mapping) else None
-        told = Outcome(made, failure)
+        made_here = Outcome(made, failure)
         leaders = {sharing.ranks[0] for sharing in terms.sharing}
         outcomes = decide_with_ranks(
-            told, world_size, Outcome, partial(sum_up, leaders), Outcomes
+            made_here, world_size, Outcome, partial(sum_up, leaders), Outcomes
         )  # fmt: skip
         if outcome is None:
             outcome = outcomes.producers.get(leader)

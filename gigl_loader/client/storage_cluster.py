@@ -487,10 +487,10 @@ class Cluster:
         """
         if not self._holders:
             servers: dict[int, dict[str, Any]] = {rank: {} for rank in range(self.num_servers)}
-            told = self.ask_each("get_partition_index", servers, timeout_s, reconnect_s)
+            partitions = self.ask_each("get_partition_index", servers, timeout_s, reconnect_s)
             by_part: dict[int, list[int]] = {}
             for server in servers:
-                by_part.setdefault(told[server], []).append(server)
+                by_part.setdefault(partitions[server], []).append(server)
             # every partition is there, as a lost server's replica has responded
             parts = [by_part[part] for part in range(len(by_part))]
             self._holders = [same[self.rank % len(same)] for same in parts]

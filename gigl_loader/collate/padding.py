@@ -115,22 +115,22 @@ def node_fields(
     message: SampleMessage, node_type: NodeType | None, of_edges: Container[str] = ()
 ) -> list[str]:
     """Return the keys of a message with a row for each node of a type; see `padded`."""
-    own = [name for name in (key(field, node_type) for field in _NODE_ROWS) if name in message]
+    built_in = [name for name in (key(field, node_type) for field in _NODE_ROWS) if name in message]
     further = _further(message, node_type)
     if node_type is None:
         further = [name for name in further if name[len(ATTRIBUTE) :] not in of_edges]
-    return own + further
+    return built_in + further
 
 
 def edge_fields(
     message: SampleMessage, edge_type: EdgeType | None, of_edges: Container[str] = ()
 ) -> list[str]:
     """Return the keys of a message with a row for each edge of a type, except the edges."""
-    own = [name for name in (key(field, edge_type) for field in _EDGE_ROWS) if name in message]
+    built_in = [name for name in (key(field, edge_type) for field in _EDGE_ROWS) if name in message]
     further = _further(message, edge_type)
     if edge_type is None:
         further = [name for name in further if name[len(ATTRIBUTE) :] in of_edges]
-    return own + further
+    return built_in + further
 
 
 def _further(message: SampleMessage, graph_type: NodeType | EdgeType | None) -> list[str]:

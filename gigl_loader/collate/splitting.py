@@ -234,15 +234,15 @@ class _Whole:
 
     def _columns(self, links: Tensor, count: int, start: int, stop: int) -> Tensor:
         """Return the columns of ``EDGE_LABEL_INDEX`` for the seed edges of the part."""
-        own = torch.arange(start, stop, device=links.device)
+        seeds = torch.arange(start, stop, device=links.device)
         if self._layout.triplets:
             amount = links.size(0) // count - 2
             negatives = torch.arange(start * amount, stop * amount, device=links.device)
-            return torch.cat([own, count + own, 2 * count + negatives])
+            return torch.cat([seeds, count + seeds, 2 * count + negatives])
         # Negative k belongs to seed edge k, counted cyclically.
         negatives = torch.arange(links.size(1) - count, device=links.device)
         owner = negatives % count
-        return torch.cat([own, count + negatives[(owner >= start) & (owner < stop)]])
+        return torch.cat([seeds, count + negatives[(owner >= start) & (owner < stop)]])
 
     def _rename(self, part: SampleMessage, new: dict[NodeType | None, Tensor]) -> None:
         """Let seeds, edges to predict and labels name nodes of the part."""

@@ -218,9 +218,9 @@ class CollectivePeers:
             # a group of its own: the trainer's collectives go on in another thread meanwhile
             self.group = self.new_group(host_backend())
         # All ranks receive the same list, so all of them raise or none does.
-        told = self._gather([view.partition_idx, *own_place()])
-        held = [part for part, _, _ in told]
-        places = [(pid, machine) for _, pid, machine in told]
+        members = self._gather([view.partition_idx, *own_place()])
+        held = [part for part, _, _ in members]
+        places = [(pid, machine) for _, pid, machine in members]
         self._watch = RankWatch(self.group.group_name, places, self.rank)
         holders = holders_of(view.num_partitions, held)
         # If several ranks hold one partition, requests are spread over them.
@@ -268,8 +268,8 @@ class CollectivePeers:
         sent, lengths = self._filled(
             [[(request, _ROWS) for request in requests] for requests in asked], _question
         )
-        told = self._swap_words([list(pair) for pair in zip(lengths, expected, strict=True)])
-        got = self._swap("questions", sent, [length for length, _ in told], lengths)
+        sizes = self._swap_words([list(pair) for pair in zip(lengths, expected, strict=True)])
+        got = self._swap("questions", sent, [length for length, _ in sizes], lengths)
         read = [
             [
                 codec.decode(body, arrays, RowsRequest[Array])
@@ -277,7 +277,7 @@ class CollectivePeers:
             ]
             for data in got
         ]
-        return [(requests, nbytes) for requests, (_, nbytes) in zip(read, told, strict=True)]
+        return [(requests, nbytes) for requests, (_, nbytes) in zip(read, sizes, strict=True)]
 
     def check(self, error: AnswerFailedError | None) -> None:
         """Tell the others whether this rank could respond. Collective.
@@ -286,10 +286,10 @@ class CollectivePeers:
             AnswerFailedError: ``error``.
             RankFailedError: Another rank could not.
         """
-        told = self._gather([int(error is not None)])
+        failures = self._gather([int(error is not None)])
         if error is not None:
             raise error
-        if failed := [rank for rank, (failed,) in enumerate(told) if failed]:
+        if failed := [rank for rank, (failed,) in enumerate(failures) if failed]:
             raise RankFailedError(failed[0])
 
     def agree(self, epoch: int, num_batches: int) -> int:
@@ -360,12 +360,12 @@ class CollectivePeers:
         asked, self._asked = self._asked, self._nothing()
         questions = ((call.question for call in calls) for calls in asked)
         sent, lengths = self._filled(questions, _question)
-        told = self._meet(lengths, state)
+        answers = self._meet(lengths, state)
         # By the totals, which are the same on all ranks: with its own requests only, one rank would
         # go on to the exchange, and another one not.
-        if any(answer.total for answer in told):
-            self._exchange(asked, sent, lengths, [answer.nbytes for answer in told])
-        return [answer.state for answer in told]
+        if any(answer.total for answer in answers):
+            self._exchange(asked, sent, lengths, [answer.nbytes for answer in answers])
+        return [answer.state for answer in answers]
 
     def close(self) -> None:
         """Release its groups."""
@@ -386,16 +386,16 @@ class CollectivePeers:
         # of one length in every round: a rank that fails does not know which one it replaces
         for row, own in zip(rows, words or [[]] * self.size, strict=True):
             row += own + [0] * (self._num_words - len(own))
-        told = [
+        answers = [
             _Told(nbytes, state_there, total, failed_rank, rest)
             for nbytes, state_there, total, failed_rank, *rest in self._swap_words(rows)
         ]
         self.rounds += 1
         if state != FAILED:
-            for answer in told:
+            for answer in answers:
                 if answer.state == FAILED:
                     raise RankFailedError(answer.failed)
-        return told
+        return answers
 
     def _exchange(
         self, asked: list[list[CollectiveCall[Any]]], sent: Array, lengths: list[int],
@@ -406,13 +406,17 @@ class CollectivePeers:
         sent, lengths, error = self._answers(questions)
         # Lengths and failures in one exchange. A rank that failed sends 0 bytes to each, and still
         # takes part in this exchange: the others are waiting in it.
-        told = self._swap_words([[length, int(error is not None)] for length in lengths])
+        sizes_and_failures = self._swap_words(
+            [[length, int(error is not None)] for length in lengths]
+        )
         if error is not None:
             raise error
-        if failed := [rank for rank, (_, failed) in enumerate(told) if failed]:
+        if failed := [rank for rank, (_, failed) in enumerate(sizes_and_failures) if failed]:
             raise RankFailedError(failed[0])
         # Responses to this rank are in the order of its requests, rank by rank.
-        got = self._swap(f"answers {self._kept}", sent, [length for length, _ in told], lengths)
+        got = self._swap(
+            f"answers {self._kept}", sent, [length for length, _ in sizes_and_failures], lengths
+        )
         for data, calls in zip(got, asked, strict=True):
             reader = PieceReader(data)
             for call in calls:

@@ -144,30 +144,30 @@ class PartitionedGraph(DeviceGraph):
 
     # -- draws -------------------------------------------------------------------------------------
 
-    def draw(self, asked: Sequence[HopRequest]) -> list[HopDrawn | None]:
+    def draw(self, requests: Sequence[HopRequest]) -> list[HopDrawn | None]:
         """Draw neighbours of one hop, of all edge types; None: nothing is drawn."""
-        books = [self._owners_of(request) for request in asked]
-        keys = [signed(request.draw.key) for request in asked]
+        books = [self._owners_of(request) for request in requests]
+        keys = [signed(request.draw.key) for request in requests]
         routes = self._routed(books, keys)
         columns = [self._columns_of(request)[order] for request, order in
-                   zip(asked, routes.orders, strict=True)]  # fmt: skip
+                   zip(requests, routes.orders, strict=True)]  # fmt: skip
         came = self._sent(columns, routes)
-        sizes = [self._response_size(request) for request in asked]
+        sizes = [self._response_size(request) for request in requests]
         drawn = [
             self._drawn(
                 replace(request, draw=replace(request.draw, key=unsigned(routes.told[rank][at]))),
                 pieces[at],
             )
-            for rank, pieces in enumerate(came) for at, request in enumerate(asked)
+            for rank, pieces in enumerate(came) for at, request in enumerate(requests)
         ]  # fmt: skip
         sent = torch.cat([response.reshape(-1) for response in drawn])
         receive, send = _totals(routes.send, sizes), _totals(routes.receive, sizes)
         out = sent.new_empty(sum(receive))
-        results = [self._no_response(request) for request in asked]
+        results = [self._no_response(request) for request in requests]
         self._peers.meet()  # what may fail has been done: an exchange on a device is not cancelled
         self._swap(sent, send, receive, out)
         pieces = _cut(out, routes.send, sizes)
-        for at, (request, result) in enumerate(zip(asked, results, strict=True)):
+        for at, (request, result) in enumerate(zip(requests, results, strict=True)):
             if result is not None:
                 rows = torch.cat([by_kind[at] for by_kind in pieces]).view(-1, sizes[at])
                 _place(result, rows, routes.orders[at], request.width)
@@ -182,19 +182,19 @@ class PartitionedGraph(DeviceGraph):
         """Return the id of each edge, of `HopDrawn.edges`, as int64."""
         return edges  # owners send ids
 
-    def _owners_of(self, asked: HopRequest) -> Tensor:
+    def _owners_of(self, request: HopRequest) -> Tensor:
         """Return ``[n]`` int64, the rank of each node; the number of ranks for unused places."""
-        book = self.view.node_books.get(row_type(asked.draw.edge_type, self.view.edge_dir))
-        if not asked.width:
-            return torch.full_like(asked.ids, self._peers.size)
-        ranks = self._ranks(book, torch.where(asked.there, asked.ids, 0))
-        return torch.where(asked.there, ranks, self._peers.size)
+        book = self.view.node_books.get(row_type(request.draw.edge_type, self.view.edge_dir))
+        if not request.width:
+            return torch.full_like(request.ids, self._peers.size)
+        ranks = self._ranks(book, torch.where(request.there, request.ids, 0))
+        return torch.where(request.there, ranks, self._peers.size)
 
-    def _columns_of(self, asked: HopRequest) -> Tensor:
+    def _columns_of(self, request: HopRequest) -> Tensor:
         """Return ``[n, columns]`` int64, what an owner has to know of each node."""
-        columns = [asked.ids, asked.drawn_by]
-        for times in (asked.until, asked.since):
-            columns.append(torch.full_like(asked.ids, _LOWEST) if times is None else times)
+        columns = [request.ids, request.drawn_by]
+        for times in (request.until, request.since):
+            columns.append(torch.full_like(request.ids, _LOWEST) if times is None else times)
         return torch.stack(columns[: self._columns], 1)
 
     def _drawn(self, asked: HopRequest, columns: Tensor) -> Tensor:
@@ -219,15 +219,15 @@ class PartitionedGraph(DeviceGraph):
             parts.append(edge_ids_at(adjacency, drawn.edges, self._kernels))
         return torch.cat(parts, 1)[:, : 1 + width * (len(parts) - 1)]
 
-    def _response_size(self, asked: HopRequest) -> int:
-        return 1 + asked.width * (2 if self._plan.with_edge else 1)
+    def _response_size(self, request: HopRequest) -> int:
+        return 1 + request.width * (2 if self._plan.with_edge else 1)
 
-    def _no_response(self, asked: HopRequest) -> HopDrawn | None:
-        if not asked.width or not asked.ids.numel():
+    def _no_response(self, request: HopRequest) -> HopDrawn | None:
+        if not request.width or not request.ids.numel():
             return None
-        neighbors = asked.ids.new_zeros((asked.ids.numel(), asked.width))
+        neighbors = request.ids.new_zeros((request.ids.numel(), request.width))
         edges = torch.zeros_like(neighbors) if self._plan.with_edge else neighbors
-        return HopDrawn(edges, torch.zeros_like(asked.ids), neighbors)
+        return HopDrawn(edges, torch.zeros_like(request.ids), neighbors)
 
     # -- rows --------------------------------------------------------------------------------------
 

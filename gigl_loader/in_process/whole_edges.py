@@ -39,11 +39,11 @@ class WholeEdgesGraph(DeviceGraph):
         view = partitions.view
         edges, times = dict(view.adjacency), dict(view.times)
         for name in edge_types:
-            own, order = view.adjacency[name], view.times.get(name)
+            adjacency, order = view.adjacency[name], view.times.get(name)
             # the placement keeps both, so no other tensor gets their number
-            known = id(own.indices), id(None if order is None else order.order)
+            known = id(adjacency.indices), id(None if order is None else order.order)
             if not partitions.all_ranks(known in place.whole_edges):
-                place.whole_edges[known] = _gathered(own, order, partitions)
+                place.whole_edges[known] = _gathered(adjacency, order, partitions)
             edges[name], of_all = place.whole_edges[known]
             if of_all is not None:
                 times[name] = of_all

@@ -500,8 +500,8 @@ def in_batch_negative_mask(
     allowed = torch.ones((num_anchors, distinct.numel()), dtype=torch.bool, device=distinct.device)
     if same_type:
         # Anchors are the first nodes of their type, so anchor i is node i, among candidates too.
-        own = torch.arange(num_anchors, device=distinct.device)
-        links = torch.cat([links.to(distinct.device), torch.stack([own, own])], dim=1)
+        nodes = torch.arange(num_anchors, device=distinct.device)
+        links = torch.cat([links.to(distinct.device), torch.stack([nodes, nodes])], dim=1)
     if distinct.numel():
         anchors, labels = links.to(distinct.device)
         # Clamped: there is no position beyond the last candidate, and such a label is then found

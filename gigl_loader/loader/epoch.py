@@ -110,10 +110,10 @@ class EpochProgress:
         parts = dict(state.get("parts", ()))
         if not parts:  # sizes decide the seeds of a part, but nothing between batches
             may_differ = (*may_differ, _PAD)
-        now = {_PAD: None, **identity} if parts else identity
+        current = {_PAD: None, **identity} if parts else identity
         changed = {
             name: (state.get(name), value)
-            for name, value in now.items()
+            for name, value in current.items()
             if state.get(name) != value and name not in may_differ
         }
         if changed:
@@ -277,8 +277,8 @@ class LoaderStats(BatchCounts):
 
     @property
     def _hit_rate(self) -> float | None:
-        asked = self.cached_rows + self.rows_from.total()
-        return self.cached_rows / max(asked, 1) if self.has_cache else None
+        total = self.cached_rows + self.rows_from.total()
+        return self.cached_rows / max(total, 1) if self.has_cache else None
 
     def _verdict(
         self, elapsed: float, busy: dict[int, float], remote_bytes: int,

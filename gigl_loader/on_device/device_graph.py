@@ -61,17 +61,17 @@ class DeviceGraph:
         }
         """Largest degree of the expanded nodes by walked edge type."""
 
-    def draw(self, asked: Sequence[HopRequest]) -> list[HopDrawn | None]:
+    def draw(self, requests: Sequence[HopRequest]) -> list[HopDrawn | None]:
         """Draw neighbours of one hop, of all edge types; None: nothing is drawn."""
         return [
             self._hop(request) if request.width and request.ids.numel() else None
-            for request in asked
+            for request in requests
         ]
 
-    def _hop(self, asked: HopRequest) -> HopDrawn:
-        edge_type = asked.draw.edge_type
-        rows = torch.where(asked.there, self.view.adjacency[edge_type].locate(asked.ids), -1)
-        return drawn_from(self.view, self._kernels, asked, rows, self.degrees[edge_type])
+    def _hop(self, request: HopRequest) -> HopDrawn:
+        edge_type = request.draw.edge_type
+        rows = torch.where(request.there, self.view.adjacency[edge_type].locate(request.ids), -1)
+        return drawn_from(self.view, self._kernels, request, rows, self.degrees[edge_type])
 
     def neighbors(self, edge_type: EdgeType, drawn: HopDrawn) -> Tensor:
         """Return ``[n, width]`` int64, the drawn neighbours."""

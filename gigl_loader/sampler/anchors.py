@@ -82,15 +82,15 @@ class AnchorRoots:
     def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
         """Put anchors first, then labels, type after type, positives before negatives."""
         fields = list(self._seeds.place(request, nodes).fields)
-        asked = []
+        pending = []
         for edge_type in self._supervision:
             for sign in (POSITIVE, NEGATIVE):
                 ask = self._ask_input if self._labels_in_input else self._ask_graph
                 answer = ask(edge_type, sign, request)
                 if answer is not None:
-                    asked.append((edge_type, sign, answer))
+                    pending.append((edge_type, sign, answer))
         label_sets = []
-        for edge_type, sign, answer in asked:  # all are requested before the first wait
+        for edge_type, sign, answer in pending:  # all are requested before the first wait
             counts, ids = answer()
             anchors = np.repeat(np.arange(counts.size), counts)
             links = np.stack([anchors, nodes.label(edge_type[2], ids, anchors)])

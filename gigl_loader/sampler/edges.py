@@ -96,13 +96,13 @@ class EdgeRoots:
         src, dst = request.seeds, request.extra[EDGE_TARGETS]
         seeds = self._negatives.seeds(src.size)
         neg_src, neg_dst = self._negatives.draw(request.ticket, src, seeds, nodes.seed_times)
-        own, _, other = self._edge_type
+        source_type, _, target_type = self._edge_type
         # Labels count up in this order, which is PyG's: ends of seed edges, then of negatives.
         # Triplets have no sources of their own, so none of their seeds is used for these.
         ends = (
-            nodes.label(own, src),
-            nodes.label(other, dst),
-            nodes.label(own, neg_src, seeds[: neg_src.size]),
+            nodes.label(source_type, src),
+            nodes.label(target_type, dst),
+            nodes.label(source_type, neg_src, seeds[: neg_src.size]),
             self._label_negatives(nodes, neg_dst, seeds),
         )
         return Placed([*self._fields(request, *ends), *self._times(nodes.seed_times, seeds)])
@@ -328,9 +328,9 @@ class Negatives:
         """Return for each pair whether the graph has it; the owners of its rows are asked."""
         rows, others = (dst, src) if self._reader.view.edge_dir == "in" else (src, dst)
         # Each row is requested once, whole: a source in a batch of triplets comes ``amount`` times.
-        asked, position = np.unique(rows, return_inverse=True)
-        answer = self._reader.draw(Draw(self._edge_type, fanout=-1, key=0), asked)()
-        owner = np.repeat(np.arange(asked.size), answer.counts)
+        distinct, position = np.unique(rows, return_inverse=True)
+        answer = self._reader.draw(Draw(self._edge_type, fanout=-1, key=0), distinct)()
+        owner = np.repeat(np.arange(distinct.size), answer.counts)
         # One number for a pair: a requested row, and the node at the other end.
         width = 1 + max(int(others.max()), int(answer.neighbors.max(initial=0)))
         edges = owner * width + answer.neighbors

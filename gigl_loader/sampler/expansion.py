@@ -177,8 +177,8 @@ def induced(
     for edge_type in plan.fanouts:
         # No key: all neighbours are taken.
         draw = Draw(edge_type, fanout=-1, key=0, with_edge=plan.with_edge)
-        asked = nodes.ids(reader.ends(edge_type)[0]).copy()
-        pending.append((edge_type, reader.draw(draw, asked)))
+        expanded = nodes.ids(reader.ends(edge_type)[0]).copy()
+        pending.append((edge_type, reader.draw(draw, expanded)))
     sampled = Sampled({})
     for edge_type, answer in pending:  # all are requested before the first wait
         drawn = answer()

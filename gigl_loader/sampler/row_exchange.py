@@ -304,12 +304,12 @@ def read_rows_apart(text: Array) -> tuple[list[str], list[RowsApart]]:
         ProtocolError: It is no such description.
     """
     try:
-        told = json.loads(text.tobytes())
+        description = json.loads(text.tobytes())
         rows = [
             RowsApart(key, kind, _name(name), ids, dtype, tuple(shape))
-            for key, kind, name, ids, dtype, shape in told["rows"]
+            for key, kind, name, ids, dtype, shape in description["rows"]
         ]
-        return list(told["order"]), rows
+        return list(description["order"]), rows
     # Data of another machine may be any bytes: they must not end the loader in another way.
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ProtocolError(f"a batch without rows does not say which: {error}") from error
@@ -344,19 +344,19 @@ class RecentRows:
         """Return the rows of ``ids`` (``[n]`` int64); ``ask`` gets those that are not here."""
         self._turn += 1
         # Each id once: no row is queried twice in a database, or kept twice.
-        asked, inverse = np.unique(ids, return_inverse=True)
+        distinct, inverse = np.unique(ids, return_inverse=True)
         positions = np.array(
-            [self._positions.get(row_id, -1) for row_id in asked.tolist()], np.int64
+            [self._positions.get(row_id, -1) for row_id in distinct.tolist()], np.int64
         )
         known, missing = np.flatnonzero(positions >= 0), np.flatnonzero(positions < 0)
         # Copied out before anything is replaced: with more rows than fit, kept rows take the
         # positions of some that were found.
-        unique_rows = np.empty((asked.size, *self._rows.shape[1:]), self._rows.dtype)
+        unique_rows = np.empty((distinct.size, *self._rows.shape[1:]), self._rows.dtype)
         unique_rows[known] = self._rows[positions[known]]
         self._used[positions[known]] = self._turn
         if missing.size:
-            unique_rows[missing] = ask(asked[missing])
-            self._keep(asked[missing], unique_rows[missing])
+            unique_rows[missing] = ask(distinct[missing])
+            self._keep(distinct[missing], unique_rows[missing])
         rows: Array = unique_rows[inverse.reshape(-1)]
         return rows
 

@@ -134,12 +134,12 @@ class PartitionAnswers(PartitionSignatures):
         """Return the part of the partition's ids that a server of this partition owns."""
         # Ranks of replicas differ by multiples of `num_partitions`. A server that is called in its
         # own process may have a rank beyond `num_servers`; it still owns a part.
-        own, partitions = self.server_rank, self.num_partitions
-        server = own if server is None else server
-        replicas = range(own % partitions, max(self.num_servers, own + 1), partitions)
+        rank, partitions = self.server_rank, self.num_partitions
+        server = rank if server is None else server
+        replicas = range(rank % partitions, max(self.num_servers, rank + 1), partitions)
         if server not in replicas:
             raise ConfigError(
-                f"storage server {own} cannot answer for server {server}: only servers "
+                f"storage server {rank} cannot answer for server {server}: only servers "
                 f"{list(replicas)} have its partition"
             )
         position = replicas.index(server)
@@ -175,15 +175,17 @@ class PartitionAnswers(PartitionSignatures):
 
     @override
     def get_rows(self, request: RowsRequest[PackedInts]) -> RowsAnswer:
-        view, asked = self.dataset.view(), request.map(unpack_ints)
-        rows = matrix_asked(view, asked)
+        view, unpacked = self.dataset.view(), request.map(unpack_ints)
+        rows = matrix_asked(view, unpacked)
         if rows is None:
-            raise ConfigError(f"the graph has no {asked.kind.replace('_', ' ')} of {asked.name!r}")
-        books: Any = view.edge_books if asked.kind.startswith("edge") else view.node_books
+            raise ConfigError(
+                f"the graph has no {unpacked.kind.replace('_', ' ')} of {unpacked.name!r}"
+            )
+        books: Any = view.edge_books if unpacked.kind.startswith("edge") else view.node_books
         # any server can read a matrix that is whole here, not only the owner of the ids
         if not rows.whole:
-            self._check_owned(asked.ids, asked.name, books.get(asked.name))
-        answer = self._of_thread.reader.answer_rows(asked)
+            self._check_owned(unpacked.ids, unpacked.name, books.get(unpacked.name))
+        answer = self._of_thread.reader.answer_rows(unpacked)
         if request.with_scales and rows.scales is not None:
             return replace(answer, scales=as_array(rows.scales))
         return answer
@@ -212,9 +214,9 @@ class PartitionAnswers(PartitionSignatures):
             return
         # the range first: the book's table would accept a negative id, counting from its
         # end
-        asked = torch.from_numpy(ids)
-        check_ids(asked, name, view.num_nodes.get(name) if book is None else book.num_ids)
-        if book is not None and not book.owns(view.partition_idx, asked):
+        tensor = torch.from_numpy(ids)
+        check_ids(tensor, name, view.num_nodes.get(name) if book is None else book.num_ids)
+        if book is not None and not book.owns(view.partition_idx, tensor):
             raise ConfigError(f"some ids of {name!r} are not of partition {view.partition_idx}")
 
     def _only_supervision_type(self) -> EdgeType:

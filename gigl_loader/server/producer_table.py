@@ -210,9 +210,9 @@ def check_request(request: ProducerRequest, num_servers: int, client: Hashable) 
     if isinstance(client, Visitor) and request.client_ranks:
         raise ProtocolError("a process that has not joined a job shares no producer with ranks")
     # ranks that share a producer learn this from the first of them, which creates it for all
-    own = client[1] if isinstance(client, tuple) else None
-    if own is not None and request.client_ranks and own not in request.client_ranks:
-        raise ProtocolError(f"compute rank {own} asked for a producer of {request.client_ranks}")
+    rank = client[1] if isinstance(client, tuple) else None
+    if rank is not None and request.client_ranks and rank not in request.client_ranks:
+        raise ProtocolError(f"compute rank {rank} asked for a producer of {request.client_ranks}")
 
 
 def check_workers(options: Any) -> None:

@@ -304,8 +304,8 @@ class SharedProducer:
         """
         if number is not None and not 0 <= number < len(self.clients):
             raise UsageError(f"producer {self.key!r} has no consumer {number}")
-        own = client in self.clients if number is None else self.clients[number] == client
-        if client != THIS_PROCESS and not own:
+        is_consumer = client in self.clients if number is None else self.clients[number] == client
+        if client != THIS_PROCESS and not is_consumer:
             who = "" if number is None else f"consumer {number} of "
             raise UsageError(f"client {client} asked for what is {who}producer {self.key!r}'s")
 
