@@ -222,13 +222,13 @@ class _WorkerOptions:
         self.rpc_timeout = rpc_timeout
 
     def _given(self, value: Any, name: str) -> Any:
-        found = os.environ.get(name.upper()) if value is None else value
-        if found is None:
+        setting = os.environ.get(name.upper()) if value is None else value
+        if setting is None:
             raise ConfigError(
                 f"{type(self).__name__} needs {name}: pass it, or set {name.upper()} in the "
                 "environment"
             )
-        return found
+        return setting
 
     def _set_worker_ranks(self, context: DistContext) -> None:
         self.worker_world_size = context.world_size * self.num_workers

@@ -245,8 +245,8 @@ def call_server(
     # a request has a field for each parameter, and no defaults
     bound.apply_defaults()
     arguments = dict(list(bound.arguments.items())[1:])  # without self
-    found: Future[T] = connection.call(name, timeout_s, **arguments)
-    return found
+    answer: Future[T] = connection.call(name, timeout_s, **arguments)
+    return answer
 
 
 def async_request_server(

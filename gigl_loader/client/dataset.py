@@ -182,20 +182,20 @@ class RemoteDistDataset:
             ConfigError: A share is out of range; the graph has no such split or type.
         """
         request = NodeIdsRequest(split=split, node_type=node_type)
-        found: dict[int, Tensor] = self._fetch_shares(
+        shares: dict[int, Tensor] = self._fetch_shares(
             "get_node_ids",
             request,
             rank,
             world_size,
             lambda ids: ids,
-            lambda ids, one: one.cut(ids),
+            lambda ids, share: share.cut(ids),
         )
         name = "all" if split is None else f"the {split} split"
         if rank is not None:
             name = f"this rank's share of {name}"
-        for ids in found.values():
+        for ids in shares.values():
             setattr(ids, FETCHED_AS, name)  # a loader's line in the log names what it samples
-        return found
+        return shares
 
     def fetch_ablp_input(
         self,
@@ -250,17 +250,17 @@ class RemoteDistDataset:
             return self._ask_each(name, each)
 
         if self._sharing_dict is None:
-            found = {server: read(answer) for server, answer in ask(shares).items()}
+            values = {server: read(answer) for server, answer in ask(shares).items()}
         else:
             everything = shares_of(len(servers), None, None)
             # The ranks of this machine have different shares: each cuts its own from the same
             # memory.
             wanted = (request.split, request.node_type, *more.values())
             whole = self._once((name, *wanted), lambda: ask(everything))
-            found = {server: cut(read(whole[server]), share) for server, share in shares.items()}
+            values = {server: cut(read(whole[server]), share) for server, share in shares.items()}
         # every rank has a share of some server, as shares divide one line; see `shares_of`
-        nothing = cut(next(iter(found.values())), Share(0, 0))
-        return {server: found.get(server, nothing) for server in servers}
+        nothing = cut(next(iter(values.values())), Share(0, 0))
+        return {server: values.get(server, nothing) for server in servers}
 
     def fetch_free_ports_on_storage_cluster(self, num_ports: int) -> list[int]:
         """Return ports that are free on storage server 0, the same on all compute processes.
@@ -329,10 +329,10 @@ class RemoteDistDataset:
         name = repr(key)
         if self.local_rank == 0 and name not in self._sharing_dict:
             try:
-                found = _shared(fetch())
+                result = _shared(fetch())
             except Exception as error:  # the others wait at the barrier
-                found = error
-            self._sharing_dict[name] = found
+                result = error
+            self._sharing_dict[name] = result
         try:
             self._barrier.wait(_SHARING_TIMEOUT_S)
         except Exception as error:
@@ -344,16 +344,16 @@ class RemoteDistDataset:
             raise ConfigError(
                 f"local rank 0 did not fetch {name}: all have to make the same fetches"
             )
-        found = self._sharing_dict[name]
-        if isinstance(found, Exception):
+        result = self._sharing_dict[name]
+        if isinstance(result, Exception):
             # An error is kept only until all have read it, as the next fetch may succeed. All
             # processes come here, since all found the same.
-            with contextlib.suppress(Exception):  # one or the manager died: `found` says more
+            with contextlib.suppress(Exception):  # one or the manager died: `result` says more
                 self._barrier.wait(_READ_S)
                 if self.local_rank == 0:
                     del self._sharing_dict[name]
-            raise found
-        return cast("T", found)
+            raise result
+        return cast("T", result)
 
 
 def _nodes_of(answer: Any) -> ABLPInputNodes:
@@ -372,7 +372,7 @@ def _shared(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.share_memory_()
     if isinstance(value, dict):
-        return {key: _shared(one) for key, one in value.items()}
+        return {key: _shared(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return tuple(_shared(one) for one in value)
+        return tuple(_shared(item) for item in value)
     return value

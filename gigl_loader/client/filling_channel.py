@@ -274,7 +274,7 @@ class FillingChannel:
                 asked.append(batch)
                 num_asked += 1
             elif asked:
-                under_way = [one.rows for one in asked]
+                under_way = [unfilled.rows for unfilled in asked]
                 self._hand_over(self._filled_up(self._pipeline, asked.popleft(), under_way))
             else:
                 self._wait_for_room()
@@ -315,8 +315,8 @@ class FillingChannel:
             # ids and edges that wait for their rows: they limit the look-ahead if rows are
             # narrow
             kept = sum(tensor.nbytes for tensor in batch.received.message.values())
-            asked = self._cache.bytes_of(batch.drawn.wanted())
-            self._look_ahead.count(attempt.serial, asked, kept)
+            row_bytes = self._cache.bytes_of(batch.drawn.wanted())
+            self._look_ahead.count(attempt.serial, row_bytes, kept)
         self._last_progress = time.monotonic()
         return batch
 
@@ -324,14 +324,14 @@ class FillingChannel:
         self, options: CacheOptions, batch: DrawnBatch, attempt: Attempt, total: int
     ) -> None:
         """Allocate the memory for rows, whose kinds the first batch tells."""
-        found: dict[Matrix, Row] = {}
-        for one in batch.fields:
-            later: Any = one.write
-            found[later.kind, later.name] = one.dtype, one.shape[1:]
-        matrices = by_owner(found)
+        by_matrix: dict[Matrix, Row] = {}
+        for field in batch.fields:
+            later: Any = field.write
+            by_matrix[later.kind, later.name] = field.dtype, field.shape[1:]
+        matrices = by_owner(by_matrix)
         # all rows count as other machines', since a compute process owns none
         sizes = {owner: self._questions.num_ids(owner) for owner in matrices}
-        matrices = {owner: some for owner, some in matrices.items() if sizes[owner]}
+        matrices = {owner: owned for owner, owned in matrices.items() if sizes[owner]}
         if not matrices:
             return
         tables = tables_of(matrices, sizes, sizes, options.size)
@@ -358,8 +358,8 @@ class FillingChannel:
             waited_s = time.perf_counter() - started
             return self._pool.write(fields)[0]
 
-        found = pipeline.complete(batch.rows, write, under_way)
-        message = {**batch.received.message, **found}
+        rows = pipeline.complete(batch.rows, write, under_way)
+        message = {**batch.received.message, **rows}
         # in the sampler's order, not with the rows at the end
         message = {key: message[key] for key in batch.order}
         return replace(
@@ -388,13 +388,13 @@ def _described(received: Received, questions: RowQuestions) -> _Unfilled:
     # one split serves features and labels of the same ids
     splits: dict[tuple[Owner, str], Split] = {}
     fields = []
-    for one in specs:
-        ids, place = message[one.ids].numpy(), (owner_of(one.kind, one.name), one.ids)
+    for spec in specs:
+        ids, place = message[spec.ids].numpy(), (owner_of(spec.kind, spec.name), spec.ids)
         # a server need not know of rows that are never requested
-        if place not in splits and ids.size and 0 not in one.shape:
+        if place not in splits and ids.size and 0 not in spec.shape:
             splits[place] = questions.by_owner(place[0], ids)
-        later = LaterRows(one.kind, one.name, ids, splits.get(place, {}), _not_here)
-        fields.append(Field(one.key, one.dtype, (ids.size, *one.shape), later))
+        later = LaterRows(spec.kind, spec.name, ids, splits.get(place, {}), _not_here)
+        fields.append(Field(spec.key, spec.dtype, (ids.size, *spec.shape), later))
     return _Unfilled(replace(received, message=message), order, keep_structure(fields))
 
 

@@ -169,7 +169,7 @@ class RemoteProducers:
             )
             for server in servers
         }  # fmt: skip
-        found: dict[int, int] = {}
+        ids: dict[int, int] = {}
         deadline = time.monotonic() + limit  # one deadline for all servers
         error: Exception | None = self._silent(answers, epoch_options.timeout_s)
         if error is not None:  # do not wait: the other servers wait for that one
@@ -177,15 +177,16 @@ class RemoteProducers:
         for server, answer in answers.items():
             try:
                 what = f"starting a producer on storage server {server}"
-                found[server] = result_of(answer, deadline - time.monotonic(), what, limit)
-            except Exception as one:  # await every response: a producer that started must be ended
-                error = error or one
+                ids[server] = result_of(answer, deadline - time.monotonic(), what, limit)
+            except Exception as failure:
+                # await every response: a producer that started must be ended
+                error = error or failure
                 answer.add_done_callback(partial(self._end_late_one, server))
         if error is not None:
             # ends them for all consumers, as no rank has begun to use them
-            self._release(found, None, is_broken=True)
+            self._release(ids, None, is_broken=True)
             raise error
-        self.ids = ByServer.of(found)
+        self.ids = ByServer.of(ids)
 
     def _silent(self, answers: dict[int, "Future[int]"], timeout_s: float) -> PeerError | None:
         """Wait for ``answers``; after ``timeout_s``, return an error if a server is stopped.
@@ -267,8 +268,8 @@ class RemoteProducers:
         replaced = self.replaced  # there, a number means another producer
         # removed before any request, so that a second call finds none
         ids, self.ids = self.ids, ByServer()
-        still = {s: p for s, p in ids.items() if s not in replaced}
-        self._release(still, consumer, is_broken, waits)
+        remaining = {s: p for s, p in ids.items() if s not in replaced}
+        self._release(remaining, consumer, is_broken, waits)
 
     def _release(
         self, ids: Mapping[int, int], consumer: int | None, is_broken: bool, waits: bool = True
@@ -361,12 +362,12 @@ class Terms:
         """Return the ranks that share a key: only ``rank`` if rank 0 sent none."""
         # most ranks share with none, and all get the same response: a group of one is made here,
         # not sent
-        found = next((one for one in self.sharing if one.key == key), None)
-        return found or Sharing(key, Runs.of([rank]), own, [])
+        known = next((sharing for sharing in self.sharing if sharing.key == key), None)
+        return known or Sharing(key, Runs.of([rank]), own, [])
 
     def place(self, rank: int) -> int:
         """Return the position of a leader, given by rank, among all leaders."""
-        before = (one.ranks.before(rank) for one in self.sharing)
+        before = (sharing.ranks.before(rank) for sharing in self.sharing)
         return rank - sum(count - 1 for count in before if count)  # each key's first is a leader
 
 
@@ -413,37 +414,39 @@ def settle(proposals: list[Proposal]) -> Terms:
     sharing = [
         Sharing(
             key, Runs.of(ranks), proposals[ranks[0]].options,
-            [one for one in ranks if proposals[one].digest != proposals[ranks[0]].digest],
+            [other for other in ranks if proposals[other].digest != proposals[ranks[0]].digest],
         )
         for key, ranks in by_key.items()
         if len(ranks) > 1
     ]  # fmt: skip
-    rows = firsts_of_machines([one.rows for one in proposals])
+    rows = firsts_of_machines([proposal.rows for proposal in proposals])
     return Terms(sharing, proposals[0].options, rows=rows)
 
 
 def _check(proposals: list[Proposal]) -> None:
     """Raise `ConfigError` if ranks differ in shared settings, or seeds would come twice."""
-    check_same_options([one.shared for one in proposals], "a loader")
+    check_same_options([proposal.shared for proposal in proposals], "a loader")
     shard = proposals[0].shared.get("shard")
     if shard == "world":
-        check_same_seeds([one.seeds for one in proposals])
+        check_same_seeds([proposal.seeds for proposal in proposals])
     elif shard == "machine":
         # the ranks of one key share its batches
-        check_each_once([one.seeds for one in proposals], [one.key for one in proposals])
+        check_each_once(
+            [proposal.seeds for proposal in proposals], [proposal.key for proposal in proposals]
+        )
 
 
 def sum_up(leaders: set[int], outcomes: list[Outcome]) -> Outcomes:
     """Return the conclusions for all ranks. Runs on rank 0."""
     producers = {
-        rank: one.producers
-        for rank, one in enumerate(outcomes)
-        if rank in leaders and one.producers is not None
+        rank: outcome.producers
+        for rank, outcome in enumerate(outcomes)
+        if rank in leaders and outcome.producers is not None
     }
     # the lowest rank's failure if there are several, so that all ranks raise the same one
-    for rank, one in enumerate(outcomes):
-        if one.failure is not None:
-            return Outcomes(producers, rank, one.failure)
+    for rank, outcome in enumerate(outcomes):
+        if outcome.failure is not None:
+            return Outcomes(producers, rank, outcome.failure)
     return Outcomes(producers)
 
 
@@ -461,12 +464,14 @@ def concatenated(inputs: Sequence[NodeSamplerInput]) -> NodeSamplerInput:
     if not inputs:
         raise ConfigError("sampler_input is an empty list: give one input per storage server")
     # a loader's seeds have one type, as positions in the whole input do not tell a type
-    types = {one.input_type for one in inputs}
+    types = {server_input.input_type for server_input in inputs}
     if len(types) > 1:
         raise ConfigError(f"the inputs of the storage servers are of several types: {types}")
-    whole = NodeSamplerInput(torch.cat([one.node.cpu() for one in inputs]), types.pop())
+    whole = NodeSamplerInput(
+        torch.cat([server_input.node.cpu() for server_input in inputs]), types.pop()
+    )
     # GLT's own class has no such attribute
-    extras = [getattr(one, "extra", None) or {} for one in inputs]
+    extras = [getattr(server_input, "extra", None) or {} for server_input in inputs]
     # sorted below, as all ranks that share a producer must get the same digest
     names = {name for extra in extras for name in extra}
     whole.extra = {

@@ -140,7 +140,7 @@ class RemoteSource:
         self._input = concatenated(inputs)
         self._active = those_of(
             self._servers,
-            {server for server, one in zip(self._servers, inputs, strict=True) if len(one)},
+            {server for server, seeds in zip(self._servers, inputs, strict=True) if len(seeds)},
         )
         self.input_len = len(self._input)
         self.num_workers: int = getattr(options, "num_workers", 1)
@@ -222,14 +222,14 @@ class RemoteSource:
         # this error
         failure = describe(outcome) if isinstance(outcome, Exception) else None
         made = ByServer.of(outcome) if isinstance(outcome, Mapping) else None
-        told = Outcome(made, failure)
-        leaders = {one.ranks[0] for one in terms.sharing}
-        found = decide_with_ranks(
-            told, world_size, Outcome, partial(sum_up, leaders), Outcomes
+        made_here = Outcome(made, failure)
+        leaders = {sharing.ranks[0] for sharing in terms.sharing}
+        outcomes = decide_with_ranks(
+            made_here, world_size, Outcome, partial(sum_up, leaders), Outcomes
         )  # fmt: skip
         if outcome is None:
-            outcome = found.producers.get(leader)
-        self._adopt(outcome, found.failure_on(self._cluster.rank, outcome), ranks, options)
+            outcome = outcomes.producers.get(leader)
+        self._adopt(outcome, outcomes.failure_on(self._cluster.rank, outcome), ranks, options)
 
     def _seeds_told(self) -> SeedSummary:
         if self._shard == "world":  # batches are assigned by number: seeds must be equal
@@ -526,8 +526,8 @@ class RemoteSource:
             "sample_seeds", limit, producer_id=self._producers.ids[server], index=index, seed=seed
         )
         what = f"a batch of {index.numel()} seeds of storage server {server}"
-        found: SampleMessage = result_of(answer, limit, what, limit)
-        return found
+        message: SampleMessage = result_of(answer, limit, what, limit)
+        return message
 
     @property
     def _channel(self) -> RemoteReceivingChannel:

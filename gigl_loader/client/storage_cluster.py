@@ -220,7 +220,7 @@ class Cluster:
         """Return the servers that have a later incarnation than this process has accepted."""
         known, made = self.incarnations, list(self.connections.items())
         over = {0, *self._former}
-        found = {
+        stale = {
             rank
             for rank, connection in made
             if connection.news.incarnation not in (known[rank], *over)
@@ -229,8 +229,8 @@ class Cluster:
         # compare as a whole first, which is quick: this runs often, and servers may be thousands
         if news.incarnations != known:
             pairs = enumerate(zip(known, news.incarnations, strict=False))
-            found |= {rank for rank, (mine, now) in pairs if mine != now and now not in over}
-        return found
+            stale |= {rank for rank, (mine, now) in pairs if mine != now and now not in over}
+        return stale
 
     def _is_elsewhere(self, rank: int) -> bool:
         """Return whether server 0 reports a server as gone or as a later incarnation."""
@@ -242,7 +242,7 @@ class Cluster:
         partitions = self.num_partitions
         # Replicas differ by multiples of the number of partitions; `server // partitions` numbers
         # them, so that the work of several lost ones goes to different replicas.
-        same = [one for one in servers if (one - server) % partitions == 0]
+        same = [replica for replica in servers if (replica - server) % partitions == 0]
         return same[server // partitions % len(same)] if same else None
 
     def stand_in(self, server: int, lost: Sequence[int]) -> int:
@@ -286,12 +286,14 @@ class Cluster:
                 self._seek([*lost, *unmet])
                 live = self._all_but(lost)
                 missing = [
-                    one for one in lost if one in wanted or self.replica_of(one, live) is None
+                    server
+                    for server in lost
+                    if server in wanted or self.replica_of(server, live) is None
                 ]
                 if self.closed or not (missing or unmet):
                     return live
-                for one in missing:
-                    self._raise_if_refused(one, began)
+                for server in missing:
+                    self._raise_if_refused(server, began)
                 # no deadline for servers to meet: after `_ATTEMPT_S`, `_meet` counts them as lost
                 if (overdue := absences.overdue(missing)) is not None:
                     raise self._why_lost(overdue)
@@ -439,8 +441,8 @@ class Cluster:
         reconnect_s: float,
     ) -> dict[int, Any]:  # fmt: skip
         """Call a method of several servers at once, as `ask_all` does; return results by server."""
-        found = self.ask_all(name, list(requests.items()), timeout_s, reconnect_s)
-        return dict(zip(requests, found, strict=True))
+        results = self.ask_all(name, list(requests.items()), timeout_s, reconnect_s)
+        return dict(zip(requests, results, strict=True))
 
     def ask_all(
         self, name: str, requests: Sequence[tuple[int, dict[str, Any]]], timeout_s: float,
@@ -462,15 +464,15 @@ class Cluster:
             ConfigError, JoinRefusedError: See `await_servers`.
             PeerTimeoutError: A server did not respond.
         """
-        found: dict[int, Any] = {}
+        results: dict[int, Any] = {}
         absences = Absences(self.renewals, reconnect_s)
-        while (error := self._ask_those_up(name, requests, timeout_s, found)) is not None:
+        while (error := self._ask_those_up(name, requests, timeout_s, results)) is not None:
             # repeated only for as long as servers may be away, as each request has its own timeout
             if absences.is_over or self.closed:
                 raise error
             time.sleep(_PAUSE_S)  # a request may be lost before its server is known to be
             self.await_servers(absences)
-        return [found[number] for number in range(len(requests))]
+        return [results[number] for number in range(len(requests))]
 
     def holders(self, timeout_s: float, reconnect_s: float = 0.0) -> list[int]:
         """Return for each partition a server that has it, spread over the compute processes.
@@ -482,10 +484,10 @@ class Cluster:
         """
         if not self._holders:
             servers: dict[int, dict[str, Any]] = {rank: {} for rank in range(self.num_servers)}
-            told = self.ask_each("get_partition_index", servers, timeout_s, reconnect_s)
+            partitions = self.ask_each("get_partition_index", servers, timeout_s, reconnect_s)
             by_part: dict[int, list[int]] = {}
             for server in servers:
-                by_part.setdefault(told[server], []).append(server)
+                by_part.setdefault(partitions[server], []).append(server)
             # every partition is there, as a lost server's replica has responded
             parts = [by_part[part] for part in range(len(by_part))]
             self._holders = [same[self.rank % len(same)] for same in parts]
@@ -493,14 +495,14 @@ class Cluster:
 
     def _ask_those_up(
         self, name: str, requests: Sequence[tuple[int, dict[str, Any]]], timeout_s: float,
-        found: dict[int, Any],
+        results: dict[int, Any],
     ) -> GiglLoaderError | None:  # fmt: skip
-        """Put missing responses into ``found``; return an error if some servers are lost."""
+        """Put missing responses into ``results``; return an error if some servers are lost."""
         asked: dict[int, tuple[ServerConnection, Future[Any]]] = {}
         lost = self.lost
         for number, (server, arguments) in enumerate(requests):
             # all are called before waiting for the first
-            if number not in found:
+            if number not in results:
                 connection = self.connection(self.stand_in(server, lost))
                 asked[number] = connection, connection.call(name, timeout_s, **arguments)
         deadline = time.monotonic() + timeout_s  # one deadline for all servers
@@ -508,7 +510,7 @@ class Cluster:
         for number, (connection, answer) in asked.items():
             what = f"{name} on storage server {connection.rank}"
             try:
-                found[number] = result_of(answer, deadline - time.monotonic(), what, timeout_s)
+                results[number] = result_of(answer, deadline - time.monotonic(), what, timeout_s)
             except GiglLoaderError as error:
                 # a server that raised an error would do so again; other pending requests end at
                 # `timeout_s`

@@ -41,8 +41,8 @@ def check_padding(model: Callable[[Any], Any], batch: Data | HeteroData) -> None
         raise ConfigError("check_padding takes a batch of a loader with pad=, and got another one")
     device = masks[0].device
     own, other = _layers(model, batch, device), _layers(model, _with_other_dead(batch), device)
-    for at, ((name, one), (_, changed)) in enumerate(zip(own, other, strict=True)):
-        pairs = zip(_tensors(one), _tensors(changed), strict=True)
+    for at, ((name, output), (_, changed)) in enumerate(zip(own, other, strict=True)):
+        pairs = zip(_tensors(output), _tensors(changed), strict=True)
         if any(_differ(*pair, masks, is_last=at == len(own) - 1) for pair in pairs):
             raise ConfigError(
                 f"this model cannot take padding: dead nodes and edges change what {name} gives "
@@ -53,10 +53,10 @@ def check_padding(model: Callable[[Any], Any], batch: Data | HeteroData) -> None
 
 def _layers(model: Callable[[Any], Any], batch: Any, device: torch.device) -> list[tuple[str, Any]]:
     """Return (name, output) of each layer in the order in which they end; the model is last."""
-    found: list[tuple[str, Any]] = []
+    outputs: list[tuple[str, Any]] = []
 
     def note(name: str) -> Callable[..., None]:
-        return lambda layer, given, output: found.append(
+        return lambda layer, given, output: outputs.append(
             (f"the layer {name!r} ({type(layer).__name__})", output)
         )
 
@@ -68,13 +68,13 @@ def _layers(model: Callable[[Any], Any], batch: Any, device: torch.device) -> li
                 if name:
                     layer.register_forward_hook(note(name))
         output = trial(batch)
-    return [*found, ("the model", output)]
+    return [*outputs, ("the model", output)]
 
 
 def _with_other_dead(batch: Any) -> Any:
     """Return a copy with other features, and ids of real ones, at dead places."""
-    found = copy.copy(batch)
-    for store in found.stores:
+    copied = copy.copy(batch)
+    for store in copied.stores:
         for name, value in list(store.items()):
             mask = _mask_of(store, name, value)
             if mask is None or not (value.is_floating_point() or name in _IDS):
@@ -82,7 +82,7 @@ def _with_other_dead(batch: Any) -> Any:
             changed = value.clone()
             changed[~mask] = value.max() if name in _IDS else _OTHER
             store[name] = changed
-    return found
+    return copied
 
 
 def _mask_of(store: Any, name: str, value: Any) -> Tensor | None:
@@ -91,8 +91,8 @@ def _mask_of(store: Any, name: str, value: Any) -> Tensor | None:
         return None
     for mask, is_of in ((NODE_MASK, "is_node_attr"), (EDGE_MASK, "is_edge_attr")):
         if mask in store and value.size(0) == store[mask].numel() and getattr(store, is_of)(name):
-            found: Tensor = store[mask]
-            return found
+            values: Tensor = store[mask]
+            return values
     return None
 
 
@@ -102,17 +102,17 @@ def _tensors(output: Any) -> Iterator[Tensor]:
         if output.is_floating_point():
             yield output
     elif isinstance(output, dict | list | tuple):
-        for one in output.values() if isinstance(output, dict) else output:
-            yield from _tensors(one)
+        for part in output.values() if isinstance(output, dict) else output:
+            yield from _tensors(part)
 
 
-def _differ(one: Tensor, other: Tensor, masks: Iterable[Tensor], *, is_last: bool) -> bool:
-    rows = one.size(0) if one.dim() else 0
+def _differ(output: Tensor, other: Tensor, masks: Iterable[Tensor], *, is_last: bool) -> bool:
+    rows = output.size(0) if output.dim() else 0
     # Real rows come first. If nodes and edges are equally many, those that both have are compared.
     real = min((int(mask.sum()) for mask in masks if mask.numel() == rows), default=None)
     if real is None and not is_last:
         return False  # what convolutions have for messages, and for their loops
     return not torch.allclose(
-        one[:real] if one.dim() else one, other[:real] if one.dim() else other,
+        output[:real] if output.dim() else output, other[:real] if output.dim() else other,
         rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True,
     )  # fmt: skip

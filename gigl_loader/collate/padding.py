@@ -84,52 +84,52 @@ def padded(
             that number, which comes after those of all seeds.
         of_edges: Further attributes of edges, not nodes, in a homogeneous message.
     """
-    found = dict(message)
+    longer = dict(message)
     dead = {}
     for node_type, size in shape.nodes.items():
         real = message[key(NODE, node_type)].size(0)
         dead[node_type] = range(real, size)
         for name in node_fields(message, node_type, of_edges):
-            found[name] = _longer(message[name], size)
+            longer[name] = _longer(message[name], size)
         if (tree := key(TREE, node_type)) in message:
-            found[tree] = _longer(message[tree], size, fill=num_trees)
-        _count_dead(found, key(NODES_PER_HOP, node_type), size - real)
-        _mark(found, node_type, NODE_MASK, message[key(NODE, node_type)], real, size)
+            longer[tree] = _longer(message[tree], size, fill=num_trees)
+        _count_dead(longer, key(NODES_PER_HOP, node_type), size - real)
+        _mark(longer, node_type, NODE_MASK, message[key(NODE, node_type)], real, size)
         if (seeds := _num_seeds(message, node_type)) is not None:
-            _mark(found, node_type, SEED_MASK, message[key(NODE, node_type)], seeds, size)
+            _mark(longer, node_type, SEED_MASK, message[key(NODE, node_type)], seeds, size)
     for edge_type, size in shape.edges.items():
         links = message[key(EDGE_INDEX, edge_type)]
         ends = (None, None) if edge_type is None else (edge_type[0], edge_type[2])
-        found[key(EDGE_INDEX, edge_type)] = _with_dead_edges(
+        longer[key(EDGE_INDEX, edge_type)] = _with_dead_edges(
             links, size, dead[ends[0]], dead[ends[1]]
         )
         for name in edge_fields(message, edge_type, of_edges):
-            found[name] = _longer(message[name], size)
-        _count_dead(found, key(EDGES_PER_HOP, edge_type), size - links.size(1))
-        _mark(found, edge_type, EDGE_MASK, links, links.size(1), size, of_nodes=False)
-    return found
+            longer[name] = _longer(message[name], size)
+        _count_dead(longer, key(EDGES_PER_HOP, edge_type), size - links.size(1))
+        _mark(longer, edge_type, EDGE_MASK, links, links.size(1), size, of_nodes=False)
+    return longer
 
 
 def node_fields(
     message: SampleMessage, node_type: NodeType | None, of_edges: Container[str] = ()
 ) -> list[str]:
     """Return the keys of a message with a row for each node of a type; see `padded`."""
-    own = [name for name in (key(one, node_type) for one in _NODE_ROWS) if name in message]
+    built_in = [name for name in (key(field, node_type) for field in _NODE_ROWS) if name in message]
     further = _further(message, node_type)
     if node_type is None:
         further = [name for name in further if name[len(ATTRIBUTE) :] not in of_edges]
-    return own + further
+    return built_in + further
 
 
 def edge_fields(
     message: SampleMessage, edge_type: EdgeType | None, of_edges: Container[str] = ()
 ) -> list[str]:
     """Return the keys of a message with a row for each edge of a type, except the edges."""
-    own = [name for name in (key(one, edge_type) for one in _EDGE_ROWS) if name in message]
+    built_in = [name for name in (key(field, edge_type) for field in _EDGE_ROWS) if name in message]
     further = _further(message, edge_type)
     if edge_type is None:
         further = [name for name in further if name[len(ATTRIBUTE) :] in of_edges]
-    return own + further
+    return built_in + further
 
 
 def _further(message: SampleMessage, graph_type: NodeType | EdgeType | None) -> list[str]:
@@ -140,23 +140,23 @@ def _further(message: SampleMessage, graph_type: NodeType | EdgeType | None) -> 
 def _longer(rows: Tensor, size: int, fill: int = 0) -> Tensor:
     """Return ``rows`` with rows of ``fill`` behind them, ``size`` in all."""
     # Written once: zeros for all of them first would be a second pass over the real ones.
-    found = rows.new_empty(size, *rows.shape[1:])
-    found[: rows.size(0)] = rows
-    found[rows.size(0) :] = fill
-    return found
+    longer = rows.new_empty(size, *rows.shape[1:])
+    longer[: rows.size(0)] = rows
+    longer[rows.size(0) :] = fill
+    return longer
 
 
 def _with_dead_edges(links: Tensor, size: int, sources: range, destinations: range) -> Tensor:
     """Return ``[2, size]``: the edges, then dead ones between dead nodes."""
     real = links.size(1)
-    found = links.new_empty(2, size)
-    found[:, :real] = links
+    edges = links.new_empty(2, size)
+    edges[:, :real] = links
     # Spread over the dead nodes: at a single node they would wait for each other if sums are
     # atomic. Within one type, the target is the next dead node, so that no dead edge is a loop.
     place = torch.arange(size - real, device=links.device)
-    found[0, real:] = sources.start + place % len(sources)
-    found[1, real:] = destinations.start + (place + 1) % len(destinations)
-    return found
+    edges[0, real:] = sources.start + place % len(sources)
+    edges[1, real:] = destinations.start + (place + 1) % len(destinations)
+    return edges
 
 
 def _count_dead(message: SampleMessage, name: str, dead: int) -> None:
@@ -207,7 +207,7 @@ def padding_sizes(batches: Iterable[Any], *, share: float = 0.99) -> dict[str, A
     most = _largest(counts)
     # A batch counts by its largest type: without the batches that are largest by that, the others
     # fit all together, which quantiles of each type would not ensure.
-    counts.sort(key=lambda one: max(n / max(most[name], 1) for name, n in one.items()))
+    counts.sort(key=lambda sizes: max(n / max(most[name], 1) for name, n in sizes.items()))
     kept = _largest(counts[: max(math.ceil(share * len(counts)), 1)])
     nodes = {name: _rounded(n + LEAST_DEAD) for (kind, name), n in kept.items() if kind == "nodes"}
     edges = {name: _rounded(n) for (kind, name), n in kept.items() if kind == "edges"}
@@ -237,7 +237,7 @@ def _real(store: Any, mask: str, count: int) -> int:
 
 
 def _largest(counts: list[_Counts]) -> _Counts:
-    return {name: max(one[name] for one in counts) for name in counts[0]}
+    return {name: max(sizes[name] for sizes in counts) for name in counts[0]}
 
 
 def _rounded(count: int) -> int:

@@ -210,7 +210,7 @@ def with_widened_features(message: SampleMessage) -> SampleMessage:
     if not scales:
         return message
     kept = {name: value for name, value in message.items() if not name.startswith(SCALES)}
-    return {**kept, **{name: widened(kept[name], some) for name, some in scales.items()}}
+    return {**kept, **{name: widened(kept[name], scale) for name, scale in scales.items()}}
 
 
 Labels = Tensor | dict[int, Tensor]
@@ -236,12 +236,12 @@ def add_labels(
         ConfigError: The message has no positives: another sampler made it.
     """
     for sign, attribute in _ATTRIBUTES.items():
-        found = {}
+        labels = {}
         for edge_type in supervision:
             name = label_column(sign, edge_type)
             if LABEL_LINKS + name in message:
                 links, counts = message[LABEL_LINKS + name], message[LABEL_COUNTS + name]
-                found[edge_type] = links if as_edge_index else by_anchor(links, counts)
+                labels[edge_type] = links if as_edge_index else by_anchor(links, counts)
             # Every anchor sampler writes positives, even if a batch has none; negatives are
             # written only if the user gave some.
             elif sign == POSITIVE:
@@ -249,8 +249,8 @@ def add_labels(
                     f"the sampler gave no positives of {edge_type}: a sampler of your own for a "
                     "DistABLPLoader needs the roots gigl_loader.sampler.anchors.AnchorRoots"
                 )
-        if found:
-            data[attribute] = found if len(supervision) > 1 else next(iter(found.values()))
+        if labels:
+            data[attribute] = labels if len(supervision) > 1 else next(iter(labels.values()))
 
 
 def by_anchor(links: Tensor, counts: Tensor) -> dict[int, Tensor]:
@@ -356,38 +356,38 @@ def transformed(
         ConfigError: It returned something else, or a node or edge that was not sampled.
     """
     if not int(message[IS_HETERO]):
-        found = _checked(transform(_output(message)), transform, SamplerOutput)
+        output = _checked(transform(_output(message)), transform, SamplerOutput)
         changed = dict(message)
         rows = node_fields(message, None, of_edges), edge_fields(message, None, of_edges)
-        _change_nodes(changed, None, found.node, found.batch, found.num_sampled_nodes, rows[0])
-        ends = (found.row, found.col)
-        _change_edges(changed, None, ends, found.edge, found.num_sampled_edges, rows[1])
+        _change_nodes(changed, None, output.node, output.batch, output.num_sampled_nodes, rows[0])
+        ends = (output.row, output.col)
+        _change_edges(changed, None, ends, output.edge, output.num_sampled_edges, rows[1])
         return changed
     given = _hetero_output(message, node_types, edge_types)
-    found = _checked(transform(given), transform, HeteroSamplerOutput)
+    output = _checked(transform(given), transform, HeteroSamplerOutput)
     # A copy of the dict alone: tensors that the transform did not change stay shared with the
     # message, and the message stays whole for its other holders.
     changed = dict(message)
     for name in node_types:
-        trees, counts = (found.batch or {}).get(name), (found.num_sampled_nodes or {}).get(name)
-        _change_nodes(changed, name, found.node[name], trees, counts, node_fields(message, name))
+        trees, counts = (output.batch or {}).get(name), (output.num_sampled_nodes or {}).get(name)
+        _change_nodes(changed, name, output.node[name], trees, counts, node_fields(message, name))
     for edge_type in edge_types:
-        ids, counts = (found.edge or {}), (found.num_sampled_edges or {})
-        ends = (found.row[edge_type], found.col[edge_type])
+        ids, counts = (output.edge or {}), (output.num_sampled_edges or {})
+        ends = (output.row[edge_type], output.col[edge_type])
         rows_of = edge_fields(message, edge_type)
         _change_edges(changed, edge_type, ends, ids.get(edge_type), counts.get(edge_type), rows_of)
     return changed
 
 
-def _checked(found: Any, transform: Transform, wanted: type) -> Any:
+def _checked(output: Any, transform: Transform, wanted: type) -> Any:
     what = f"the {wanted.__name__} that it was given, or one like it"
-    found = returned(found, "transform_sampler_output=", transform, what)
-    if not isinstance(found, wanted):
+    output = returned(output, "transform_sampler_output=", transform, what)
+    if not isinstance(output, wanted):
         raise ConfigError(
             f"transform_sampler_output= {name_of(transform)} must return {what}, got "
-            f"{type(found).__name__}"
+            f"{type(output).__name__}"
         )
-    return found
+    return output
 
 
 def _output(message: SampleMessage) -> SamplerOutput:
@@ -412,22 +412,22 @@ def _hetero_output(
     # PyG tells "no ids" and "no trees" by None and would take an empty dict for ids of no type.
     links = edges(EDGE_INDEX)
     return HeteroSamplerOutput(
-        nodes(NODE), {t: one[0] for t, one in links.items()},
-        {t: one[1] for t, one in links.items()}, edges(EDGE) or None, batch=nodes(TREE) or None,
-        num_sampled_nodes={t: one.tolist() for t, one in nodes(NODES_PER_HOP).items()},
-        num_sampled_edges={t: one.tolist() for t, one in edges(EDGES_PER_HOP).items()},
+        nodes(NODE), {t: ends[0] for t, ends in links.items()},
+        {t: ends[1] for t, ends in links.items()}, edges(EDGE) or None, batch=nodes(TREE) or None,
+        num_sampled_nodes={t: counts.tolist() for t, counts in nodes(NODES_PER_HOP).items()},
+        num_sampled_edges={t: counts.tolist() for t, counts in edges(EDGES_PER_HOP).items()},
         metadata=_metadata(message),
     )  # fmt: skip
 
 
 def _metadata(message: SampleMessage) -> tuple[Tensor | None, Tensor | None]:
     """Return (input ids, times of the seeds), as in PyG."""
-    found = []
+    values = []
     # Seeds are of one type, so at most one key ends with either name.
     for field in (INPUT_ID, SEED_TIME):
         names = [name for name in message if name == field or name.endswith("." + field)]
-        found.append(message[names[0]] if names else None)
-    return found[0], found[1]
+        values.append(message[names[0]] if names else None)
+    return values[0], values[1]
 
 
 def _change_nodes(

@@ -115,8 +115,8 @@ class _Whole:
 
     def part(self, start: int, stop: int) -> SampleMessage:
         """Return the batch of the seeds from ``start`` to ``stop`` alone."""
-        found = dict(self._message)
-        roots = (self._edges if self._layout.of_edges else self._nodes)(found, start, stop)
+        part = dict(self._message)
+        roots = (self._edges if self._layout.of_edges else self._nodes)(part, start, stop)
         labels = _PartLabels({name: self._message[key(NODE, name)] for name in self._shape.nodes})
         for node_type, old in roots:
             labels.add(node_type, old)
@@ -124,22 +124,22 @@ class _Whole:
         for name, counts in nodes_per_hop.items():
             chosen = labels.chosen(name)
             for field in node_fields(self._message, name, self._attributes_of_edges):
-                found[field] = self._message[field].index_select(0, chosen)
-            found[key(NODES_PER_HOP, name)] = torch.tensor(counts)
-            if (tree := key(TREE, name)) in found:
-                found[tree] = self._trees(start, stop)[found[tree].index_select(0, chosen)]
+                part[field] = self._message[field].index_select(0, chosen)
+            part[key(NODES_PER_HOP, name)] = torch.tensor(counts)
+            if (tree := key(TREE, name)) in part:
+                part[tree] = self._trees(start, stop)[part[tree].index_select(0, chosen)]
         for edge_type, hops in taken.items():
             src, dst = _ends(edge_type)
             chosen = torch.cat(hops) if hops else self._links[edge_type].new_empty(0)
             links = self._links[edge_type][:, chosen]
-            found[key(EDGE_INDEX, edge_type)] = torch.stack(
+            part[key(EDGE_INDEX, edge_type)] = torch.stack(
                 [labels.new[src][links[0]], labels.new[dst][links[1]]]
             )
             for field in edge_fields(self._message, edge_type, self._attributes_of_edges):
-                found[field] = self._message[field].index_select(0, chosen)
-            found[key(EDGES_PER_HOP, edge_type)] = torch.tensor([one.numel() for one in hops])
-        self._rename(found, labels.new)
-        return found
+                part[field] = self._message[field].index_select(0, chosen)
+            part[key(EDGES_PER_HOP, edge_type)] = torch.tensor([hop.numel() for hop in hops])
+        self._rename(part, labels.new)
+        return part
 
     # -- the neighbourhood -------------------------------------------------------------------------
 
@@ -157,10 +157,10 @@ class _Whole:
                 start, stop = frontier[dst]
                 targets = labels.new[dst][self._links[edge_type][1]]
                 # By node, and within a node as drawn: the order of a separately sampled batch.
-                there = torch.nonzero((targets >= start) & (targets < stop)).squeeze(1)
-                there = there[targets[there].argsort(stable=True)]
-                taken[edge_type].append(there)
-                labels.add(src, self._links[edge_type][0, there])
+                chosen = torch.nonzero((targets >= start) & (targets < stop)).squeeze(1)
+                chosen = chosen[targets[chosen].argsort(stable=True)]
+                taken[edge_type].append(chosen)
+                labels.add(src, self._links[edge_type][0, chosen])
             for name, (_, stop) in frontier.items():
                 frontier[name] = (stop, labels.count(name))
                 counts[name].append(labels.count(name) - stop)
@@ -179,27 +179,27 @@ class _Whole:
             trees = whole[(links[0] if links.dim() == 2 else links)[start:stop]]
         else:
             trees = whole[start:stop]  # seeds are the first nodes of their type
-        found = trees.new_full((layout.count(message),), stop - start)
+        numbers = trees.new_full((layout.count(message),), stop - start)
         # A tree of several seeds has the number of its first one.
         places = torch.arange(stop - start, device=trees.device)
-        return found.scatter_reduce(0, trees, places, "amin")
+        return numbers.scatter_reduce(0, trees, places, "amin")
 
     # -- values of seeds ---------------------------------------------------------------------------
 
-    def _nodes(self, found: SampleMessage, start: int, stop: int) -> _RootLabels:
+    def _nodes(self, part: SampleMessage, start: int, stop: int) -> _RootLabels:
         """Cut the values of seeds that are nodes; return the roots of the part."""
         layout = self._layout
         for name in (BATCH, INPUT_ID, SEED_TIME):
-            if (field := key(name, layout.input_type)) in found:
-                found[field] = found[field][start:stop]
+            if (field := key(name, layout.input_type)) in part:
+                part[field] = part[field][start:stop]
         seeds = self._message[key(NODE, layout.input_type)]
         roots: _RootLabels = [(layout.input_type, torch.arange(start, stop, device=seeds.device))]
         for name, edge_type in self._labels():
-            links, counts = found[LABEL_LINKS + name], found[LABEL_COUNTS + name]
-            here = (links[0] >= start) & (links[0] < stop)
-            found[LABEL_LINKS + name] = links[:, here]
-            found[LABEL_COUNTS + name] = counts[start:stop]
-            roots.append((edge_type[2] if layout.typed else None, links[1, here]))
+            links, counts = part[LABEL_LINKS + name], part[LABEL_COUNTS + name]
+            is_kept = (links[0] >= start) & (links[0] < stop)
+            part[LABEL_LINKS + name] = links[:, is_kept]
+            part[LABEL_COUNTS + name] = counts[start:stop]
+            roots.append((edge_type[2] if layout.typed else None, links[1, is_kept]))
         return roots
 
     def _labels(self) -> Iterator[tuple[str, EdgeType]]:
@@ -209,23 +209,23 @@ class _Whole:
                 if LABEL_LINKS + name in self._message:
                     yield name, edge_type
 
-    def _edges(self, found: SampleMessage, start: int, stop: int) -> _RootLabels:
+    def _edges(self, part: SampleMessage, start: int, stop: int) -> _RootLabels:
         """Cut the values of seed edges and their negatives; return the roots of the part."""
-        layout, links = self._layout, found[EDGE_LABEL_INDEX]
-        count = layout.count(found)
+        layout, links = self._layout, part[EDGE_LABEL_INDEX]
+        count = layout.count(part)
         columns = self._columns(links, count, start, stop)
         for name in (EDGE_LABEL, EDGE_INPUT_ID, EDGE_TIME):
-            if name in found:
+            if name in part:
                 # Times of pairs include negatives; all else is for the seed edges alone.
-                of_pairs = found[name].size(0) > count
-                found[name] = found[name][columns if of_pairs else slice(start, stop)]
-        found[EDGE_LABEL_INDEX] = links[..., columns]
+                of_pairs = part[name].size(0) > count
+                part[name] = part[name][columns if of_pairs else slice(start, stop)]
+        part[EDGE_LABEL_INDEX] = links[..., columns]
         if layout.triplets:
             num = stop - start
-            src, dst, negative = found[EDGE_LABEL_INDEX].tensor_split((num, 2 * num))
+            src, dst, negative = part[EDGE_LABEL_INDEX].tensor_split((num, 2 * num))
             return [(layout.input_type, src), (layout.other_type, dst),
                     (layout.other_type, negative)]  # fmt: skip
-        src, dst = found[EDGE_LABEL_INDEX]
+        src, dst = part[EDGE_LABEL_INDEX]
         num = stop - start
         return [
             (layout.input_type, src[:num]), (layout.other_type, dst[:num]),
@@ -234,31 +234,31 @@ class _Whole:
 
     def _columns(self, links: Tensor, count: int, start: int, stop: int) -> Tensor:
         """Return the columns of ``EDGE_LABEL_INDEX`` for the seed edges of the part."""
-        own = torch.arange(start, stop, device=links.device)
+        seeds = torch.arange(start, stop, device=links.device)
         if self._layout.triplets:
             amount = links.size(0) // count - 2
             negatives = torch.arange(start * amount, stop * amount, device=links.device)
-            return torch.cat([own, count + own, 2 * count + negatives])
+            return torch.cat([seeds, count + seeds, 2 * count + negatives])
         # Negative k belongs to seed edge k, counted cyclically.
         negatives = torch.arange(links.size(1) - count, device=links.device)
         owner = negatives % count
-        return torch.cat([own, count + negatives[(owner >= start) & (owner < stop)]])
+        return torch.cat([seeds, count + negatives[(owner >= start) & (owner < stop)]])
 
-    def _rename(self, found: SampleMessage, new: dict[NodeType | None, Tensor]) -> None:
+    def _rename(self, part: SampleMessage, new: dict[NodeType | None, Tensor]) -> None:
         """Let seeds, edges to predict and labels name nodes of the part."""
         layout = self._layout
         if layout.of_edges:
-            links = found[EDGE_LABEL_INDEX]
+            links = part[EDGE_LABEL_INDEX]
             src, dst = new[layout.input_type], new[layout.other_type]
             if layout.triplets:
-                num = found[EDGE_INPUT_ID].size(0)
-                found[EDGE_LABEL_INDEX] = torch.cat([src[links[:num]], dst[links[num:]]])
+                num = part[EDGE_INPUT_ID].size(0)
+                part[EDGE_LABEL_INDEX] = torch.cat([src[links[:num]], dst[links[num:]]])
             else:
-                found[EDGE_LABEL_INDEX] = torch.stack([src[links[0]], dst[links[1]]])
+                part[EDGE_LABEL_INDEX] = torch.stack([src[links[0]], dst[links[1]]])
         for name, edge_type in self._labels():
-            anchors, others = found[LABEL_LINKS + name]
+            anchors, others = part[LABEL_LINKS + name]
             end = edge_type[2] if layout.typed else None
-            found[LABEL_LINKS + name] = torch.stack(
+            part[LABEL_LINKS + name] = torch.stack(
                 [new[layout.input_type][anchors], new[end][others]]
             )
 

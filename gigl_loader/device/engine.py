@@ -198,10 +198,10 @@ class _Transfer:
         return type(values)(*moved) if hasattr(values, "_fields") else type(values)(moved)
 
     def _cast_of(self, key: Any, inherited: torch.dtype | None) -> torch.dtype | None:
-        found = self.cast.get(key)
-        if found is None and isinstance(key, str):  # messages: "<type>.<name>"
-            found = self.cast.get(key.rpartition(".")[2])
-        return inherited if found is None else found
+        dtype = self.cast.get(key)
+        if dtype is None and isinstance(key, str):  # messages: "<type>.<name>"
+            dtype = self.cast.get(key.rpartition(".")[2])
+        return inherited if dtype is None else dtype
 
     def _foreign(self, value: Any) -> Any:
         # e.g. a SparseTensor: it cannot be recorded on a stream, so the consumer's stream copies it

@@ -27,19 +27,21 @@ class LentTensors:
         event: From `DeviceMemory.mark`, behind the work that writes them; None: it is done.
     """
 
-    def __init__(self, found: dict[str, Tensor], memory: "DeviceMemory", event: Any = None) -> None:
-        self._found, self._memory, self._event = found, memory, event
+    def __init__(
+        self, tensors: dict[str, Tensor], memory: "DeviceMemory", event: Any = None
+    ) -> None:
+        self._tensors, self._memory, self._event = tensors, memory, event
 
     @property
     def nbytes(self) -> int:
         """Total bytes."""
-        return sum(one.nbytes for one in self._found.values())
+        return sum(tensor.nbytes for tensor in self._tensors.values())
 
     def lent(self) -> dict[str, Tensor]:
         """Return them, for use on the stream that is current in the calling thread."""
         self._memory.follow(self._event)
-        self._memory.lend(self._found.values())
-        return self._found
+        self._memory.lend(self._tensors.values())
+        return self._tensors
 
 
 class DeviceMemory:

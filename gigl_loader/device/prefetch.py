@@ -393,11 +393,11 @@ class DevicePrefetcher(Generic[T]):
     def __getattr__(self, name: str) -> Any:
         if name == "loader":  # not set yet: being unpickled or copied
             raise AttributeError(name)
-        found = getattr(self.loader, name)
+        value = getattr(self.loader, name)
         # After the loader was asked: if it lacks the method, so does this object, and ``hasattr``
         # is right.
-        own = {"state_dict": self._state_dict, "load_state_dict": self._load_state_dict}
-        return own.get(name, found)
+        wrapped = {"state_dict": self._state_dict, "load_state_dict": self._load_state_dict}
+        return wrapped.get(name, value)
 
     def _state_dict(self) -> Any:
         return self.loader.state_dict() if self._state is None else self._state  # type: ignore[attr-defined]

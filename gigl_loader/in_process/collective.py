@@ -96,8 +96,8 @@ class Packing:
         # The header has the types and shapes of the arrays, so its own length goes before it.
         header, arrays = codec.encode(value, method)
         start = len(header).to_bytes(_WORD, "little") + header
-        for one in (np.frombuffer(start, np.uint8), *arrays):
-            self.add(one.dtype.name, one.shape, partial(np.copyto, src=one))
+        for array in (np.frombuffer(start, np.uint8), *arrays):
+            self.add(array.dtype.name, array.shape, partial(np.copyto, src=array))
 
     def write(self, memory: Array) -> None:
         """Write all of them to ``[nbytes]`` uint8."""
@@ -117,8 +117,8 @@ class PieceReader:
     def array(self, dtype: Any, shape: tuple[int, ...]) -> Array:
         """Return an array that was sent as a separate piece."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        found: Array = self._take(nbytes, align(nbytes)).view(dtype).reshape(shape)
-        return found
+        array: Array = self._take(nbytes, align(nbytes)).view(dtype).reshape(shape)
+        return array
 
     def read(self) -> tuple[str, Any, list[Array]]:
         """Return (method, body, arrays) for `codec.decode`."""
@@ -128,14 +128,14 @@ class PieceReader:
         return method, body, [self.array(spec.dtype, spec.shape) for spec in specs]
 
     def _take(self, nbytes: int, step: int) -> Array:
-        found: Array = self._data[self._at : self._at + nbytes]
-        if found.nbytes != nbytes:
+        piece: Array = self._data[self._at : self._at + nbytes]
+        if piece.nbytes != nbytes:
             raise ProtocolError(
-                f"{nbytes} bytes were expected of another rank, {found.nbytes} are left of "
+                f"{nbytes} bytes were expected of another rank, {piece.nbytes} are left of "
                 f"{self._data.nbytes}: ranks differ in version, or in the types of their features"
             )
         self._at += step
-        return found
+        return piece
 
 
 class CollectiveCall(Generic[T]):
@@ -220,9 +220,9 @@ class CollectivePeers:
             # a group of its own: the trainer's collectives go on in another thread meanwhile
             self.group = self.new_group(host_backend())
         # All ranks receive the same list, so all of them raise or none does.
-        told = self._gather([view.partition_idx, *own_place()])
-        held = [part for part, _, _ in told]
-        places = [(pid, machine) for _, pid, machine in told]
+        members = self._gather([view.partition_idx, *own_place()])
+        held = [part for part, _, _ in members]
+        places = [(pid, machine) for _, pid, machine in members]
         self._watch = RankWatch(self.group.group_name, places, self.rank)
         holders = holders_of(view.num_partitions, held)
         # If several ranks hold one partition, requests are spread over them.
@@ -267,9 +267,11 @@ class CollectivePeers:
 
         Collective. Returns the same from each rank; ids are read before any other exchange.
         """
-        sent, lengths = self._filled([[(one, _ROWS) for one in some] for some in asked], _question)
-        told = self._swap_words([list(pair) for pair in zip(lengths, expected, strict=True)])
-        got = self._swap("questions", sent, [length for length, _ in told], lengths)
+        sent, lengths = self._filled(
+            [[(request, _ROWS) for request in requests] for requests in asked], _question
+        )
+        sizes = self._swap_words([list(pair) for pair in zip(lengths, expected, strict=True)])
+        got = self._swap("questions", sent, [length for length, _ in sizes], lengths)
         read = [
             [
                 codec.decode(body, arrays, RowsRequest[Array])
@@ -277,7 +279,7 @@ class CollectivePeers:
             ]
             for data in got
         ]
-        return [(some, nbytes) for some, (_, nbytes) in zip(read, told, strict=True)]
+        return [(requests, nbytes) for requests, (_, nbytes) in zip(read, sizes, strict=True)]
 
     def check(self, error: AnswerFailedError | None) -> None:
         """Tell the others whether this rank could respond. Collective.
@@ -286,10 +288,10 @@ class CollectivePeers:
             AnswerFailedError: ``error``.
             RankFailedError: Another rank could not.
         """
-        told = self._gather([int(error is not None)])
+        failures = self._gather([int(error is not None)])
         if error is not None:
             raise error
-        if failed := [rank for rank, (failed,) in enumerate(told) if failed]:
+        if failed := [rank for rank, (failed,) in enumerate(failures) if failed]:
             raise RankFailedError(failed[0])
 
     def agree(self, epoch: int, num_batches: int) -> int:
@@ -301,7 +303,7 @@ class CollectivePeers:
         # Requests of an abandoned epoch, whose responses nobody reads.
         self._asked, self._kept = self._nothing(), 0
         known = self._gather([epoch, num_batches])
-        epochs = [one for one, _ in known]
+        epochs = [begun for begun, _ in known]
         if len(set(epochs)) > 1:
             raise ConfigError(
                 f'exchange="collective" needs all ranks in the same epoch, they start {epochs}: '
@@ -311,7 +313,7 @@ class CollectivePeers:
 
     def least(self, number: int) -> int:
         """Return the least ``number`` of all ranks."""
-        return min(one for (one,) in self._gather([number]))
+        return min(count for (count,) in self._gather([number]))
 
     def most(self, numbers: list[int]) -> list[int]:
         """Return the largest of all ranks for each of ``numbers``; all have as many."""
@@ -331,7 +333,7 @@ class CollectivePeers:
             PeerError: A rank ended.
             PeerTimeoutError: A rank did not come in time.
         """
-        return [one.words for one in self._meet([0] * self.size, WORKING, words=words)]
+        return [answer.words for answer in self._meet([0] * self.size, WORKING, words=words)]
 
     def finish(self, state: int) -> bool:
         """Respond until every rank has its batch; return whether all abandoned the epoch."""
@@ -340,7 +342,7 @@ class CollectivePeers:
             # All ranks see the same states, so all leave after the same round.
             states = self.round(state)
             if WORKING not in states:
-                return all(one == BROKEN_OFF for one in states)
+                return all(rank_state == BROKEN_OFF for rank_state in states)
 
     def fail(self, rank: int) -> None:
         """Tell the others that ``rank`` raised; their next round, or this one, is their last."""
@@ -360,12 +362,12 @@ class CollectivePeers:
         asked, self._asked = self._asked, self._nothing()
         questions = ((call.question for call in calls) for calls in asked)
         sent, lengths = self._filled(questions, _question)
-        told = self._meet(lengths, state)
+        answers = self._meet(lengths, state)
         # By the totals, which are the same on all ranks: with its own requests only, one rank would
         # go on to the exchange, and another one not.
-        if any(one.total for one in told):
-            self._exchange(asked, sent, lengths, [one.nbytes for one in told])
-        return [one.state for one in told]
+        if any(answer.total for answer in answers):
+            self._exchange(asked, sent, lengths, [answer.nbytes for answer in answers])
+        return [answer.state for answer in answers]
 
     def close(self) -> None:
         """Release its groups."""
@@ -386,16 +388,16 @@ class CollectivePeers:
         # of one length in every round: a rank that fails does not know which one it replaces
         for row, own in zip(rows, words or [[]] * self.size, strict=True):
             row += own + [0] * (self._num_words - len(own))
-        told = [
+        answers = [
             _Told(nbytes, state_there, total, failed_rank, rest)
             for nbytes, state_there, total, failed_rank, *rest in self._swap_words(rows)
         ]
         self.rounds += 1
         if state != FAILED:
-            for one in told:
-                if one.state == FAILED:
-                    raise RankFailedError(one.failed)
-        return told
+            for answer in answers:
+                if answer.state == FAILED:
+                    raise RankFailedError(answer.failed)
+        return answers
 
     def _exchange(
         self, asked: list[list[CollectiveCall[Any]]], sent: Array, lengths: list[int],
@@ -406,13 +408,17 @@ class CollectivePeers:
         sent, lengths, error = self._answers(questions)
         # Lengths and failures in one exchange. A rank that failed sends 0 bytes to each, and still
         # takes part in this exchange: the others are waiting in it.
-        told = self._swap_words([[length, int(error is not None)] for length in lengths])
+        sizes_and_failures = self._swap_words(
+            [[length, int(error is not None)] for length in lengths]
+        )
         if error is not None:
             raise error
-        if failed := [rank for rank, (_, failed) in enumerate(told) if failed]:
+        if failed := [rank for rank, (_, failed) in enumerate(sizes_and_failures) if failed]:
             raise RankFailedError(failed[0])
         # Responses to this rank are in the order of its requests, rank by rank.
-        got = self._swap(f"answers {self._kept}", sent, [length for length, _ in told], lengths)
+        got = self._swap(
+            f"answers {self._kept}", sent, [length for length, _ in sizes_and_failures], lengths
+        )
         for data, calls in zip(got, asked, strict=True):
             reader = PieceReader(data)
             for call in calls:
@@ -451,10 +457,10 @@ class CollectivePeers:
     ) -> tuple[Array, list[int]]:
         """Return the data to send, rank after rank, and the bytes for each."""
         packing, lengths = Packing(), []
-        for some in wanted:
+        for items in wanted:
             first = packing.nbytes
-            for one in some:
-                add(packing, one)
+            for item in items:
+                add(packing, item)
             lengths.append(packing.nbytes - first)
         sent = self._memory("sent", packing.nbytes)
         packing.write(sent)
@@ -463,28 +469,28 @@ class CollectivePeers:
     def _swap(self, name: str, sent: Array, sizes: list[int], lengths: list[int]) -> list[Array]:
         """Send ``lengths`` bytes to each rank; return ``sizes`` bytes of each, in ``name``."""
         # Memory by name: the next exchange must not overwrite data that is read later.
-        found = self._memory(name, sum(sizes))
-        self._all_to_all(torch.from_numpy(found), torch.from_numpy(sent), sizes, lengths)
-        return np.split(found, np.cumsum(sizes)[:-1])
+        received = self._memory(name, sum(sizes))
+        self._all_to_all(torch.from_numpy(received), torch.from_numpy(sent), sizes, lengths)
+        return np.split(received, np.cumsum(sizes)[:-1])
 
     def _memory(self, name: str, nbytes: int) -> Array:
         words: Array = self._scratch.get(name, -(-nbytes // _WORD))
-        found: Array = words.view(np.uint8)[:nbytes]
-        return found
+        memory: Array = words.view(np.uint8)[:nbytes]
+        return memory
 
     def _swap_words(self, words: list[list[int]]) -> list[list[int]]:
         # A row for each rank, of one length on all: no sizes have to be sent first.
         send = torch.tensor(words, dtype=torch.int64)
-        found = torch.empty_like(send)
-        self._all_to_all(found, send)
-        rows: list[list[int]] = found.tolist()
+        received = torch.empty_like(send)
+        self._all_to_all(received, send)
+        rows: list[list[int]] = received.tolist()
         return rows
 
     def _all_to_all(
-        self, found: torch.Tensor, send: torch.Tensor, sizes: Any = None, lengths: Any = None
+        self, received: torch.Tensor, send: torch.Tensor, sizes: Any = None, lengths: Any = None
     ) -> None:
         with self.named_failures():
-            dist.all_to_all_single(found, send, sizes, lengths, group=self.group)
+            dist.all_to_all_single(received, send, sizes, lengths, group=self.group)
 
     def _gather(self, words: list[int]) -> list[list[int]]:
         return self._swap_words([words] * self.size)
@@ -511,11 +517,11 @@ class CollectivePeers:
         missing = [] if self._watch is None else self._watch.missing()
         # torch has one class for all of them, and gloo gives the cause only in its text.
         is_late = "timed out" in str(error).lower()
-        who = "; ".join(one.text for one in missing) or (
+        who = "; ".join(lost.text for lost in missing) or (
             "all ranks saw it, so that one of them has left this loader, or gave up before"
         )
         # A rank that gave up on a stopped one closes its connections to the others, too.
-        if is_late or any(one.is_stopped for one in missing):
+        if is_late or any(lost.is_stopped for lost in missing):
             return PeerTimeoutError(
                 f"a rank did not take part in sampling for {self.timeout_s:.0f} s, or one gave up "
                 f"after that time: {who} ({error}). If it computes for longer than that between "

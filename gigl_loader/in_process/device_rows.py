@@ -76,16 +76,16 @@ class _Wanted:
 
     Args:
         field: A field with rows that are read later.
-        here: This rank's partition.
+        partition: This rank's partition.
     """
 
-    def __init__(self, field: Field, here: int) -> None:
+    def __init__(self, field: Field, partition: int) -> None:
         assert isinstance(field.write, LaterRows), "other fields write themselves"
         self.key, self.dtype, self.shape = field.key, field.dtype, field.shape
         self._rows = field.write
         self.row_bytes = nbytes_of(field.dtype, field.shape[1:])
         # Not split: all rows are in this partition, or there is only one partition.
-        split: Any = {here: None} if self._rows.split is None else self._rows.split
+        split: Any = {partition: None} if self._rows.split is None else self._rows.split
         self.parts = [_Part(partition, at) for partition, at in split.items()]
 
     def request(self, part: _Part) -> RowsRequest:
@@ -93,7 +93,7 @@ class _Wanted:
         ids = self._rows.ids if part.at is None else self._rows.ids.take(part.at)
         return rows_request(self._rows.kind, self._rows.name, ids)
 
-    def placed(self, load: "_Load", out: Tensor, here: int) -> Tensor:
+    def placed(self, load: "_Load", out: Tensor, partition: int) -> Tensor:
         """Write the rows of all parts to ``out``, bytes of the device; return them typed."""
         if out.numel():
             # The largest word that divides a row. Rows begin at multiples of the row's size behind
@@ -102,12 +102,12 @@ class _Wanted:
             rows = out.view(_WORDS[word]).view(-1, self.row_bytes // word)
             for part in self.parts:
                 # Own rows came up with those for the others; they skip the exchange.
-                found = (load.uploaded if part.partition == here else load.came)[part.rows]
-                found = found.view(_WORDS[word]).view(-1, self.row_bytes // word)
+                source = (load.uploaded if part.partition == partition else load.came)[part.rows]
+                source = source.view(_WORDS[word]).view(-1, self.row_bytes // word)
                 if part.at is None:
-                    rows.copy_(found)
+                    rows.copy_(source)
                 else:
-                    rows.index_copy_(0, load.uploaded[part.positions].view(torch.int64), found)
+                    rows.index_copy_(0, load.uploaded[part.positions].view(torch.int64), source)
         return out.view(getattr(torch, self.dtype)).view(self.shape)
 
 
@@ -153,8 +153,8 @@ class DeviceRows:
             PeerError: Another rank raised, or ended.
             AnswerFailedError: This rank could not read the requested rows.
         """
-        here = self._view.partition_idx
-        wanted = [_Wanted(one, here) for one in fields]
+        partition = self._view.partition_idx
+        wanted = [_Wanted(field, partition) for field in fields]
         # A rank without a batch requests nothing, but takes part in every exchange.
         asked, receive = self._questions(peers, wanted)
         questions = peers.trade(asked, receive)
@@ -180,12 +180,12 @@ class DeviceRows:
             passed()
             # On the stream of the exchange: it comes after it without a wait of the host.
             pairs = zip(wanted, load.out, strict=True)
-            found = {one.key: one.placed(load, out, here) for one, out in pairs}
+            tensors = {matrix.key: matrix.placed(load, out, partition) for matrix, out in pairs}
             event = self._memory.mark()
         peers.check(None)  # a dead rank is known at once here; a device waits for it
         with peers.named_failures():
             wait_for_ranks(self._memory, event, peers.timeout_s)
-        return LentTensors(found, self._memory, event)
+        return LentTensors(tensors, self._memory, event)
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -194,15 +194,15 @@ class DeviceRows:
     ) -> tuple[list[list[RowsRequest]], list[int]]:
         """Return the requests for each rank, and its response's bytes, which parts then know."""
         by_rank: list[list[tuple[_Wanted, _Part]]] = [[] for _ in range(peers.size)]
-        for one in wanted:
-            for part in one.parts:
+        for matrix in wanted:
+            for part in matrix.parts:
                 if part.partition != self._view.partition_idx:
-                    by_rank[peers.rank_of(part.partition)].append((one, part))
+                    by_rank[peers.rank_of(part.partition)].append((matrix, part))
         asked, receive, end = [], [], 0
-        for some in by_rank:
-            requests, first = [one.request(part) for one, part in some], end
-            for (one, part), request in zip(some, requests, strict=True):
-                nbytes = request.ids.size * one.row_bytes
+        for of_rank in by_rank:
+            requests, first = [matrix.request(part) for matrix, part in of_rank], end
+            for (matrix, part), request in zip(of_rank, requests, strict=True):
+                nbytes = request.ids.size * matrix.row_bytes
                 part.rows = slice(end, end + nbytes)
                 end += align(nbytes)
             asked.append(requests)
@@ -226,10 +226,10 @@ class DeviceRows:
                     f"a rank expects {expected} bytes of rows, they are {send[-1]} here: ranks "
                     "differ in the types of their features"
                 )
-        for one in wanted:
-            for part in one.parts:
+        for matrix in wanted:
+            for part in matrix.parts:
                 if part.partition == self._view.partition_idx:
-                    part.rows = packing.add(*store.rows_asked(one.request(part)))
+                    part.rows = packing.add(*store.rows_asked(matrix.request(part)))
                 if part.at is not None:
                     part.positions = packing.add(
                         "int64", part.at.shape, partial(np.copyto, src=part.at)
@@ -237,7 +237,7 @@ class DeviceRows:
         # All sizes are known by now, so they share one piece of memory and one copy.
         host = self._memory.on_host(packing.nbytes)
         packing.write(host.numpy())
-        out = [self._memory.empty(nbytes_of(one.dtype, one.shape)) for one in wanted]
+        out = [self._memory.empty(nbytes_of(matrix.dtype, matrix.shape)) for matrix in wanted]
         came = self._memory.empty(sum(receive))
         return _Load(self._memory.uploaded(host), send, receive, came, out)
 

@@ -111,8 +111,8 @@ class PlacedSource(InProcessSource):
     ) -> Received:
         """Return a batch of written roots, of further tensors on the host, and of its rows."""
         message = {**roots.message, **host}
-        found = self._received(roots.request, message, roots.nbytes, roots.seconds, gather_s)
-        return with_rows(found, rows)
+        received = self._received(roots.request, message, roots.nbytes, roots.seconds, gather_s)
+        return with_rows(received, rows)
 
 
 class DeviceSource(PlacedSource):
@@ -146,11 +146,11 @@ class DeviceSource(PlacedSource):
         # Those whose counts, or ids, have come: the more the cache knows, the better it keeps.
         while self._launched and (not self._drawn or self._sampler.has_come(self._launched[0])):
             self._drawn.append(self._cut(self._launched.popleft()))
-        for one in self._drawn:
-            if one is not self._drawn[0] and not self._sampler.has_come(one):
+        for batch in self._drawn:
+            if batch is not self._drawn[0] and not self._sampler.has_come(batch):
                 break
-            with named_errors(one.roots.request.ticket):
-                self._sampler.tell(one)
+            with named_errors(batch.roots.request.ticket):
+                self._sampler.tell(batch)
         return self._finish(self._drawn.popleft())
 
     def _launch_ahead(self, epoch: EpochBatches) -> None:
@@ -244,10 +244,10 @@ class PartitionedSource(PlacedSource):
         request = self._request_of(epoch, step) if has_batch else _no_request(epoch, step)
         where = None if has_batch else f"what other ranks asked for in step {step}"
         with self._told_to_others(epoch, lane), named_errors(request.ticket, where):
-            found = self._sampled(epoch, request, has_batch)
-        if found is not None and has_batch:
-            epoch.hand_over(step, found)
-        return found is not None
+            received = self._sampled(epoch, request, has_batch)
+        if received is not None and has_batch:
+            epoch.hand_over(step, received)
+        return received is not None
 
     def _sampled(
         self, epoch: EpochBatches, request: SampleRequest, has_batch: bool

@@ -159,7 +159,7 @@ class EpochBatches:
             self.error = self.error or error
             self._changed.notify_all()
 
-    def hand_over(self, step: int, found: Received) -> None:
+    def hand_over(self, step: int, received: Received) -> None:
         """Give batch number ``step`` to the trainer; waits while there is no room for it."""
         with self._changed:
             # Counted from the batches taken, not from those ready: with one batch missing, later
@@ -169,7 +169,7 @@ class EpochBatches:
             # After an error a batch is still filed: `take` hands out available ones before it
             # raises.
             if not self.is_broken_off:
-                self._ready[step] = found
+                self._ready[step] = received
                 self._changed.notify_all()
 
     def take(self, limit_s: float) -> Received:
@@ -196,10 +196,10 @@ class EpochBatches:
                         "take its batches; if a step really takes that long, raise `timeout`"
                     )
                 self._changed.wait(_WAKE_S)
-            found = self._ready.pop(self.taken)
+            received = self._ready.pop(self.taken)
             self.taken += 1
             self._changed.notify_all()
-            return found
+            return received
 
     def _is_over(self) -> bool:
         return self.is_broken_off or self.error is not None
@@ -379,9 +379,9 @@ class InProcessSource:
             return None
         if self._peers:
             return epoch.take(self.epoch_options.timeout_s if timeout_s is None else timeout_s)
-        found = self._next_here(epoch)
+        received = self._next_here(epoch)
         epoch.taken += 1
-        return found
+        return received
 
     def _next_here(self, epoch: EpochBatches) -> Received:
         """Return the next batch of an epoch that this thread samples."""
@@ -438,26 +438,26 @@ class InProcessSource:
         if epoch.error is not None:
             self._tell_others(epoch.error, peers)
             return False
-        found: tuple[Received, list[Field]] | None = None
+        sampled: tuple[Received, list[Field]] | None = None
         if step < len(epoch.batches) and not epoch.is_broken_off:
             with self._told_to_others(epoch, lane):
-                found = self._sample(self._request_of(epoch, step), lane)
+                sampled = self._sample(self._request_of(epoch, step), lane)
         # With or without a batch: ranks that still sample theirs need responses. The epoch ends
         # before its last step only if all ranks have broken it off.
         if peers.finish(BROKEN_OFF if epoch.is_broken_off else COMPLETE):
             return False
         if self._rows is not None:
             rows = self._rows.fetch(
-                peers, found[1] if found else [], partial(epoch.turns.wait, step),
+                peers, sampled[1] if sampled else [], partial(epoch.turns.wait, step),
                 partial(epoch.turns.passed, step),
             )  # fmt: skip
             # An earlier step was the last one, on all ranks.
             if rows is None:
                 return False
-            if found:
-                found = with_rows(found[0], rows), []
-        if found:
-            epoch.hand_over(step, found[0])
+            if sampled:
+                sampled = with_rows(sampled[0], rows), []
+        if sampled:
+            epoch.hand_over(step, sampled[0])
         return True
 
     @contextmanager
@@ -474,7 +474,7 @@ class InProcessSource:
 
     def _tell_others(self, error: BaseException, peers: CollectivePeers) -> None:
         """Report the rank that raised; if a group broke, the others have their own error."""
-        if not any(one.is_broken for one in self._peers):
+        if not any(group.is_broken for group in self._peers):
             peers.fail(error.rank if isinstance(error, RankFailedError) else peers.rank)
 
     def _sample(self, request: SampleRequest, lane: int) -> tuple[Received, list[Field]]:
@@ -487,8 +487,8 @@ class InProcessSource:
             fields = sampled_fields(self._samplers[lane], request, self._view)
             # Rows that go from device to device stay out of the message, and are read for the
             # exchange.
-            later = [one for one in fields if isinstance(one.write, LaterRows)]
-            fields = [one for one in fields if not isinstance(one.write, LaterRows)]
+            later = [field for field in fields if isinstance(field.write, LaterRows)]
+            fields = [field for field in fields if not isinstance(field.write, LaterRows)]
             sampled = time.perf_counter()
             message, nbytes = self._memory[lane].write(fields)
         seconds = sampled - started, time.perf_counter() - sampled
@@ -544,12 +544,12 @@ def named_errors(ticket: BatchTicket, where: str | None = None) -> Iterator[None
     except PeerError:  # from the exchange: the others know
         raise
     except Exception as error:
-        here = f"the sampler in this process, epoch {ticket.epoch}, batch {ticket.batch},"
+        what = f"the sampler in this process, epoch {ticket.epoch}, batch {ticket.batch},"
         cause = f"{type(error).__name__}: {error}"
-        raise SamplingError(where or here, cause, traceback.format_exc()) from error
+        raise SamplingError(where or what, cause, traceback.format_exc()) from error
 
 
-def with_rows(found: Received, rows: LentTensors) -> Received:
+def with_rows(received: Received, rows: LentTensors) -> Received:
     """Return a batch with its tensors on the device."""
-    stats = {**found.stats, "nbytes": found.stats["nbytes"] + rows.nbytes}
-    return replace(found, stats=stats, rows=rows)
+    stats = {**received.stats, "nbytes": received.stats["nbytes"] + rows.nbytes}
+    return replace(received, stats=stats, rows=rows)

@@ -65,9 +65,9 @@ class RankWatch:
                     if any(self._is_lost(rank) for rank in others) or time.monotonic() >= deadline:
                         break
                     time.sleep(_NAP_S)
-        found = [self._describe(rank) for rank in others]
+        described = [self._describe(rank) for rank in others]
         # of the others nothing is known, where the store ended with such a rank
-        return [one for one in found if one.has_ended or one.is_stopped] or found
+        return [lost for lost in described if lost.has_ended or lost.is_stopped] or described
 
     def _state(self, rank: int) -> str | None:
         """Return the state of a rank's process; None: it is on another machine."""
@@ -95,5 +95,5 @@ class RankWatch:
 
 def own_place() -> tuple[int, int]:
     """Return the id of this process, and a number of the machine that can look it up."""
-    found = hashlib.blake2b(machine_name().encode(), digest_size=8).digest()
-    return os.getpid(), int.from_bytes(found, "little") >> 1  # an int64
+    digest = hashlib.blake2b(machine_name().encode(), digest_size=8).digest()
+    return os.getpid(), int.from_bytes(digest, "little") >> 1  # an int64

@@ -97,8 +97,10 @@ class PartitionedGraph:
         matrices = sorted(
             ((kind, name) for kind in ROW_KINDS for name in getattr(view, kind)), key=str
         )
-        split = peers.most([int(not rows_of(view, one).whole) for one in matrices])
-        self._here = {one for one, is_split in zip(matrices, split, strict=True) if not is_split}
+        split = peers.most([int(not rows_of(view, matrix).whole) for matrix in matrices])
+        self._here = {
+            matrix for matrix, is_split in zip(matrices, split, strict=True) if not is_split
+        }
         self._columns = 1
         """int64 of a requested node: its id; in trees the key of its draw; then its times."""
         if plan.expansion.in_trees:
@@ -124,7 +126,7 @@ class PartitionedGraph:
     def gathered(self, own: Tensor) -> Tensor:
         """Return the rows of all ranks, in rank order."""
         counts, begin = self._exchange.gather(own.shape[0], int), 0
-        found = own.new_empty((sum(counts), *own.shape[1:]))
+        rows = own.new_empty((sum(counts), *own.shape[1:]))
         while begin < max(counts):  # slices: what is sent has a copy for each rank
             part = own[begin : begin + _SLICE]
             receive = [min(max(count - begin, 0), _SLICE) for count in counts]
@@ -133,38 +135,40 @@ class PartitionedGraph:
             wait_for_ranks(self._memory, self._memory.mark(), self._peers.timeout_s)
             first = begin
             for count, piece in zip(counts, came.split(receive), strict=True):
-                found[first : first + piece.shape[0]] = piece
+                rows[first : first + piece.shape[0]] = piece
                 first += count
             begin += _SLICE
-        return found
+        return rows
 
     # -- draws -------------------------------------------------------------------------------------
 
-    def draw(self, asked: Sequence[HopRequest]) -> list[HopDrawn | None]:
+    def draw(self, requests: Sequence[HopRequest]) -> list[HopDrawn | None]:
         """Draw neighbours of one hop, of all edge types; None: nothing is drawn."""
-        books = [self._owners_of(one) for one in asked]
-        keys = [signed(one.draw.key) for one in asked]
+        books = [self._owners_of(request) for request in requests]
+        keys = [signed(request.draw.key) for request in requests]
         routes = self._routed(books, keys)
-        columns = [self._columns_of(one)[order] for one, order in
-                   zip(asked, routes.orders, strict=True)]  # fmt: skip
+        columns = [self._columns_of(request)[order] for request, order in
+                   zip(requests, routes.orders, strict=True)]  # fmt: skip
         came = self._sent(columns, routes)
-        sizes = [self._response_size(one) for one in asked]
-        found = [
-            self._drawn(replace(one, draw=replace(one.draw, key=unsigned(routes.told[rank][at]))),
-                        pieces[at])
-            for rank, pieces in enumerate(came) for at, one in enumerate(asked)
+        sizes = [self._response_size(request) for request in requests]
+        drawn = [
+            self._drawn(
+                replace(request, draw=replace(request.draw, key=unsigned(routes.told[rank][at]))),
+                pieces[at],
+            )
+            for rank, pieces in enumerate(came) for at, request in enumerate(requests)
         ]  # fmt: skip
-        sent = torch.cat([one.reshape(-1) for one in found])
+        sent = torch.cat([response.reshape(-1) for response in drawn])
         receive, send = _totals(routes.send, sizes), _totals(routes.receive, sizes)
         out = sent.new_empty(sum(receive))
-        results = [self._no_response(one) for one in asked]
+        results = [self._no_response(request) for request in requests]
         self._peers.meet()  # what may fail has been done: an exchange on a device is not cancelled
         self._swap(sent, send, receive, out)
         pieces = _cut(out, routes.send, sizes)
-        for at, (one, result) in enumerate(zip(asked, results, strict=True)):
+        for at, (request, result) in enumerate(zip(requests, results, strict=True)):
             if result is not None:
-                rows = torch.cat([some[at] for some in pieces]).view(-1, sizes[at])
-                _place(result, rows, routes.orders[at], one.width)
+                rows = torch.cat([by_kind[at] for by_kind in pieces]).view(-1, sizes[at])
+                _place(result, rows, routes.orders[at], request.width)
         return results
 
     def neighbors(self, edge_type: EdgeType, drawn: HopDrawn) -> Tensor:
@@ -176,19 +180,19 @@ class PartitionedGraph:
         """Return the id of each edge, of `HopDrawn.edges`, as int64."""
         return edges  # owners send ids
 
-    def _owners_of(self, asked: HopRequest) -> Tensor:
+    def _owners_of(self, request: HopRequest) -> Tensor:
         """Return ``[n]`` int64, the rank of each node; the number of ranks for unused places."""
-        book = self.view.node_books.get(row_type(asked.draw.edge_type, self.view.edge_dir))
-        if not asked.width:
-            return torch.full_like(asked.ids, self._peers.size)
-        ranks = self._ranks(book, torch.where(asked.there, asked.ids, 0))
-        return torch.where(asked.there, ranks, self._peers.size)
+        book = self.view.node_books.get(row_type(request.draw.edge_type, self.view.edge_dir))
+        if not request.width:
+            return torch.full_like(request.ids, self._peers.size)
+        ranks = self._ranks(book, torch.where(request.there, request.ids, 0))
+        return torch.where(request.there, ranks, self._peers.size)
 
-    def _columns_of(self, asked: HopRequest) -> Tensor:
+    def _columns_of(self, request: HopRequest) -> Tensor:
         """Return ``[n, columns]`` int64, what an owner has to know of each node."""
-        columns = [asked.ids, asked.drawn_by]
-        for times in (asked.until, asked.since):
-            columns.append(torch.full_like(asked.ids, _LOWEST) if times is None else times)
+        columns = [request.ids, request.drawn_by]
+        for times in (request.until, request.since):
+            columns.append(torch.full_like(request.ids, _LOWEST) if times is None else times)
         return torch.stack(columns[: self._columns], 1)
 
     def _drawn(self, asked: HopRequest, columns: Tensor) -> Tensor:
@@ -206,40 +210,40 @@ class PartitionedGraph:
             until=until if asked.draw.timed else None, since=since if asked.draw.timed else None,
         )  # fmt: skip
         rows = adjacency.locate(ids)
-        found = drawn_from(self.view, self._kernels, request, rows, self.degrees[name])
+        drawn = drawn_from(self.view, self._kernels, request, rows, self.degrees[name])
         # Unused places have position 0, and so the neighbour there: counts tell them apart.
-        parts = [found.counts[:, None], self._kernels.items(adjacency.indices, found.edges)]
+        parts = [drawn.counts[:, None], self._kernels.items(adjacency.indices, drawn.edges)]
         if self._plan.with_edge:
-            parts.append(edge_ids_at(adjacency, found.edges, self._kernels))
+            parts.append(edge_ids_at(adjacency, drawn.edges, self._kernels))
         return torch.cat(parts, 1)[:, : 1 + width * (len(parts) - 1)]
 
-    def _response_size(self, asked: HopRequest) -> int:
-        return 1 + asked.width * (2 if self._plan.with_edge else 1)
+    def _response_size(self, request: HopRequest) -> int:
+        return 1 + request.width * (2 if self._plan.with_edge else 1)
 
-    def _no_response(self, asked: HopRequest) -> HopDrawn | None:
-        if not asked.width or not asked.ids.numel():
+    def _no_response(self, request: HopRequest) -> HopDrawn | None:
+        if not request.width or not request.ids.numel():
             return None
-        neighbors = asked.ids.new_zeros((asked.ids.numel(), asked.width))
+        neighbors = request.ids.new_zeros((request.ids.numel(), request.width))
         edges = torch.zeros_like(neighbors) if self._plan.with_edge else neighbors
-        return HopDrawn(edges, torch.zeros_like(asked.ids), neighbors)
+        return HopDrawn(edges, torch.zeros_like(request.ids), neighbors)
 
     # -- rows --------------------------------------------------------------------------------------
 
     def rows(self, ids: Mapping[Owner, Tensor], wanted: Sequence[Matrix]) -> dict[Matrix, Tensor]:
         """Return the rows of a batch on the device."""
-        here = [one for one in wanted if one in self._here]
-        found = read_rows(self.view, self._kernels, ids, here)
-        wanted = [one for one in wanted if one not in self._here]
+        unsplit = [matrix for matrix in wanted if matrix in self._here]
+        by_matrix = read_rows(self.view, self._kernels, ids, unsplit)
+        wanted = [matrix for matrix in wanted if matrix not in self._here]
         if not wanted:
-            return found
-        owners = list(dict.fromkeys(owner_of(*one) for one in wanted))
-        routes = self._routed([self._row_owners(one, ids[one]) for one in owners])
-        columns = [ids[one][order][:, None] for one, order in
+            return by_matrix
+        owners = list(dict.fromkeys(owner_of(*matrix) for matrix in wanted))
+        routes = self._routed([self._row_owners(owner, ids[owner]) for owner in owners])
+        columns = [ids[owner][order][:, None] for owner, order in
                    zip(owners, routes.orders, strict=True)]  # fmt: skip
         came = self._sent(columns, routes)
-        theirs = {one: torch.cat([some[at] for some in came]).view(-1)
-                  for at, one in enumerate(owners)}  # fmt: skip
-        back = {one: _inverse(order) for one, order in zip(owners, routes.orders, strict=True)}
+        theirs = {owner: torch.cat([by_kind[at] for by_kind in came]).view(-1)
+                  for at, owner in enumerate(owners)}  # fmt: skip
+        back = {owner: _inverse(order) for owner, order in zip(owners, routes.orders, strict=True)}
         exchanges = []
         for matrix in wanted:
             at = owners.index(owner_of(*matrix))
@@ -250,8 +254,8 @@ class PartitionedGraph:
         self._peers.meet()
         for matrix, at, sent, out in exchanges:
             self._swap(sent, routes.receive[at], routes.send[at], out)
-            found[matrix] = self._kernels.gather(out, back[owners[at]])
-        return found
+            by_matrix[matrix] = self._kernels.gather(out, back[owners[at]])
+        return by_matrix
 
     def _row_owners(self, owner: Owner, ids: Tensor) -> Tensor:
         kind, name = owner
@@ -270,9 +274,9 @@ class PartitionedGraph:
     def _routed(self, owners: Sequence[Tensor], told: Sequence[int] = ()) -> _Routes:
         """Tell each rank how many ids it is sent, and ``told``; the host waits for the numbers."""
         size = self._peers.size
-        orders = [torch.argsort(one, stable=True) for one in owners]
-        counts = [one.new_zeros(size + 1).scatter_add_(0, one, torch.ones_like(one))[:size]
-                  for one in owners]  # fmt: skip
+        orders = [torch.argsort(ranks, stable=True) for ranks in owners]
+        counts = [ranks.new_zeros(size + 1).scatter_add_(0, ranks, torch.ones_like(ranks))[:size]
+                  for ranks in owners]  # fmt: skip
         send = self._on_host(torch.stack(counts)) if counts else []
         words = [[column[rank] for column in send] + list(told) for rank in range(size)]
         came = self._peers.meet(words)
@@ -283,14 +287,14 @@ class PartitionedGraph:
     def _on_host(self, numbers: Tensor) -> list[list[int]]:
         host = self._memory.downloaded(numbers)
         wait_for_ranks(self._memory, self._memory.mark(), self._peers.timeout_s)
-        found: list[list[int]] = host.tolist()
-        return found
+        rows: list[list[int]] = host.tolist()
+        return rows
 
     def _sent(self, columns: Sequence[Tensor], routes: _Routes) -> list[list[Tensor]]:
         """Send what owners have to know; return by rank and kind what this one has to."""
         width = columns[0].shape[1]
-        by_kind = [one.split(row) for one, row in zip(columns, routes.send, strict=True)]
-        sent = torch.cat([some[rank] for rank in range(self._peers.size) for some in by_kind])
+        by_kind = [column.split(row) for column, row in zip(columns, routes.send, strict=True)]
+        sent = torch.cat([by_rank[rank] for rank in range(self._peers.size) for by_rank in by_kind])
         widths = [1] * len(columns)
         receive = _totals(routes.receive, widths)
         out = sent.new_empty((sum(receive), width))

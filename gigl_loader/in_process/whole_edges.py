@@ -38,11 +38,11 @@ class WholeEdgesGraph(LocalDeviceGraph):
         view = partitions.view
         edges, times = dict(view.adjacency), dict(view.times)
         for name in edge_types:
-            own, order = view.adjacency[name], view.times.get(name)
+            adjacency, order = view.adjacency[name], view.times.get(name)
             # the placement keeps both, so no other tensor gets their number
-            known = id(own.indices), id(None if order is None else order.order)
+            known = id(adjacency.indices), id(None if order is None else order.order)
             if not partitions.all_ranks(known in place.whole_edges):
-                place.whole_edges[known] = _gathered(own, order, partitions)
+                place.whole_edges[known] = _gathered(adjacency, order, partitions)
             edges[name], of_all = place.whole_edges[known]
             if of_all is not None:
                 times[name] = of_all
@@ -64,10 +64,10 @@ def _gathered(
         None if order is None else order.times,
     ]  # fmt: skip
     columns = [own.indptr, own.indices, *more]
-    ranks.check_room(sum(one.nbytes for one in columns if one is not None))
+    ranks.check_room(sum(column.nbytes for column in columns if column is not None))
     degrees = own.indptr.diff()
-    here = degrees.nonzero().squeeze(1)
-    rows, sizes = ranks.gathered(here + own.first_row), ranks.gathered(degrees[here])
+    used = degrees.nonzero().squeeze(1)
+    rows, sizes = ranks.gathered(used + own.first_row), ranks.gathered(degrees[used])
     starts = sizes.cumsum(0) - sizes  # in the order of ranks
     by_row = rows.argsort()
     indptr = sizes.new_zeros(int(rows.max()) + 2 if rows.numel() else 1)
@@ -77,11 +77,13 @@ def _gathered(
     moved = (starts[by_row] - indptr[rows[by_row]]).repeat_interleave(sizes)
     at = moved + torch.arange(moved.numel(), device=moved.device)
     indices = ranks.gathered(own.indices)[at]
-    edge_ids, weights, times = (None if one is None else ranks.gathered(one)[at] for one in more)
-    found = Adjacency(indptr, indices, edge_ids, weights)
+    edge_ids, weights, times = (
+        None if column is None else ranks.gathered(column)[at] for column in more
+    )
+    adjacency = Adjacency(indptr, indices, edge_ids, weights)
     if order is None or times is None:
-        return found, None
+        return adjacency, None
     # positions count from the row's begin, which is another one here
     within = order.order - own.indptr[:-1].repeat_interleave(degrees)
     begins = indptr[rows[by_row]].repeat_interleave(sizes)
-    return found, TimeOrder(ranks.gathered(within)[at] + begins, times, order.is_float)
+    return adjacency, TimeOrder(ranks.gathered(within)[at] + begins, times, order.is_float)

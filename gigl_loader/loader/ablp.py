@@ -235,13 +235,13 @@ class DistABLPLoader(BaseDistLoader):
 
         def local(data: DistDataset) -> tuple[NodeSamplerInput, SamplerKind]:
             self._supervision = supervision_types(data.schema, supervision_edge_type)
-            found = local_input(data, input_nodes)
-            check_anchor_type(self._supervision, found.input_type)
+            anchors = local_input(data, input_nodes)
+            check_anchor_type(self._supervision, anchors.input_type)
             sampler = link_sampler(
                 data.schema, self._supervision, exclude_supervision,
                 max_labels=data.max_labels_per_anchor_node,
             )  # fmt: skip
-            return add_times(found, input_time), sampler
+            return add_times(anchors, input_time), sampler
 
         def store(dataset: Any) -> tuple[list[NodeSamplerInput], SamplerKind]:
             if supervision_edge_type is not None:
@@ -353,8 +353,8 @@ def in_batch_negative_mask(
     allowed = torch.ones((num_anchors, distinct.numel()), dtype=torch.bool, device=distinct.device)
     if same_type:
         # Anchors are the first nodes of their type, so anchor i is node i, among candidates too.
-        own = torch.arange(num_anchors, device=distinct.device)
-        links = torch.cat([links.to(distinct.device), torch.stack([own, own])], dim=1)
+        nodes = torch.arange(num_anchors, device=distinct.device)
+        links = torch.cat([links.to(distinct.device), torch.stack([nodes, nodes])], dim=1)
     if distinct.numel():
         anchors, labels = links.to(distinct.device)
         # Clamped: there is no position beyond the last candidate, and such a label is then found
@@ -376,8 +376,8 @@ def _as_links(labels: Tensor | Mapping[int, Tensor]) -> Tensor:
     rows = list(labels.values())
     if not rows:
         return torch.empty((2, 0), dtype=torch.int64)
-    found = torch.cat(rows)
+    targets = torch.cat(rows)
     # By their keys, as a user may have left anchors out of the dict.
-    anchors = torch.tensor(list(labels), device=found.device)
-    counts = torch.tensor([row.numel() for row in rows], device=found.device)
-    return torch.stack([torch.repeat_interleave(anchors, counts), found])
+    anchors = torch.tensor(list(labels), device=targets.device)
+    counts = torch.tensor([row.numel() for row in rows], device=targets.device)
+    return torch.stack([torch.repeat_interleave(anchors, counts), targets])

@@ -53,7 +53,7 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
     for column, is_remote in enumerate((True, False)):
         if all(fits[column] for fits in parts.values()):
             return is_remote
-    found = {
+    sides = {
         name: "graph store" if remote else "colocated" if colocated else "neither"
         for name, (remote, colocated) in parts.items()
     }
@@ -67,7 +67,7 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
         "the arguments must all be of one deployment: colocated (DistDataset, NodeSamplerInput, "
         "MpDistSamplingWorkerOptions, DistSamplingProducer) or graph store (RemoteDistDataset, "
         "list of NodeSamplerInput, RemoteDistSamplingWorkerOptions, a callable for each server); "
-        f"found {found}, of types {kinds}"
+        f"found {sides}, of types {kinds}"
     )
 
 

@@ -242,9 +242,9 @@ class DistLinkNeighborLoader(BaseDistLoader):
 
         def local(data: DistDataset) -> tuple[NodeSamplerInput, SamplerKind]:
             edges = edges_of_this_machine(data, edge_label_index, edge_label)
-            found = shifted([edges], self._negatives)[0].sampler_input()
+            seeds = shifted([edges], self._negatives)[0].sampler_input()
             sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict)
-            return add_times(found, edge_label_time, TIMES), sampler
+            return add_times(seeds, edge_label_time, TIMES), sampler
 
         def store(dataset: Any) -> tuple[list[NodeSamplerInput], SamplerKind]:
             num_nodes = dataset.fetch_num_nodes()
@@ -307,15 +307,17 @@ def negative_sampling(given: Any, ratio: float | None, label: Any) -> NegativeSa
         # PyG refuses an amount of 0, and its loaders read a ratio of 0 as no negatives.
         given = NegativeSampling("binary", ratio) if ratio else None
     try:
-        found: NegativeSampling | None = given if given is None else NegativeSampling.cast(given)
+        negatives: NegativeSampling | None = (
+            given if given is None else NegativeSampling.cast(given)
+        )
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"neg_sampling must be 'binary', 'triplet' or PyG's NegativeSampling, got {given!r}: "
             f"{error}"
         ) from None
-    if found is not None and found.is_triplet() and label is not None:
+    if negatives is not None and negatives.is_triplet() and label is not None:
         raise ConfigError("triplets have no labels: leave edge_label out, or use 'binary'")
-    return found
+    return negatives
 
 
 def shifted(parts: Sequence[SeedEdges], negatives: NegativeSampling | None) -> list[SeedEdges]:
@@ -326,11 +328,11 @@ def shifted(parts: Sequence[SeedEdges], negatives: NegativeSampling | None) -> l
         negatives: The user's value.
     """
     # PyG's rule, from its `LinkLoader`: 0 is the label of negatives, so labels that use it move up.
-    given = [one.label for one in parts if one.label is not None and one.label.numel()]
-    least = min((one.min().item() for one in given), default=1)
+    given = [part.label for part in parts if part.label is not None and part.label.numel()]
+    least = min((labels.min().item() for labels in given), default=1)
     if least != 0 or negatives is None or not negatives.is_binary():
         return list(parts)
-    return [one if one.label is None else replace(one, label=one.label + 1) for one in parts]
+    return [part if part.label is None else replace(part, label=part.label + 1) for part in parts]
 
 
 def weights_of(
@@ -341,7 +343,7 @@ def weights_of(
     Raises:
         ConfigError: Not one weight for each node, a negative one, or nothing but zeros.
     """
-    found = {}
+    weights = {}
     for name, end in (("src_weight", edge_type[0]), ("dst_weight", edge_type[2])):
         weight = _weight_of(negatives, name)
         if weight is None:
@@ -356,8 +358,8 @@ def weights_of(
         if not bool(((weight >= 0) & weight.isfinite()).all()) or not bool((weight > 0).any()):
             raise ConfigError(f"neg_sampling.{name} must be finite, >= 0, and not zero throughout")
         # A list, as keywords of samplers travel to workers that run without torch.
-        found[name] = weight.tolist()
-    return found
+        weights[name] = weight.tolist()
+    return weights
 
 
 def _weight_of(negatives: NegativeSampling, name: str) -> torch.Tensor | None:

@@ -110,10 +110,10 @@ class EpochProgress:
         parts = dict(state.get("parts", ()))
         if not parts:  # sizes decide the seeds of a part, but nothing between batches
             may_differ = (*may_differ, _PAD)
-        now = {_PAD: None, **identity} if parts else identity
+        current = {_PAD: None, **identity} if parts else identity
         changed = {
             name: (state.get(name), value)
-            for name, value in now.items()
+            for name, value in current.items()
             if state.get(name) != value and name not in may_differ
         }
         if changed:
@@ -277,8 +277,8 @@ class LoaderStats(BatchCounts):
 
     @property
     def _hit_rate(self) -> float | None:
-        asked = self.cached_rows + self.rows_from.total()
-        return self.cached_rows / max(asked, 1) if self.has_cache else None
+        total = self.cached_rows + self.rows_from.total()
+        return self.cached_rows / max(total, 1) if self.has_cache else None
 
     def _verdict(
         self, elapsed: float, busy: dict[int, float], remote_bytes: int,
@@ -358,11 +358,11 @@ def link_bytes_per_s(interfaces: Path = Path("/sys/class/net")) -> float | None:
         interfaces: A folder for each interface, with files ``operstate`` and ``speed`` (Mbit/s).
     """
     speeds = []
-    for one in interfaces.glob("*"):
+    for interface in interfaces.glob("*"):
         try:
-            if one.name != "lo" and (one / "operstate").read_text().strip() == "up":
+            if interface.name != "lo" and (interface / "operstate").read_text().strip() == "up":
                 # -1 stands for unknown: virtual interfaces report it, and never are the fastest.
-                speeds.append(int((one / "speed").read_text()))
+                speeds.append(int((interface / "speed").read_text()))
         except (OSError, ValueError):  # wireless ones have no speed, and reading it is an error
             continue
     fastest = max(speeds, default=0)

@@ -43,7 +43,7 @@ def check_overrides(kind: type, base: type) -> None:
         WrongTypeError: It overrides a method that no loop over the loader calls.
     """
     for name, known in OVERRIDES.items():
-        owner = next((one for one in kind.__mro__ if name in vars(one)), None)
+        owner = next((parent for parent in kind.__mro__ if name in vars(parent)), None)
         # A base of another library that comes after ours is not asked, and hides nothing.
         if owner is None or kind.__mro__.index(owner) >= kind.__mro__.index(base):
             continue

@@ -225,9 +225,9 @@ def local_input(data: DistDataset, input_nodes: Any) -> NodeSamplerInput:
 
 def with_input_id(seeds: Tensor, input_id: Tensor | None, node_type: NodeType) -> NodeSamplerInput:
     """Return a sampler's input, with ``input_id`` as a column if it is not the seed's position."""
-    found = NodeSamplerInput(seeds, node_type)
-    found.extra = {} if input_id is None else {INPUT_ID: input_id}
-    return found
+    sampler_input = NodeSamplerInput(seeds, node_type)
+    sampler_input.extra = {} if input_id is None else {INPUT_ID: input_id}
+    return sampler_input
 
 
 def remote_input(dataset: Any, input_nodes: Any) -> list[NodeSamplerInput]:

@@ -121,7 +121,7 @@ def from_addresses(rank: int, addresses: list[str]) -> DistributedRuntimeInfo:
     # Machine and local rank follow from the rank alone, here and wherever machines' inputs are
     # compared. With ranks assigned in turn, two processes of a machine would both be its local rank
     # 0: on one GPU, and each with all seeds of the machine.
-    if addresses != [one for one in counts for _ in range(local_world_size)]:
+    if addresses != [address for address in counts for _ in range(local_world_size)]:
         raise ConfigError(
             f"the ranks of a machine must follow one another, found {addresses} by rank: start "
             "them with torchrun, or machine by machine (srun --distribution=block, mpirun "

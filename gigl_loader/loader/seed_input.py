@@ -66,23 +66,27 @@ def read_positions(given: Any, num_seeds: int) -> Tensor:
         WrongTypeError: Not integers in one row.
         ConfigError: Wrong shape, dtype, device or range; names the first offender.
     """
-    found = _as_tensor(given, "index")
-    if isinstance(found, Tensor) and found.dtype == torch.int32:
-        found = found.long()
-    if not isinstance(found, Tensor) or found.dtype != torch.int64 or found.dim() != 1:
-        what = f"{list(found.shape)} {found.dtype}" if isinstance(found, Tensor) else repr(given)
+    positions = _as_tensor(given, "index")
+    if isinstance(positions, Tensor) and positions.dtype == torch.int32:
+        positions = positions.long()
+    if not isinstance(positions, Tensor) or positions.dtype != torch.int64 or positions.dim() != 1:
+        what = (
+            f"{list(positions.shape)} {positions.dtype}"
+            if isinstance(positions, Tensor)
+            else repr(given)
+        )
         raise WrongTypeError(
             f"index must be positions among the loader's seeds, [n] integers, got {what}"
         )
-    found = found.cpu()
-    wrong = (found < 0) | (found >= num_seeds)
+    positions = positions.cpu()
+    wrong = (positions < 0) | (positions >= num_seeds)
     if bool(wrong.any()):
         position = int(wrong.nonzero()[0])
         raise ConfigError(
-            f"index[{position}] = {int(found[position])} is no position: this loader has "
+            f"index[{position}] = {int(positions[position])} is no position: this loader has "
             f"{num_seeds} seeds, counted from 0"
         )
-    return found.contiguous()
+    return positions.contiguous()
 
 
 def read_seeds(
@@ -117,21 +121,21 @@ def _as_tensor(given: Any, name: str) -> Any:
     if isinstance(given, str | bytes) or not isinstance(given, np.ndarray | Sequence):
         return given
     try:
-        found = np.asarray(given)
+        array = np.asarray(given)
     except ValueError as error:  # rows of several lengths
         raise ConfigError(f"{name} cannot be read as node ids: {error}") from error
-    if found.size == 0 and not isinstance(given, np.ndarray):
+    if array.size == 0 and not isinstance(given, np.ndarray):
         # An empty list is float64 to numpy; an empty array has a chosen type.
         return torch.empty(0, dtype=torch.int64)
-    if found.dtype.kind == "b":
+    if array.dtype.kind == "b":
         # Copied: the user's array may change later, or be read-only, which torch warns about.
-        return torch.from_numpy(found.copy())
-    if found.dtype.kind not in "iu":
-        raise ConfigError(f"{name} must hold integer node ids, got values of type {found.dtype}")
+        return torch.from_numpy(array.copy())
+    if array.dtype.kind not in "iu":
+        raise ConfigError(f"{name} must hold integer node ids, got values of type {array.dtype}")
     # The conversion below would turn it into a negative number.
-    if found.dtype.kind == "u" and found.size and int(found.max()) >= 2**63:
-        raise ConfigError(f"{name} has {int(found.max())}, which is no node id")
-    return torch.from_numpy(found.astype(np.int64))
+    if array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63:
+        raise ConfigError(f"{name} has {int(array.max())}, which is no node id")
+    return torch.from_numpy(array.astype(np.int64))
 
 
 def check_seeds(seeds: Any, num_nodes: int, name: str = "input_nodes") -> Tensor:
@@ -254,10 +258,10 @@ def local_share(seeds: Tensor, local_rank: int, local_world_size: int) -> Tensor
 def digest_of_seeds(inputs: Sequence[NodeSamplerInput]) -> str:
     """Return a digest of seeds and their columns, but not of how they are divided."""
     digest = hashlib.blake2b(digest_size=8)
-    for one in inputs:
-        columns = getattr(one, "extra", None) or {}
+    for sampler_input in inputs:
+        columns = getattr(sampler_input, "extra", None) or {}
         # By name: the order in which columns were added does not matter.
-        for column in (one.node, *(columns[name] for name in sorted(columns))):
+        for column in (sampler_input.node, *(columns[name] for name in sorted(columns))):
             digest.update(bytes_of(column.cpu().contiguous()))
     return digest.hexdigest()
 
@@ -275,23 +279,25 @@ def read_times(given: Any, num_seeds: int, name: str) -> Tensor:
         ConfigError: Not one number for each seed, or a NaN.
     """
     try:
-        found = torch.as_tensor(given)
+        times = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{name} cannot be read as times: {error}") from None
-    if tuple(found.shape) != (num_seeds,) or found.dtype == torch.bool or found.is_complex():
+    if tuple(times.shape) != (num_seeds,) or times.dtype == torch.bool or times.is_complex():
         raise ConfigError(
             f"{name} must be one number for each of the {num_seeds} seeds, got "
-            f"{list(found.shape)} {found.dtype}"
+            f"{list(times.shape)} {times.dtype}"
         )
     # As in messages (`SEED_TIME`). int64 keeps nanoseconds since 1970 exact, float64 does not.
-    found = found.cpu().to(torch.float64 if found.is_floating_point() else torch.int64)
-    if found.is_floating_point() and bool(found.isnan().any()):
-        raise ConfigError(f"{name}[{int(found.isnan().nonzero()[0])}] is not a number")
-    return found
+    times = times.cpu().to(torch.float64 if times.is_floating_point() else torch.int64)
+    if times.is_floating_point() and bool(times.isnan().any()):
+        raise ConfigError(f"{name}[{int(times.isnan().nonzero()[0])}] is not a number")
+    return times
 
 
-def add_times(found: NodeSamplerInput, given: Any, name: str = "input_time") -> NodeSamplerInput:
-    """Return ``found`` with the times of its seeds as a column; None: they have none of their own.
+def add_times(
+    sampler_input: NodeSamplerInput, given: Any, name: str = "input_time"
+) -> NodeSamplerInput:
+    """Return ``sampler_input`` with the times of its seeds as a column; None: they have none.
 
     Raises:
         ConfigError: Not one number for each seed; or by server, while the dataset is local.
@@ -299,9 +305,12 @@ def add_times(found: NodeSamplerInput, given: Any, name: str = "input_time") -> 
     if isinstance(given, Mapping):
         raise ConfigError(f"{name} is by server, as for a graph store, but the dataset is local")
     if given is not None:
-        extra = dict(getattr(found, "extra", None) or {})
-        found.extra = {**extra, SEED_TIME: read_times(given, found.node.numel(), name)}
-    return found
+        extra = dict(getattr(sampler_input, "extra", None) or {})
+        sampler_input.extra = {
+            **extra,
+            SEED_TIME: read_times(given, sampler_input.node.numel(), name),
+        }
+    return sampler_input
 
 
 def add_times_by_server(
@@ -319,14 +328,16 @@ def add_times_by_server(
     unknown = [server for server in given if server not in range(len(inputs))]
     if unknown:
         raise ConfigError(f"{name} names servers {unknown}; there are {len(inputs)}")
-    for server, found in enumerate(inputs):
-        add_times(found, given.get(server, ()), f"{name}[{server}]")
+    for server, sampler_input in enumerate(inputs):
+        add_times(sampler_input, given.get(server, ()), f"{name}[{server}]")
     # One column for all servers' seeds, so one type; missing times of servers without seeds fit
     # both. They must not force float64, which would round times in nanoseconds.
-    some = [found.extra[SEED_TIME] for found in inputs if found.node.numel()]
-    is_float = any(times.is_floating_point() for times in some)
-    for found in inputs:
-        found.extra[SEED_TIME] = found.extra[SEED_TIME].to(
+    columns = [
+        sampler_input.extra[SEED_TIME] for sampler_input in inputs if sampler_input.node.numel()
+    ]
+    is_float = any(times.is_floating_point() for times in columns)
+    for sampler_input in inputs:
+        sampler_input.extra[SEED_TIME] = sampler_input.extra[SEED_TIME].to(
             torch.float64 if is_float else torch.int64
         )
     return inputs
@@ -402,13 +413,16 @@ def share_input(
     ranks = tell_ranks_of_input(runtime, replace(told, seeds=seeds))
     # The user's is the same on all of them. If each has drawn one, the first one's serves all: then
     # a rank can continue from the state of another.
-    seed, everyone = ranks[0].seed, [one.seeds for one in ranks]
+    seed, everyone = ranks[0].seed, [rank_input.seeds for rank_input in ranks]
     if seed != told.seed:
         logger.info("no rank was given a seed: using rank 0's, seed=%d", seed)
     if shard != "machine":
         return sampler_input, seed
     # Ranks of a machine are neighbours in rank order; `from_addresses` sees to that.
-    groups = [(rank // runtime.local_world_size, one.digest) for rank, one in enumerate(everyone)]
+    groups = [
+        (rank // runtime.local_world_size, rank_seeds.digest)
+        for rank, rank_seeds in enumerate(everyone)
+    ]
     check_each_once(everyone, groups)
     # Ranks ascend, so all processes with this input number themselves in the same order: their
     # blocks neither overlap nor leave a gap.
@@ -428,7 +442,11 @@ def _opened() -> dict[int, bytes]:
     """Return the digests of the inputs that the open loaders of this process share with ranks."""
     # None by servers: those of a graph store are compared there.
     inputs: list[Any] = [getattr(loader, "input_data", None) for loader in list(open_loaders)]
-    return dict(one.shared_as for one in inputs if getattr(one, "shared_as", (0, b""))[1])
+    return dict(
+        sampler_input.shared_as
+        for sampler_input in inputs
+        if getattr(sampler_input, "shared_as", (0, b""))[1]
+    )
 
 
 def tell_ranks_of_input(runtime: DistributedRuntimeInfo, told: RankInput) -> list[RankInput]:
@@ -441,11 +459,11 @@ def tell_ranks_of_input(runtime: DistributedRuntimeInfo, told: RankInput) -> lis
     """
     everyone = gather_from_ranks(told, runtime.world_size, RankInput)
     # All ranks look at the same list, so they raise alike and none is left waiting.
-    _check_all_held([one.partition for one in everyone])
-    _check_same_weights([one.weighted for one in everyone])
-    check_same_options([one.options for one in everyone], "a loader")
+    _check_all_held([rank_input.partition for rank_input in everyone])
+    _check_same_weights([rank_input.weighted for rank_input in everyone])
+    check_same_options([rank_input.options for rank_input in everyone], "a loader")
     if told.options["shard"] == "world":
-        check_same_seeds([one.seeds for one in everyone])
+        check_same_seeds([rank_input.seeds for rank_input in everyone])
     return everyone
 
 
@@ -465,12 +483,12 @@ def _check_all_held(everyone: list[tuple[int, int] | None]) -> None:
 
 def digest(tensors: list[torch.Tensor]) -> bytes:
     """Return a fingerprint of the values of ``tensors``."""
-    found = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
         # Without the shape, the same values in other columns would look the same.
-        found.update(str(tuple(tensor.shape)).encode())
-        found.update(bytes_of(tensor.contiguous()))
-    return found.digest()
+        hasher.update(str(tuple(tensor.shape)).encode())
+        hasher.update(bytes_of(tensor.contiguous()))
+    return hasher.digest()
 
 
 def weighted_types(data: DistDataset) -> dict[EdgeType, bool]:
@@ -491,7 +509,7 @@ def _check_same_weights(by_rank: list[Weighted]) -> None:
         if len(set(has.values())) > 1:
             raise ConfigError(
                 f"with_weight=True, but edge type {edge_type} has weights on ranks "
-                f"{[rank for rank, there in has.items() if there]} and none on ranks "
-                f"{[rank for rank, there in has.items() if not there]}: give all partitions "
+                f"{[rank for rank, weighted in has.items() if weighted]} and none on ranks "
+                f"{[rank for rank, weighted in has.items() if not weighted]}: give all partitions "
                 "weights, or none"
             )

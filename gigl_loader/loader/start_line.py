@@ -78,7 +78,10 @@ def local_seeds(data: DistDataset, given: NodeSamplerInput) -> str:
     if EDGE_TARGETS in (getattr(given, "extra", None) or {}):
         return _words("given", len(given.node), "edges", node_type)
     whole = "all" if data.num_partitions == 1 else "all of this partition's"
-    known = {whole: data.node_ids, **{f"the {one} split": data.known_split(one) for one in SPLITS}}
+    known = {
+        whole: data.node_ids,
+        **{f"the {split} split": data.known_split(split) for split in SPLITS},
+    }
     for name, ids in known.items():
         ids = ids.get(node_type) if isinstance(ids, dict) else ids
         if ids is not None and torch.equal(given.node, ids):
@@ -89,10 +92,10 @@ def local_seeds(data: DistDataset, given: NodeSamplerInput) -> str:
 def remote_seeds(inputs: Sequence[NodeSamplerInput]) -> str:
     """Return the seeds of a loader on a graph store in words, as they were fetched for it."""
     node_type = inputs[0].input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
-    count = sum(len(one.node) for one in inputs)
+    count = sum(len(seeds.node) for seeds in inputs)
     if EDGE_TARGETS in (getattr(inputs[0], "extra", None) or {}):
         return _words("given", count, "edges", node_type)
-    splits = {getattr(one.node, FETCHED_AS, None) for one in inputs if len(one.node)}
+    splits = {getattr(seeds.node, FETCHED_AS, None) for seeds in inputs if len(seeds.node)}
     split = splits.pop() if len(splits) == 1 else None
     return _words(split or "given", count, "nodes", node_type)
 

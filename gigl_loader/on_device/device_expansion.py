@@ -93,10 +93,10 @@ class Grown:
         self._edges: dict[EdgeType, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self._num_hops = len(next(iter(stops.values()), [None])) - 1
         counts = [count for name in sorted(stops) for count in stops[name]]
-        for name, found in edges.items():
-            counts += found.counts
-            if found.valid:
-                self._edges[name] = _in_front(found)
+        for name, collected in edges.items():
+            counts += collected.counts
+            if collected.valid:
+                self._edges[name] = _in_front(collected)
         self.counts = torch.stack(counts)
         """``[n]`` int64: all counts of the batch, for `sampled`."""
 
@@ -133,14 +133,14 @@ class Grown:
         return SampledEdges(index, offsets[at], per_hop)
 
 
-def _in_front(found: _Edges) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _in_front(edges: _Edges) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (used places, in order, in front of others; neighbours; targets; offsets)."""
-    valid = torch.cat(found.valid)
+    valid = torch.cat(edges.valid)
     # each used place is written to its rank among these; all others to one place behind the end
     to = torch.where(valid, valid.cumsum(0) - 1, valid.numel())
     order = torch.zeros(valid.numel() + 1, dtype=torch.int64, device=valid.device)
     order.scatter_(0, to, torch.arange(valid.numel(), device=valid.device))
-    return order, torch.cat(found.neighbors), torch.cat(found.targets), torch.cat(found.offsets)
+    return order, torch.cat(edges.neighbors), torch.cat(edges.targets), torch.cat(edges.offsets)
 
 
 class DeviceExpansion:
@@ -214,22 +214,22 @@ class DeviceExpansion:
         labels = {name: self._labels(keys, bounds.nodes[name]) for name, keys in roots.keys.items()}
         edges = {name: _Edges() for name in self._plan.fanouts}
         # Begin and end of the labels of the nodes that the last hop found, known to the device.
-        starts = {name: torch.zeros_like(one.count) for name, one in labels.items()}
-        stops = {name: [one.count.clone()] for name, one in labels.items()}
+        starts = {name: torch.zeros_like(type_labels.count) for name, type_labels in labels.items()}
+        stops = {name: [type_labels.count.clone()] for name, type_labels in labels.items()}
         for hop in range(self._plan.num_hops):
             frontiers, requests = [], []
             for name in self._plan.fanouts:
                 expanded = self._ends[name][0]
                 begin, size = starts[expanded], new[expanded][hop]
-                at, keys, there = self._frontier(labels[expanded], begin, size)
+                at, keys, exist = self._frontier(labels[expanded], begin, size)
                 frontiers.append((name, at, keys))
-                requests.append(self._request(ticket, hop, name, keys, there, roots))
-            found = self._graph.draw(requests)
-            for (name, at, keys), some in zip(frontiers, found, strict=True):
-                self._collect(name, at, keys, some, labels, edges[name], roots)
-            for node_type, one in labels.items():
+                requests.append(self._request(ticket, hop, name, keys, exist, roots))
+            drawn = self._graph.draw(requests)
+            for (name, at, keys), hop_drawn in zip(frontiers, drawn, strict=True):
+                self._collect(name, at, keys, hop_drawn, labels, edges[name], roots)
+            for node_type, type_labels in labels.items():
                 starts[node_type] = stops[node_type][-1]
-                stops[node_type].append(one.count.clone())
+                stops[node_type].append(type_labels.count.clone())
         return Grown(labels, edges, stops)
 
     def _labels(self, roots: Tensor, capacity: int) -> DeviceLabels:
@@ -243,27 +243,27 @@ class DeviceExpansion:
         """Return (labels, keys, which of these exist) of the nodes from ``start`` on."""
         size = min(size, labels.keys.numel())
         at = start + torch.arange(size, device=labels.keys.device)
-        there = at < labels.count
+        exist = at < labels.count
         keys = labels.keys[at.clamp(max=max(0, labels.keys.numel() - 1))]
-        return at, keys, there
+        return at, keys, exist
 
     def _request(
-        self, ticket: BatchTicket, hop: int, name: EdgeType, keys: Tensor, there: Tensor,
+        self, ticket: BatchTicket, hop: int, name: EdgeType, keys: Tensor, exist: Tensor,
         roots: DeviceRoots,
     ) -> HopRequest:  # fmt: skip
         """Return the request for the neighbours of a frontier over one edge type."""
         width, draw = self.width(name, hop), draw_of(self._plan, ticket, hop, name, self._view)
         if self._bits is None or not width or not keys.numel():
-            return HopRequest(draw, width, keys, there, keys)
+            return HopRequest(draw, width, keys, exist, keys)
         bits = self._bits[self._ends[name][0]]
-        trees = torch.where(there, keys >> bits, 0)
+        trees = torch.where(exist, keys >> bits, 0)
         ids = keys & ((1 << bits) - 1)
         num_rows = self._view.num_nodes[row_type(name, self._view.edge_dir)]
         drawn_by = ids + trees * max(1, num_rows)
         if not draw.timed or roots.until is None:
-            return HopRequest(draw, width, ids, there, drawn_by)
+            return HopRequest(draw, width, ids, exist, drawn_by)
         since = None if roots.since is None else roots.since[trees]
-        return HopRequest(draw, width, ids, there, drawn_by, roots.until[trees], since)
+        return HopRequest(draw, width, ids, exist, drawn_by, roots.until[trees], since)
 
     def _collect(
         self, name: EdgeType, at: Tensor, keys: Tensor, drawn: HopDrawn | None,
@@ -299,5 +299,5 @@ class DeviceExpansion:
         if not dropped.numel():
             return torch.zeros_like(pairs, dtype=torch.bool)
         place = torch.searchsorted(dropped, pairs).clamp(max=dropped.numel() - 1)
-        found: Tensor = dropped[place] == pairs
-        return found
+        is_dropped: Tensor = dropped[place] == pairs
+        return is_dropped

@@ -94,10 +94,10 @@ class LocalDeviceGraph:
         """Draw neighbours of one hop; see `DeviceGraph`."""
         return [self._hop(one) if one.width and one.ids.numel() else None for one in asked]
 
-    def _hop(self, asked: HopRequest) -> HopDrawn:
-        edge_type = asked.draw.edge_type
-        rows = torch.where(asked.there, self.view.adjacency[edge_type].locate(asked.ids), -1)
-        return drawn_from(self.view, self._kernels, asked, rows, self.degrees[edge_type])
+    def _hop(self, request: HopRequest) -> HopDrawn:
+        edge_type = request.draw.edge_type
+        rows = torch.where(request.there, self.view.adjacency[edge_type].locate(request.ids), -1)
+        return drawn_from(self.view, self._kernels, request, rows, self.degrees[edge_type])
 
     def neighbors(self, edge_type: EdgeType, drawn: HopDrawn) -> Tensor:
         """Return ``[n, width]`` int64, the drawn neighbours."""
@@ -138,26 +138,26 @@ def read_rows(
     wanted: Sequence[Matrix],
 ) -> dict[Matrix, Tensor]:  # fmt: skip
     """Return rows of a partition; see `DeviceGraph.rows`."""
-    found = {}
+    by_matrix = {}
     for matrix in wanted:
         rows = rows_of(view, matrix)
-        found[matrix] = kernels.gather(rows.values, rows.locate(ids[owner_of(*matrix)]))
-    return found
+        by_matrix[matrix] = kernels.gather(rows.values, rows.locate(ids[owner_of(*matrix)]))
+    return by_matrix
 
 
 def edge_ids_at(adjacency: Adjacency[Tensor], positions: Tensor, kernels: TorchKernels) -> Tensor:
     """Return the ids of the edges at ``positions`` as int64."""
     if adjacency.edge_ids is not None:
         return kernels.items(adjacency.edge_ids, positions)
-    found: Tensor = adjacency.edge_ids_at(positions)
-    return found
+    ids: Tensor = adjacency.edge_ids_at(positions)
+    return ids
 
 
 def rows_of(view: PartitionView[Tensor], matrix: Matrix) -> Rows[Tensor]:
     """Return a matrix by kind and name."""
     kind, name = matrix
-    found: Rows[Tensor] = getattr(view, kind)[name]
-    return found
+    rows: Rows[Tensor] = getattr(view, kind)[name]
+    return rows
 
 
 def max_degree(indptr: Any) -> int:

@@ -120,8 +120,8 @@ class TorchKernels:
             if replace:
                 drawn = (numbers * degrees[:, None].double()).long()
             else:
-                some = _without_replacement(numbers, degrees, counts)
-                drawn = torch.where((counts < degrees)[:, None], some, drawn)
+                chosen = _without_replacement(numbers, degrees, counts)
+                drawn = torch.where((counts < degrees)[:, None], chosen, drawn)
         offsets = torch.where(used, starts[:, None] + drawn, 0)
         if asked.times is not None:  # positions in the order of times, to those of edges
             offsets = torch.where(used, asked.times.order[offsets], 0)
@@ -154,14 +154,14 @@ class TorchKernels:
         ranks = is_new.long().cumsum(0) - 1
         # The first place of a new key in ``keys``; known keys have any place, as it is not used.
         known, first_here = first < capacity, (first - capacity).clamp(min=0)
-        found = torch.where(known, first, labels.count + ranks[first_here])
+        key_labels = torch.where(known, first, labels.count + ranks[first_here])
         # All valid places write: a repeat writes the same as its first place, so the order does
         # not matter. Invalid ones write to a place past the end.
         room = torch.cat([labels.keys, labels.keys.new_zeros(1)])
-        room.scatter_(0, torch.where(valid, found, capacity), every[capacity:])
+        room.scatter_(0, torch.where(valid, key_labels, capacity), every[capacity:])
         labels.keys.copy_(room[:capacity])
         labels.count = labels.count + is_new.sum()
-        return torch.where(valid, found, -1)
+        return torch.where(valid, key_labels, -1)
 
     def gather(self, values: Tensor, rows: Tensor) -> Tensor:
         """Return ``values[rows]``; for values on the host the ids go there, and the host waits.
@@ -194,8 +194,8 @@ class TorchKernels:
 
 def _read(values: Tensor, places: Tensor) -> Tensor:
     """Return ``values[places]`` on the device of ``places``; see `TorchKernels.gather`."""
-    found = values.index_select(0, places.reshape(-1).to(values.device)).to(places.device)
-    return found.view(*places.shape, *values.shape[1:])
+    rows = values.index_select(0, places.reshape(-1).to(values.device)).to(places.device)
+    return rows.view(*places.shape, *values.shape[1:])
 
 
 def _rows(asked: DeviceDraw) -> tuple[Tensor, Tensor]:
@@ -268,15 +268,15 @@ def _draw_whole_rows(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> tupl
     values = torch.empty((degrees.numel(), 0), dtype=torch.float64, device=degrees.device)
     chosen = torch.empty((degrees.numel(), 0), dtype=torch.int64, device=degrees.device)
     for offsets, inside, uniform in _numbers(asked, starts, degrees):
-        found = uniform
+        sort_keys = uniform
         if draw.with_weight and asked.adjacency.weights is not None:
             weights = asked.adjacency.weights[offsets]
             inside = inside & (weights > 0)
-            found = exponentials(uniform) / weights.double()
+            sort_keys = exponentials(uniform) / weights.double()
         possible += inside.sum(1)
         # The smallest so far beside the next ones. Stable: among equal numbers the earlier
         # position.
-        values = torch.cat([values, torch.where(inside, found, torch.inf)], 1)
+        values = torch.cat([values, torch.where(inside, sort_keys, torch.inf)], 1)
         values, order = torch.sort(values, dim=1, stable=True)
         chosen = torch.cat([chosen, offsets], 1).gather(1, order)[:, :width]
         values = values[:, :width]
@@ -328,10 +328,10 @@ def _with_replacement(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> tup
     weights = asked.adjacency.weights
     assert weights is not None
     total = torch.zeros_like(starts, dtype=torch.float64)
-    some = torch.zeros_like(starts, dtype=torch.bool)
+    is_positive = torch.zeros_like(starts, dtype=torch.bool)
     for weight in _weights_in_turn(asked, weights, starts, degrees):
         total = total + weight
-        some |= weight > 0
+        is_positive |= weight > 0
     places = torch.arange(asked.width, device=starts.device)
     goals = units(row_keys(asked.draw.key, asked.ids)[:, None], places) * total[:, None]
     position = torch.zeros_like(goals, dtype=torch.int64)
@@ -341,7 +341,7 @@ def _with_replacement(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> tup
         position += total[:, None] <= goals
     # Only weights that are not finite get past the end, where the CPU takes the last position.
     drawn = starts[:, None] + torch.minimum(position, (degrees - 1)[:, None])
-    return drawn, torch.where(some, asked.draw.fanout, 0)
+    return drawn, torch.where(is_positive, asked.draw.fanout, 0)
 
 
 def _weights_in_turn(
@@ -372,13 +372,13 @@ def kernels_for(device: torch.device, kind: str | None = None) -> TorchKernels:
         return TorchKernels(device)
     try:
         # Warp takes half a second to load; processes that sample elsewhere save that.
-        found = importlib.import_module("gigl_loader.on_device.warp_kernels")
+        module = importlib.import_module("gigl_loader.on_device.warp_kernels")
     except ImportError as error:
         if kind is not None:
             raise ConfigError(_MISSING) from error
         _warn()
         return TorchKernels(device)
-    kernels: TorchKernels = found.WarpKernels(device)
+    kernels: TorchKernels = module.WarpKernels(device)
     return kernels
 
 

@@ -63,9 +63,12 @@ class KeptRows:
             if rows.values.numel()
         }
         matrices = by_owner(
-            {one: (rows.dtype, tuple(rows.values.shape[1:])) for one, rows in self._rows.items()}
+            {
+                matrix: (rows.dtype, tuple(rows.values.shape[1:]))
+                for matrix, rows in self._rows.items()
+            }
         )
-        counts = {owner_of(*one): rows.values.shape[0] for one, rows in self._rows.items()}
+        counts = {owner_of(*matrix): rows.values.shape[0] for matrix, rows in self._rows.items()}
         nodes: dict[Any, int] = view.num_nodes
         num_ids = {owner: nodes.get(owner[1], count) for owner, count in counts.items()}
         tables = tables_of(matrices, num_ids, counts, size)
@@ -74,8 +77,8 @@ class KeptRows:
                 (tables[owner].capacity, *self._rows[matrix].values.shape[1:]),
                 device=memory.device,
             )
-            for owner, some in matrices.items()
-            for matrix in some
+            for owner, owned in matrices.items()
+            for matrix in owned
         }
         # without matrices: the tables decide, the rows are on the device
         tables = {owner: replace(table, matrices={}) for owner, table in tables.items()}
@@ -104,18 +107,18 @@ class KeptRows:
 
     def plan(self, number: int, wanted: Mapping[Owner, Array]) -> dict[Owner, KeptPlan]:
         """Decide which rows of the batch whose turn has come are kept."""
-        found = {}
+        plans = {}
         for owner, slots in self._cache.plan(number, wanted).items():
             hits = np.flatnonzero(slots >= 0)
             missing = np.flatnonzero(slots < 0)
             stored = np.flatnonzero(slots[missing] < MISSING)
             self.hits += hits.size
             self.misses += missing.size
-            found[owner] = KeptPlan(*(
-                self._uploaded(one)
-                for one in (hits, slots[hits], missing, stored, -2 - slots[missing][stored])
+            plans[owner] = KeptPlan(*(
+                self._uploaded(array)
+                for array in (hits, slots[hits], missing, stored, -2 - slots[missing][stored])
             ))  # fmt: skip
-        return found
+        return plans
 
     def rows(self, matrix: Matrix, ids: Tensor, plan: KeptPlan) -> Tensor:
         """Return the rows of ``ids`` (``[n]`` int64, on the device), as planned for these."""

@@ -217,12 +217,12 @@ class DeviceSampler:
             return Launched(roots, grown, counts, self._memory.mark())
 
     def _pairs(self, dropped: dict[EdgeType, tuple[Array, Array]]) -> dict[EdgeType, Tensor]:
-        found = {}
+        keys = {}
         for edge_type, (expanded, neighbors) in dropped.items():
             _, neighbor = self._expansion.ends(edge_type)
             pairs = pair_keys(expanded, neighbors, self._view.num_nodes[neighbor])
-            found[edge_type] = self._memory.uploaded_array(np.sort(pairs))
-        return found
+            keys[edge_type] = self._memory.uploaded_array(np.sort(pairs))
+        return keys
 
     # -- finish ------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class DeviceSampler:
             ids = {}
             if self.kept is not None:
                 # without unused places, as many batches are kept now
-                keys = {name: one.clone() for name, one in keys.items()}
+                keys = {name: node_keys.clone() for name, node_keys in keys.items()}
                 ids = self._ids_of_kept(self.kept.owners, keys, edges)
             return CutBatch(launched.roots, keys, per_hop, edges, ids, self._memory.mark())
 
@@ -253,15 +253,15 @@ class DeviceSampler:
         edges: dict[EdgeType, SampledEdges],
     ) -> dict[Owner, Tensor]:  # fmt: skip
         """Start to copy to the host the ids of a batch whose features are kept."""
-        found: dict[Owner, Tensor] = {}
-        for name, some in keys.items():
+        downloads: dict[Owner, Tensor] = {}
+        for name, type_keys in keys.items():
             if ("node", name) in owners:
-                found["node", name] = self._memory.downloaded(self._node_ids(name, some))
+                downloads["node", name] = self._memory.downloaded(self._node_ids(name, type_keys))
         for edge_type, sampled in edges.items():
             if ("edge", edge_type) in owners:
                 ids = self._graph.edge_ids(edge_type, sampled.offsets)
-                found["edge", edge_type] = self._memory.downloaded(ids)
-        return found
+                downloads["edge", edge_type] = self._memory.downloaded(ids)
+        return downloads
 
     def tell(self, drawn: CutBatch) -> None:
         """Announce the rows of a batch to the cache, after all batches before it.
@@ -275,7 +275,7 @@ class DeviceSampler:
         for owner, ids in drawn.ids.items():
             drawn.wanted[owner], drawn.places[owner] = np.unique(ids.numpy(), return_inverse=True)
         drawn.number = self.kept.add(drawn.wanted)
-        self._rows_of_a_batch = sum(one.size for one in drawn.wanted.values())
+        self._rows_of_a_batch = sum(owner_ids.size for owner_ids in drawn.wanted.values())
 
     def wants_more(self, ahead: int) -> bool:
         """Return whether the cache would keep better if more than ``ahead`` batches were known."""
@@ -291,14 +291,14 @@ class DeviceSampler:
         with self._memory.in_use():
             ids, rows = self._rows(drawn)
             host: dict[str, Tensor] = {}
-            found: dict[str, Tensor] = {}
+            tensors: dict[str, Tensor] = {}
             for node_type in self._roots.nodes.types:
                 name = node_type if self._view.is_heterogeneous else None
                 host[key(NODES_PER_HOP, name)] = torch.tensor(drawn.per_hop[node_type])
-                self._add_nodes(found, node_type, name, drawn, ids, rows)
+                self._add_nodes(tensors, node_type, name, drawn, ids, rows)
             for edge_type, sampled in drawn.edges.items():
-                self._add_edges(host, found, edge_type, sampled, ids, rows)
-            return host, LentTensors(found, self._memory, self._memory.mark())
+                self._add_edges(host, tensors, edge_type, sampled, ids, rows)
+            return host, LentTensors(tensors, self._memory, self._memory.mark())
 
     def _wait(self, event: Any, request: SampleRequest) -> None:
         if self._memory.wait(event, self._timeout_s):
@@ -312,7 +312,7 @@ class DeviceSampler:
 
     def _kept_features(self, drawn: CutBatch) -> dict[Matrix, Tensor]:
         """Return the features of a batch that go through the cache, which may be off."""
-        kept, found = self.kept, {}
+        kept, features = self.kept, {}
         if kept is None or drawn.number < 0:
             return {}
         try:
@@ -320,7 +320,7 @@ class DeviceSampler:
                 ids = self._memory.uploaded_array(drawn.wanted.get(owner, _NO_IDS))
                 places = self._memory.uploaded_array(drawn.places.get(owner, _NO_IDS))
                 for matrix in kept.matrices(owner):
-                    found[matrix] = kept.rows(matrix, ids, plan).index_select(0, places)
+                    features[matrix] = kept.rows(matrix, ids, plan).index_select(0, places)
         except BaseException:
             # Slots were planned for rows that were not written: nobody may read them any more.
             logger.warning(
@@ -328,7 +328,7 @@ class DeviceSampler:
             )
             self.kept = None
             raise
-        return found
+        return features
 
     def _rows(self, drawn: CutBatch) -> tuple[dict[Owner, Tensor], dict[Matrix, Tensor]]:
         """Return ids and rows of a batch."""
@@ -339,7 +339,7 @@ class DeviceSampler:
             for edge_type, sampled in drawn.edges.items():
                 ids["edge", edge_type] = self._graph.edge_ids(edge_type, sampled.offsets)
         kept = self._kept_features(drawn)
-        wanted = [one for one in self._matrices if one not in kept]
+        wanted = [matrix for matrix in self._matrices if matrix not in kept]
         return ids, {**kept, **self._graph.rows(ids, wanted)}
 
     def _matrices_of_batches(self) -> list[Matrix]:
@@ -354,22 +354,22 @@ class DeviceSampler:
         return sorted((one for one in found if plan.has_rows(one[0])), key=str)
 
     def _add_nodes(
-        self, found: dict[str, Tensor], node_type: NodeType, name: Any, drawn: CutBatch,
+        self, tensors: dict[str, Tensor], node_type: NodeType, name: Any, drawn: CutBatch,
         ids: dict[Owner, Tensor], rows: dict[Matrix, Tensor],
     ) -> None:  # fmt: skip
         bits, seeds = self._roots.nodes.bits, drawn.roots.seeds
         if bits is not None:
             assert seeds is not None, "trees have seeds"
-            found[key(TREE, name)] = seeds[drawn.keys[node_type] >> bits[node_type]]
-        found[key(NODE, name)] = ids["node", node_type]
-        self._add_rows(found, "node", node_type, name, rows)
-        if key(NODE_FEATURES, name) in found:
+            tensors[key(TREE, name)] = seeds[drawn.keys[node_type] >> bits[node_type]]
+        tensors[key(NODE, name)] = ids["node", node_type]
+        self._add_rows(tensors, "node", node_type, name, rows)
+        if key(NODE_FEATURES, name) in tensors:
             scales = self._view.node_features[node_type].scales
             if scales is not None:
-                found[SCALES + key(NODE_FEATURES, name)] = scales
+                tensors[SCALES + key(NODE_FEATURES, name)] = scales
 
     def _add_rows(
-        self, found: dict[str, Tensor], kind: str, owner: NodeType | EdgeType, name: Any,
+        self, tensors: dict[str, Tensor], kind: str, owner: NodeType | EdgeType, name: Any,
         rows: dict[Matrix, Tensor],
     ) -> None:  # fmt: skip
         """Add rows of the nodes or edges of a type, of those matrices that batches have."""
@@ -378,24 +378,26 @@ class DeviceSampler:
         ]
         for attribute in self._attributes.get(owner, ()):
             wanted.append((ATTRIBUTE + attribute, (f"{kind}_attributes", (owner, attribute))))
-        found.update({key(here, name): rows[one] for here, one in wanted if one in rows})
+        tensors.update(
+            {key(field_name, name): rows[matrix] for field_name, matrix in wanted if matrix in rows}
+        )
 
     def _node_ids(self, node_type: NodeType, keys: Tensor) -> Tensor:
         bits = self._roots.nodes.bits
         return keys if bits is None else keys & ((1 << bits[node_type]) - 1)
 
     def _add_edges(
-        self, host: dict[str, Tensor], found: dict[str, Tensor], edge_type: EdgeType,
+        self, host: dict[str, Tensor], tensors: dict[str, Tensor], edge_type: EdgeType,
         sampled: SampledEdges, ids: dict[Owner, Tensor], rows: dict[Matrix, Tensor],
     ) -> None:  # fmt: skip
         view, name = self._view, None
         if view.is_heterogeneous:
             name = reverse_edge_type(edge_type) if view.edge_dir == "out" else edge_type
-        found[key(EDGE_INDEX, name)] = sampled.edge_index
+        tensors[key(EDGE_INDEX, name)] = sampled.edge_index
         host[key(EDGES_PER_HOP, name)] = torch.tensor(sampled.per_hop, dtype=torch.int64)
         if self._plan.with_edge:
-            found[key(EDGE, name)] = ids["edge", edge_type]
-            self._add_rows(found, "edge", edge_type, name, rows)
+            tensors[key(EDGE, name)] = ids["edge", edge_type]
+            self._add_rows(tensors, "edge", edge_type, name, rows)
 
 
 def check_plan(plan: SamplingPlan) -> None:

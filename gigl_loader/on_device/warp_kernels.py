@@ -102,13 +102,13 @@ class WarpKernels(TorchKernels):
 
     def _first_places(self, keys: Tensor) -> Tensor:
         """Return the first place of each of ``keys``; 0 for those below 0."""
-        found = torch.empty_like(keys, dtype=torch.int32)
+        positions = torch.empty_like(keys, dtype=torch.int32)
         # At most half full, so that a search reads few positions, and always reaches a free one.
         size = 1 << (2 * max(1, keys.numel()) - 1).bit_length()
         table = torch.zeros(size, dtype=torch.int64, device=self.device)
         firsts = torch.full((size,), keys.numel(), dtype=torch.int32, device=self.device)
         places = torch.empty_like(keys)
-        num_keys, at = keys.numel(), wp.from_torch(found)
+        num_keys, at = keys.numel(), wp.from_torch(positions)
         self._launch(
             enter_keys, num_keys, self._array(keys), wp.from_torch(table, wp.uint64),
             wp.from_torch(firsts), at,

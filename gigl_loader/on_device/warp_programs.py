@@ -228,13 +228,13 @@ def _comes_later(
     values: wp.array2d[wp.float64],
     items: wp.array2d[wp.int64],
     i: wp.int32,
-    one: wp.int32,
+    position: wp.int32,
     other: wp.int32,
 ) -> wp.bool:
     """Return whether an item is chosen after another; among equal values the earlier position."""
-    if values[i, one] == values[i, other]:
-        return items[i, one] > items[i, other]
-    return values[i, one] > values[i, other]
+    if values[i, position] == values[i, other]:
+        return items[i, position] > items[i, other]
+    return values[i, position] > values[i, other]
 
 
 @wp.func
@@ -242,14 +242,14 @@ def _swap(
     values: wp.array2d[wp.float64],
     items: wp.array2d[wp.int64],
     i: wp.int32,
-    one: wp.int32,
+    position: wp.int32,
     other: wp.int32,
 ) -> None:
-    value = values[i, one]
-    values[i, one] = values[i, other]
+    value = values[i, position]
+    values[i, position] = values[i, other]
     values[i, other] = value
-    item = items[i, one]
-    items[i, one] = items[i, other]
+    item = items[i, position]
+    items[i, position] = items[i, other]
     items[i, other] = item
 
 
@@ -421,16 +421,16 @@ def draw_with_replacement(
     counts[i] = wp.int64(taken)
     row = row_key_of(key, ids[i])
     for j in range(width):
-        found = wp.int64(0)
+        chosen = wp.int64(0)
         if taken > 0:
             goal = unit_of(row, wp.int64(j)) * total
             # In the same order as above: sums depend on it.
             running = wp.float64(_weight_at(weights, start))
-            found = start
-            while running <= goal and found + wp.int64(1) < stop:
-                found = found + wp.int64(1)
-                running = running + wp.float64(_weight_at(weights, found))
-        offsets[i, j] = found
+            chosen = start
+            while running <= goal and chosen + wp.int64(1) < stop:
+                chosen = chosen + wp.int64(1)
+                running = running + wp.float64(_weight_at(weights, chosen))
+        offsets[i, j] = chosen
 
 
 # -- labels ----------------------------------------------------------------------------------------
@@ -441,11 +441,11 @@ def enter_keys(
     keys: wp.array[wp.int64],
     table: wp.array[wp.uint64],
     firsts: wp.array[wp.int32],
-    found: wp.array[wp.int32],
+    positions: wp.array[wp.int32],
 ) -> None:
     """Note the smallest place of each key. ``table`` holds key + 1, or 0 if free."""
     i = wp.tid()
-    found[i] = wp.int32(-1)
+    positions[i] = wp.int32(-1)
     if keys[i] >= wp.int64(0):
         entry = wp.uint64(keys[i]) + wp.uint64(1)
         mask = wp.uint64(table.shape[0] - 1)
@@ -457,20 +457,20 @@ def enter_keys(
             position = wp.int32(wp.uint64(position + 1) & mask)
         # The place of a key in the table depends on timing; its smallest place does not.
         wp.atomic_min(firsts, position, i)
-        found[i] = position
+        positions[i] = position
 
 
 @wp.kernel
 def look_up_places(
     firsts: wp.array[wp.int32],
-    found: wp.array[wp.int32],
+    positions: wp.array[wp.int32],
     out: wp.array[wp.int64],
 ) -> None:
     """Read the first place of each key, which `enter_keys` has noted; 0 for those below 0."""
     i = wp.tid()
     out[i] = wp.int64(0)
-    if found[i] >= 0:
-        out[i] = wp.int64(firsts[found[i]])
+    if positions[i] >= 0:
+        out[i] = wp.int64(firsts[positions[i]])
 
 
 # -- rows of features ------------------------------------------------------------------------------

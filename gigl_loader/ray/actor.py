@@ -320,8 +320,8 @@ class Actor:
         done, _ = ray.wait([self._asked], timeout=0)
         if not done:
             return None
-        found: dict[str, Any] = ray.get(self._asked)
-        return found
+        response: dict[str, Any] = ray.get(self._asked)
+        return response
 
     def kill(self) -> None:
         """Kill its process, so that it is restarted."""
@@ -370,7 +370,7 @@ class Watchdog:
     ) -> None:  # fmt: skip
         self._interval_s, self._timeout_s, self._lost_after_s = interval_s, timeout_s, lost_after_s
         self._clock = clock
-        self._servers = [_Server(one, clock()) for one in servers]
+        self._servers = [_Server(actor, clock()) for actor in servers]
         self._num_partitions = num_partitions or len(servers)
         self._over = threading.Event()
         self._changed = threading.Condition()
@@ -394,7 +394,7 @@ class Watchdog:
     def health(self) -> list[dict[str, Any]]:
         """Return the last status of each server, with its age ``silent_s``."""
         now = self._clock()
-        return [{**one.health, "silent_s": now - one.heard} for one in self._servers]
+        return [{**server.health, "silent_s": now - server.heard} for server in self._servers]
 
     def wait_for(self, done: Callable[[list[dict[str, Any]]], bool], timeout_s: float) -> bool:
         """Wait until ``done(health)`` is true or the cluster failed; return False if too late."""
@@ -416,22 +416,26 @@ class Watchdog:
         """
 
         def broken(servers: list[dict[str, Any]]) -> list[int]:
-            return [i for i, one in enumerate(servers) if one.get("why") and not one.get("served")]
+            return [
+                i
+                for i, server in enumerate(servers)
+                if server.get("why") and not server.get("served")
+            ]
 
         def decided(servers: list[dict[str, Any]]) -> bool:
-            return bool(broken(servers)) or all(one["state"] == "serving" for one in servers)
+            return bool(broken(servers)) or all(server["state"] == "serving" for server in servers)
 
         in_time = self.wait_for(decided, max(0.0, deadline - time.monotonic()))
         servers = self.health()
         # before the watchdog's error, which has no log lines
         if failed := broken(servers):
-            one = servers[failed[0]]
-            log = "\n".join(one.get("last_log", []))
-            raise PeerError(f"storage server {failed[0]} did not start: {one['why']}\n{log}")
+            server = servers[failed[0]]
+            log = "\n".join(server.get("last_log", []))
+            raise PeerError(f"storage server {failed[0]} did not start: {server['why']}\n{log}")
         if self.error is not None:
             raise self.error
         if not in_time:
-            states = {rank: one["state"] for rank, one in enumerate(servers)}
+            states = {rank: server["state"] for rank, server in enumerate(servers)}
             raise PeerTimeoutError(
                 f"not all storage servers serve after {timeout_s:.0f} s: {states}; see the logs of "
                 "their actors, or raise start_timeout"

@@ -80,7 +80,7 @@ class GraphStore:
 
         if ray.is_initialized():
             # silent servers will not respond to `stop` either: they are killed at once
-            silent = [one["silent_s"] > _STOP_S for one in self._watchdog.health()]
+            silent = [server["silent_s"] > _STOP_S for server in self._watchdog.health()]
             _end(self._servers, self._group, silent)
 
     def __enter__(self) -> "GraphStore":
@@ -326,13 +326,13 @@ def _end(servers: Sequence[Actor], group: Any, silent: Sequence[bool] = ()) -> N
     from ray.util import remove_placement_group
 
     with contextlib.suppress(ray.exceptions.RayError):
-        answering = [one for one, lost in zip_longest(servers, silent) if not lost]
+        answering = [server for server, lost in zip_longest(servers, silent) if not lost]
         # all at once, then waited for, as their limits would add up one after another
-        stopped = [one.actor.stop.remote() for one in answering]
+        stopped = [server.actor.stop.remote() for server in answering]
         if stopped:
             ray.wait(stopped, num_returns=len(stopped), timeout=_STOP_S)
-    for one in servers:
+    for server in servers:
         with contextlib.suppress(ray.exceptions.RayError):
-            ray.kill(one.actor)
+            ray.kill(server.actor)
     with contextlib.suppress(ray.exceptions.RayError):
         remove_placement_group(group)

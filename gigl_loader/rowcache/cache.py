@@ -38,15 +38,15 @@ class _Arrays:
 
     def __init__(self, table: RowTable, segment: Array, offset: int) -> None:
         self.table = table
-        found: dict[Any, Array] = {}
+        arrays: dict[Any, Array] = {}
         for name, (dtype, shape) in table.arrays().items():
-            found[name] = array_in(segment, dtype, shape, offset)
+            arrays[name] = array_in(segment, dtype, shape, offset)
             offset += align(nbytes_of(dtype, shape))
-        self.state, self.ring = found["state"], found["ring"]
-        self.starts, self.counts, self.index = found["starts"], found["counts"], found["index"]
-        self.holders, self.slots, self.stored = found["holders"], found["slots"], found["stored"]
-        self.top, self.queue = found["top"], found["queue"]
-        self.rows = {matrix: found[matrix] for matrix in table.matrices}
+        self.state, self.ring = arrays["state"], arrays["ring"]
+        self.starts, self.counts, self.index = arrays["starts"], arrays["counts"], arrays["index"]
+        self.holders, self.slots, self.stored = arrays["holders"], arrays["slots"], arrays["stored"]
+        self.top, self.queue = arrays["top"], arrays["queue"]
+        self.rows = {matrix: arrays[matrix] for matrix in table.matrices}
 
     @property
     def _all(self) -> Any:  # of nine arrays: mypy takes a tuple of any length for all arguments

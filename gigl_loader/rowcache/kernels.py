@@ -99,11 +99,11 @@ def _next(at, size):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _write_reference(ring, at, one, batch, link):  # type: ignore[no-untyped-def]
+def _write_reference(ring, at, row_id, batch, link):  # type: ignore[no-untyped-def]
     """Write the last reference to an id."""
     # Columns are int32: 32 bits of the id here and 16 beside the batch, so ids are below 2 ** 48.
-    ring[at, LOW] = one & 0xFFFFFFFF
-    ring[at, REST] = one >> 32 << BATCH_BITS | batch
+    ring[at, LOW] = row_id & 0xFFFFFFFF
+    ring[at, REST] = row_id >> 32 << BATCH_BITS | batch
     ring[at, LINK] = link
     ring[at, AFTER] = 0
 
@@ -138,11 +138,11 @@ def _slot_of(ring, code):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _tag(index, one):  # type: ignore[no-untyped-def]
+def _tag(index, row_id):  # type: ignore[no-untyped-def]
     """Return the id, or a hash of it: it tells where the id belongs."""
     if index.shape[1] == 1:
-        return one
-    return np.int64(mix(np.uint64(one)) >> np.uint64(64 - TAG_BITS))
+        return row_id
+    return np.int64(mix(np.uint64(row_id)) >> np.uint64(64 - TAG_BITS))
 
 
 @_inlined
@@ -155,7 +155,7 @@ def _home(index, tag):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _find(index, ring, holders, one, tag):  # type: ignore[no-untyped-def]
+def _find(index, ring, holders, row_id, tag):  # type: ignore[no-untyped-def]
     """Return the position of an id, or the one where it would be entered."""
     at = _home(index, tag)
     if index.shape[1] == 1:
@@ -165,7 +165,7 @@ def _find(index, ring, holders, one, tag):  # type: ignore[no-untyped-def]
     while index[at, CODE] != 0:
         if index[at, TAG] == tag:
             code = index[at, CODE]
-            if (_id_at(ring, code - 1) if code > 0 else holders[-code - 1]) == one:
+            if (_id_at(ring, code - 1) if code > 0 else holders[-code - 1]) == row_id:
                 break
         at = _next(at, index.shape[0])
     return at
@@ -232,12 +232,12 @@ def _enqueue(state, slot, slots, queue):  # type: ignore[no-untyped-def]
     if state[LAST] == queue.shape[0]:
         end = 0
         for position in range(state[FIRST], state[LAST]):
-            one = queue[position]
+            queued = queue[position]
             # An entry counts if its slot points to it; the mark of ``slot`` itself is from its last
             # wait.
-            if slots[one, PLACE] == -1 - position and one != slot:
-                queue[end] = one
-                slots[one, PLACE] = -1 - end
+            if slots[queued, PLACE] == -1 - position and queued != slot:
+                queue[end] = queued
+                slots[queued, PLACE] = -1 - end
                 end += 1
         state[FIRST], state[LAST] = 0, end
     queue[state[LAST]] = slot
@@ -348,16 +348,16 @@ def add(state, ring, starts, counts, index, holders, slots, top, queue, ids, tag
     for i in range(-TURNS, 0):
         _ask_before_adding(ring, index, slots, ids, tags, i)
     for i in range(count):
-        one, tag = ids[i], tags[i & TURNS - 1]
+        row_id, tag = ids[i], tags[i & TURNS - 1]
         _ask_before_adding(ring, index, slots, ids, tags, i)
-        position = _find(index, ring, holders, one, tag)
+        position = _find(index, ring, holders, row_id, tag)
         code = index[position, CODE]
         # The batch has the id before: it takes a position, so that positions and ids of a batch
         # match, but it is in no chain.
         if code > 0 and _batch_at(ring, code - 1) == batch:
-            _write_reference(ring, at, one, TWICE, 0)
+            _write_reference(ring, at, row_id, TWICE, 0)
         else:
-            _write_reference(ring, at, one, batch, code)
+            _write_reference(ring, at, row_id, batch, code)
             _enter(index, position, tag, at + 1)
             if code > 0:
                 ring[code - 1, AFTER] = at + 1  # and its slot, if any, has an earlier next use
@@ -388,9 +388,9 @@ def forget(state, ring, starts, counts, index, holders, slots, top, queue, batch
 
 
 @_inlined
-def _look_up(state, ring, index, holders, one):  # type: ignore[no-untyped-def]
+def _look_up(state, ring, index, holders, row_id):  # type: ignore[no-untyped-def]
     """Return the slot of an id, `MISSING` for none."""
-    position = _find(index, ring, holders, one, _tag(index, one))
+    position = _find(index, ring, holders, row_id, _tag(index, row_id))
     slot = _slot_of(ring, index[position, CODE])
     state[HITS if slot >= 0 else MISSES] += 1
     return slot
@@ -476,14 +476,14 @@ def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, mis
                 if begin + position < ring.shape[0]
                 else begin + position - ring.shape[0]
             )
-            one = _id_at(ring, at)
-            holders[slot] = one
+            row_id = _id_at(ring, at)
+            holders[slot] = row_id
             out[position] = -2 - slot
             # The index points to the last reference of an id, but only the first stores the slot.
             if code > 0:
                 ring[code - 1, LINK] = -1 - slot
             else:
-                _replace(index, _tag(index, one), 0, -1 - slot)
+                _replace(index, _tag(index, row_id), 0, -1 - slot)
             _wait_for(state, slot, code, ring, slots, top, queue)
 
 
@@ -525,16 +525,16 @@ def decide(  # type: ignore[no-untyped-def]
 @_kernel
 def claim(positions, ids, holders, stored, kept):  # type: ignore[no-untyped-def]
     """Mark slots as empty before they are written; return how many still belong to these ids."""
-    found = 0
+    num_kept = 0
     for i in range(positions.shape[0]):
         # Neither where a later plan gave the slot to another row, nor where the row is already:
         # others may be copying it. -1 is no id: a reader that copies during the write notices
         # afterwards.
         if holders[positions[i]] == ids[i] and stored[positions[i]] != ids[i]:
             stored[positions[i]] = -1
-            kept[found] = i
-            found += 1
-    return found
+            kept[num_kept] = i
+            num_kept += 1
+    return num_kept
 
 
 @_kernel
@@ -555,9 +555,9 @@ def publish(slots, ids, stored):  # type: ignore[no-untyped-def]
 @_kernel
 def find_absent(slots, ids, stored, out):  # type: ignore[no-untyped-def]
     """Write the positions of ids that are not in their slots; return how many."""
-    found = 0
+    num_absent = 0
     for i in range(slots.shape[0]):
         if stored[slots[i]] != ids[i]:
-            out[found] = i
-            found += 1
-    return found
+            out[num_absent] = i
+            num_absent += 1
+    return num_absent

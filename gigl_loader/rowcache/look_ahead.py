@@ -78,30 +78,30 @@ class DrawnBatch:
 
     def wanted(self) -> dict[Owner, Array]:
         """Return by owner the ids that the cache learns: the first ones of each."""
-        return {owner: one.ids for (owner, number), one in self.remote.items() if number == 0}
+        return {owner: rows.ids for (owner, number), rows in self.remote.items() if number == 0}
 
 
-def keep_structure(fields: Sequence[Field], here: Container[int] = ()) -> DrawnBatch:
+def keep_structure(fields: Sequence[Field], local: Container[int] = ()) -> DrawnBatch:
     """Return a batch that outlives its sampler's next one.
 
     Args:
         fields: From the sampler.
-        here: Partitions that are read in this machine's memory.
+        local: Partitions that are read in this machine's memory.
     """
     batch = DrawnBatch([], [], {}, 0)
     by_ids: dict[tuple[Owner, int], RowsOf] = {}
-    for one in fields:
+    for batch_field in fields:
         source = None
-        if isinstance(one.write, LaterRows):
-            source = _source(one, one.write, here, by_ids, batch.remote)
+        if isinstance(batch_field.write, LaterRows):
+            source = _source(batch_field, batch_field.write, local, by_ids, batch.remote)
         else:
             # The sampler writes from scratch memory that its next batch takes, so a copy is kept.
-            array = np.empty(one.shape, storage_dtype(one.dtype))
-            one.write(array)
-            one = replace(one, write=partial(_copy, array))
-        batch.fields.append(one)
+            array = np.empty(batch_field.shape, storage_dtype(batch_field.dtype))
+            batch_field.write(array)
+            batch_field = replace(batch_field, write=partial(_copy, array))
+        batch.fields.append(batch_field)
         batch.sources.append(source)
-    return replace(batch, nbytes=sum(_kept_bytes(one) for one in batch.fields))
+    return replace(batch, nbytes=sum(_kept_bytes(batch_field) for batch_field in batch.fields))
 
 
 def _copy(array: Array, out: Array) -> None:
@@ -114,17 +114,17 @@ def _kept_bytes(field: Field) -> int:
 
 
 def _source(
-    field: Field, later: LaterRows, here: Container[int], by_ids: dict[tuple[Owner, int], RowsOf],
+    field: Field, later: LaterRows, local: Container[int], by_ids: dict[tuple[Owner, int], RowsOf],
     remote: dict[RowsOf, RemoteIds],
 ) -> RowsOf | None:  # fmt: skip
     """Return the rows that ``field`` reads from other machines, entered into ``remote``."""
     # Rows on this machine are not cached: they are in memory already, and read in place. A row
     # without columns needs no fetch.
-    split = {p: at for p, at in (later.split or {}).items() if p not in here}
+    split = {p: at for p, at in (later.split or {}).items() if p not in local}
     if not split or 0 in field.shape[1:]:
         return None
     owner = owner_of(later.kind, later.name)
-    number = sum(one == owner for one, _ in by_ids)
+    number = sum(other == owner for other, _ in by_ids)
     # By identity, which the sampler keeps: `GraphReader` hands one split to all matrices that are
     # read for the same ids, and the fields keep it alive during the look-up.
     source = by_ids.setdefault((owner, id(later.split)), (owner, number))

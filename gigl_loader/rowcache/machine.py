@@ -127,7 +127,7 @@ class MachineRows:
                 segments.reserve(self._fd, nbytes)
                 memory = _mapped(self._fd, nbytes)
                 sizes = _sizes_in(memory, tables)
-                sizes[:] = [(one.capacity, one.references) for one in tables.values()]
+                sizes[:] = [(table.capacity, table.references) for table in tables.values()]
                 self._map(memory, tables).initialise()
                 self._digest[:] = digest
                 self._nbytes[0] = nbytes
@@ -223,12 +223,12 @@ def name_of_rows(view: PartitionView[Tensor]) -> str:
     Ranks exchange theirs: a cache that an earlier loader has filled is valid only for a loader over
     the same dataset on all of them.
     """
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for kind in ROW_KINDS:
         for name, rows in sorted(getattr(view, kind).items(), key=repr):
             if not (kind.endswith("_attributes") and name[1].startswith(NEIGHBOR_TIME)):
-                found.update(_token(rows.values).encode())
-    return found.hexdigest()
+                digest.update(_token(rows.values).encode())
+    return digest.hexdigest()
 
 
 # --- the memory of each process -------------------------------------------------------------------
@@ -277,9 +277,9 @@ class RowsClaim:
         """
         own = self.offer
         # without an offer this process was told not to share memory, so it opens no other one
-        for one in offers if own is not None else ():
-            if (one.machine, one.what) == (machine_name(), self._what):
-                self.memory = self._opened(one)
+        for offer in offers if own is not None else ():
+            if (offer.machine, offer.what) == (machine_name(), self._what):
+                self.memory = self._opened(offer)
         _kept[self._key] = self.memory
         return self.memory
 
@@ -297,12 +297,12 @@ class RowsClaim:
 def firsts_of_machines(offers: Sequence[RowsOffer | None]) -> list[RowsOffer]:
     """Return the offer of the first rank of each machine where another rank wants the same rows."""
     by_machine: dict[tuple[str, str], list[RowsOffer]] = {}
-    for one in offers:
-        if one is not None:
-            by_machine.setdefault((one.machine, one.what), []).append(one)
+    for offer in offers:
+        if offer is not None:
+            by_machine.setdefault((offer.machine, offer.what), []).append(offer)
     # a rank without others keeps its own memory: so the result has an entry for each machine
     # where ranks share, not for each rank
-    return [some[0] for some in by_machine.values() if len(some) > 1]
+    return [same[0] for same in by_machine.values() if len(same) > 1]
 
 
 Share = Callable[[Callable[[], bytes]], bytes | None]

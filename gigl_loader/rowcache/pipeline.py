@@ -185,8 +185,8 @@ class RemoteRows:
             gather_rows([(values, slots, None)], rows[matrix])
         # others may have taken some slots meanwhile
         gone = self._here.absent(self._owner, self._plan[at], self._remote.ids[at])
-        there = np.delete(np.arange(at.size), gone)
-        self._copies.append((at[there], rows, there))
+        held = np.delete(np.arange(at.size), gone)
+        self._copies.append((at[held], rows, held))
         # Ascending, as `_ask` takes the positions of repeated requests.
         self._cached = np.sort(np.concatenate([self._cached[absent], at[gone]]))
 
@@ -222,7 +222,7 @@ class RemoteRows:
         in_time, late = time.monotonic() < deadline, self._cached[absent]
         self._cached = np.delete(self._cached, absent)
         asked = {matrix: self._ask(matrix, late) for matrix in self._asked}
-        rows = {matrix: one.wait() for matrix, one in asked.items()}
+        rows = {matrix: asked_rows.wait() for matrix, asked_rows in asked.items()}
         ids, everything = self._remote.ids[late], np.arange(late.size)
         # Others may wait for these rows, too, and would fetch each of them once more.
         self._here.store(self._owner, self._plan[late], ids, rows, everything)
@@ -234,14 +234,14 @@ class RemoteRows:
         """Take rows that lost their slots before they came from the batches that fetched them."""
         earlier, self._earlier = self._earlier, ()  # or each would keep all before it
         # This batch, too: a row that it repeats may be among its fetched rows.
-        for one in (*earlier, self):
+        for batch_rows in (*earlier, self):
             absent = self._absent()
             if absent.size == 0:
                 return
-            found, rows = one.fetched_rows(self._remote.ids[self._cached[absent]])
-            is_there = found >= 0
+            fetched, rows = batch_rows.fetched_rows(self._remote.ids[self._cached[absent]])
+            is_there = fetched >= 0
             if is_there.any():
-                self._copies.append((self._cached[absent[is_there]], rows, found[is_there]))
+                self._copies.append((self._cached[absent[is_there]], rows, fetched[is_there]))
                 self._cached = np.delete(self._cached, absent[is_there])
 
     def fetched_rows(self, ids: Array) -> tuple[Array, dict[Matrix, Array]]:
@@ -274,18 +274,18 @@ class RemoteRows:
 
     def parts(self, matrix: Matrix) -> list[Part]:
         """Return the rows, which go to their positions in the batch."""
-        found: list[Part] = []
+        parts: list[Part] = []
         if self._cached.size:
             rows = self._here.rows(self._owner, matrix)
             slots = self._plan[self._cached].astype(np.int64)
-            found.append((rows, slots, self._positions[self._cached]))
+            parts.append((rows, slots, self._positions[self._cached]))
         if self._fetched.size:
             rows, at = self._asked[matrix].rows, self._fetched
-            found.append((rows, np.arange(at.size), self._positions[at]))
-        found += [
+            parts.append((rows, np.arange(at.size), self._positions[at]))
+        parts += [
             (copied[matrix], which, self._positions[at]) for at, copied, which in self._copies
         ]
-        return found
+        return parts
 
     def repair(self, matrix: Matrix, out: Array) -> None:
         """Fetch rows whose slots were given to others while they were copied."""
@@ -314,22 +314,22 @@ class Filling:
     @property
     def num_cached(self) -> int:
         """Rows of each matrix that the cache had; known once the batch is complete."""
-        return sum(one.num_cached for one in self.rows.values())
+        return sum(rows.num_cached for rows in self.rows.values())
 
     def store(self) -> None:
         """Wait for the responses, and give the cache the rows that it keeps."""
-        for one in self.rows.values():
-            one.store()
+        for rows in self.rows.values():
+            rows.store()
 
     def store_if_there(self) -> None:
         """Store rows if all have come."""
-        if all(one.has_come for one in self.rows.values()):
+        if all(rows.has_come for rows in self.rows.values()):
             self.store()
 
     def abandon(self) -> None:
         """Let nobody wait for rows of this batch, which will not be filled."""
-        for one in self.rows.values():
-            one.abandon()
+        for rows in self.rows.values():
+            rows.abandon()
 
 
 class Pipeline:
@@ -407,7 +407,7 @@ class Pipeline:
                 source, remote, plan, self._cache, self._peers, self._room, filling.counts,
                 # a row that is planned to be here may be on its way for one of these, and its slot
                 # may then belong to another row
-                [one.rows[source] for one in earlier if source in one.rows], filling.is_alone,
+                [other.rows[source] for other in earlier if source in other.rows], filling.is_alone,
             )  # fmt: skip
         return filling
 
@@ -432,18 +432,18 @@ class Pipeline:
         under_way = list(under_way)
 
         def meanwhile() -> None:
-            for one in under_way:
-                one.store_if_there()
+            for other in under_way:
+                other.store_if_there()
 
         try:
-            for one in filling.rows.values():
-                one.wait()
+            for rows in filling.rows.values():
+                rows.wait()
             # before any wait for others' rows, so that no wait is circular. Checked again: a loader
             # that joined since would wait for these rows
             if not (filling.is_alone and self._is_alone()):
                 filling.store()
-            for one in filling.rows.values():
-                self._patience.wait(one, meanwhile)
+            for rows in filling.rows.values():
+                self._patience.wait(rows, meanwhile)
             written = write(self._fields(filling))
             filling.store()  # alone: it has read its rows in place, so its slots come last
         except BaseException:
@@ -453,11 +453,13 @@ class Pipeline:
 
     def _fields(self, filling: Filling) -> list[Field]:
         fields, batch = [], filling.batch
-        for one, source in zip(batch.fields, batch.sources, strict=True):
-            if isinstance(one.write, LaterRows):
+        for batch_field, source in zip(batch.fields, batch.sources, strict=True):
+            if isinstance(batch_field.write, LaterRows):
                 rows = None if source is None else filling.rows[source]
-                one = replace(one, write=partial(self._write, one.write, rows))
-            fields.append(one)
+                batch_field = replace(
+                    batch_field, write=partial(self._write, batch_field.write, rows)
+                )
+            fields.append(batch_field)
         return fields
 
     def _write(self, later: LaterRows, remote: RemoteRows | None, out: Array) -> None:

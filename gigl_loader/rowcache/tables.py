@@ -131,14 +131,14 @@ def make_tables(
         size: Bytes of the whole cache; as a float, the share of the remote rows that are kept.
         kinds: By kind of matrix, whether the loader reads it.
     """
-    found: dict[Matrix, Row] = {}
+    by_matrix: dict[Matrix, Row] = {}
     for kind in (kind for kind, is_read in kinds.items() if is_read):
         for name, rows in getattr(view, kind).items():
             if kind.endswith("_attributes") and name[1].startswith(NEIGHBOR_TIME):
                 continue  # no batch has these
             if not rows.whole and remote.get(owner_of(kind, name), 0) > 0:
-                found[kind, name] = rows.dtype, tuple(rows.values.shape[1:])
-    matrices = by_owner(found)
+                by_matrix[kind, name] = rows.dtype, tuple(rows.values.shape[1:])
+    matrices = by_owner(by_matrix)
     books: dict[Any, Book[Any]] = {**view.node_books, **view.edge_books}
     num_ids = {owner: books[owner[1]].num_ids for owner in matrices}
     return tables_of(matrices, num_ids, remote, size)
@@ -149,16 +149,16 @@ def by_owner(rows: Mapping[Matrix, Row]) -> dict[Owner, dict[Matrix, Row]]:
 
     Such rows need no fetch, and no batch counts them among those that it lacks.
     """
-    found: dict[Owner, dict[Matrix, Row]] = {}
+    grouped: dict[Owner, dict[Matrix, Row]] = {}
     for matrix, (dtype, shape) in rows.items():
         if 0 not in shape:
-            found.setdefault(owner_of(*matrix), {})[matrix] = dtype, shape
-    return found
+            grouped.setdefault(owner_of(*matrix), {})[matrix] = dtype, shape
+    return grouped
 
 
 def remote_rows(view: PartitionView[Any], remote: set[int]) -> dict[Owner, int]:
     """Return by owner how many rows the partitions ``remote`` have."""
-    found = {}
+    num_rows = {}
     for kind, books in (("node", view.node_books), ("edge", view.edge_books)):
         for name, book in books.items():
             # partition p has the ids up to the p-th bound; else a table names each id's partition
@@ -166,8 +166,8 @@ def remote_rows(view: PartitionView[Any], remote: set[int]) -> dict[Owner, int]:
                 sizes = np.diff(np.asarray(book.bounds), prepend=0)
             else:
                 sizes = np.bincount(np.asarray(book.table), minlength=view.num_partitions)
-            found[kind, name] = int(sum(sizes[partition] for partition in remote))
-    return found
+            num_rows[kind, name] = int(sum(sizes[partition] for partition in remote))
+    return num_rows
 
 
 def tables_for(
@@ -208,32 +208,32 @@ def tables_of(
     """
 
     def tables(share: float) -> dict[Owner, RowTable]:
-        found = {}
-        for owner, some in matrices.items():
+        row_tables = {}
+        for owner, owned in matrices.items():
             # A small share of few rows would round to a table without slots.
             wanted = max(1, round(share * remote[owner]))
             capacity = min(remote[owner], wanted, _MOST_SLOTS)
-            found[owner] = RowTable(
+            row_tables[owner] = RowTable(
                 # Room for two windows: batches of a user that is gone stay known until the ring is
                 # full, and meanwhile the other users must know theirs.
-                num_ids=num_ids[owner], capacity=capacity, matrices=some,
+                num_ids=num_ids[owner], capacity=capacity, matrices=owned,
                 references=2 * WINDOW * capacity + _RING_SPARE,
             )  # fmt: skip
-        return found
+        return row_tables
 
     if isinstance(size, float):
         return tables(size)
-    found = tables(_share_of_bytes(tables, size))
+    row_tables = tables(_share_of_bytes(tables, size))
     # Half of it for rows: the fixed memory of a table would leave none, or next to none.
     least = min(2 * segment_bytes(tables(0.0)), segment_bytes(tables(1.0)))
-    if found and size < least:
+    if row_tables and size < least:
         _log.warning(
             "remote_cache of %d bytes keeps %d of %d rows of other machines, since their index "
             'takes most of it: the smallest useful size here is "%dMB"',
-            size, sum(table.capacity for table in found.values()),
-            sum(remote[owner] for owner in found), -(-least // 10**6),
+            size, sum(table.capacity for table in row_tables.values()),
+            sum(remote[owner] for owner in row_tables), -(-least // 10**6),
         )  # fmt: skip
-    return found
+    return row_tables
 
 
 def in_order(tables: Mapping[Owner, RowTable]) -> dict[Owner, RowTable]:

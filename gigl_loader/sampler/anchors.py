@@ -83,25 +83,25 @@ class AnchorRoots:
     def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
         """Put anchors first, then labels, type after type, positives before negatives."""
         fields = list(self._seeds.place(request, nodes).fields)
-        asked = []
+        pending = []
         for edge_type in self._supervision:
             for sign in (POSITIVE, NEGATIVE):
                 ask = self._ask_input if self._labels_in_input else self._ask_graph
                 answer = ask(edge_type, sign, request)
                 if answer is not None:
-                    asked.append((edge_type, sign, answer))
-        found = []
-        for edge_type, sign, answer in asked:  # all are requested before the first wait
+                    pending.append((edge_type, sign, answer))
+        label_sets = []
+        for edge_type, sign, answer in pending:  # all are requested before the first wait
             counts, ids = answer()
             anchors = np.repeat(np.arange(counts.size), counts)
             links = np.stack([anchors, nodes.label(edge_type[2], ids, anchors)])
-            found.append(_Labels(edge_type, sign, counts, links))
+            label_sets.append(_Labels(edge_type, sign, counts, links))
             name = label_column(sign, edge_type)
             fields.append(Field.of(LABEL_LINKS + name, links))
             fields.append(Field.of(LABEL_COUNTS + name, counts))
         if not self._exclude:
             return Placed(fields)
-        copies = self._without_copies(request.seeds, nodes, found)
+        copies = self._without_copies(request.seeds, nodes, label_sets)
         return Placed(fields, copies.keep_edges, copies.dropped)
 
     def _ask_input(
@@ -111,9 +111,9 @@ class AnchorRoots:
         column = request.extra.get(label_column(sign, edge_type))
         if column is None:
             return None
-        there = column >= 0
+        is_label = column >= 0
         # Row after row, as a boolean mask reads: labels stay with their anchors.
-        return lambda: (there.sum(1), column[there])
+        return lambda: (is_label.sum(1), column[is_label])
 
     def _ask_graph(
         self, edge_type: EdgeType, sign: str, request: SampleRequest
@@ -134,7 +134,7 @@ class AnchorRoots:
         return read
 
     def _without_copies(
-        self, seeds: Array, nodes: BatchNodes, found: list[_Labels]
+        self, seeds: Array, nodes: BatchNodes, label_sets: list[_Labels]
     ) -> "_WithoutCopies":
         """Return a filter for the positives of this batch, as edges that could be their copies."""
         roots = {name: nodes.count(name) for name in nodes.types}
@@ -143,7 +143,7 @@ class AnchorRoots:
         firsts = nodes.find(self._plan.input_type, seeds)
         positives = [
             (labels.edge_type, np.stack([firsts[labels.links[0]], labels.links[1]]))
-            for labels in found
+            for labels in label_sets
             if labels.sign == POSITIVE
         ]
         keys = {}
@@ -175,12 +175,12 @@ class _WithoutCopies:
 
     def dropped(self) -> dict[EdgeType, tuple[Array, Array]]:
         """Return the copies by ids: the nodes that are expanded, and their neighbours."""
-        found = {}
+        copies = {}
         for edge_type, keys in self.keys.items():
             expanded, neighbor = self.reader.ends(edge_type)
             own, others = np.divmod(keys, max(1, self.roots[neighbor]))
-            found[edge_type] = self.nodes.ids(expanded)[own], self.nodes.ids(neighbor)[others]
-        return found
+            copies[edge_type] = self.nodes.ids(expanded)[own], self.nodes.ids(neighbor)[others]
+        return copies
 
     def keep_edges(self, edge_type: EdgeType, targets: Array, drawn: Drawn) -> tuple[Array, Drawn]:
         """Return the edges that are no copy of a positive."""
@@ -256,8 +256,8 @@ def _as_edges_of(copy_type: EdgeType, edge_type: EdgeType, links: Array) -> list
     """Return ``links`` (``[2, n]``, anchors first) as edges of ``copy_type``, in all directions."""
     ends, turned = (edge_type[0], edge_type[2]), (edge_type[2], edge_type[0])
     copy_ends = (copy_type[0], copy_type[2])
-    found = [links] if copy_ends == ends else []
-    return [*found, links[::-1]] if copy_ends == turned else found
+    edges = [links] if copy_ends == ends else []
+    return [*edges, links[::-1]] if copy_ends == turned else edges
 
 
 def _without(gone: Array, targets: Array, drawn: Drawn) -> tuple[Array, Drawn]:

@@ -81,9 +81,9 @@ def batch_bounds(
             counts.append(nodes_per_hop[name[expanded]][hop] * widths[name][hop])
         for node_type, counts in nodes_per_hop.items():
             # At worst each edge of the hop leads to a node that no other edge led to.
-            found = sum(drawn[hop] for name, drawn in edges_per_hop.items()
+            reached = sum(drawn[hop] for name, drawn in edges_per_hop.items()
                         if name[neighbor] == node_type)  # fmt: skip
-            counts.append(_at_most(found, most[node_type]))
+            counts.append(_at_most(reached, most[node_type]))
     nodes = {}
     for node_type, (first, *later) in nodes_per_hop.items():
         nodes[node_type] = first + _at_most(sum(later), most[node_type])
@@ -113,8 +113,8 @@ def _widths(
     return tuple(degrees[edge_type] if fanout < 0 else fanout for fanout in hops)
 
 
-def _at_most(found: int, most: int | None) -> int:
-    return found if most is None else min(found, most)
+def _at_most(count: int, most: int | None) -> int:
+    return count if most is None else min(count, most)
 
 
 def _most_edges(widths: Sequence[int], frontiers: Sequence[int], num_nodes: int) -> int:

@@ -97,13 +97,13 @@ class EdgeRoots:
         src, dst = request.seeds, request.extra[EDGE_TARGETS]
         seeds = self._negatives.seeds(src.size)
         neg_src, neg_dst = self._negatives.draw(request.ticket, src, seeds, nodes.seed_times)
-        own, _, other = self._edge_type
+        source_type, _, target_type = self._edge_type
         # Labels count up in this order, which is PyG's: ends of seed edges, then of negatives.
         # Triplets have no sources of their own, so none of their seeds is used for these.
         ends = (
-            nodes.label(own, src),
-            nodes.label(other, dst),
-            nodes.label(own, neg_src, seeds[: neg_src.size]),
+            nodes.label(source_type, src),
+            nodes.label(target_type, dst),
+            nodes.label(source_type, neg_src, seeds[: neg_src.size]),
             self._label_negatives(nodes, neg_dst, seeds),
         )
         return Placed([*self._fields(request, *ends), *self._times(nodes.seed_times, seeds)])
@@ -248,9 +248,9 @@ class Negatives:
         at = np.arange(count)
         for number in range(_PAIRS):
             mine = None if times is None else times[at]
-            for found, end in ((src, self._src), (dst, self._dst)):
+            for nodes, end in ((src, self._src), (dst, self._dst)):
                 rounds = self._rounds(ticket, end, count, at, number * _NEXT_PAIR)
-                found[at] = self._allowed(end, rounds, self._refused(end, mine))
+                nodes[at] = self._allowed(end, rounds, self._refused(end, mine))
             if not self._strict:
                 return src, dst
             at = at[self._are_edges(src[at], dst[at])]
@@ -274,9 +274,9 @@ class Negatives:
             if not self._src.has(source).all() or (later is not None and later(source, 0).any()):
                 continue
             refused = self._refused(self._dst, time, source)
-            found = self._next_allowed(self._dst, refused, 0, dst)
-            if found is not None:
-                return int(source[0]), found
+            target = self._next_allowed(self._dst, refused, 0, dst)
+            if target is not None:
+                return int(source[0]), target
         raise ConfigError(
             f"no two nodes can be a negative of type {self._edge_type}: all that may be drawn have "
             "an edge (use strict=False), or are later than the seed edge"
@@ -316,24 +316,24 @@ class Negatives:
         Raises:
             ConfigError: All nodes are refused for some negative.
         """
-        found: Array = next(rounds)
+        nodes: Array = next(rounds)
         if refused is None:
-            return found
-        everywhere = np.arange(found.size)
+            return nodes
+        everywhere = np.arange(nodes.size)
         for again in rounds:
-            wrong = np.flatnonzero(refused(found, everywhere))
+            wrong = np.flatnonzero(refused(nodes, everywhere))
             if wrong.size == 0:
-                return found
-            found[wrong] = again[wrong]
+                return nodes
+            nodes[wrong] = again[wrong]
         # A source with edges to nearly all nodes may never draw one of the few that are left. These
         # are looked up one by one, starting at the node drawn last, so that low ids are not
         # preferred.
-        for position in np.flatnonzero(refused(found, everywhere)).tolist():
-            node = self._next_allowed(end, refused, position, int(found[position]))
+        for position in np.flatnonzero(refused(nodes, everywhere)).tolist():
+            node = self._next_allowed(end, refused, position, int(nodes[position]))
             if node is None:
                 raise self._no_negative()
-            found[position] = node
-        return found
+            nodes[position] = node
+        return nodes
 
     def _next_allowed(
         self, end: "_End", refused: Refused | None, position: int, start: int
@@ -363,14 +363,14 @@ class Negatives:
         """Return for each pair whether the graph has it; the owners of its rows are asked."""
         rows, others = (dst, src) if self._reader.view.edge_dir == "in" else (src, dst)
         # Each row is requested once, whole: a source in a batch of triplets comes ``amount`` times.
-        asked, position = np.unique(rows, return_inverse=True)
-        answer = self._reader.draw(Draw(self._edge_type, fanout=-1, key=0), asked)()
-        owner = np.repeat(np.arange(asked.size), answer.counts)
+        distinct, position = np.unique(rows, return_inverse=True)
+        answer = self._reader.draw(Draw(self._edge_type, fanout=-1, key=0), distinct)()
+        owner = np.repeat(np.arange(distinct.size), answer.counts)
         # One number for a pair: a requested row, and the node at the other end.
         width = 1 + max(int(others.max()), int(answer.neighbors.max(initial=0)))
-        there = owner * width + answer.neighbors
-        found: Array = np.isin(position.reshape(-1) * width + others, there)
-        return found
+        edges = owner * width + answer.neighbors
+        are_edges: Array = np.isin(position.reshape(-1) * width + others, edges)
+        return are_edges
 
 
 class _End:
@@ -388,8 +388,8 @@ class _End:
         if self._ends is None:
             return (uniform(key, count) * self.num_nodes).astype(np.int64)
         # "right" and the minimum: as in `weighted_kernels.draw_weighted`.
-        found = np.searchsorted(self._ends, uniform(key, count) * self._ends[-1], side="right")
-        nodes: Array = np.minimum(found, self._ends.size - 1).astype(np.int64)
+        positions = np.searchsorted(self._ends, uniform(key, count) * self._ends[-1], side="right")
+        nodes: Array = np.minimum(positions, self._ends.size - 1).astype(np.int64)
         return nodes
 
     def has(self, nodes: Array) -> Array:

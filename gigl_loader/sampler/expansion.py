@@ -92,30 +92,30 @@ class Expansion:
     def run(self, ticket: BatchTicket, keep_edges: EdgeFilter | None) -> Sampled:
         """Grow the batch from the roots that are in its nodes; return its edges."""
         counts = {name: self._nodes.count(name) for name in self._nodes.types}
-        found = Sampled({name: EdgeCollector() for name in self._plan.fanouts})
-        found.nodes_per_hop = {name: [count] for name, count in counts.items()}
+        sampled = Sampled({name: EdgeCollector() for name in self._plan.fanouts})
+        sampled.nodes_per_hop = {name: [count] for name, count in counts.items()}
         # Labels of the nodes that the last hop found: [start, stop) by type. First, the roots.
         frontier = {name: (0, count) for name, count in counts.items()}
         # Once per batch: no tree is added after the roots, and a tree has one time.
         limits = self._times.limits(self._nodes)
         for hop in range(self._plan.num_hops):
-            self._expand(ticket, hop, frontier, found, limits, keep_edges)
+            self._expand(ticket, hop, frontier, sampled, limits, keep_edges)
             for name in self._nodes.types:
                 # After all edge types of the hop: a node found by one of them is expanded in the
                 # next hop, not by a later edge type of this one.
                 frontier[name] = (frontier[name][1], self._nodes.count(name))
-                found.nodes_per_hop[name].append(frontier[name][1] - frontier[name][0])
+                sampled.nodes_per_hop[name].append(frontier[name][1] - frontier[name][0])
         # An induced subgraph starts from the nodes alone; the edges that led to them are dropped.
         kind = self._plan.expansion.subgraph_type
         if kind == "induced":
             return induced(self._nodes, self._reader, self._plan, keep_edges)
         if kind == "bidirectional":
-            return bidirectional(found, typed=self._reader.view.is_heterogeneous)
-        return found
+            return bidirectional(sampled, typed=self._reader.view.is_heterogeneous)
+        return sampled
 
     def _expand(
         self, ticket: BatchTicket, hop: int, frontier: dict[NodeType, tuple[int, int]],
-        found: Sampled, limits: Limits | None, keep_edges: EdgeFilter | None,
+        sampled: Sampled, limits: Limits | None, keep_edges: EdgeFilter | None,
     ) -> None:  # fmt: skip
         pending = []
         for edge_type in self._plan.fanouts:
@@ -132,7 +132,7 @@ class Expansion:
             pending.append((edge_type, start, self._reader.draw(draw, nodes, asked)))
         for edge_type, start, drawn in pending:  # all are requested before the first wait
             # In the order of the plan, not of arrival: this order decides the labels.
-            self._collect(edge_type, start, drawn(), found.edges[edge_type], keep_edges)
+            self._collect(edge_type, start, drawn(), sampled.edges[edge_type], keep_edges)
 
     def _collect(
         self, edge_type: EdgeType, first: int, drawn: Drawn, edges: EdgeCollector,
@@ -177,26 +177,26 @@ def induced(
     for edge_type in plan.fanouts:
         # No key: all neighbours are taken.
         draw = Draw(edge_type, fanout=-1, key=0, with_edge=plan.with_edge)
-        asked = nodes.ids(reader.ends(edge_type)[0]).copy()
-        pending.append((edge_type, reader.draw(draw, asked)))
-    found = Sampled({})
+        expanded = nodes.ids(reader.ends(edge_type)[0]).copy()
+        pending.append((edge_type, reader.draw(draw, expanded)))
+    sampled = Sampled({})
     for edge_type, answer in pending:  # all are requested before the first wait
         drawn = answer()
         targets = np.empty(drawn.neighbors.size, np.int64)
         kernels.repeat_rows(drawn.counts, 0, targets)
         if keep_edges is not None:
             targets, drawn = keep_edges(edge_type, targets, drawn)
-        found.edges[edge_type] = _inside(nodes, reader.ends(edge_type)[1], targets, drawn)
-    return found
+        sampled.edges[edge_type] = _inside(nodes, reader.ends(edge_type)[1], targets, drawn)
+    return sampled
 
 
 def _inside(nodes: BatchNodes, neighbor: str, targets: Array, drawn: Drawn) -> EdgeCollector:
     labels = nodes.find(neighbor, drawn.neighbors)
     # Whole rows are requested, as owners do not know the nodes of the batch.
-    here = np.flatnonzero(labels >= 0)
+    sampled = np.flatnonzero(labels >= 0)
     edges = EdgeCollector()
-    ids = None if drawn.edge_ids is None else drawn.edge_ids[here]
-    edges.add(labels[here], targets[here], ids)
+    ids = None if drawn.edge_ids is None else drawn.edge_ids[sampled]
+    edges.add(labels[sampled], targets[sampled], ids)
     return edges
 
 
@@ -212,16 +212,16 @@ def bidirectional(sampled: Sampled, *, typed: bool) -> Sampled:
         sampled: The edges.
         typed: The batch will be a `HeteroData`.
     """
-    found = Sampled(dict(sampled.edges))
+    both_ways = Sampled(dict(sampled.edges))
     for edge_type, reverse in _pairs(list(sampled.edges)):
         both = _merged(sampled.edges[edge_type], sampled.edges[reverse], with_ids=not typed)
-        found.edges[edge_type] = both
+        both_ways.edges[edge_type] = both
         if reverse[1] == f"rev_{edge_type[1]}":
             turned = EdgeCollector(has_ids=False)
             # The name means that these are the same edges reversed, so `_pairs` skips them.
             turned.add(both.targets[0], both.neighbors[0], None)
-            found.edges[reverse] = turned
-    return found
+            both_ways.edges[reverse] = turned
+    return both_ways
 
 
 def _pairs(edge_types: list[EdgeType]) -> Iterator[tuple[EdgeType, EdgeType]]:
@@ -250,6 +250,6 @@ def _merged(own: EdgeCollector, other: EdgeCollector, *, with_ids: bool) -> Edge
     keys, chosen = np.unique(targets * width + neighbors, return_index=True)
     ids = own.ids()
     edges = EdgeCollector(has_ids=with_ids and own.has_ids)
-    found = np.concatenate([ids, ids])[chosen] if with_ids and ids.size else None
-    edges.add(keys % width, keys // width, found)
+    edge_ids = np.concatenate([ids, ids])[chosen] if with_ids and ids.size else None
+    edges.add(keys % width, keys // width, edge_ids)
     return edges

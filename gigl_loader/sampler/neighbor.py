@@ -82,13 +82,13 @@ class NeighborSampler:
     def sample(self, request: SampleRequest) -> Sequence[Field]:
         """Return the fields of the batch of ``request``."""
         placed = self.place(request)
-        found = self._expansion.run(request.ticket, placed.keep_edges)
+        sampled = self._expansion.run(request.ticket, placed.keep_edges)
         # Fields are written after this returns, and before the next call: they may read the labels
         # and edges of this batch in place.
         return [
             *placed.fields,
-            *self._node_fields(found),
-            *self._edge_fields(found),
+            *self._node_fields(sampled),
+            *self._edge_fields(sampled),
         ]
 
     def place(self, request: SampleRequest) -> Placed:
@@ -96,9 +96,9 @@ class NeighborSampler:
         self.nodes.reset(self.times.of(request))
         return self._roots.place(request, self.nodes)
 
-    def _node_fields(self, found: Sampled) -> list[Field]:
+    def _node_fields(self, sampled: Sampled) -> list[Field]:
         fields = []
-        per_hop, elsewhere = found.nodes_per_hop, self._elsewhere
+        per_hop, elsewhere = sampled.nodes_per_hop, self._elsewhere
         for node_type in self.nodes.types:
             name = node_type if self._view.is_heterogeneous else None
             nodes = self.nodes.ids(node_type)
@@ -129,9 +129,9 @@ class NeighborSampler:
             fields.append(Field(key(ATTRIBUTE + attribute, name), *rows))
         return fields
 
-    def _edge_fields(self, found: Sampled) -> list[Field]:
+    def _edge_fields(self, sampled: Sampled) -> list[Field]:
         fields = []
-        for edge_type, collected in found.edges.items():
+        for edge_type, collected in sampled.edges.items():
             name = None
             if self._view.is_heterogeneous:
                 # With "out" messages go against the walked edges: they are of the reverse type, as
@@ -140,7 +140,7 @@ class NeighborSampler:
                 name = reverse_edge_type(edge_type) if reverse else edge_type
             shape = (2, collected.count)
             fields.append(Field(key(EDGE_INDEX, name), "int64", shape, collected.write_edge_index))
-            if found.nodes_per_hop:
+            if sampled.nodes_per_hop:
                 per_hop = np.array(collected.per_hop, np.int64)
                 fields.append(Field.of(key(EDGES_PER_HOP, name), per_hop))
             if self._plan.with_edge and collected.has_ids:

@@ -205,7 +205,9 @@ class BatchNodes:
     @property
     def bits(self) -> dict[NodeType, int] | None:
         """Bits of an id in a key, by type; None if nodes are merged, and keys are ids."""
-        return {name: one.bits for name, one in self._apart.items()} if self.disjoint else None
+        if not self.disjoint:
+            return None
+        return {name: labels.bits for name, labels in self._apart.items()}
 
     # -- roots ----------------------------------------------------------------------------------
 
@@ -241,8 +243,8 @@ class BatchNodes:
         """Return the tree of each root in ``ids``; new trees unless they go by time."""
         seeds = np.arange(ids.size) if seeds is None else seeds
         if self._by_time:
-            found: Array = self._tree_of_seed[seeds]
-            return found
+            trees: Array = self._tree_of_seed[seeds]
+            return trees
         self._seeds.append(seeds)
         self._num_trees += ids.size
         return np.arange(self._num_trees - ids.size, self._num_trees)

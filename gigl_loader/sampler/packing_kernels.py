@@ -79,14 +79,14 @@ def unpack(words, first, bits, steps, out):  # type: ignore[no-untyped-def]
 @jit
 def find_runs(values, starts):  # type: ignore[no-untyped-def]
     """Write the starts of runs of equal values; return their number, -1 if they do not fit."""
-    found = 0
+    num_runs = 0
     for i in range(values.shape[0]):
         if i == 0 or values[i] != values[i - 1]:
-            if found == starts.shape[0]:
+            if num_runs == starts.shape[0]:
                 return -1
-            starts[found] = i
-            found += 1
-    return found
+            starts[num_runs] = i
+            num_runs += 1
+    return num_runs
 
 
 @jit

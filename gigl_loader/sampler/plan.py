@@ -126,13 +126,13 @@ def scale_fields(view: PartitionView[Array], sent: Container[str]) -> list[Field
         view: The partition.
         sent: Keys of the batch.
     """
-    found = []
+    fields = []
     for node_type, rows in view.node_features.items():
         name = key(NODE_FEATURES, node_type if view.is_heterogeneous else None)
         # Only for features in the batch: the trainer looks for scales by the features' key.
         if rows.scales is not None and name in sent:
-            found.append(Field.of(SCALES + name, rows.scales))
-    return found
+            fields.append(Field.of(SCALES + name, rows.scales))
+    return fields
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -175,7 +175,7 @@ class Asked(Generic[Ids]):
 
     def take(self: "Asked[Array]", at: Array) -> "Asked[Array]":
         """Return the trees and times of the nodes at the positions ``at``."""
-        return self.map(lambda one: one.take(at))
+        return self.map(lambda column: column.take(at))
 
     def map(self, form: Callable[[Ids], I2]) -> "Asked[I2]":
         """Return the same in another form."""
@@ -183,13 +183,13 @@ class Asked(Generic[Ids]):
 
     def fits(self: "Asked[Array]", num_nodes: int, timed: bool) -> bool:
         """Return whether there is a value for each node."""
-        there = [one for one in (self.tree, self.until, self.since) if one is not None]
-        alike = all(one.dtype == "int64" and one.shape == (num_nodes,) for one in there)
+        columns = [column for column in (self.tree, self.until, self.since) if column is not None]
+        alike = all(column.dtype == "int64" and column.shape == (num_nodes,) for column in columns)
         return alike and (self.until is not None or not timed)
 
 
-def _maybe(form: Callable[[Ids], I2], one: Ids | None) -> I2 | None:
-    return None if one is None else form(one)
+def _maybe(form: Callable[[Ids], I2], column: Ids | None) -> I2 | None:
+    return None if column is None else form(column)
 
 
 @dataclass(frozen=True)

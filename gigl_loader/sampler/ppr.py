@@ -97,8 +97,8 @@ class PPRSampler(NeighborSampler):
         # After all tops were labelled: "hop 1" is their addition to the roots.
         per_hop = {t: [roots[t].size, count(t) - roots[t].size] for t in types}
         followed = self._walked(around) if self._options.include_sampled_edges else {}
-        found = Sampled(followed, per_hop)
-        return [*placed.fields, *self._node_fields(found), *fields, *self._edge_fields(found)]
+        sampled = Sampled(followed, per_hop)
+        return [*placed.fields, *self._node_fields(sampled), *fields, *self._edge_fields(sampled)]
 
     def _around(
         self, ticket: BatchTicket, roots: Mapping[NodeType, Array], keep: EdgeFilter | None
@@ -134,12 +134,12 @@ class PPRSampler(NeighborSampler):
                 around, edge_types, options.alpha, options.eps, options.max_fetch_iterations
             )
             pushed.append(push.run(seed_type, seeds))
-        found = {}
+        by_type = {}
         most, topup = options.max_ppr_nodes, options.enable_residual_topup
         for node_type in self.nodes.types:
             tops = [top_nodes(slots, around, node_type, most, topup=topup) for slots in pushed]
-            found[node_type] = merged(tops, self._targets) if self._channels else tops[0]
-        return found
+            by_type[node_type] = merged(tops, self._targets) if self._channels else tops[0]
+        return by_type
 
     def _ppr_fields(self, seed_type: NodeType, node_type: NodeType, top: Top) -> list[Field]:
         links = np.stack([top.seed, self.nodes.label(node_type, top.ids)])
@@ -157,7 +157,7 @@ class PPRSampler(NeighborSampler):
 
     def _walked(self, around: Neighbourhood) -> dict[EdgeType, EdgeCollector]:
         """Return the followed edges among the nodes of the batch."""
-        found = {}
+        walked = {}
         for edge_type, (expanded, neighbor) in self._ends.items():
             owners, others, ids = around.rows[edge_type].edges(around.size)
             # Rows were requested beyond the top nodes: only edges with both ends in the batch are
@@ -165,11 +165,11 @@ class PPRSampler(NeighborSampler):
             targets = self.nodes.find(expanded, around.ids_of_type(expanded, owners))
             sources = self.nodes.find(neighbor, around.ids_of_type(neighbor, others))
             both = np.flatnonzero((targets >= 0) & (sources >= 0))
-            found[edge_type] = EdgeCollector()
-            found[edge_type].add(
+            walked[edge_type] = EdgeCollector()
+            walked[edge_type].add(
                 sources[both], targets[both], None if ids is None else ids[both]
             )  # fmt: skip
-        return found
+        return walked
 
 
 def ppr_sampler(
@@ -282,8 +282,8 @@ def merged(channels: Sequence[Top], targets: Sequence[int]) -> Top:
     pairs, position = np.unique(np.stack([seed, ids]), axis=1, return_inverse=True)
     # Three numbers of each channel: score, proximity, and whether it has the node.
     by_channel = np.zeros((pairs.shape[1], len(channels), 3))
-    found = np.concatenate([top.values for top in channels])
-    by_channel[position.reshape(-1), number, :2] = found
+    top_values = np.concatenate([top.values for top in channels])
+    by_channel[position.reshape(-1), number, :2] = top_values
     by_channel[position.reshape(-1), number, 2] = 1.0
     scores, near = by_channel[:, :, 0], by_channel[:, :, 1].max(1, initial=0)
     best, channel = scores.max(1, initial=0), scores.argmax(1)
@@ -328,5 +328,5 @@ def positions_within(*groups: Array) -> Array:
         starts[1:] |= group[1:] != group[:-1]
     at = np.arange(size)
     # The position where the group began is the largest start up to here.
-    found: Array = at - np.maximum.accumulate(np.where(starts, at, 0)) if size else at
-    return found
+    positions: Array = at - np.maximum.accumulate(np.where(starts, at, 0)) if size else at
+    return positions

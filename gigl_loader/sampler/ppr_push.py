@@ -60,8 +60,8 @@ class NeighborCache:
 
     def missing(self, nodes: Array, total: int) -> Array:
         """Return those of ``nodes`` whose rows are not here; ``total`` is the number of nodes."""
-        found: Array = nodes[self._counts.upto(total)[nodes] == _UNKNOWN]
-        return found
+        missing: Array = nodes[self._counts.upto(total)[nodes] == _UNKNOWN]
+        return missing
 
     def add(self, nodes: Array, counts: Array, neighbors: Array, edge_ids: Array | None) -> None:
         """Keep the rows of ``nodes``; ``neighbors`` are nodes, too."""
@@ -79,8 +79,8 @@ class NeighborCache:
 
     def counts(self, nodes: Array, total: int) -> Array:
         """Return the number of neighbours here of each of ``nodes``."""
-        found: Array = np.maximum(self._counts.upto(total)[nodes], 0)
-        return found
+        counts: Array = np.maximum(self._counts.upto(total)[nodes], 0)
+        return counts
 
     def table(self, total: int) -> tuple[Array, Array, Array]:
         """Return (starts of rows, their lengths, neighbours)."""
@@ -135,17 +135,17 @@ class Neighbourhood:
 
     def ids(self, node_type: NodeType, nodes: Array) -> tuple[Array, Array]:
         """Return (those of ``nodes`` that are of the type, their global ids)."""
-        found = self.ids_of_type(node_type, nodes)
-        chosen = np.flatnonzero(found >= 0)
-        return nodes[chosen], found[chosen]
+        ids = self.ids_of_type(node_type, nodes)
+        chosen = np.flatnonzero(ids >= 0)
+        return nodes[chosen], ids[chosen]
 
     def ids_of_type(self, node_type: NodeType, nodes: Array) -> Array:
         """Return the global id of each of ``nodes``, -1 if it is of another type."""
         codes = self._labels.nodes[nodes]
-        found: Array = np.where(
+        ids: Array = np.where(
             codes % len(self.types) == self._number[node_type], codes // len(self.types), -1
         )
-        return found
+        return ids
 
     def fetch(self, nodes: Array, edge_types: Sequence[EdgeType]) -> bool:
         """Request the rows of ``nodes`` (each once) that are not here; return whether any was."""
@@ -159,13 +159,13 @@ class Neighbourhood:
                 answer = self._reader.draw(self._draws[edge_type], ids)
                 pending.append((edge_type, own, ids, answer))
         for edge_type, own, ids, answer in pending:  # all are requested before the first wait
-            found = answer()
+            drawn = answer()
             if self._keep is not None:
-                found = self._keep(edge_type, ids, found)
+                drawn = self._keep(edge_type, ids, drawn)
             # In the order of the edge types, not of arrival: numbers decide the order of slots,
             # and so the order in which floats are added.
-            neighbors = self.number(self._ends[edge_type][1], found.neighbors)
-            self.rows[edge_type].add(own, found.counts, neighbors, found.edge_ids)
+            neighbors = self.number(self._ends[edge_type][1], drawn.neighbors)
+            self.rows[edge_type].add(own, drawn.counts, neighbors, drawn.edge_ids)
         return bool(pending)
 
     def degrees(self, nodes: Array) -> Array:
@@ -275,11 +275,11 @@ class ForwardPush:
     def _receive(self, scores: Array, shares: Array, steps: Array, turn: int) -> Array:
         count = self._keys.count
         touched = np.empty(min(scores.size, count), np.int64)
-        found = kernels.receive(
+        num_touched = kernels.receive(
             scores, shares, steps, self._residual.upto(count), self._hop.upto(count),
             self._seen.upto(count), turn, touched, 0,
         )  # fmt: skip
-        return touched[:found]
+        return touched[:num_touched]
 
     def _due(self, touched: Array) -> Array:
         """Return those of ``touched`` that are due; the others cannot be, as they got nothing."""

@@ -129,8 +129,10 @@ class LocalReader:
         offsets = get("positions", total)
         if draw.method == "labor":
             keys, items = get("keys", most, np.float64), get("items", most)
-            some = weights if weights is not None else _NO_WEIGHTS
-            weighted_kernels.draw_labor(adjacency.indices, some, *rows, key, keys, items, offsets)
+            all_weights = weights if weights is not None else _NO_WEIGHTS
+            weighted_kernels.draw_labor(
+                adjacency.indices, all_weights, *rows, key, keys, items, offsets
+            )
         elif weights is not None:
             keys, items = get("keys", most, np.float64), get("items", most)
             weighted_kernels.draw_weighted(weights, ids, *rows, replace, key, keys, items, offsets)
@@ -149,8 +151,8 @@ class LocalReader:
         adjacency = self._view.adjacency[edge_type]
         indptr, at = adjacency.indptr, _rows_of(adjacency, nodes)
         at = np.minimum(at, indptr.size - 1)  # rows past the end have no edge
-        found: Array = indptr[np.minimum(at + 1, indptr.size - 1)] - indptr[at]
-        return found
+        degrees: Array = indptr[np.minimum(at + 1, indptr.size - 1)] - indptr[at]
+        return degrees
 
     def _count_timed(
         self, draw: Draw, adjacency: Adjacency[Array], order: TimeOrder[Array], at: Array,
@@ -158,11 +160,11 @@ class LocalReader:
     ) -> tuple[int, int]:  # fmt: skip
         assert asked.until is not None, "requests by time say until when"
         since = _NO_TIMES if asked.since is None else asked.since
-        found: tuple[int, int] = tree_kernels.count_timed(
+        total_and_most: tuple[int, int] = tree_kernels.count_timed(
             adjacency.indptr, order.times, at, since, asked.until, draw.fanout, replace, draw.last,
             *rows,
         )  # fmt: skip
-        return found
+        return total_and_most
 
     def _num_rows_of(self, edge_type: EdgeType) -> int:
         return max(1, self._view.num_nodes[row_type(edge_type, self._view.edge_dir)])
@@ -243,8 +245,8 @@ class GraphReader:
         self._view = view
         self._peers = peers
         self._scratch = Scratch()
-        here = {view.partition_idx: view, **view.same_host}
-        self._here = {p: LocalReader(part, self._scratch) for p, part in here.items()}
+        views = {view.partition_idx: view, **view.same_host}
+        self._here = {p: LocalReader(part, self._scratch) for p, part in views.items()}
         self._alone = peers is None and len(self._here) == 1
         self._local = self._here[view.partition_idx]
         self._later = peers is not None and peers.rows_later
@@ -327,8 +329,8 @@ class GraphReader:
         write = self._ask(DEGREES, edge_type, nodes, split, "int64", ())
 
         def answer() -> Array:
-            write(found := np.empty(nodes.size, np.int64))
-            return found
+            write(degrees := np.empty(nodes.size, np.int64))
+            return degrees
 
         return answer
 
@@ -390,8 +392,8 @@ class GraphReader:
         asked = AskedRows(self._peers, kind, name, pieces, room)
 
         def write(out: Array) -> None:
-            here = self._here.keys() & split.keys()  # read while the others respond
-            parts = [self._here[p].part(kind, name, ids, split[p]) for p in here]
+            local = self._here.keys() & split.keys()  # read while the others respond
+            parts = [self._here[p].part(kind, name, ids, split[p]) for p in local]
             gather_rows(parts + asked.parts(elsewhere.values()), out)
             if self._unread.get(matrix) is unread:
                 del self._unread[matrix]
@@ -412,8 +414,8 @@ def matrix_asked(view: PartitionView[Any], request: RowsRequest) -> Rows[Any] | 
     # only these kinds: they came over the network, and the view has other attributes
     matrices: Any = getattr(view, request.kind) if request.kind in ROW_KINDS else {}
     name, attribute = request.name, request.attribute
-    found: Rows[Any] | None = matrices.get(name if attribute is None else (name, attribute))
-    return found
+    matrix: Rows[Any] | None = matrices.get(name if attribute is None else (name, attribute))
+    return matrix
 
 
 def ends_of(edge_type: EdgeType, edge_dir: str) -> tuple[NodeType, NodeType]:
@@ -452,15 +454,15 @@ def _rows_of(adjacency: Adjacency[Array], ids: Array) -> Array:
 def _check_drawn(drawn: Drawn, num_nodes: int, with_edge: bool) -> None:
     """Check that merging a response writes nowhere else."""
     counts, edge_ids = drawn.counts, drawn.edge_ids
-    found = [counts, drawn.neighbors] + ([] if edge_ids is None else [edge_ids])
+    arrays = [counts, drawn.neighbors] + ([] if edge_ids is None else [edge_ids])
     fits = (
-        all(array.dtype == np.int64 and array.ndim == 1 for array in found)
+        all(array.dtype == np.int64 and array.ndim == 1 for array in arrays)
         and counts.size == num_nodes
         and (num_nodes == 0 or counts.min() >= 0)
-        and all(array.size == counts.sum() for array in found[1:])
+        and all(array.size == counts.sum() for array in arrays[1:])
         and (edge_ids is not None) == with_edge
     )
     if not fits:
         raise ProtocolError(
-            f"neighbours of {num_nodes} nodes came as {[array.shape for array in found]}"
+            f"neighbours of {num_nodes} nodes came as {[array.shape for array in arrays]}"
         )

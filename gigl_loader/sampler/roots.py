@@ -128,16 +128,16 @@ class SeedTimes:
             "node_attributes", (node_type, self._attr or ""), ids, split
         )
         # Read at once, although a field may be written later: draws depend on it.
-        found = array_in(bytearray(nbytes_of(dtype, shape)), dtype, shape, 0)
-        write(found)
-        return found
+        times = array_in(bytearray(nbytes_of(dtype, shape)), dtype, shape, 0)
+        write(times)
+        return times
 
     def later(self, node_type: str, ids: Array, times: Array) -> Array:
         """Return which of ``ids`` have a time after ``times``; a type without times has none."""
         if (node_type, self._attr) not in self._reader.view.node_attributes:
             return np.zeros(ids.size, bool)
-        found: Array = self.of_nodes(node_type, ids).reshape(-1) > times
-        return found
+        are_later: Array = self.of_nodes(node_type, ids).reshape(-1) > times
+        return are_later
 
     def limits(self, nodes: BatchNodes) -> Limits | None:
         """Return the time limits of each tree of a batch."""

@@ -143,8 +143,8 @@ def located(rows: Rows[Array], ids: Array) -> Array:
                 f"{rows.first} to {rows.first + end - 1}"
             )
         read_ahead.want(rows.index, at)
-    found: Array = rows.locate(ids)
-    return found
+    positions: Array = rows.locate(ids)
+    return positions
 
 
 def part_of(rows: Rows[Array], ids: Array, at: Array | None = None) -> Part:
@@ -260,21 +260,21 @@ class RowsApart:
 
 def rows_apart(fields: Sequence[Field]) -> list[Field]:
     """Return the fields without rows that are read later, and one that describes these."""
-    kept = [one for one in fields if not isinstance(one.write, LaterRows)]
-    by_key = {one.key: one for one in kept}
+    kept = [field for field in fields if not isinstance(field.write, LaterRows)]
+    by_key = {field.key: field for field in kept}
     known: dict[int, str] = {}
     described = []
-    for one in fields:
-        if isinstance(later := one.write, LaterRows):
+    for field in fields:
+        if isinstance(later := field.write, LaterRows):
             # Features, labels and attributes of a type share one array of ids, which travels once.
             if id(later.ids) not in known:
-                known[id(later.ids)] = _key_of_ids(one.key, later, by_key, kept)
+                known[id(later.ids)] = _key_of_ids(field.key, later, by_key, kept)
             # JSON has no tuples; nested ones become lists anyway, and `_name` undoes both.
             name = list(later.name) if isinstance(later.name, tuple) else later.name
             described.append(
-                [one.key, later.kind, name, known[id(later.ids)], one.dtype, one.shape[1:]]
+                [field.key, later.kind, name, known[id(later.ids)], field.dtype, field.shape[1:]]
             )
-    order = [one.key for one in fields]
+    order = [field.key for field in fields]
     text = json.dumps({"order": order, "rows": described}, separators=(",", ":"))
     # The order of all keys goes along: a batch must have them as if it had never lacked rows.
     return [*kept, Field.of(ROWS, np.frombuffer(text.encode(), np.uint8))]
@@ -285,12 +285,12 @@ def _key_of_ids(key: str, later: LaterRows, by_key: dict[str, Field], kept: list
     # As a rule the ids are in the batch already, as ``n_id`` or ``e_id`` of the same type. A
     # custom sampler may have others under that key, so the values decide.
     prefix = key.rpartition(".")[0]
-    found = by_key.get(f"{prefix}.{part}" if prefix else part) if (part := _ids_of(later)) else None
-    if found is not None and found.shape == later.ids.shape:
-        ids = np.empty(found.shape, storage_dtype(found.dtype))
-        found.write(ids)
+    field = by_key.get(f"{prefix}.{part}" if prefix else part) if (part := _ids_of(later)) else None
+    if field is not None and field.shape == later.ids.shape:
+        ids = np.empty(field.shape, storage_dtype(field.dtype))
+        field.write(ids)
         if np.array_equal(ids, later.ids):
-            return found.key
+            return field.key
     kept.append(Field.of(ROWS_OF + key, later.ids))
     return ROWS_OF + key
 
@@ -306,12 +306,12 @@ def read_rows_apart(text: Array) -> tuple[list[str], list[RowsApart]]:
         ProtocolError: It is no such description.
     """
     try:
-        told = json.loads(text.tobytes())
+        description = json.loads(text.tobytes())
         rows = [
             RowsApart(key, kind, _name(name), ids, dtype, tuple(shape))
-            for key, kind, name, ids, dtype, shape in told["rows"]
+            for key, kind, name, ids, dtype, shape in description["rows"]
         ]
-        return list(told["order"]), rows
+        return list(description["order"]), rows
     # Data of another machine may be any bytes: they must not end the loader in another way.
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ProtocolError(f"a batch without rows does not say which: {error}") from error
@@ -319,7 +319,7 @@ def read_rows_apart(text: Array) -> tuple[list[str], list[RowsApart]]:
 
 def _name(name: Any) -> Any:
     """Return a name as it was before JSON, which turns tuples into lists."""
-    return tuple(_name(one) for one in name) if isinstance(name, list) else name
+    return tuple(_name(part) for part in name) if isinstance(name, list) else name
 
 
 class RecentRows:
@@ -346,18 +346,20 @@ class RecentRows:
         """Return the rows of ``ids`` (``[n]`` int64); ``ask`` gets those that are not here."""
         self._turn += 1
         # Each id once: no row is queried twice in a database, or kept twice.
-        asked, inverse = np.unique(ids, return_inverse=True)
-        positions = np.array([self._positions.get(one, -1) for one in asked.tolist()], np.int64)
+        distinct, inverse = np.unique(ids, return_inverse=True)
+        positions = np.array(
+            [self._positions.get(row_id, -1) for row_id in distinct.tolist()], np.int64
+        )
         known, missing = np.flatnonzero(positions >= 0), np.flatnonzero(positions < 0)
         # Copied out before anything is replaced: with more rows than fit, kept rows take the
         # positions of some that were found.
-        found = np.empty((asked.size, *self._rows.shape[1:]), self._rows.dtype)
-        found[known] = self._rows[positions[known]]
+        unique_rows = np.empty((distinct.size, *self._rows.shape[1:]), self._rows.dtype)
+        unique_rows[known] = self._rows[positions[known]]
         self._used[positions[known]] = self._turn
         if missing.size:
-            found[missing] = ask(asked[missing])
-            self._keep(asked[missing], found[missing])
-        rows: Array = found[inverse.reshape(-1)]
+            unique_rows[missing] = ask(distinct[missing])
+            self._keep(distinct[missing], unique_rows[missing])
+        rows: Array = unique_rows[inverse.reshape(-1)]
         return rows
 
     def _keep(self, ids: Array, rows: Array) -> None:
@@ -383,9 +385,9 @@ class RecentRows:
 
 
 def _longer(array: Array, size: int) -> Array:
-    found = np.zeros((size, *array.shape[1:]), array.dtype)
-    found[: len(array)] = array
-    return found
+    longer = np.zeros((size, *array.shape[1:]), array.dtype)
+    longer[: len(array)] = array
+    return longer
 
 
 class FeatureRows:
@@ -427,15 +429,15 @@ class FeatureRows:
 
         group = node_type if self._grouped else None
         name = self._options.attr_name
-        found = self._reader.get_tensor(
+        rows = self._reader.get_tensor(
             group_name=group, attr_name=name, index=torch.from_numpy(ids), convert_type=True
         )
-        shape = None if found is None else tuple(found.shape)
+        shape = None if rows is None else tuple(rows.shape)
         what = f"{self._options.class_path} gave, for {ids.size} rows of {name!r} of {node_type},"
-        if found is None or not shape or shape[0] != ids.size:
+        if rows is None or not shape or shape[0] != ids.size:
             raise ConfigError(f"{what} {'nothing' if shape is None else list(shape)}")
         # A store may return rows on a device, or parameters of a model.
-        values: Array = found.detach().cpu().numpy()
+        values: Array = rows.detach().cpu().numpy()
         if like is not None and (values.dtype, values.shape[1:]) != (like.dtype, like.shape[1:]):
             raise ConfigError(
                 f"{what} {values.dtype} {list(values.shape)}, and before that rows of {like.dtype} "

@@ -76,14 +76,14 @@ def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, cou
 
 
 @jit
-def _comes_later(keys, items, one, other):  # type: ignore[no-untyped-def]
-    """Return whether the item at ``one`` is chosen after that at ``other``.
+def _comes_later(keys, items, position, other):  # type: ignore[no-untyped-def]
+    """Return whether the item at ``position`` is chosen after that at ``other``.
 
     Among equal keys the earlier position is chosen, so that other ways of selection agree.
     """
-    if keys[one] == keys[other]:
-        return items[one] > items[other]
-    return keys[one] > keys[other]
+    if keys[position] == keys[other]:
+        return items[position] > items[other]
+    return keys[position] > keys[other]
 
 
 @jit

@@ -92,7 +92,7 @@ class BatchSender:
         with self._lock:
             leases = self._leases.get(session, {})
             # as many as the client holds: some prefetched batches, and those that its loop keeps
-            lost = [number for number, (_, one) in leases.items() if _follows(one, request)]
+            lost = [number for number, (_, leased) in leases.items() if _follows(leased, request)]
             ended = [leases.pop(number) for number in lost]
         _poison(ended)
 
@@ -117,11 +117,11 @@ def _poison(leases: Iterable[_Lease]) -> None:
         message.lease.poison()
 
 
-def _follows(one: FetchRequest, other: FetchRequest) -> bool:
-    same = (one.producer_id, one.consumer, one.attempt) == (
+def _follows(request: FetchRequest, other: FetchRequest) -> bool:
+    same = (request.producer_id, request.consumer, request.attempt) == (
         other.producer_id, other.consumer, other.attempt,
     )  # fmt: skip
     # fetches without a count are GLT's: they name no position, and are never repeated
-    if not same or one.position is None or other.position is None:
+    if not same or request.position is None or other.position is None:
         return False
-    return one.position >= other.position
+    return request.position >= other.position

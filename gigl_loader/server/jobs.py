@@ -157,10 +157,10 @@ class Visits:
 
     def overdue(self, now: float) -> list[str]:
         """Return, once, the sessions whose time to come back has passed."""
-        found = [one for one, until in self._missing_until.items() if now >= until]
-        for one in found:
-            del self._missing_until[one]
-        return found
+        sessions = [session for session, until in self._missing_until.items() if now >= until]
+        for session in sessions:
+            del self._missing_until[session]
+        return sessions
 
 
 _GIVEN_UP = (
@@ -331,9 +331,9 @@ class JobBook:
 
         Clients of a restarted job come before the killed ones are given up.
         """
-        for rank, one in list(self.present.items()):
-            differs = one.join.world_size != join.world_size
-            if one.gone_at is not None and (differs or rank == join.rank):
+        for rank, member in list(self.present.items()):
+            differs = member.join.world_size != join.world_size
+            if member.gone_at is not None and (differs or rank == join.rank):
                 del self.present[rank]
 
     def readmit(self, member: Member, others_until: float) -> None:
@@ -372,11 +372,11 @@ class JobBook:
         """Whether all clients of the job are here, none of them gone without a goodbye."""
         if len(self.present) != self.world_size:
             return False
-        return all(one.gone_at is None for one in self.present.values())
+        return all(member.gone_at is None for member in self.present.values())
 
     def leave(self, member: Member) -> bool:
         """Remove a client; return whether the job is over."""
-        self.queued = [one for one in self.queued if one is not member]
+        self.queued = [queued for queued in self.queued if queued is not member]
         if self.present.get(member.join.rank) is member:
             del self.present[member.join.rank]
             self.lapsed = member.gone_at is not None
@@ -399,10 +399,10 @@ class JobBook:
 
     @property
     def _is_followed(self) -> bool:
-        here = [one.join for one in self.queued if one.gone_at is None]
+        joins = [member.join for member in self.queued if member.gone_at is None]
         # ranks, not clients: one that was killed in the queue and came again is there twice. The
         # last to come tells their number, as it belongs to the latest start of that job.
-        return bool(here) and len({one.rank for one in here}) >= here[-1].world_size
+        return bool(joins) and len({join.rank for join in joins}) >= joins[-1].world_size
 
     def take_queued(self) -> list[Member]:
         """Return the clients that came while the last job ran."""
@@ -482,39 +482,39 @@ class ServerBook:
         """Note that a server is away."""
         self._away[rank] = _Away(why, until)
 
-    def given_up(self, here: Iterable[int], now: float) -> str | None:
-        """Return why the cluster cannot continue, or None; ``here`` are the other servers up.
+    def given_up(self, up: Iterable[int], now: float) -> str | None:
+        """Return why the cluster cannot continue, or None; ``up`` are the other servers up.
 
         A partition may lose its servers one after another; the last one's time counts.
         """
         # this runs on server 0, which is never among those that joined it
-        held = self._partitions({0, *here})
+        held = self._partitions({0, *up})
         left: dict[int, _Away] = {}
-        for rank, one in self._away.items():
+        for rank, away in self._away.items():
             partition = rank % self._num_partitions
             # a partition's first server is compared with itself
-            if partition not in held and one.until >= left.get(partition, one).until:
-                left[partition] = one
-        return next((one.why for one in left.values() if now >= one.until), None)
+            if partition not in held and away.until >= left.get(partition, away).until:
+                left[partition] = away
+        return next((away.why for away in left.values() if now >= away.until), None)
 
-    def complete(self, here: Iterable[int]) -> bool:
+    def complete(self, up: Iterable[int]) -> bool:
         """Return whether a job may begin: all servers are here, except those with a replica.
 
         A server that was never here is waited for, replica or not, as it is still loading.
         """
-        here = {0, *here}
-        held = self._partitions(here)
+        up = {0, *up}
+        held = self._partitions(up)
         return all(
-            rank in here or (rank in self._away and rank % self._num_partitions in held)
+            rank in up or (rank in self._away and rank % self._num_partitions in held)
             for rank in range(self._num_servers)
         )
 
     def where(
-        self, here: Iterable[int]
+        self, up: Iterable[int]
     ) -> tuple[tuple[tuple[str, int], ...], tuple[int, ...]] | None:
         """Return addresses and incarnations of all servers; None: a partition has no server yet."""
         # so nobody begins with addresses that do not cover the whole graph
-        if len(self._partitions({0, *here})) < self._num_partitions:
+        if len(self._partitions({0, *up})) < self._num_partitions:
             return None
         known = [self._where.get(rank, _UNKNOWN) for rank in range(self._num_servers)]
         return tuple(address for address, _ in known), tuple(number for _, number in known)
@@ -529,7 +529,7 @@ class ServerBook:
     @property
     def away(self) -> dict[int, str]:
         """Why each server left that is expected back."""
-        return {rank: one.why for rank, one in self._away.items()}
+        return {rank: away.why for rank, away in self._away.items()}
 
 
 _SAY_EVERY_S = 60.0

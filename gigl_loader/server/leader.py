@@ -150,15 +150,15 @@ class Leader:
         end = after.end if isinstance(after, PeerLostError) else None
         # it was told to end, perhaps to be restarted: it is expected back, but if it does not come
         # this server ends in good order
-        told = end == End.SHUTDOWN
-        if end == End.JOB_OVER or (told and rejoin_s <= 0) or server.is_over:
+        is_shutdown = end == End.SHUTDOWN
+        if end == End.JOB_OVER or (is_shutdown and rejoin_s <= 0) or server.is_over:
             server.over.set()
             return False
         error: Exception | None = after
         # after LOST_PEER it does not come back by itself: the cluster has to be restarted
         if rejoin_s > 0 and end != End.LOST_PEER and not _is_final(after):
             error = self._rejoin(server, rejoin_s, after)
-            if error is not None and told:
+            if error is not None and is_shutdown:
                 server.over.set()
                 return False
         if error is not None:

@@ -70,7 +70,7 @@ class ServerCounts:
             # A list, since the loop removes keys. The sums are kept, as a falling counter means a
             # restart to Prometheus; the keys are removed, or a server of many jobs would grow with
             # each of them.
-            for key in [one for one in counts.busy_s if one[0] == producer]:
+            for key in [key for key in counts.busy_s if key[0] == producer]:
                 past = (_PAST, key[1])
                 counts.busy_s[past] = counts.busy_s.get(past, 0.0) + counts.busy_s.pop(key)
                 counts.busy_until.pop(key)
@@ -102,8 +102,8 @@ def figures(status: dict[str, Any]) -> dict[str, Any]:
         **status["totals"],
         "jobs_served": status.get("jobs_served", 0),
         "refused": status.get("refused", 0),
-        "queue_depth": sum(one["queued_batches"] for one in producers),
-        "queue_bytes": sum(one["queued_bytes"] for one in producers),
+        "queue_depth": sum(producer["queued_batches"] for producer in producers),
+        "queue_bytes": sum(producer["queued_bytes"] for producer in producers),
         "clients": len(status.get("clients", ())),
         "producers": len(status["producers"]),
         "serving": int(status["health"] == "serving"),
@@ -168,8 +168,8 @@ class MetricsListener:
                 labels = ["server", "worker"] if isinstance(value, dict) else ["server"]
                 family = kind(metric_name(name), text, labels=labels)
                 rows = value.items() if isinstance(value, dict) else [(None, value)]
-                for worker, one in rows:
-                    family.add_metric([rank] if worker is None else [rank, str(worker)], one)
+                for worker, figure in rows:
+                    family.add_metric([rank] if worker is None else [rank, str(worker)], figure)
                 yield family
 
     def close(self) -> None:

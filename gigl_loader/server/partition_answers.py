@@ -58,7 +58,7 @@ class PartitionAnswers(PartitionSignatures):
 
     @override
     def get_row_books(self) -> list[RowBook]:
-        view, found = self.dataset.view(), {}
+        view, row_books = self.dataset.view(), {}
         for kind in ROW_KINDS:
             for name, rows in getattr(view, kind).items():
                 group = kind.partition("_")[0]
@@ -66,8 +66,8 @@ class PartitionAnswers(PartitionSignatures):
                 books: Any = view.node_books if group == "node" else view.edge_books
                 # one book for all matrices of a type, as features and labels of a node have one
                 # owner
-                found[group, of_type] = _book(group, of_type, books.get(of_type), rows)
-        return list(found.values())
+                row_books[group, of_type] = _book(group, of_type, books.get(of_type), rows)
+        return list(row_books.values())
 
     @override
     def get_schema(self) -> DatasetSchema:
@@ -75,8 +75,8 @@ class PartitionAnswers(PartitionSignatures):
 
     @override
     def get_graph_identity(self) -> str:
-        found = self.dataset.graph_identity
-        return f"{found.run} {found.digest}"
+        identity = self.dataset.graph_identity
+        return f"{identity.run} {identity.digest}"
 
     @override
     def get_num_nodes(self) -> dict[NodeType, int]:
@@ -121,25 +121,25 @@ class PartitionAnswers(PartitionSignatures):
             ids = self.dataset.node_ids
         else:
             split = cast("Split", request.split)  # `known_split` refuses another one
-            found = self.dataset.known_split(split)
-            if found is None:
+            in_split = self.dataset.known_split(split)
+            if in_split is None:
                 raise ConfigError(f"the graph has no {split!r} split: give it {names_of(split)}")
-            ids = found
-        found = self._of_type(ids, request.node_type, "node")
+            ids = in_split
+        typed_ids = self._of_type(ids, request.node_type, "node")
         # the server's part first, then the requested share of it: so a server's ids are
         # the same for any number of shares, and at each of its replicas
-        return request.share.cut(self._part_of(request.server).cut(found))
+        return request.share.cut(self._part_of(request.server).cut(typed_ids))
 
     def _part_of(self, server: int | None) -> Share:
         """Return the part of the partition's ids that a server of this partition owns."""
         # Ranks of replicas differ by multiples of `num_partitions`. A server that is called in its
         # own process may have a rank beyond `num_servers`; it still owns a part.
-        own, partitions = self.server_rank, self.num_partitions
-        server = own if server is None else server
-        replicas = range(own % partitions, max(self.num_servers, own + 1), partitions)
+        rank, partitions = self.server_rank, self.num_partitions
+        server = rank if server is None else server
+        replicas = range(rank % partitions, max(self.num_servers, rank + 1), partitions)
         if server not in replicas:
             raise ConfigError(
-                f"storage server {own} cannot answer for server {server}: only servers "
+                f"storage server {rank} cannot answer for server {server}: only servers "
                 f"{list(replicas)} have its partition"
             )
         position = replicas.index(server)
@@ -175,15 +175,17 @@ class PartitionAnswers(PartitionSignatures):
 
     @override
     def get_rows(self, request: RowsRequest[PackedInts]) -> RowsAnswer:
-        view, asked = self.dataset.view(), request.map(PackedInts.unpack)
-        rows = matrix_asked(view, asked)
+        view, unpacked = self.dataset.view(), request.map(PackedInts.unpack)
+        rows = matrix_asked(view, unpacked)
         if rows is None:
-            raise ConfigError(f"the graph has no {asked.kind.replace('_', ' ')} of {asked.name!r}")
-        books: Any = view.edge_books if asked.kind.startswith("edge") else view.node_books
+            raise ConfigError(
+                f"the graph has no {unpacked.kind.replace('_', ' ')} of {unpacked.name!r}"
+            )
+        books: Any = view.edge_books if unpacked.kind.startswith("edge") else view.node_books
         # any server can read a matrix that is whole here, not only the owner of the ids
         if not rows.whole:
-            self._check_owned(asked.ids, asked.name, books.get(asked.name))
-        answer = self._of_thread.reader.answer_rows(asked)
+            self._check_owned(unpacked.ids, unpacked.name, books.get(unpacked.name))
+        answer = self._of_thread.reader.answer_rows(unpacked)
         if request.with_scales and rows.scales is not None:
             return replace(answer, scales=as_array(rows.scales))
         return answer
@@ -199,11 +201,11 @@ class PartitionAnswers(PartitionSignatures):
         expanded = row_type(edge_type, view.edge_dir)
         self._check_owned(ids, expanded, view.node_books.get(expanded))
         edges = all_edges(adjacency, torch.from_numpy(ids), weights=weights, edge_ids=edge_ids)
-        found = {"counts": edges.counts, "indices": edges.sources}
+        columns = {"counts": edges.counts, "indices": edges.sources}
         for name, column in (("weights", edges.weights), ("edge_ids", edges.edge_ids)):
             if column is not None:
-                found[name] = column
-        return found
+                columns[name] = column
+        return columns
 
     def _check_owned(self, ids: Array, name: Any, book: Book[Any] | None) -> None:
         view = self.dataset.view()
@@ -212,9 +214,9 @@ class PartitionAnswers(PartitionSignatures):
             return
         # the range first: the book's table would accept a negative id, counting from its
         # end
-        asked = torch.from_numpy(ids)
-        check_ids(asked, name, view.num_nodes.get(name) if book is None else book.num_ids)
-        if book is not None and not book.owns(view.partition_idx, asked):
+        tensor = torch.from_numpy(ids)
+        check_ids(tensor, name, view.num_nodes.get(name) if book is None else book.num_ids)
+        if book is not None and not book.owns(view.partition_idx, tensor):
             raise ConfigError(f"some ids of {name!r} are not of partition {view.partition_idx}")
 
     def _only_supervision_type(self) -> EdgeType:
@@ -284,5 +286,5 @@ def _of_arrays(view: PartitionView[Any]) -> PartitionView[Array]:
             )
             for name, rows in getattr(view, kind).items()
         }
-    found: PartitionView[Array] = replace(view, **changed)
-    return found
+    array_view: PartitionView[Array] = replace(view, **changed)
+    return array_view

@@ -134,13 +134,14 @@ class Presence:
         """Wait until the other servers know the last news, as a goodbye may overtake them."""
         with self._asked_again:
             self._asked_again.wait_for(
-                lambda: all(one.has_heard for one in self._attendance.servers.values()), _HEAR_S
+                lambda: all(server.has_heard for server in self._attendance.servers.values()),
+                _HEAR_S,
             )
 
     def _rival(self, join: Join) -> Member | None:
         """Return another member that is here under the storage rank that ``join`` claims."""
-        one = self._attendance.servers.get(join.rank) if join.role is Role.SERVER else None
-        return one if one is not None and one.join.process != join.process else None
+        rival = self._attendance.servers.get(join.rank) if join.role is Role.SERVER else None
+        return rival if rival is not None and rival.join.process != join.process else None
 
     def _lives(self, server: Join) -> bool:
         """Return whether a storage server responds at the address that it gave.
@@ -151,9 +152,11 @@ class Presence:
         if server.address is None:
             return False
         name = f"storage server {self.server.server_rank}"
-        with Caller(*server.address, self._security, name, incarnation=server.incarnation) as one:
+        with Caller(
+            *server.address, self._security, name, incarnation=server.incarnation
+        ) as caller:
             try:
-                one.connect(time.monotonic() + _ANSWERS_S)
+                caller.connect(time.monotonic() + _ANSWERS_S)
             except GiglLoaderError:
                 return False
             return True
@@ -214,23 +217,23 @@ class Presence:
                 self._check(join)
             except GiglLoaderError:  # `_enter` reports it, and the former client stays
                 return
-            here = self._attendance.at(join.role, join.rank)
-            former = [one for one in here if one.job == join.job]
-            for one in former:
-                self._attendance.left(one)
-        for one in former:
-            self._sender.lose(one.session)
-            self.server.client_gone(one.client)
+            holders = self._attendance.at(join.role, join.rank)
+            former = [member for member in holders if member.job == join.job]
+            for member in former:
+                self._attendance.left(member)
+        for member in former:
+            self._sender.lose(member.session)
+            self.server.client_gone(member.client)
 
     def _replace_former(self, member: Member) -> None:
         """Remove a server that a later one replaces; a client's former session is free by now."""
         join = member.join
-        for one in self._attendance.at(join.role, join.rank):
+        for former in self._attendance.at(join.role, join.rank):
             if join.role is Role.SERVER:
-                if one.join.process != join.process:
+                if former.join.process != join.process:
                     words = f"a later storage server {join.rank} took its place: check RANK"
-                    one.tell(refused=words)
-                self._attendance.left(one)
+                    former.tell(refused=words)
+                self._attendance.left(former)
         if join.role is Role.CLIENT and join.job is not None:
             self.server.client_back(member.client)
 
@@ -239,8 +242,10 @@ class Presence:
             raise self.error
         check_figures(join, self.server.server_rank, self.server.num_servers)
         check_same(join, self.server.server_rank, self.cluster, self.graph)
-        for one in self._attendance.at(Role.CLIENT, join.rank) if join.role is Role.CLIENT else ():
-            if one.job == join.job is not None and one.join.process != join.process:
+        for member in (
+            self._attendance.at(Role.CLIENT, join.rank) if join.role is Role.CLIENT else ()
+        ):
+            if member.job == join.job is not None and member.join.process != join.process:
                 raise ConfigError(
                     f"another process is compute rank {join.rank} of job {join.job} here: end it, "
                     "or check RANK and local_rank"
@@ -249,8 +254,8 @@ class Presence:
     @property
     def _missing(self) -> Runs:
         """The servers that were never here; on server 0."""
-        here = {0, *self._attendance.servers, *self._servers_known.away}
-        return Runs.of([rank for rank in range(self.server.num_servers) if rank not in here])
+        seen = {0, *self._attendance.servers, *self._servers_known.away}
+        return Runs.of([rank for rank in range(self.server.num_servers) if rank not in seen])
 
     def _begin_if_complete(self) -> None:
         book, servers = self._book, self._attendance.servers
@@ -434,7 +439,9 @@ class Presence:
             overdue = self._attendance.overdue(now)
             visits = self._visits.overdue(now)
             clients = [
-                one for one in self._attendance.members.values() if one.join.role is Role.CLIENT
+                present
+                for present in self._attendance.members.values()
+                if present.join.role is Role.CLIENT
             ]
             given_up = self._servers_known.given_up(self._attendance.servers, now)
             lost = self.error is not None
@@ -499,4 +506,4 @@ class Presence:
         has_replicas = self.server.num_servers > self.server.num_partitions
         with self._lock:
             members = self._attendance.members.values()
-            return has_replicas and any(one.join.role is Role.CLIENT for one in members)
+            return has_replicas and any(member.join.role is Role.CLIENT for member in members)

@@ -185,7 +185,7 @@ def check_leave(options: Any, allowed: Sequence[str], server: int) -> None:
     path = options.class_path
     what = "sampler" if isinstance(options, CustomSamplerOptions) else "feature store"
     # with the dot: permission for `mine.samplers` does not include `mine.samplers_of_others`
-    if not any(path == one or path.startswith(f"{one}.") for one in allowed):
+    if not any(path == prefix or path.startswith(f"{prefix}.") for prefix in allowed):
         raise ConfigError(
             f"storage server {server} has no permission to import the {what} {path!r}: start it "
             f"with --allow-samplers {path.rpartition('.')[0]}, or "
@@ -209,9 +209,9 @@ def check_request(request: ProducerRequest, num_servers: int, client: Hashable) 
     if isinstance(client, Visitor) and request.client_ranks:
         raise ProtocolError("a process that has not joined a job shares no producer with ranks")
     # ranks that share a producer learn this from the first of them, which creates it for all
-    own = client[1] if isinstance(client, tuple) else None
-    if own is not None and request.client_ranks and own not in request.client_ranks:
-        raise ProtocolError(f"compute rank {own} asked for a producer of {request.client_ranks}")
+    rank = client[1] if isinstance(client, tuple) else None
+    if rank is not None and request.client_ranks and rank not in request.client_ranks:
+        raise ProtocolError(f"compute rank {rank} asked for a producer of {request.client_ranks}")
 
 
 def check_workers(options: Any) -> None:

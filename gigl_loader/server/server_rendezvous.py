@@ -111,12 +111,12 @@ class RendezvousTable:
         """Store a server's value of a key."""
         self._check(request.servers, request.rank)
         with self._lock:
-            one = self._by_name.setdefault(request.name, _Rendezvous())
+            rendezvous = self._by_name.setdefault(request.name, _Rendezvous())
             # for `fail_all`; each request has it, since any of them may come first
-            one.servers = request.servers
+            rendezvous.servers = request.servers
             # the value is the same if the request is repeated after a lost connection
-            one.values.setdefault(request.key, {})[request.rank] = request.value
-            self._serve(one, request.key)
+            rendezvous.values.setdefault(request.key, {})[request.rank] = request.value
+            self._serve(rendezvous, request.key)
         return Nothing()
 
     def gather(self, request: Gather) -> "Future[Gathered]":
@@ -125,17 +125,17 @@ class RendezvousTable:
         request.ranks.check(len(request.servers), "those who are waited for")
         future: Future[Gathered] = Future()
         with self._lock:
-            one = self._by_name.setdefault(request.name, _Rendezvous())
-            one.servers = request.servers
-            one.waiting.setdefault(request.key, []).append((request, future))
-            self._serve(one, request.key)
+            rendezvous = self._by_name.setdefault(request.name, _Rendezvous())
+            rendezvous.servers = request.servers
+            rendezvous.waiting.setdefault(request.key, []).append((request, future))
+            self._serve(rendezvous, request.key)
         return future
 
     def missing(self, request: Gather) -> list[int]:
         """Return the servers that have not published."""
         with self._lock:
-            one = self._by_name.get(request.name, _Rendezvous())
-            values = one.values.get(request.key, {})
+            rendezvous = self._by_name.get(request.name, _Rendezvous())
+            values = rendezvous.values.get(request.key, {})
             missing = [rank for rank in request.ranks if rank not in values]
         return [request.servers[rank] for rank in missing]
 
@@ -143,16 +143,16 @@ class RendezvousTable:
         """Remove a server; its failure, if any, ends the waits of all."""
         self._check(request.servers, request.rank)
         with self._lock:
-            one = self._by_name.setdefault(request.name, _Rendezvous())
+            rendezvous = self._by_name.setdefault(request.name, _Rendezvous())
             # a set, since a rank may leave twice
-            one.left.add(request.rank)
-            if request.failure is not None and one.failure is None:
+            rendezvous.left.add(request.rank)
+            if request.failure is not None and rendezvous.failure is None:
                 server = request.servers[request.rank]
-                one.failure = f"storage server {server} failed: {request.failure}"
-            self._serve_all(one)
+                rendezvous.failure = f"storage server {server} failed: {request.failure}"
+            self._serve_all(rendezvous)
             # no more requests come, and a server of many jobs must not keep each producer's
             # values
-            if len(one.left) >= len(request.servers):
+            if len(rendezvous.left) >= len(request.servers):
                 del self._by_name[request.name]
         return Nothing()
 
@@ -164,31 +164,31 @@ class RendezvousTable:
     def fail_all(self, why: str, server: int | None = None) -> None:
         """End all waits for a lost server; None: all waits."""
         with self._lock:
-            for one in self._by_name.values():
+            for rendezvous in self._by_name.values():
                 # others may be starting a producer without the lost server
-                if server is None or server in one.servers:
-                    one.failure = one.failure or why
-                    self._serve_all(one)
+                if server is None or server in rendezvous.servers:
+                    rendezvous.failure = rendezvous.failure or why
+                    self._serve_all(rendezvous)
 
-    def _serve_all(self, one: _Rendezvous) -> None:
-        for key in list(one.waiting):
-            self._serve(one, key)
+    def _serve_all(self, rendezvous: _Rendezvous) -> None:
+        for key in list(rendezvous.waiting):
+            self._serve(rendezvous, key)
 
     @staticmethod
-    def _serve(one: _Rendezvous, key: str) -> None:
+    def _serve(rendezvous: _Rendezvous, key: str) -> None:
         # complete values are handed out even after a server failed: it may have failed
         # at a later step, of which this one learns when it gets there
-        still, values = [], one.values.get(key, {})
-        for request, future in one.waiting.pop(key, []):
+        unanswered, values = [], rendezvous.values.get(key, {})
+        for request, future in rendezvous.waiting.pop(key, []):
             # all wait for all, so an arrival must not check each value that each of them wants
             if len(values) >= len(request.ranks) and all(rank in values for rank in request.ranks):
                 _answer(future, Gathered(tuple(values[rank] for rank in request.ranks)))
-            elif one.failure is not None:
-                _answer(future, Gathered(failure=one.failure))
+            elif rendezvous.failure is not None:
+                _answer(future, Gathered(failure=rendezvous.failure))
             else:
-                still.append((request, future))
-        if still:
-            one.waiting[key] = still
+                unanswered.append((request, future))
+        if unanswered:
+            rendezvous.waiting[key] = unanswered
 
 
 def _answer(future: "Future[Gathered]", answer: Gathered) -> None:
@@ -239,7 +239,7 @@ class ServerRendezvous(Rendezvous):
         request = Gather(self._name, key, Runs.of(ranks), self._servers)
         limit_s = self._timeout_s + more_s
         try:
-            found: Gathered = self._ask("gather", request, Gathered, limit_s)
+            gathered: Gathered = self._ask("gather", request, Gathered, limit_s)
         except TimeoutError as error:
             missing = [self._servers[rank] for rank in request.ranks]
             if self._table is not None:
@@ -249,23 +249,23 @@ class ServerRendezvous(Rendezvous):
                 f"storage servers {missing}: one of them is slow to start its workers, or stopped; "
                 "see their logs, or raise the timeout"
             ) from error
-        if found.failure is not None:
-            raise PeerError(f"{found.failure} (while server {self._server} waited for {key!r})")
-        return list(found.values)
+        if gathered.failure is not None:
+            raise PeerError(f"{gathered.failure} (while server {self._server} waited for {key!r})")
+        return list(gathered.values)
 
     def _ask(self, method: str, request: Any, answer: type[T], limit_s: float) -> T:
         if self._closed:
             raise UsageError(f"the rendezvous {self._name} of server {self._server} is closed")
         if self._caller is not None:
             return self._caller.ask(method, request, answer).wait(limit_s)
-        found: Any = getattr(self._table, method)(request)
+        result: Any = getattr(self._table, method)(request)
         if answer is Nothing:  # done at once; otherwise the table returns a future
-            return cast("T", found)
+            return cast("T", result)
         try:
-            return cast("T", found.result(limit_s))
+            return cast("T", result.result(limit_s))
         finally:
             # after a timeout the table need not serve the request
-            found.cancel()
+            result.cancel()
 
     def fail(self, words: str) -> None:
         """Tell all servers that this one cannot continue; then leave. Never raises."""

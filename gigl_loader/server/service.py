@@ -219,9 +219,9 @@ class StorageService(PartitionAnswers, DistServer):
             "server %d: producer %d (%r) started for %s, workers %s",
             *(self.server_rank, entry.id, shared.key, client, shared.producer.pids),
         )
-        for one in shared.clients:  # not all that ever left, as a server serves job after job
-            if one in self._gone:
-                self.client_gone(one)
+        for user in shared.clients:  # not all that ever left, as a server serves job after job
+            if user in self._gone:
+                self.client_gone(user)
         # no other server knows a producer without a name; on the first server, consumers end it
         if entry.name and self.meet is not None and self.server_rank != entry.servers[0]:
             new_thread(
@@ -422,7 +422,9 @@ class StorageService(PartitionAnswers, DistServer):
         # its lock is released before the producers' locks are taken
         connections = self.connections()
         producers = {number: producer.status() for number, producer in shared.items()}
-        failed = sorted(number for number, one in producers.items() if one["failed"] is not None)
+        failed = sorted(
+            number for number, state in producers.items() if state["failed"] is not None
+        )
         health = "serving" if not failed else f"serving, but producers {failed} failed"
         if away := sorted(connections.get("away", {})):
             health = f"storage servers {away} are away: see `away`"

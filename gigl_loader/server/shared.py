@@ -189,7 +189,7 @@ class SharedProducer:
                 self.producer.start_epoch(attempt or epoch, batches, stream=request.consumer)
             finally:
                 # nothing is packed for these, so the lock may be held
-                _answer([(one, _STALE) for one in stale])
+                _answer([(fetch, _STALE) for fetch in stale])
             return self.producer.rows_apart
 
     def cancel_epoch(self, request: EpochRequest) -> None:
@@ -200,7 +200,7 @@ class SharedProducer:
             if request.attempt not in (None, self.producer.stream(request.consumer).attempt):
                 return
             self.producer.cancel_epoch(stream=request.consumer)
-            _answer([(one, _STALE) for one in consumer.take_waiting()])
+            _answer([(fetch, _STALE) for fetch in consumer.take_waiting()])
 
     def fetch(
         self, request: FetchRequest, connection: int = 0, pack: Pack = as_it_is
@@ -233,7 +233,7 @@ class SharedProducer:
                 raise UsageError(f"producer {self.key!r}: {_MOST_WAITING} fetches wait already")
             if connection > consumer.connection:  # nobody reads responses on the former one
                 consumer.connection = connection
-                _answer([(one, _STALE) for one in consumer.take_waiting()])
+                _answer([(waiting, _STALE) for waiting in consumer.take_waiting()])
             # Read the position first: the pumping thread may file a failure now, beginning with
             # the error. A failed epoch is not sampled again, so these fetches get its error.
             taken = stream.taken
@@ -266,14 +266,14 @@ class SharedProducer:
                 self._consumers[AT_ONCE_STREAM] = _Consumer(deque([fetch]))
                 self._hungry[AT_ONCE_STREAM] = None
             try:
-                found: Fetched = fetch.answer.result(limit)
+                fetched: Fetched = fetch.answer.result(limit)
             except TimeoutError as error:
                 raise PeerTimeoutError(
                     f"producer {self.key!r}: no batch of {index.numel()} seeds within "
                     f"{limit:.0f} s: {self.producer.describe_workers()}"
                 ) from error
-        assert found[0] is not None, "only batches and errors end such a wait"
-        return found[0]
+        assert fetched[0] is not None, "only batches and errors end such a wait"
+        return fetched[0]
 
     def has_seeds(self, index: Tensor) -> bool:
         """Return whether all of ``index`` are positions in the input."""
@@ -304,8 +304,8 @@ class SharedProducer:
         """
         if number is not None and not 0 <= number < len(self.clients):
             raise UsageError(f"producer {self.key!r} has no consumer {number}")
-        own = client in self.clients if number is None else self.clients[number] == client
-        if client != THIS_PROCESS and not own:
+        is_consumer = client in self.clients if number is None else self.clients[number] == client
+        if client != THIS_PROCESS and not is_consumer:
             who = "" if number is None else f"consumer {number} of "
             raise UsageError(f"client {client} asked for what is {who}producer {self.key!r}'s")
 
@@ -328,7 +328,7 @@ class SharedProducer:
                 self.producer.cancel_epoch(stream=number)
             # drops its batches in progress, which makes room at workers for other consumers
             self.producer.remove_stream(number)
-            _answer([(one, _STALE) for one in consumer.take_waiting()])
+            _answer([(fetch, _STALE) for fetch in consumer.take_waiting()])
             return self._all_released
 
     @property
@@ -371,7 +371,7 @@ class SharedProducer:
                 received, is_over = self.producer.take(number)
             except SamplingError as error:
                 _log.error("producer %r: %s", self.key, error)
-                return done + [(one, error) for one in consumer.take_waiting()]
+                return done + [(fetch, error) for fetch in consumer.take_waiting()]
             # the end continues below: it is the response to the client's last fetch of the epoch
             if received is None and not is_over:
                 break
@@ -429,7 +429,7 @@ class SharedProducer:
             for consumer in self._consumers.values():
                 failed += consumer.take_waiting()
         _log.error("producer %r failed: %s", self.key, error)
-        _answer([(one, error) for one in failed])
+        _answer([(fetch, error) for fetch in failed])
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -439,7 +439,7 @@ class SharedProducer:
             return {
                 "key": self.key,
                 "consumers": [
-                    str(one) for n, one in enumerate(self.clients) if n not in self._released
+                    str(client) for n, client in enumerate(self.clients) if n not in self._released
                 ],
                 "worker_pids": [pid for pid in self.producer.pids if pid is not None],
                 "queued_batches": self.producer.queue_depth,
@@ -456,19 +456,19 @@ class SharedProducer:
         self._thread.join(2 * _POLL_S + 5.0)
         self.producer.shutdown(linger_s)
         with self._lock:
-            waiting = [f for one in self._consumers.values() for f in one.take_waiting()]
+            waiting = [f for consumer in self._consumers.values() for f in consumer.take_waiting()]
         destroyed = UsageError(f"producer {self.key!r} was destroyed")
-        _answer([(one, destroyed) for one in waiting])
+        _answer([(fetch, destroyed) for fetch in waiting])
 
 
 def _answer(answers: _Answers) -> None:
-    for fetch, found in answers:
+    for fetch, outcome in answers:
         # else it was cancelled: its connection is over, and the next one requests the position
         if fetch.answer.set_running_or_notify_cancel():
             try:
-                if isinstance(found, GiglLoaderError):
-                    fetch.answer.set_exception(found)
+                if isinstance(outcome, GiglLoaderError):
+                    fetch.answer.set_exception(outcome)
                 else:
-                    fetch.answer.set_result(fetch.pack(*found))
+                    fetch.answer.set_result(fetch.pack(*outcome))
             except Exception as error:  # sent, as raising it here would leave fetches waiting
                 fetch.answer.set_exception(error)

@@ -124,16 +124,16 @@ class Endpoint(Presence):
             PeerError: Server 0 did not give the host's address.
         """
         # all participants name the same servers, so they find the same host without a request
-        own, host = self.server.server_rank, servers[0]
-        if own == host:
-            return ServerRendezvous(name, own, servers, timeout_s, table=self._rendezvous)
+        rank, host = self.server.server_rank, servers[0]
+        if rank == host:
+            return ServerRendezvous(name, rank, servers, timeout_s, table=self._rendezvous)
         assert self._leader is not None, "server 0 is always the first"
         known = self._leader.addresses
         address = known[host] if host > 0 and known else None
         if host > 0 and (address is None or not address[1]):
-            raise PeerError(f"storage server {own} does not know where storage server {host} is")
+            raise PeerError(f"storage server {rank} does not know where storage server {host} is")
         dial = partial(self._leader.dial, address)
-        return ServerRendezvous(name, own, servers, timeout_s, dial=dial)
+        return ServerRendezvous(name, rank, servers, timeout_s, dial=dial)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -210,7 +210,9 @@ class Endpoint(Presence):
         refused = self._refused.count + sum(self._listener.stats()["refused"].values())
         with self._lock:
             members = self._attendance.members.values()
-            clients = sorted(one.join.rank for one in members if one.join.role is Role.CLIENT)
+            clients = sorted(
+                member.join.rank for member in members if member.join.role is Role.CLIENT
+            )
             return {
                 "clients": clients,
                 "servers": sorted(self._attendance.servers),
@@ -343,12 +345,14 @@ class StorageProcess:
             self.stop()
 
         # restored afterwards, as a process may serve again or have its own handlers
-        before = {one: signal.signal(one, on_signal) for one in (signal.SIGTERM, signal.SIGINT)}
+        before = {
+            signum: signal.signal(signum, on_signal) for signum in (signal.SIGTERM, signal.SIGINT)
+        }
         try:
             yield
         finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
 
 
 def init_storage_process(
@@ -425,10 +429,10 @@ def init_storage_process(
     check_enough(held.num_partitions, held.partition_idx, num_servers, who="storage server")
     check_position(held.num_partitions, held.partition_idx, storage_rank, num_servers)
     master, master_port = cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port
-    own = host or (_master_address(master) if storage_rank == 0 else address_towards(master))
+    address = host or (_master_address(master) if storage_rank == 0 else address_towards(master))
     # `for_workers`, as each of them would make its own certificate otherwise
     server = StorageService(
-        held, storage_rank, num_servers, own, security=security.for_workers(),
+        held, storage_rank, num_servers, address, security=security.for_workers(),
         allow_samplers=allow_samplers,
     )  # fmt: skip
     name = f"storage server {storage_rank}"
@@ -438,8 +442,8 @@ def init_storage_process(
     # It takes its port now but admits nobody before `start`: a taken address is known at
     # once, and an early client waits where it will be served.
     endpoint = Endpoint(
-        server, own, master_port if storage_rank == 0 else port or 0, security, num_jobs, leader,
-        network_timeout, reconnect_timeout,
+        server, address, master_port if storage_rank == 0 else port or 0, security, num_jobs,
+        leader, network_timeout, reconnect_timeout,
     )  # fmt: skip
     know(server=storage_rank)
     metrics = None

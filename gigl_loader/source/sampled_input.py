@@ -227,7 +227,7 @@ def check_seed_times(view: PartitionView, sampler_input: Any, time_attr: str | N
     rows = [*view.node_attributes.items(), *view.edge_attributes.items()]
     # compared with integers, a seed's time would lose its fraction, and with it whether an edge of
     # the same second came before or after
-    floats = [one.values.is_floating_point() for (_, name), one in rows if name == time_attr]
+    floats = [matrix.values.is_floating_point() for (_, name), matrix in rows if name == time_attr]
     if given.is_floating_point() and not any(floats):
         raise ConfigError(
             f"the seeds' times are {given.dtype}, those of {time_attr!r} integers: give integers"

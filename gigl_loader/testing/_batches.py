@@ -46,14 +46,14 @@ class _Rules:
 
     def possible(self, edge_type: EdgeType) -> dict[int, dict[int, int]]:
         """Return ``{node: {edge id: neighbour}}``."""
-        found: dict[int, dict[int, int]] = {}
+        neighbors: dict[int, dict[int, int]] = {}
         for edge_id, (src, dst) in enumerate(self.graph.edges[edge_type]):
             # an edge of weight 0 is never drawn, so it does not count as a neighbour
             if self.with_weight and self.graph.weight(edge_id) == 0:
                 continue
             node, neighbor = (dst, src) if self.edge_dir == "in" else (src, dst)
-            found.setdefault(node, {})[edge_id] = neighbor
-        return found
+            neighbors.setdefault(node, {})[edge_id] = neighbor
+        return neighbors
 
     def expected(self, degree: int, fanout: int) -> int:
         """Return the number of neighbours that must be drawn."""
@@ -120,23 +120,23 @@ def _check_hops(
 ) -> None:
     # samplers go through edge types by name
     edges = {edge_type: _edge_store(batch, rules, edge_type) for edge_type in sorted(num_neighbors)}
-    found = {name: [int(store.num_sampled_nodes[0])] for name, store in nodes.items()}
+    per_hop = {name: [int(store.num_sampled_nodes[0])] for name, store in nodes.items()}
     cursors = dict.fromkeys(edges, 0)
     for hop in range(rules.hops):
         # Nodes that had appeared before this hop; then its edges add theirs, one after the other.
-        seen = {name: sum(counts) for name, counts in found.items()}
+        seen = {name: sum(counts) for name, counts in per_hop.items()}
         for edge_type, store in edges.items():
             # edges of a hop follow those of the hop before, in one list for each type
             start = cursors[edge_type]
             stop = cursors[edge_type] = start + store.num_sampled_edges[hop]
             fanout = num_neighbors[edge_type][hop]
             _check_hop(rules, edge_type, nodes, store, (start, stop), hop, fanout, seen)
-        for name, counts in found.items():
+        for name, counts in per_hop.items():
             # new nodes of a hop are the next hop's frontier
             counts.append(seen[name] - sum(counts))
     for name, store in nodes.items():
-        _must(list(store.num_sampled_nodes) == found[name], "nodes per hop", name, found[name])
-        _must(sum(found[name]) == store.n_id.numel(), "nodes per hop do not add up", name)
+        _must(list(store.num_sampled_nodes) == per_hop[name], "nodes per hop", name, per_hop[name])
+        _must(sum(per_hop[name]) == store.n_id.numel(), "nodes per hop do not add up", name)
     for edge_type, store in edges.items():
         total = store.edge_index.size(1)
         _must(cursors[edge_type] == total, "edges per hop do not add up", edge_type, total)
@@ -202,13 +202,13 @@ def _check_hop(
     ids, of = nodes[expanded].n_id.tolist(), nodes[reached].n_id.tolist()
     for position, drawn in chosen.items():
         edges = possible.get(ids[position], {})
-        found = Counter(of[neighbor] for neighbor in drawn)
+        tally = Counter(of[neighbor] for neighbor in drawn)
         where = f"{name}, hop {hop}, node {ids[position]}"
-        _must(set(found) <= set(edges.values()), "no such edge", where, found, edges)
-        _must(len(drawn) == rules.expected(len(edges), fanout), "neighbours", where, found, edges)
+        _must(set(tally) <= set(edges.values()), "no such edge", where, tally, edges)
+        _must(len(drawn) == rules.expected(len(edges), fanout), "neighbours", where, tally, edges)
         # parallel edges are different edges with the same ends: each may come once
         if not rules.replace or fanout < 0:
-            _must(found <= Counter(edges.values()), "an edge comes twice", where, found, edges)
+            _must(tally <= Counter(edges.values()), "an edge comes twice", where, tally, edges)
     if "e_id" in store:
         _check_edge_ids(rules, name, store, span, (ids, of))
 
@@ -238,13 +238,13 @@ def _check_edge_ids(
 
 def batch_tensors(batch: Data | HeteroData) -> dict[str, Any]:
     """Return the whole contents of a batch, by name and place: for comparing batches."""
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for store in batch.stores:
         # of a HeteroData's stores; a Data's has none
         name = getattr(store, "_key", None)
         for attribute, value in store.items():
-            found[attribute if name is None else f"{name}.{attribute}"] = value
-    return found
+            tensors[attribute if name is None else f"{name}.{attribute}"] = value
+    return tensors
 
 
 def check_same_batches(first: Iterable[Any], second: Iterable[Any]) -> None:
@@ -256,21 +256,23 @@ def check_same_batches(first: Iterable[Any], second: Iterable[Any]) -> None:
     first, second = list(first), list(second)
     _must(len(first) == len(second), "numbers of batches", len(first), len(second))
     for index, pair in enumerate(zip(first, second, strict=True)):
-        one, other = map(batch_tensors, pair)
-        _must(one.keys() == other.keys(), "attributes", index, sorted(one.keys() ^ other.keys()))
-        for name, value in one.items():
+        given, other = map(batch_tensors, pair)
+        _must(
+            given.keys() == other.keys(), "attributes", index, sorted(given.keys() ^ other.keys())
+        )
+        for name, value in given.items():
             _must(_same(value, other[name]), "values", f"batch {index}", name, value, other[name])
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
+def _same(value: Any, other: Any) -> bool:
+    if isinstance(value, Tensor):
         return (
             isinstance(other, Tensor)
-            and one.dtype == other.dtype
-            and one.shape == other.shape
-            and bool(torch.equal(one, other))
+            and value.dtype == other.dtype
+            and value.shape == other.shape
+            and bool(torch.equal(value, other))
         )
-    return bool(one == other)
+    return bool(value == other)
 
 
 # --- one number for a batch -----------------------------------------------------------------------
@@ -290,35 +292,35 @@ def batch_digest(batch: Data | HeteroData) -> str:
         ConfigError: An attribute is of another type, or a sparse tensor.
     """
     # a Data and a HeteroData without stores have the same attributes
-    found = hashlib.sha256(b"HeteroData" if isinstance(batch, HeteroData) else b"Data")
+    hasher = hashlib.sha256(b"HeteroData" if isinstance(batch, HeteroData) else b"Data")
     for name, value in sorted(batch_tensors(batch).items()):
-        _add(found, name, name)
-        _add(found, value, name)
-    return found.hexdigest()
+        _add(hasher, name, name)
+        _add(hasher, value, name)
+    return hasher.hexdigest()
 
 
-def _add(found: Any, value: object, where: str) -> None:
+def _add(hasher: Any, value: object, where: str) -> None:
     """Feed ``value`` to the hash, its type and length first, so that no two values look alike."""
     if isinstance(value, Tensor):
         if value.layout != strided:
             raise ConfigError(f"batch_digest takes dense tensors: {where} is {value.layout}")
-        found.update(f"tensor {value.dtype} {tuple(value.shape)};".encode())
+        hasher.update(f"tensor {value.dtype} {tuple(value.shape)};".encode())
         # a conjugated or negated view has other bytes than its values
-        found.update(bytes_of(value.detach().cpu().resolve_conj().resolve_neg().contiguous()))
+        hasher.update(bytes_of(value.detach().cpu().resolve_conj().resolve_neg().contiguous()))
     elif isinstance(value, dict):
-        found.update(f"dict {len(value)};".encode())
+        hasher.update(f"dict {len(value)};".encode())
         # by repr: keys of a dict may have several types, which cannot be compared
-        for name, one in sorted(value.items(), key=lambda item: repr(item[0])):
-            _add(found, name, where)
-            _add(found, one, where)
+        for name, item in sorted(value.items(), key=lambda item: repr(item[0])):
+            _add(hasher, name, where)
+            _add(hasher, item, where)
     elif isinstance(value, list | tuple):
-        found.update(f"list {len(value)};".encode())
-        for one in value:
-            _add(found, one, where)
+        hasher.update(f"list {len(value)};".encode())
+        for item in value:
+            _add(hasher, item, where)
     # repr of a float shows all its bits
     elif value is None or isinstance(value, bool | int | float | str):
         text = repr(value).encode()
-        found.update(f"{type(value).__name__} {len(text)};".encode() + text)
+        hasher.update(f"{type(value).__name__} {len(text)};".encode() + text)
     else:
         raise ConfigError(
             f"batch_digest cannot hash {where}, a {type(value).__name__}: it takes tensors, "

@@ -224,9 +224,11 @@ def sample_message(sampler: Sampler, request: SampleRequest) -> SampleMessage:
     The request's columns may be tensors.
     """
     message = {}
-    for one in sampler.sample(as_worker_gets(request)):
+    for batch_field in sampler.sample(as_worker_gets(request)):
         # zeroed memory of exactly the field's size: numpy raises on a write beyond it
-        buffer = (ctypes.c_char * segments.nbytes_of(one.dtype, one.shape))()
-        one.write(segments.array_in(buffer, one.dtype, one.shape, 0))
-        message[one.key] = tensors.tensor_in(buffer, one.dtype, one.shape, 0)
+        buffer = (ctypes.c_char * segments.nbytes_of(batch_field.dtype, batch_field.shape))()
+        batch_field.write(segments.array_in(buffer, batch_field.dtype, batch_field.shape, 0))
+        message[batch_field.key] = tensors.tensor_in(
+            buffer, batch_field.dtype, batch_field.shape, 0
+        )
     return message

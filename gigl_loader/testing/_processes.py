@@ -205,7 +205,7 @@ def worker_pid(loader: "BaseDistLoader", number: int = 0, *, former: int | None 
         UsageError: The loader has no such workers.
     """
     producer: Any = getattr(loader, "_mp_producer", None)
-    found: list[int] = []
+    pids: list[int] = []
     # num_workers=0, or samplers on a graph store
     if not hasattr(producer, "pids"):
         raise UsageError("this loader has no sampling workers of its own")
@@ -214,11 +214,11 @@ def worker_pid(loader: "BaseDistLoader", number: int = 0, *, former: int | None 
         pid = producer.pids[number]
         # None during a replacement
         if pid is not None and pid != former:
-            found.append(pid)
-        return bool(found)
+            pids.append(pid)
+        return bool(pids)
 
     wait_until(started, f"worker {number} has been started")
-    return found[0]
+    return pids[0]
 
 
 _HOST = "127.0.0.1"

@@ -62,12 +62,12 @@ def dtype_of(name: str) -> torch.dtype:
     Raises:
         ProtocolError: Tensors of this kind cannot be sent.
     """
-    found: torch.dtype | None = _DTYPES.get(name)
-    if found is None:
+    dtype: torch.dtype | None = _DTYPES.get(name)
+    if dtype is None:
         raise ProtocolError(
             f"a tensor of type {name!r} came: those that travel are {list(_DTYPES)}"
         )
-    return found
+    return dtype
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ class TensorMessage:
         """The tensor, in the memory that was received."""
         dtype = dtype_of(self.dtype)
         # no copy: the array's memory came with the message, and the tensor keeps it alive
-        found = torch.from_numpy(self.array)
+        tensor = torch.from_numpy(self.array)
         # both come from the other side, and `view` would make another shape from items of another
         # size
-        if found.element_size() != dtype.itemsize:
+        if tensor.element_size() != dtype.itemsize:
             raise ProtocolError(f"a tensor of {dtype} came as an array of {self.array.dtype}")
-        if found.numel() == 0:  # no strides to reinterpret
-            return torch.empty(found.shape, dtype=dtype)
-        return found if found.dtype == dtype else found.view(dtype)
+        if tensor.numel() == 0:  # no strides to reinterpret
+            return torch.empty(tensor.shape, dtype=dtype)
+        return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ class InputMessage:
     @property
     def result(self) -> NodeSamplerInput:
         """The input."""
-        found = NodeSamplerInput(self.node.result, self.input_type)
-        found.extra = {name: column.result for name, column in self.extra.items()}
-        return found
+        sampler_input = NodeSamplerInput(self.node.result, self.input_type)
+        sampler_input.extra = {name: column.result for name, column in self.extra.items()}
+        return sampler_input
 
 
 @dataclass(frozen=True)
@@ -239,15 +239,15 @@ class FeatureInfosMessage:
     @classmethod
     def of(cls, value: Any) -> "FeatureInfosMessage":
         """Return ``value`` as it travels."""
-        found = value if isinstance(value, dict) else {} if value is None else {None: value}
-        infos = ((name, info.dim, dtype_name(info.dtype)) for name, info in found.items())
+        by_type = value if isinstance(value, dict) else {} if value is None else {None: value}
+        infos = ((name, info.dim, dtype_name(info.dtype)) for name, info in by_type.items())
         return cls(isinstance(value, dict), tuple(infos))
 
     @property
     def result(self) -> Any:
         """The value that was encoded."""
-        found = {name: FeatureInfo(dim, dtype_of(dtype)) for name, dim, dtype in self.infos}
-        return found if self.by_type else found.get(None)
+        infos = {name: FeatureInfo(dim, dtype_of(dtype)) for name, dim, dtype in self.infos}
+        return infos if self.by_type else infos.get(None)
 
 
 _FEATURE_INFOS = ("node_feature_info", "edge_feature_info")
@@ -335,7 +335,7 @@ def wire_type(hint: Any) -> Any:
     # literals and arrays stay unchanged
     if not arguments or typing.get_origin(hint) in (typing.Literal, np.ndarray):
         return _MESSAGES.get(hint, hint)
-    wired = tuple(one if one is ... else wire_type(one) for one in arguments)
+    wired = tuple(argument if argument is ... else wire_type(argument) for argument in arguments)
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         return typing.Union[wired]  # noqa: UP007  (built from a tuple)
     return typing.get_origin(hint)[wired]
@@ -348,9 +348,9 @@ def to_message(value: Any) -> Any:
         ConfigError: ``value`` cannot be sent.
     """
     if isinstance(value, dict):
-        return {key: to_message(one) for key, one in value.items()}
+        return {key: to_message(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return tuple(to_message(one) for one in value)
+        return tuple(to_message(item) for item in value)
     for kind, message in _MESSAGES.items():
         if isinstance(value, kind):
             return message.of(value)
@@ -362,10 +362,10 @@ def from_message(value: Any) -> Any:
     if isinstance(value, _ALL_MESSAGES):
         return value.result
     if isinstance(value, dict):
-        return {key: from_message(one) for key, one in value.items()}
+        return {key: from_message(item) for key, item in value.items()}
     # lists are unchanged: those that travel hold plain values
     if isinstance(value, tuple):
-        return tuple(from_message(one) for one in value)
+        return tuple(from_message(item) for item in value)
     return value
 
 
@@ -399,7 +399,7 @@ class Call:
         Raises:
             ConfigError: One of them cannot be sent.
         """
-        return self.request(**{name: to_message(one) for name, one in arguments.items()})
+        return self.request(**{name: to_message(value) for name, value in arguments.items()})
 
     def arguments(self, request: Any) -> dict[str, Any]:
         """Return the arguments of a request that arrived.
@@ -408,7 +408,7 @@ class Call:
             ProtocolError: A tensor has a type that cannot travel.
         """
         # not `dataclasses.asdict`, which copies arrays and turns nested dataclasses into dicts
-        return {name: from_message(one) for name, one in vars(request).items()}
+        return {name: from_message(value) for name, value in vars(request).items()}
 
     def respond(self, result: Any) -> Any:
         """Return the response for the method's result."""

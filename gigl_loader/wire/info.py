@@ -110,8 +110,8 @@ class GraphStoreInfo:
                 f'storage_addr="ADDRESS:PORT" or set {_STORAGE_ADDR}; or call it in a process '
                 f"group over the {machines} machines of both clusters (this one has {size})"
             )
-        own = own_address()
-        everyone = gather_from_ranks((own, free_ports(3, own)), size, tuple[str, list[int]])
+        address = own_address()
+        everyone = gather_from_ranks((address, free_ports(3, address)), size, tuple[str, list[int]])
         (master, ports), (first, others) = everyone[0], everyone[compute]
         return cls(
             storage, compute, per_compute, master, first, master,

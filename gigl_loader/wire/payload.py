@@ -95,7 +95,7 @@ def _pack(values: Array) -> list[PackedRuns]:
 
 def _stretches(layout: Layout) -> list[tuple[int, int, Layout]]:
     """Return (first byte, end, tensors) of each stretch of tensors that are not packed."""
-    found: list[tuple[int, int, Layout]] = []
+    stretches: list[tuple[int, int, Layout]] = []
     # Tensors that are adjacent in the slot travel as one array, alignment gaps included: each array
     # costs an entry in the header and a separate read.
     is_open = False
@@ -106,12 +106,12 @@ def _stretches(layout: Layout) -> list[tuple[int, int, Layout]]:
             continue
         stop = offset + segments.nbytes_of(dtype, shape)
         if is_open:
-            start, _, entries = found.pop()
-            found.append((start, stop, [*entries, entry]))
+            start, _, entries = stretches.pop()
+            stretches.append((start, stop, [*entries, entry]))
         else:
-            found.append((offset, stop, [entry]))
+            stretches.append((offset, stop, [entry]))
         is_open = True
-    return found
+    return stretches
 
 
 def _in_place(layout: Layout, parts: list[np.ndarray]) -> SampleMessage:
@@ -160,7 +160,7 @@ def _check(key: str, shape: tuple[int, ...], columns: list[PackedRuns]) -> None:
 
 def wire_bytes(columns: Columns, parts: list[np.ndarray], layout: Layout) -> dict[str, int]:
     """Return the bytes of a batch by kind: ``"rows"`` of nodes and edges, and ``"structure"``."""
-    packed = sum(column.nbytes for some in columns.values() for column in some)
+    packed = sum(column.nbytes for packed_columns in columns.values() for column in packed_columns)
     # by the layout, since a part may have rows beside other tensors; the rest is structure
     rows = sum(
         segments.nbytes_of(dtype, shape)

@@ -46,21 +46,21 @@ class Runs(Sequence[int]):
             return numbers
         # Greedy, in one pass. All ranks of a job, or those with one position on their machines,
         # have equal steps and make one range; numbers without a pattern make a range for each two.
-        found: list[tuple[int, int, int]] = []
+        ranges: list[tuple[int, int, int]] = []
         for number in numbers:
-            first, end, step = found[-1] if found else (number, number, 0)
+            first, end, step = ranges[-1] if ranges else (number, number, 0)
             if end - first == 1:  # the second one decides the step
-                found[-1] = (first, number + 1, number - first)
-            elif found and number == end - 1 + step:
-                found[-1] = (first, number + 1, step)
+                ranges[-1] = (first, number + 1, number - first)
+            elif ranges and number == end - 1 + step:
+                ranges[-1] = (first, number + 1, step)
             else:
-                found.append((number, number + 1, 1))
-        return cls(tuple(found))
+                ranges.append((number, number + 1, 1))
+        return cls(tuple(ranges))
 
     @property
     def _all(self) -> list[range]:
         # not kept: Python's ranges do not travel, and most of these are never read
-        return [range(*one) for one in self.ranges]
+        return [range(*bounds) for bounds in self.ranges]
 
     def __len__(self) -> int:
         return sum(map(len, self._all))
@@ -70,16 +70,16 @@ class Runs(Sequence[int]):
 
     def __contains__(self, number: object) -> bool:
         # for an int this is a division per range; for other types ranges compare one by one
-        return any(number in one for one in self._all)
+        return any(number in run for run in self._all)
 
     def __getitem__(self, position: Any) -> Any:
         if isinstance(position, slice):
             return list(self)[position]
         left = position if position >= 0 else position + len(self)
-        for one in self._all:
-            if 0 <= left < len(one):
-                return one[left]
-            left -= len(one)
+        for run in self._all:
+            if 0 <= left < len(run):
+                return run[left]
+            left -= len(run)
         raise IndexError(position)
 
     def index(self, number: int, *_: Any) -> int:
@@ -132,7 +132,7 @@ class Addresses(Sequence[tuple[str, int]]):
         # linear each time, but an address is read once per connection
         texts = self.text.split(" ") if self.text else []
         if isinstance(position, slice):
-            return [_address(one) for one in texts[position]]
+            return [_address(text) for text in texts[position]]
         return _address(texts[position])
 
 
@@ -161,24 +161,24 @@ class ByServer(Mapping[int, int]):
         # `Runs` needs ascending numbers
         for server in sorted(numbers):
             servers.setdefault(numbers[server], []).append(server)
-        return cls(tuple((number, Runs.of(some)) for number, some in servers.items()))
+        return cls(tuple((number, Runs.of(ranks)) for number, ranks in servers.items()))
 
     def __len__(self) -> int:
-        return sum(len(some) for _, some in self.parts)
+        return sum(len(servers) for _, servers in self.parts)
 
     def __iter__(self) -> Iterator[int]:
-        return merge(*(some for _, some in self.parts))
+        return merge(*(servers for _, servers in self.parts))
 
     def __getitem__(self, server: int) -> int:
-        for number, some in self.parts:
-            if server in some:
+        for number, servers in self.parts:
+            if server in servers:
                 return number
         raise KeyError(server)
 
 
 def compacted(servers: Sequence[int]) -> Sequence[int]:
     """Return ``servers`` in a compact form if they ascend, as those of all loaders do."""
-    ascending = all(one < other for one, other in pairwise(servers))
+    ascending = all(server < other for server, other in pairwise(servers))
     return Runs.of(servers) if ascending else servers
 
 

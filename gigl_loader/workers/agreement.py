@@ -135,12 +135,12 @@ class Agreement:
 
     def _agree_on_access(self, rendezvous: Rendezvous, security: Security, own_host: str) -> Access:
         graph = self._view.identity
-        own = "" if graph is None else f"{graph.run} {graph.digest}"
+        identity = "" if graph is None else f"{graph.run} {graph.digest}"
         nonce = secrets.token_bytes(32) if rendezvous.rank == 0 else b""
-        told = rendezvous.agree("host", (own_host, own, nonce), tuple[str, str, bytes])
-        _check_same_graph(rendezvous.rank, own, [graph for _, graph, _ in told])
-        nonce = told[0][2]
-        is_one_host = len({host for host, _, _ in told}) == 1
+        members = rendezvous.agree("host", (own_host, identity, nonce), tuple[str, str, bytes])
+        _check_same_graph(rendezvous.rank, identity, [graph for _, graph, _ in members])
+        nonce = members[0][2]
+        is_one_host = len({host for host, _, _ in members}) == 1
         self.is_one_machine = is_one_host and may_be_one_machine()
         if is_one_host:  # no other machine has to reach the workers
             host, used = ("::1" if ":" in own_host else "127.0.0.1"), Security.local()
@@ -198,7 +198,7 @@ class Agreement:
             self._join_cache()
 
     def _exchange(self, rendezvous: Rendezvous, addresses: list[tuple[str, int] | None]) -> None:
-        options, own = self._options, self._view.partition_idx
+        options, partition = self._options, self._view.partition_idx
         # opened before it is published, and kept until `close`: other ranks map it when their
         # workers start, and replaced workers map it later
         if reads_same_memory():
@@ -208,19 +208,23 @@ class Agreement:
         listening_on = next(address[0] for address in addresses if address is not None)
         # ranks with another cache size have a cache of their own
         kept = ("", "") if options is None else (str(options.size), name_of_rows(self._view))
-        mine = _Member(own, listening_on, ports, offer, *kept)
-        found: list[_Member] = rendezvous.agree("workers", mine, _Member)
+        mine = _Member(partition, listening_on, ports, offer, *kept)
+        members: list[_Member] = rendezvous.agree("workers", mine, _Member)
         # equal addresses mean that a rank may be on this machine; mapping its offer proves it
-        for member in found if offer is not None else ():
-            if member.offer is not None and member.partition != own and member.host == mine.host:
+        for member in members if offer is not None else ():
+            if (
+                member.offer is not None
+                and member.partition != partition
+                and member.host == mine.host
+            ):
                 self._offers.setdefault(member.partition, []).append(member.offer)
-        self._anyone_keeps = any(member.cache for member in found)
-        self._first_with_cache = _first_like(mine, found)
+        self._anyone_keeps = any(member.cache for member in members)
+        self._first_with_cache = _first_like(mine, members)
         # the identity covers all ranks: a cached row may be any rank's, so a later loader may use
         # it only if all ranks have the same rows as before
-        names = "\n".join([mine.cache, *(member.rows for member in found)])
+        names = "\n".join([mine.cache, *(member.rows for member in members)])
         self.name_of_cache = hashlib.sha256(names.encode()).hexdigest()
-        self._everyone = msgspec.msgpack.encode([(m.partition, m.host, m.ports) for m in found])
+        self._everyone = msgspec.msgpack.encode([(m.partition, m.host, m.ports) for m in members])
         self.assignments()  # raises if a partition has no rank
 
     def _join_cache(self) -> None:
@@ -361,8 +365,8 @@ def _first_like(mine: _Member, members: list[_Member]) -> int | None:
         return None
     return next(
         rank
-        for rank, one in enumerate(members)
-        if one.offer is not None and (one.host, one.cache) == (mine.host, mine.cache)
+        for rank, member in enumerate(members)
+        if member.offer is not None and (member.host, member.cache) == (mine.host, mine.cache)
     )
 
 
@@ -371,15 +375,15 @@ def _by_partition(
 ) -> dict[int, tuple[WorkerAddress, ...]]:
     """Return all workers by partition, in the order of ranks."""
     # ranks must be in the same order wherever this is built, as `assignments` uses positions in it
-    found: dict[int, tuple[WorkerAddress, ...]] = {}
+    by_partition: dict[int, tuple[WorkerAddress, ...]] = {}
     for rank, (partition, host, ports) in enumerate(members):
         workers = tuple(
             WorkerAddress(host, port, worker_name(rank, number))
             for number, port in enumerate(ports)
         )
-        found[partition] = found.get(partition, ()) + workers
-    check_held(num_partitions, found, who=_holder())
-    return found
+        by_partition[partition] = by_partition.get(partition, ()) + workers
+    check_held(num_partitions, by_partition, who=_holder())
+    return by_partition
 
 
 def _holder() -> str:

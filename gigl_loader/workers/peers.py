@@ -109,17 +109,17 @@ def assignments(
     Raises:
         ConfigError: A partition has no workers.
     """
-    if empty := sorted(index for index, some in workers.items() if not some):
+    if empty := sorted(index for index, addresses in workers.items() if not addresses):
         raise ConfigError(f"partitions {empty} have no sampling workers to ask")
     own = workers[partition]
-    others = {index: some for index, some in workers.items() if index != partition}
+    others = {index: addresses for index, addresses in workers.items() if index != partition}
     return {
         worker.name: Assignment(
-            {index: some[number % len(some)] for index, some in others.items()},
+            {index: addresses[number % len(addresses)] for index, addresses in others.items()},
             tuple(
                 asker.name
-                for some in others.values()
-                for position, asker in enumerate(some)
+                for addresses in others.values()
+                for position, asker in enumerate(addresses)
                 if position % len(own) == number
             ),
         )

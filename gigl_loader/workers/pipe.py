@@ -108,14 +108,14 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
     """
     try:
         try:
-            found = sock.recvmsg(MAX_BYTES, _CONTROL_BYTES, _NOT_INHERITED)
+            received = sock.recvmsg(MAX_BYTES, _CONTROL_BYTES, _NOT_INHERITED)
         except ConnectionResetError:
             # The other end left messages unread, which the kernel reports once. The messages that
             # it had sent come after that.
-            found = sock.recvmsg(MAX_BYTES, _CONTROL_BYTES, _NOT_INHERITED)
+            received = sock.recvmsg(MAX_BYTES, _CONTROL_BYTES, _NOT_INHERITED)
     except ConnectionError:
         return None
-    data, ancillary, flags, _ = found
+    data, ancillary, flags, _ = received
     fds = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -111,13 +111,13 @@ class Rendezvous(ABC):
         self.publish(key, msgspec.msgpack.encode(value))
         together = f"{key} of all"
         if self.rank == 0:
-            found = self.gather(key, range(self.world_size))
-            self.publish(together, msgspec.msgpack.encode(found))
+            values = self.gather(key, range(self.world_size))
+            self.publish(together, msgspec.msgpack.encode(values))
         else:
             # longer, because the failure of rank 0 names the missing ranks
             (data,) = self.gather(together, [0], _GRACE_S)
-            found = msgspec.msgpack.decode(data, type=list[bytes])
-        return [msgspec.msgpack.decode(one, type=kind) for one in found]
+            values = msgspec.msgpack.decode(data, type=list[bytes])
+        return [msgspec.msgpack.decode(encoded, type=kind) for encoded in values]
 
     @abstractmethod
     def fail(self, words: str) -> None:
@@ -190,9 +190,9 @@ class StoreRendezvous(Rendezvous):
         start = time.monotonic()
         report, nap, doing = start + _REPORT_EVERY_S, _SHORTEST_NAP_S, f"gather {key!r}"
         while True:
-            found = self._ask(lambda: self._look(key, wanted), doing)
-            if found is not None:
-                return found
+            values = self._ask(lambda: self._look(key, wanted), doing)
+            if values is not None:
+                return values
             now = time.monotonic()
             if now - start >= limit_s:
                 missing = self._ask(lambda: self._missing(key, wanted), doing)

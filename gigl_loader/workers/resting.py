@@ -65,7 +65,9 @@ class Origin:
     def now(cls, starts: Callable[..., Any], users_code: bool) -> "Origin | None":
         """Return the origin of a supervisor that this thread would start; None: unknown."""
         environment = dict(os.environ)
-        fixed = sorted(one for one in environment.items() if one[0].startswith(_READ_AT_START))
+        fixed = sorted(
+            variable for variable in environment.items() if variable[0].startswith(_READ_AT_START)
+        )
         try:
             return cls(starts, users_code, (sys.executable, *fixed, *_inherited()), environment)
         except OSError:  # a kernel or a container without one of these files
@@ -77,10 +79,10 @@ def _inherited() -> list[object]:
     lines = (_SELF / "status").read_text().splitlines()
     return [
         os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), os.getpgid(0), os.getsid(0),
-        [resource.getrlimit(one) for one in _LIMITS],
+        [resource.getrlimit(limit) for limit in _LIMITS],
         [line for line in lines if line.startswith(_OF_A_THREAD)],
         (_SELF / "cgroup").read_text(), Path("/proc/self/oom_score_adj").read_text(),
-        [os.readlink(one) for one in sorted((_SELF / "ns").iterdir())],
+        [os.readlink(namespace) for namespace in sorted((_SELF / "ns").iterdir())],
     ]  # fmt: skip
 
 
@@ -162,34 +164,34 @@ def take(origin: Origin, kernels: Collection[str]) -> Supervisor | None:
         kernels: Names of the kernels that it loads before it forks workers.
     """
     _reap()
-    for one in reversed(list(_resting)):
-        if one.origin == origin and _remove(one):
+    for supervisor in reversed(list(_resting)):
+        if supervisor.origin == origin and _remove(supervisor):
             try:
-                if one.wake(origin, kernels):
-                    return one
+                if supervisor.wake(origin, kernels):
+                    return supervisor
             except BaseException:  # Ctrl-C
-                one.end()
+                supervisor.end()
                 raise
-            one.process.kill()  # it has no workers, and may be stopped
-            one.end()
+            supervisor.process.kill()  # it has no workers, and may be stopped
+            supervisor.end()
     return None
 
 
-def keep(one: Supervisor) -> bool:
+def keep(supervisor: Supervisor) -> bool:
     """Let a supervisor rest that has lost its pool; False: it does not answer."""
-    if not one.sleep():
+    if not supervisor.sleep():
         return False
     _reap()
-    _resting.append(one)
+    _resting.append(supervisor)
     for oldest in list(_resting)[:-MOST]:
         if _remove(oldest):
             oldest.end()
     return True
 
 
-def _remove(one: Supervisor) -> bool:
+def _remove(supervisor: Supervisor) -> bool:
     try:
-        _resting.remove(one)
+        _resting.remove(supervisor)
     except ValueError:  # another thread has it
         return False
     return True
@@ -197,9 +199,9 @@ def _remove(one: Supervisor) -> bool:
 
 def _reap() -> None:
     """Forget those that have ended, so that no zombie process stays."""
-    for one in list(_resting):
-        if one.process.poll() is not None and _remove(one):
-            one.control.close()
+    for supervisor in list(_resting):
+        if supervisor.process.poll() is not None and _remove(supervisor):
+            supervisor.control.close()
 
 
 def release_workers() -> None:
@@ -209,20 +211,20 @@ def release_workers() -> None:
     milliseconds. It holds no graph, about 70 MB of memory, and ends after a minute of rest or with
     this process. Call this to end it now. The next loader starts a new one.
     """
-    ended = [one for one in list(_resting) if _remove(one)]
-    for one in ended:  # all first, so that they end at the same time
-        one.control.close()
-    for one in ended:
-        await_end(one.process)
+    ended = [supervisor for supervisor in list(_resting) if _remove(supervisor)]
+    for supervisor in ended:  # all first, so that they end at the same time
+        supervisor.control.close()
+    for supervisor in ended:
+        await_end(supervisor.process)
 
 
 atexit.register(release_workers)
 
 
 def _after_fork() -> None:  # they belong to the parent; a copy of a socket would hide its end
-    for one in _resting:
-        one.control.close()
-        one.process.returncode = 0  # not this process's child: nothing to wait for
+    for supervisor in _resting:
+        supervisor.control.close()
+        supervisor.process.returncode = 0  # not this process's child: nothing to wait for
     _resting.clear()
 
 

@@ -232,13 +232,13 @@ class FairQueue(Generic[T]):
         while self._turns:
             number = self._turns.popleft()
             stream = self.streams[number]
-            found = stream.next_ticket()
+            ticket = stream.next_ticket()
             if stream.has_room:  # goes to the end, so that each stream gets one batch in a round
                 self._turns.append(number)
             else:
                 self._in_turns.remove(number)
-            if found is not None:
-                return found
+            if ticket is not None:
+                return ticket
         return None
 
     def _give_turn(self, number: int) -> None:
@@ -332,13 +332,13 @@ class UnderWay:
         had, self.tickets[worker] = self.tickets[worker], []
         self._alone.discard(worker)
         if not suspects_any:
-            self._lost = sorted([*self._lost, *had], key=lambda one: one.position)
+            self._lost = sorted([*self._lost, *had], key=lambda ticket: ticket.position)
             return []
         # Later batches wait in the worker's queue: it cannot have died of one that had not begun.
         # Which of the begun ones it died of is unknown, so each is tried alone.
         suspects = had[: self._concurrency]
-        self._lost = sorted([*self._lost, *had], key=lambda one: one.position)
-        self._suspected.update(one.content for one in suspects)
+        self._lost = sorted([*self._lost, *had], key=lambda ticket: ticket.position)
+        self._suspected.update(ticket.content for ticket in suspects)
         # with several batches all are suspects, so nothing is counted against this one
         if len(suspects) == 1:
             self._losses[suspects[0].content] += 1

@@ -113,10 +113,10 @@ class _TellsTrainer(event.Listener):
 
 def told_of_compiling(control: pipe.Socket) -> contextlib.AbstractContextManager[None]:
     """Tell the trainer, inside the block, of each kernel that Numba compiles."""
-    found: contextlib.AbstractContextManager[None] = event.install_listener(
+    listener: contextlib.AbstractContextManager[None] = event.install_listener(
         "numba:compile", _TellsTrainer(control)
     )
-    return found
+    return listener
 
 
 def load_kernels(control: pipe.Socket, names: Sequence[str]) -> None:

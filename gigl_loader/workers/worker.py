@@ -280,14 +280,14 @@ class Worker:
         sampler = cache(partial(self._load_sampler, peers))
         while True:
             waited = time.perf_counter()
-            found = wait()
-            if found is None:
+            work = wait()
+            if work is None:
                 return
             idle_s = time.perf_counter() - waited
-            ticket = found.ticket if isinstance(found, Waiting) else found
+            ticket = work.ticket if isinstance(work, Waiting) else work
             try:
-                if isinstance(found, Waiting):
-                    self._fill(pipeline, found, idle_s)
+                if isinstance(work, Waiting):
+                    self._fill(pipeline, work, idle_s)
                     continue
                 request = self._request(ticket)
                 if request is None:
@@ -319,8 +319,8 @@ class Worker:
         assert self._cache is not None
         assert self._drawn is not None
         started, view, ticket = time.perf_counter(), self._setup.view, request.ticket
-        here = {view.partition_idx, *view.same_host}
-        batch = keep_structure(sampled_fields(sampler, request, view), here)
+        local = {view.partition_idx, *view.same_host}
+        batch = keep_structure(sampled_fields(sampler, request, view), local)
         is_ahead = ticket.stream == STREAM
         drawn = Waiting(
             ticket.serial, ticket.position, ticket, batch,
