@@ -1,5 +1,6 @@
 """What a storage server refuses before it starts anything."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from support.conditions import Clock
 from gigl_loader.dataset.view import Adjacency
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.options import CacheOptions, CustomSamplerOptions, EpochOptions
+from gigl_loader.server import jobs
 from gigl_loader.server.jobs import RefusedJoins
 from gigl_loader.server.producer_table import check_leave, check_request
 from gigl_loader.source.sampled_input import check_columns
@@ -54,8 +56,9 @@ def test_only_what_was_allowed_is_imported() -> None:
 
 
 def test_who_asks_again_and_again_is_said_once_a_minute(
-    caplog: pytest.LogCaptureFixture, clock: Clock
+    caplog: pytest.LogCaptureFixture, clock_of: Callable[..., Clock]
 ) -> None:
+    clock = clock_of(jobs)
     refused = RefusedJoins()
     for _ in range(50):
         refused.add("rank 0", ConfigError("another graph"))

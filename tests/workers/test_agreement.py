@@ -18,6 +18,7 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.options import SAME_MEMORY_VARIABLE, CacheOptions, EpochOptions
 from gigl_loader.rowcache.machine import name_of_rows
+from gigl_loader.source import start_turns
 from gigl_loader.source.sampled_input import make_plan
 from gigl_loader.source.start_turns import LeaderTurns, WorkerTurns
 from gigl_loader.testing import TinyGraph
@@ -338,7 +339,7 @@ def test_partitions_that_no_rank_has_are_named() -> None:
 def test_a_long_wait_for_ones_turn_is_said(
     caplog: pytest.LogCaptureFixture, constants: SetConstants
 ) -> None:
-    constants(agreement, _LONG_S=0.1)
+    constants(start_turns, _LONG_S=0.1)
     for gap_s, level in ((0.1, "WARNING"), (0.01, "INFO")):
         with caplog.at_level("INFO"):
             WorkerTurns(local_rank=1, local_world_size=2, gap_s=gap_s).wait(_waits_for_nobody)
