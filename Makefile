@@ -35,10 +35,10 @@ demo-ray: export EXTRAS = examples,ray
 demo demo-graph-store demo-links: export EXTRAS = examples
 docs: export EXTRAS = dev,docs,examples,metis,ray,tables
 # a numba cache of its own: another release's in the checkout would be thrown away, and this one's by it
-OLDEST = NUMBA_CACHE_DIR=$(CURDIR)/.venv-oldest/numba VENV=.venv-oldest CONSTRAINTS=.ci/constraints-oldest.txt EXTRAS=test .ci/in-venv python3.11
+OLDEST = NUMBA_CACHE_DIR=$(CURDIR)/.venv-oldest/numba VENV=.venv-oldest CONSTRAINTS=.ci/constraints-oldest.txt EXTRAS=metis,test .ci/in-venv python3.11
 SEAMS = tests/test_init.py tests/test_glt.py tests/test_glt_classes.py tests/test_glt_data.py \
-  tests/test_glt_parts.py tests/collate tests/pyg tests/transport tests/loader/test_neighbor.py \
-  tests/loader/test_link.py tests/loader/test_ppr.py
+  tests/test_glt_parts.py tests/dataset tests/sampler tests/collate tests/pyg tests/transport \
+  tests/loader/test_neighbor.py tests/loader/test_link.py tests/loader/test_ppr.py
 TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
 SCRIPTS = .ci/in-venv .ci/find-python .ci/install .ci/run $(wildcard examples/slurm/*.sbatch)
 LINT = $(TESTED) ruff check . && $(TESTED) ruff format --check . && $(TESTED) shellcheck $(SCRIPTS) \
