@@ -26,7 +26,7 @@ from gigl_loader.message import EDGE_INDEX, NODE, BatchTicket
 from gigl_loader.options import CacheOptions
 from gigl_loader.rowcache.cache import RowCache, load
 from gigl_loader.rowcache.look_ahead import DrawnAhead, LookAhead
-from gigl_loader.rowcache.tables import CacheMemory, RowTable, segment_bytes
+from gigl_loader.rowcache.tables import RowTable
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.packing import pack_ints, pack_runs
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
@@ -95,9 +95,7 @@ def ours(trace: Trace, num_ids: int, capacity: int) -> tuple[int, int, float]:
         num_ids=num_ids, capacity=capacity, references=10 * capacity + (1 << 20),
         matrices={("node_features", "rows"): ("uint8", (ROW_BYTES,))},
     )  # fmt: skip
-    segment = np.zeros(segment_bytes({OWNER: table}), np.uint8)
-    cache = RowCache(CacheMemory(segment, {OWNER: table}))
-    cache.initialise()
+    cache = RowCache.private({OWNER: table})
     user, numbers = cache.join(), []
     drawn = DrawnAhead(np.zeros(DrawnAhead.NUM_WORDS, np.int64))
     look_ahead = LookAhead(cache, drawn, CacheOptions(size=capacity))
