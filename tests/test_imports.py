@@ -59,7 +59,7 @@ FACES = {
         # for sources: input and output; for those who carry requests and answer them: both forms
         "plan": "DRAW_VERSION Draw DrawRequest Drawn Peers RowPeers RowsAnswer RowsRequest "
         "STRICT_PAIRS_VERSION SampleRequest Sampler SamplingPlan SeedInput WEIGHTED_VERSION",
-        "packing": "PackedInts PackedRuns pack_ints pack_runs packed_bytes unpack_ints unpack_runs",
+        "packing": "PackedInts PackedRuns packed_bytes",
         "reader": "LocalReader ReaderOfThread Scratch ends_of matrix_asked row_type",
         # for caches, and rows that come after their batch
         "row_exchange": "AskedRows LaterPeers LaterRows Part Split gather_rows part_of "

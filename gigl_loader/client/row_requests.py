@@ -33,7 +33,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
-from gigl_loader.sampler.packing import pack_ints
+from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import row_type
 from gigl_loader.sampler.row_exchange import Split, gather_rows, split_by_owner
@@ -176,7 +176,7 @@ class StoreLookup:
         count = ids.numel()
         pieces = self._pieces("edge" if kind == "edge_features" else "node", name, ids)
         requests = [
-            {"request": RowsRequest(kind, name, pack_ints(ids.numpy()[at]), with_scales=True)}
+            {"request": RowsRequest(kind, name, PackedInts.of(ids.numpy()[at]), with_scales=True)}
             for _, at in pieces
         ]
 
@@ -365,7 +365,7 @@ class RowQuestions:
             # sent in this thread and in order, so that all servers work while it waits for the
             # responses
             reply = self._caller(connection).ask(
-                call.name, call.ask({"request": request.map(pack_ints)}), call.response,
+                call.name, call.ask({"request": request.map(PackedInts.of)}), call.response,
                 into=into_array(out), timeout_s=self._timeout_s,
             )  # fmt: skip
         except GiglLoaderError as error:

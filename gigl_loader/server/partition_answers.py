@@ -29,7 +29,7 @@ from gigl_loader.dataset.view import ROW_KINDS, Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
-from gigl_loader.sampler.packing import PackedInts, unpack_ints
+from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import ReaderOfThread, matrix_asked, row_type
 from gigl_loader.wire.calls import FeatureInfos, PartitionBook
@@ -175,7 +175,7 @@ class PartitionAnswers(PartitionSignatures):
 
     @override
     def get_rows(self, request: RowsRequest[PackedInts]) -> RowsAnswer:
-        view, asked = self.dataset.view(), request.map(unpack_ints)
+        view, asked = self.dataset.view(), request.map(PackedInts.unpack)
         rows = matrix_asked(view, asked)
         if rows is None:
             raise ConfigError(f"the graph has no {asked.kind.replace('_', ' ')} of {asked.name!r}")

@@ -27,7 +27,7 @@ from gigl_loader.message import (
     NODE_LABELS,
     SampleMessage,
 )
-from gigl_loader.sampler.packing import PackedRuns, pack_ints, pack_runs, unpack_runs
+from gigl_loader.sampler.packing import PackedInts, PackedRuns
 
 _LEAST = 256
 """Fewest integers in a packed tensor: below that, packing takes more bytes."""
@@ -74,7 +74,7 @@ def unpack_batch(
     for key, shape in wanted.items():
         out = array_in(buffer, "int64", shape, at)
         for row, column in zip(out.reshape(-1, shape[-1]), columns[key], strict=True):
-            unpack_runs(column, row)
+            column.unpack(row)
         message[key] = tensor_in(buffer, "int64", shape, at)
         at += segments.align(out.nbytes)
     # in the order of the sampler's fields, like a batch that did not travel
@@ -91,7 +91,7 @@ def _pack(values: Array) -> list[PackedRuns]:
     # In `[2, n]`, each neighbour differs from the next, while targets come in runs. Without
     # runs, the number of words limits the number of values, which `_check` relies on.
     first, *rest = values.reshape(-1, values.shape[-1])
-    return [PackedRuns(pack_ints(first), None), *map(pack_runs, rest)]
+    return [PackedRuns(PackedInts.of(first), None), *map(PackedRuns.of, rest)]
 
 
 def _stretches(layout: Layout) -> list[tuple[int, int, Layout]]:
@@ -154,8 +154,8 @@ def _check(key: str, shape: tuple[int, ...], columns: list[PackedRuns]) -> None:
     fits = len(columns) == rows and columns[0].counts is None
     if not fits or columns[0].values.size != shape[-1]:
         raise ProtocolError(f"{key!r} of shape {shape} came as {len(columns)} rows of other sizes")
-    # further rows may have runs of any length; `unpack_runs` stops them at the length of the first
-    # row
+    # further rows may have runs of any length; `PackedRuns.unpack` stops them at the length of the
+    # first row
     columns[0].values.check()
 
 

@@ -30,7 +30,7 @@ from gigl_loader.errors import (
     PeerTimeoutError,
 )
 from gigl_loader.memory.segments import Array
-from gigl_loader.sampler.packing import PackedInts, pack_ints, packed_bytes, unpack_ints
+from gigl_loader.sampler.packing import PackedInts, packed_bytes
 from gigl_loader.sampler.plan import Drawn, DrawRequest, RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import ReaderOfThread
 from gigl_loader.transport import (
@@ -239,13 +239,13 @@ class Answering:
 
     def _draw(self, question: DrawRequest[PackedInts], peer: Peer) -> Drawn[PackedInts]:
         self.last_asked = time.monotonic()
-        drawn = self._of_thread.reader.answer_draw(question.map(unpack_ints))
-        return drawn.map(pack_ints)
+        drawn = self._of_thread.reader.answer_draw(question.map(PackedInts.unpack))
+        return drawn.map(PackedInts.of)
 
     def _rows(self, question: RowsRequest[PackedInts], peer: Peer) -> RowsAnswer:
         self.last_asked = time.monotonic()
         # in scratch memory of this thread, which sends the rows before its next request
-        return self._of_thread.reader.answer_rows(question.map(unpack_ints))
+        return self._of_thread.reader.answer_rows(question.map(PackedInts.unpack))
 
 
 class Refusing:
@@ -395,20 +395,20 @@ class Asking:
 
     def draw(self, partition: int, request: DrawRequest) -> Answer[Drawn]:
         """Request neighbours; see `gigl_loader.sampler.plan.Peers`."""
-        question, traffic = request.map(pack_ints), self._of_thread.traffic
+        question, traffic = request.map(PackedInts.of), self._of_thread.traffic
         traffic.structure_bytes += question.nodes.words.nbytes
 
         # called in `Answer.wait` by the thread that sent the request, so this is its own traffic
         def read(answer: Drawn[PackedInts]) -> Drawn:
             traffic.structure_bytes += packed_bytes(answer)
-            return answer.map(unpack_ints)
+            return answer.map(PackedInts.unpack)
 
         reply = self._caller(partition).ask("draw", question, _DRAWN)
         return self._answer(reply, partition, read)
 
     def rows(self, partition: int, request: RowsRequest, out: Array) -> Answer[RowsAnswer]:
         """Request rows, to be received into ``out``."""
-        question, traffic = request.map(pack_ints), self._of_thread.traffic
+        question, traffic = request.map(PackedInts.of), self._of_thread.traffic
         traffic.structure_bytes += question.ids.words.nbytes
         traffic.row_bytes += out.nbytes
         traffic.rows[partition] += request.ids.size

@@ -12,7 +12,7 @@ from torch_geometric.data import HeteroData
 from gigl_loader import DistDataset
 from gigl_loader.dataset.identity import Share
 from gigl_loader.errors import ConfigError
-from gigl_loader.sampler.packing import pack_ints
+from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.server.partition_answers import PartitionAnswers, padded_rows
 from gigl_loader.testing import TinyGraph
@@ -120,7 +120,7 @@ def test_what_is_told_of_the_graph(plain: PartitionAnswers, typed: PartitionAnsw
 
 def _rows(answers: PartitionAnswers, kind: str, name: str, ids: list[int]) -> list:
     request = RowsRequest(kind, name, np.array(ids, np.int64))
-    return answers.get_rows(request.map(pack_ints)).values.tolist()
+    return answers.get_rows(request.map(PackedInts.of)).values.tolist()
 
 
 def test_a_server_answers_for_its_own_rows_only() -> None:

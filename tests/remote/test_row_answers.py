@@ -10,7 +10,7 @@ import torch
 from gigl_loader.dataset.lookup import num_ids_of
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
-from gigl_loader.sampler.packing import pack_ints
+from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.server.partition_answers import PartitionAnswers
 from gigl_loader.testing import TinyGraph
@@ -30,7 +30,7 @@ def _answers(rank: int = 0, parts: int = NUM_PARTS) -> PartitionAnswers:
 
 def _rows(answers: PartitionAnswers, kind: str, name: Any, ids: list[int], more: Any = None) -> Any:
     request = RowsRequest(kind, name, np.array(ids, np.int64), more)
-    return answers.get_rows(request.map(pack_ints)).values
+    return answers.get_rows(request.map(PackedInts.of)).values
 
 
 def _asked(answers: PartitionAnswers, kind: str, name: Any, ids: list[int]) -> np.ndarray:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gigl_loader.client.row_requests import RowQuestions
 from gigl_loader.errors import PeerError, PeerTimeoutError, ProtocolError, ServerDiedError
-from gigl_loader.sampler.packing import unpack_ints
+from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.transport.codec import IncomingArray
 from gigl_loader.wire.requests import RowBook
@@ -65,7 +65,7 @@ class _Link:
 
     def ask(self, method: str, request: Any, answer: Any, *, into: Any, timeout_s: float) -> _Reply:
         assert method == "get_rows"
-        question = request.request.map(unpack_ints)
+        question = request.request.map(PackedInts.unpack)
         self._cluster.asked.append((self.rank, question.kind, question.name, question.ids.tolist()))
         if self.rank in self._cluster.refuses:
             raise PeerError("no connection")

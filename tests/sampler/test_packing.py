@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ProtocolError
-from gigl_loader.sampler.packing import (
-    PackedRuns,
-    pack_ints,
-    pack_runs,
-    unpack_ints,
-    unpack_runs,
-)
+from gigl_loader.sampler.packing import PackedInts, PackedRuns
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -30,10 +24,10 @@ def _arrays(numbers: st.SearchStrategy[int]) -> st.SearchStrategy[np.ndarray]:
 def test_what_is_packed_comes_back(values: np.ndarray, ascending: bool) -> None:
     if ascending:
         values = np.sort(values)
-    packed = pack_ints(values)
-    assert np.array_equal(unpack_ints(packed), values)
-    runs, out = pack_runs(values), np.empty_like(values)
-    unpack_runs(runs, out)
+    packed = PackedInts.of(values)
+    assert np.array_equal(packed.unpack(), values)
+    runs, out = PackedRuns.of(values), np.empty_like(values)
+    runs.unpack(out)
     assert np.array_equal(out, values)
     if values.size:
         span = int(values.max()) - int(values.min())
@@ -42,10 +36,12 @@ def test_what_is_packed_comes_back(values: np.ndarray, ascending: bool) -> None:
 
 def test_sizes_are_those_of_the_information() -> None:
     ids = np.random.default_rng(0).permutation(1 << 20)[:90_000]
-    assert pack_ints(ids).words.nbytes == 90_000 * 20 // 8, "20 bits each"
-    assert pack_ints(np.sort(ids)).words.nbytes <= 90_000, "8 where order is free"
+    assert PackedInts.of(ids).words.nbytes == 90_000 * 20 // 8, "20 bits each"
+    assert PackedInts.of(np.sort(ids)).words.nbytes <= 90_000, "8 where order is free"
     targets = np.repeat(np.arange(9_000), 10)
-    assert pack_runs(targets).nbytes <= 9_000 // 4 + 16, "a bit for the value, one for the count"
+    assert PackedRuns.of(targets).nbytes <= 9_000 // 4 + 16, (
+        "a bit for the value, one for the count"
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,20 +52,20 @@ def test_sizes_are_those_of_the_information() -> None:
     ],
 )  # fmt: skip
 def test_no_memory_is_taken_for_what_cannot_be(change: dict) -> None:
-    packed = dataclasses.replace(pack_ints(np.arange(0, 40, 2)), **change)
+    packed = dataclasses.replace(PackedInts.of(np.arange(0, 40, 2)), **change)
     with pytest.raises(ProtocolError, match="integers of"):
-        unpack_ints(packed)
+        packed.unpack()
 
 
 @pytest.mark.parametrize("counts", [[2, 2], [5], [1, 4], [-1, 6], [2**62, 2**62], [3]])
 def test_runs_that_do_not_fill_what_they_should(counts: list[int]) -> None:
-    runs = PackedRuns(pack_ints(np.array([7, 8])), pack_ints(np.array(counts)))
+    runs = PackedRuns(PackedInts.of(np.array([7, 8])), PackedInts.of(np.array(counts)))
     if counts == [1, 4]:
-        return unpack_runs(runs, np.empty(5, np.int64))
+        return runs.unpack(np.empty(5, np.int64))
     with pytest.raises(ProtocolError, match="do not make up 5 integers"):
-        unpack_runs(runs, np.empty(5, np.int64))
+        runs.unpack(np.empty(5, np.int64))
 
 
 def test_another_number_of_integers_than_expected() -> None:
     with pytest.raises(ProtocolError, match="3 integers came for 4"):
-        unpack_ints(pack_ints(np.arange(3)), np.empty(4, np.int64))
+        PackedInts.of(np.arange(3)).unpack(np.empty(4, np.int64))

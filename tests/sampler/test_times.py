@@ -18,7 +18,7 @@ from gigl_loader.message import EDGE_TARGETS, SEED_TIME, BatchTicket
 from gigl_loader.options import ExpansionOptions
 from gigl_loader.sampler.edges import edge_sampler
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.packing import PackedInts, pack_ints, unpack_ints
+from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import Asked, Draw, DrawRequest, SampleRequest, SamplingPlan
 from gigl_loader.sampler.reader import GraphReader, LocalReader
 from gigl_loader.sampler.roots import SeedTimes
@@ -343,9 +343,9 @@ def test_a_question_travels_whole(until: list[int], trees: int, window: bool) ->
     for told in (None, Asked(asked.tree), asked):
         draw = Draw(("a", "b", "c"), 2, 1, timed=told is asked)
         sent = DrawRequest(draw, np.arange(times.size), told)
-        header, arrays = codec.encode(sent.map(pack_ints))
+        header, arrays = codec.encode(sent.map(PackedInts.of))
         _, body, _ = codec.read_header(header)
-        found = codec.decode(body, arrays, DrawRequest[PackedInts]).map(unpack_ints)
+        found = codec.decode(body, arrays, DrawRequest[PackedInts]).map(PackedInts.unpack)
         assert found.draw == draw
         assert found.nodes.tolist() == sent.nodes.tolist()
         assert (found.asked is None) == (told is None)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ProtocolError
-from gigl_loader.sampler.packing import pack_ints, packed_bytes, unpack_ints
+from gigl_loader.sampler.packing import PackedInts, packed_bytes
 from gigl_loader.sampler.plan import Asked, Draw, Drawn, DrawRequest, RowsRequest
 
 DRAW = Draw(("user", "likes", "item"), 5, 2**64 - 1, with_edge=True, timed=True)
@@ -28,7 +28,7 @@ def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 @given(nodes=_ints, tree=_ints, until=_maybe, since=_maybe, is_asked=st.booleans())
 def test_a_question_for_neighbours(nodes, tree, until, since, is_asked: bool) -> None:
     request = DrawRequest(DRAW, nodes, Asked(tree, until, since) if is_asked else None)
-    found = request.map(pack_ints).map(unpack_ints)
+    found = request.map(PackedInts.of).map(PackedInts.unpack)
     assert found.draw == DRAW
     assert _same(found.nodes, nodes)
     assert (found.asked is None) == (not is_asked)
@@ -40,8 +40,8 @@ def test_a_question_for_neighbours(nodes, tree, until, since, is_asked: bool) ->
 
 @given(counts=_ints, neighbors=_ints, edge_ids=_maybe)
 def test_an_answer(counts, neighbors, edge_ids) -> None:
-    answer = Drawn(counts, neighbors, edge_ids).map(pack_ints)
-    found = answer.map(unpack_ints)
+    answer = Drawn(counts, neighbors, edge_ids).map(PackedInts.of)
+    found = answer.map(PackedInts.unpack)
     assert _same(found.counts, counts)
     assert _same(found.neighbors, neighbors)
     assert _same(found.edge_ids, edge_ids)
@@ -51,16 +51,16 @@ def test_an_answer(counts, neighbors, edge_ids) -> None:
 
 
 def test_small_numbers_travel_in_fewer_bytes() -> None:
-    answer = Drawn(np.full(800, 3), np.arange(2400) % 1000 + 10**12, None).map(pack_ints)
+    answer = Drawn(np.full(800, 3), np.arange(2400) % 1000 + 10**12, None).map(PackedInts.of)
     assert packed_bytes(answer) < 8 * 3200 / 4
 
 
 @given(ids=_ints, attribute=st.none() | st.text(max_size=3), with_scales=st.booleans())
 def test_a_question_for_rows(ids, attribute: str | None, with_scales: bool) -> None:
     request = RowsRequest("edge_attributes", ("a", "b", "c"), ids, attribute, with_scales)
-    question = request.map(pack_ints)
+    question = request.map(PackedInts.of)
     assert question.with_scales == with_scales
-    found = question.map(unpack_ints)
+    found = question.map(PackedInts.unpack)
     assert _same(found.ids, ids)
     assert replace(found, ids=ids) == replace(request, ids=ids)
 
@@ -68,11 +68,11 @@ def test_a_question_for_rows(ids, attribute: str | None, with_scales: bool) -> N
 def test_numbers_that_are_not_all_there_are_refused() -> None:
     """Whoever asks may be another version, or nobody of this job."""
     ids = np.arange(1000) ** 2
-    rows = RowsRequest("node_features", "a", ids).map(pack_ints)
+    rows = RowsRequest("node_features", "a", ids).map(PackedInts.of)
     cut = replace(rows.ids, words=rows.ids.words[:-1])
-    asked = Asked(ids, ids, ids).map(pack_ints)
-    draw = DrawRequest(DRAW, ids).map(pack_ints)
-    answer = Drawn(ids, ids, ids).map(pack_ints)
+    asked = Asked(ids, ids, ids).map(PackedInts.of)
+    draw = DrawRequest(DRAW, ids).map(PackedInts.of)
+    answer = Drawn(ids, ids, ids).map(PackedInts.of)
     broken: list[Any] = [
         replace(rows, ids=cut), replace(draw, nodes=cut),
         replace(draw, asked=replace(asked, tree=cut)),
@@ -81,4 +81,4 @@ def test_numbers_that_are_not_all_there_are_refused() -> None:
     ]  # fmt: skip
     for one in broken:
         with pytest.raises(ProtocolError):
-            one.map(unpack_ints)
+            one.map(PackedInts.unpack)

@@ -28,7 +28,7 @@ from gigl_loader.rowcache.cache import RowCache, load
 from gigl_loader.rowcache.look_ahead import DrawnAhead, LookAhead
 from gigl_loader.rowcache.tables import RowTable
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.packing import pack_ints, pack_runs
+from gigl_loader.sampler.packing import PackedInts, PackedRuns
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.testing import as_worker_gets
 
@@ -76,7 +76,7 @@ def batches_of(
         trace.append(np.random.default_rng(batch).permutation(nodes[parts[nodes] != 0]))
         neighbors, targets = read[EDGE_INDEX]
         num_edges += targets.size
-        packed += pack_ints(neighbors).words.nbytes + pack_runs(targets).nbytes
+        packed += PackedInts.of(neighbors).words.nbytes + PackedRuns.of(targets).nbytes
     return {"trace": trace, "ms": 1e3 * elapsed / len(trace), "edge_bytes": packed / num_edges}
 
 
