@@ -22,7 +22,7 @@ class LentTensors:
     """Tensors of one batch on the device, by key; a `gigl_loader.message.OnDevice`.
 
     Args:
-        found: The tensors.
+        tensors: The tensors.
         memory: Their memory.
         event: From `DeviceMemory.mark`, behind the work that writes them; None: it is done.
     """

@@ -19,7 +19,8 @@ from gigl_loader import (
     GraphStoreInfo,
     UsageError,
 )
-from gigl_loader.loader import assemble, seed_input, start_line
+from gigl_loader.client import source
+from gigl_loader.loader import seed_input, start_line
 from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.assemble import is_remote, remote_arguments
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, from_addresses
@@ -213,7 +214,7 @@ def test_as_many_batches_are_requested_ahead_as_a_worker_has(
     how: dict, expected: int, monkeypatch: pytest.MonkeyPatch, store: Any
 ) -> None:
     """And no server is asked for a port, which nothing would listen on."""
-    monkeypatch.setattr(assemble, "current_cluster", lambda: SimpleNamespace(world_size=1))
+    monkeypatch.setattr(source, "current_cluster", lambda: SimpleNamespace(world_size=1))
     inputs = [NodeSamplerInput(torch.arange(2))]
     made = remote_arguments(store, LoaderOptions(num_neighbors=[2], **how), ALONE, inputs, "one")
     assert made["worker_options"].prefetch_size == expected
@@ -222,7 +223,7 @@ def test_as_many_batches_are_requested_ahead_as_a_worker_has(
 def test_a_graph_store_needs_the_process_group_that_joined_it(
     monkeypatch: pytest.MonkeyPatch, store: Any
 ) -> None:
-    monkeypatch.setattr(assemble, "current_cluster", lambda: SimpleNamespace(world_size=2))
+    monkeypatch.setattr(source, "current_cluster", lambda: SimpleNamespace(world_size=2))
     inputs = [NodeSamplerInput(torch.arange(2))]
     with pytest.raises(UsageError, match=r"2 processes joined .* one of 1 in torch\.distributed"):
         remote_arguments(store, LoaderOptions(num_neighbors=[2]), ALONE, inputs, "one")
