@@ -34,7 +34,7 @@ EDGE_FEATURES = "edge_attr"
 NODE_ROWS = {"node_features": NODE_FEATURES, "node_labels": NODE_LABELS}
 """Matrices of a `PartitionView`, and the fields that have their rows, one for each node."""
 EDGE_ROWS = {"edge_features": EDGE_FEATURES}
-"""The same of edges."""
+"""Matrices whose rows a batch has for each edge, and their fields."""
 BATCH = "batch"
 """``[batch_size]`` int64, the seeds' global ids, of the input type."""
 INPUT_ID = "input_id"

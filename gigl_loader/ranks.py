@@ -55,7 +55,7 @@ _unheard: list[str] = []
 """Reasons to suspect that a rank is cut off; empty once all have come again."""
 _AGREEING = "its ranks agreed on how to load"
 COULD_NOT_BUILD = "could not build its loader"
-"""What `told_to_ranks` says of a rank whose constructor raised."""
+"""Words of `told_to_ranks` for a rank whose constructor raised."""
 
 
 class RankGaveUpError(PeerError):

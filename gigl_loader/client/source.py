@@ -84,7 +84,7 @@ class RemoteSource:
     """
 
     create_producer = staticmethod(DistServer.create_sampling_producer)
-    """What ``create`` is in our own loaders."""
+    """The argument ``create`` of our own loaders."""
 
     @staticmethod
     def check_joined(world_size: int) -> None:

@@ -25,7 +25,7 @@ LOOK_S = 2.0
 _NAP_S = 0.05
 _NOTE = "saw the group break"
 _ENDED = ("gone", "dead")
-"""What `process_state` says of a process that has ended."""
+"""Answers of `process_state` for a process that has ended."""
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,9 @@ def check_overrides(kind: type, base: type) -> None:
         # A base of another library that comes after ours is not asked, and hides nothing.
         if owner is None or kind.__mro__.index(owner) >= kind.__mro__.index(base):
             continue
-        whose = "" if owner is kind else f", of its base {owner.__qualname__}"
+        whose = "" if owner is kind else f", of its base {owner.__qualname__},"
         raise WrongTypeError(
-            f"{kind.__qualname__}.{name}{whose}, would have no effect: loops over a loader do not "
+            f"{kind.__qualname__}.{name}{whose} would have no effect: loops over a loader do not "
             f"call it ({known}). To change batches, {_HOOKS}"
         )
 

@@ -22,11 +22,11 @@ from gigl_loader.source.batch_source import BatchSource
 logger = logging.getLogger(__name__)
 
 
-class _End:
+class _EpochEnd:
     """The end of an epoch: an object of ours, which nothing of a user's can equal."""
 
 
-_END: Final = _End()
+_END: Final = _EpochEnd()
 
 
 class EpochIterator:
@@ -81,11 +81,11 @@ class EpochIterator:
             raise UsageError(f"this iterator is over: {self._ended}")
         with NoEarlyEnd("getting a batch"):
             batch = _END if self._progress.finished else self._next_batch()
-        if isinstance(batch, _End):
+        if isinstance(batch, _EpochEnd):
             raise StopIteration
         return batch
 
-    def _next_batch(self) -> Data | HeteroData | _End:
+    def _next_batch(self) -> Data | HeteroData | _EpochEnd:
         started = time.perf_counter()
         if self._parts is not None:
             return self._hand_out(self._parts)
@@ -136,7 +136,7 @@ class EpochIterator:
             received = self._source.next()
         else:
             copied = next(self._ahead, _END)
-            if isinstance(copied, _End):
+            if isinstance(copied, _EpochEnd):
                 return None
             message, received = copied
             received = replace(received, message=message)

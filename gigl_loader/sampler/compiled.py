@@ -50,7 +50,7 @@ _PURPOSES = {
     "degree_order": "kernels that order nodes by degree",
     "methods": "kernels that partition tables",
 }
-"""What the kernels of a module are for, by its name."""
+"""Purpose of a module's kernels, by its name; for the log."""
 
 
 class _SaysThatItCompiles(event.Listener):

@@ -25,7 +25,7 @@ FETCHED_AS = "fetched_as"
 
 
 class StoreInfo(Protocol):
-    """What a loader reads of a ``GraphStoreInfo``."""
+    """The part of a ``GraphStoreInfo`` that a loader reads."""
 
     @property
     def num_storage_nodes(self) -> int:

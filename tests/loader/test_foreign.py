@@ -24,7 +24,7 @@ HOW: dict[str, Any] = {"num_workers": 0, "batch_size": 4}
 @pytest.mark.parametrize("name", ["collate_fn", "filter_fn", "_colloate_fn", "_get_iterator"])
 @pytest.mark.parametrize("base", [BaseDistLoader, DistNeighborLoader, DistABLPLoader])
 def test_an_override_without_effect_is_refused(name: str, base: type) -> None:
-    text = rf"Mine\.{name}, would have no effect: .*transform=, or override _make_batch\(self, msg"
+    text = rf"Mine\.{name} would have no effect: .*transform=, or override _make_batch\(self, msg"
     with pytest.raises(WrongTypeError, match=text):
         type("Mine", (base,), {name: lambda self, batch: batch})
 
