@@ -150,6 +150,8 @@ def test_a_supervisor_killed_again_and_again(undisturbed: str, in_order: bool, b
         if batch % 40 == 5:
             kills.append(supervisor_pid(loader))
             os.kill(kills[-1], signal.SIGKILL)
+            # On busy cores it may be dead only after the last batch: no other would take its place.
+            wait_until(lambda: process_state(kills[-1]) in ENDED, "the supervisor's end")
 
     with _busy_cores(busy), _make(in_order=in_order, max_restarts=1000) as loader:
         if in_order:
