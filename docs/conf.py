@@ -99,9 +99,14 @@ _SHORT = {
     "torch_geometric.data.data.Data": "torch_geometric.data.Data",
     "torch_geometric.data.hetero_data.HeteroData": "torch_geometric.data.HeteroData",
     "torch_geometric.sampler.base.NegativeSampling": "torch_geometric.sampler.NegativeSampling",
+    "torch_geometric.sampler.base.NumNeighbors": "torch_geometric.sampler.NumNeighbors",
 }
 """Names in docstrings, and modules in annotations, to the names that their documentation has."""
-_OF_CLASS = {"RemoteDataset": "RemoteDistDataset"}
+_OF_CLASS = {
+    "OfGraphStore": "RemoteDistDataset",
+    "OfPartition": "DistDataset",
+    "RemoteDataset": "RemoteDistDataset",
+}
 """Interfaces in annotations, and the class that this site explains in their place."""
 
 
@@ -137,6 +142,11 @@ def _keep_colon(
         lines[:0] = ["..", ""]  # a comment, which has no colon
 
 
+def _is_private(base: type[Any]) -> bool:
+    """Return whether users have no name for a base: the half of a class that has two files."""
+    return base.__name__.startswith("_") or base.__name__ == "PartitionSignatures"
+
+
 def _show_public_bases(
     app: Sphinx, name: str, obj: Any, options: Any, bases: list[type[Any]]
 ) -> None:
@@ -145,7 +155,7 @@ def _show_public_bases(
         shown
         for base in bases
         if not base.__name__.startswith("Answers")
-        for shown in (base.__bases__ if base.__name__.startswith("_") else (base,))
+        for shown in (base.__bases__ if _is_private(base) else (base,))
     ]
 
 

@@ -147,7 +147,7 @@ class DistServer(PartitionSignatures):
     """The methods of a storage server, to name them: ``request_server(0, DistServer.ping)``.
 
     It has signatures alone, so a client need not import what a server runs. Servers run
-    `gigl_loader.server.service.StorageService`. Methods are thread-safe.
+    ``StorageService`` of ``gigl_loader.server``. Methods are thread-safe.
     """
 
     @served
