@@ -79,7 +79,7 @@ nitpick_ignore_regex = [
     # in the modules that have them.
     (
         "py:class",
-        r"gigl_loader\..*\.(Attempt|CacheOptions|Cluster|EpochOptions|EpochRequest|"
+        r"gigl_loader\..*\.(Attempt|CacheOptions|Cluster|SourceOptions|EpochRequest|"
         r"FetchRequest|MessageMemory|Padding|PartitionAnswers|PartitionFacts|PartitionView|"
         r"Placement|ProducerRequest|RangeBook|Received|Rendezvous|Security|StoreLookup|TorchBackend)",
     ),

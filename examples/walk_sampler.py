@@ -3,7 +3,7 @@
 import numpy as np
 
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.plan import Asked, Draw, draw_key
+from gigl_loader.sampler.plan import Draw, TreesAndTimes, draw_key
 from gigl_loader.sampler.roots import NodeRoots
 
 WALKS = 1 << 40  # in place of a hop in the keys of draws: above any that the library uses
@@ -23,7 +23,9 @@ class WalkRoots:
         for step in range(self._length):
             key = draw_key(self._plan, request.ticket, WALKS + step, self._edge_type)
             question = Draw(self._edge_type, fanout=1, key=key)
-            drawn = self._store.draw(question, at, Asked(walk))()  # walks that meet part again
+            drawn = self._store.draw(
+                question, at, TreesAndTimes(walk)
+            )()  # walks that meet part again
             at, walk = drawn.neighbors, walk[drawn.counts > 0]
             nodes.label(self._plan.input_type, at)
         return placed

@@ -52,12 +52,12 @@ from gigl_loader.loader.ablp import in_batch_negative_mask as in_batch_negative_
 from gigl_loader.loader.ablp import zip_with_negatives as zip_with_negatives
 from gigl_loader.loader.base import BaseDistLoader as BaseDistLoader
 from gigl_loader.loader.edge_loader import DistLinkNeighborLoader as DistLinkNeighborLoader
+from gigl_loader.loader.job_ranks import DistributedContext as DistributedContext
+from gigl_loader.loader.job_ranks import DistributedRuntimeInfo as DistributedRuntimeInfo
 from gigl_loader.loader.node_loader import DistNeighborLoader as DistNeighborLoader
 from gigl_loader.loader.node_loader import DistSubGraphLoader as DistSubGraphLoader
 from gigl_loader.loader.profile import profile_workers as profile_workers
 from gigl_loader.loader.profile import replay as replay
-from gigl_loader.loader.runtime import DistributedContext as DistributedContext
-from gigl_loader.loader.runtime import DistributedRuntimeInfo as DistributedRuntimeInfo
 from gigl_loader.memory.segments import SharedMemoryError as SharedMemoryError
 from gigl_loader.options import CustomSamplerOptions as CustomSamplerOptions
 from gigl_loader.options import FeatureStoreOptions as FeatureStoreOptions

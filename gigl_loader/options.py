@@ -336,7 +336,7 @@ def sampler_text(options: SamplerOptions | None) -> str:
 
 
 def options_of_batches(
-    config: Any, sampler_options: SamplerOptions | None, options: "EpochOptions"
+    config: Any, sampler_options: SamplerOptions | None, options: "SourceOptions"
 ) -> dict[str, str]:
     """Return the options that must be equal on all ranks of a job, as strings by name.
 
@@ -368,11 +368,11 @@ def check_reconnect(seconds: float) -> None:
 _NOT_OF_BATCHES = (
     "in_order", "timeout_s", "max_restarts", "reconnect_timeout_s", "cache", "asks_for_rows",
 )  # fmt: skip
-"""Fields of `EpochOptions` that may differ between ranks which share batches."""
+"""Fields of `SourceOptions` that may differ between ranks which share batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochOptions:
+class SourceOptions:
     """A loader's way through its seeds, besides GLT's ``SamplingConfig``."""
 
     seed: int

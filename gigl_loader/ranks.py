@@ -9,8 +9,8 @@ cut off does not come back.
 Values travel as msgpack, not by torch's ``*_object`` collectives: those unpickle received data.
 
 Each exchange of values begins with one ``all_reduce`` of sizes. A rank that cannot go on takes part
-in the next one with a mark in place of a size, whichever exchange that is (`told_to_ranks`); all
-ranks see the mark, and raise instead of waiting for it.
+in the next one with a mark in place of a size, whichever exchange that is
+(`report_failure_to_ranks`); all ranks see the mark, and raise instead of waiting for it.
 
 Rows travel by ``all_to_all``. Its calls are collective: every rank of the group has to make them,
 in the same order, even with nothing to send.
@@ -55,7 +55,7 @@ _unheard: list[str] = []
 """Reasons to suspect that a rank is cut off; empty once all have come again."""
 _AGREEING = "its ranks agreed on how to load"
 COULD_NOT_BUILD = "could not build its loader"
-"""Words of `told_to_ranks` for a rank whose constructor raised."""
+"""Words of `report_failure_to_ranks` for a rank whose constructor raised."""
 
 
 class RankGaveUpError(PeerError):
@@ -65,7 +65,7 @@ class RankGaveUpError(PeerError):
 
 
 @contextmanager
-def told_to_ranks(what: str, group: Any = None) -> Iterator[None]:
+def report_failure_to_ranks(what: str, group: Any = None) -> Iterator[None]:
     """Tell the other ranks of an error of the block, so that they do not wait for this one.
 
     They learn it in the next exchange of values, where all of them have to come, or fail as well.
@@ -468,7 +468,7 @@ class RankExchange:
         return out.to(values.device)
 
 
-class AskedRanks:
+class RowsFromRanks:
     """Rows by id, requested from their owner ranks; a rank's own rows are not exchanged.
 
     The constructor is collective, and so is `answers`.

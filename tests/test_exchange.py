@@ -11,7 +11,7 @@ import torch
 from exchange_in_threads import ThreadExchange, run_threads
 
 from gigl_loader import ranks
-from gigl_loader.ranks import AskedRanks, RankExchange
+from gigl_loader.ranks import RankExchange, RowsFromRanks
 
 
 class _Backend:
@@ -81,7 +81,7 @@ def test_each_rank_is_asked_for_its_own_ids_and_itself_for_none(size: int) -> No
         random = torch.Generator().manual_seed(exchange.rank)
         count = 0 if exchange.rank == 1 else 40
         ids = torch.randint(0, 100, (count,), generator=random)
-        asked = AskedRanks(exchange, ids, ids % size)
+        asked = RowsFromRanks(exchange, ids, ids % size)
         assert (ids[asked.mine] % size == exchange.rank).all()
         assert (asked.theirs % size == exchange.rank).all()
         others = ids[asked.others]

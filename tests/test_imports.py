@@ -42,7 +42,7 @@ FACES = {
         "tables": "RowTable WINDOW by_owner remote_bytes segment_bytes tables_for tables_of",
         # one batch through it: drawn ahead, planned, filled
         "look_ahead": "AheadMemory AheadTasks DrawnAhead DrawnBatch LookAhead STREAM Waiting "
-        "keep_structure",
+        "copy_drawn",
         "pipeline": "Filling NOT_PLANNED Pipeline READY_S",
         # the cache alone, for slots that lie elsewhere; its kernels, for the supervisor
         "cache": "MISSING RowCache",
@@ -62,7 +62,7 @@ FACES = {
         "packing": "PackedInts PackedRuns packed_bytes",
         "reader": "LocalReader ReaderOfThread Scratch ends_of matrix_asked row_type",
         # for caches, and rows that come after their batch
-        "row_exchange": "AskedRows LaterPeers LaterRows Part Split gather_rows part_of "
+        "row_exchange": "RequestedRows LaterPeers LaterRows Part Split gather_rows part_of "
         "read_rows_apart rows_apart rows_request split_by_owner",
         # for the same draws on a device, bit for bit, and labels of the whole graph
         "expansion": "draw_of",
@@ -240,7 +240,7 @@ print(*sys.modules)
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     loaded = found.stdout.split()
-    assert {"gigl_loader.loader.ablp", "gigl_loader.loader.assemble"} <= {*loaded}, found.stderr
+    assert {"gigl_loader.loader.ablp", "gigl_loader.loader.loader_parts"} <= {*loaded}, found.stderr
     of_stores = tuple(f"gigl_loader.{one}" for one in ("wire", "server", "client", "graph_store"))
     assert [name for name in loaded if name.startswith(of_stores)] == []
 

@@ -13,11 +13,11 @@ from gigl_loader.options import (
     CacheOptions,
     Channel,
     CustomSamplerOptions,
-    EpochOptions,
     ExpansionOptions,
     FeatureStoreOptions,
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
+    SourceOptions,
 )
 
 BUYS, KNOWS = ("user", "buys", "item"), ("user", "knows", "user")
@@ -88,14 +88,15 @@ def test_what_is_no_cache_is_refused(given: Any, text: str) -> None:
         (ExpansionOptions, {"time_attr": "t", "time_window": math.nan}, "time_window must be"),
         (ExpansionOptions, {"disjoint": True, "subgraph_type": "induced"}, "one graph of all"),
         (ExpansionOptions, {"time_attr": "t", "sampling_method": "labor"}, "trees do not"),
-        (EpochOptions, {"seed": -1}, "seed must be"), (EpochOptions, {"seed": 2**63}, "seed must"),
-        (EpochOptions, {"seed": True}, "seed must"),
-        (EpochOptions, {"seed": 0, "timeout_s": 0}, "timeout must"),
-        (EpochOptions, {"seed": 0, "timeout_s": math.inf}, "timeout must"),
-        (EpochOptions, {"seed": 0, "timeout_s": None}, "timeout must"),
-        (EpochOptions, {"seed": 0, "max_restarts": -1}, "max_restarts must"),
-        (EpochOptions, {"seed": 0, "reconnect_timeout_s": math.inf}, "reconnect_timeout must"),
-        (EpochOptions,
+        (SourceOptions, {"seed": -1}, "seed must be"),
+        (SourceOptions, {"seed": 2**63}, "seed must"),
+        (SourceOptions, {"seed": True}, "seed must"),
+        (SourceOptions, {"seed": 0, "timeout_s": 0}, "timeout must"),
+        (SourceOptions, {"seed": 0, "timeout_s": math.inf}, "timeout must"),
+        (SourceOptions, {"seed": 0, "timeout_s": None}, "timeout must"),
+        (SourceOptions, {"seed": 0, "max_restarts": -1}, "max_restarts must"),
+        (SourceOptions, {"seed": 0, "reconnect_timeout_s": math.inf}, "reconnect_timeout must"),
+        (SourceOptions,
          {"seed": 0, "replace": True, "expansion": ExpansionOptions(sampling_method="labor")},
          "without replacement"),
     ],
@@ -107,7 +108,9 @@ def test_a_value_that_cannot_work_is_refused_by_name(kind: Any, how: Any, text: 
 
 def test_options_reach_workers_as_they_are() -> None:
     for one in (
-        EpochOptions(seed=2**63 - 1, expansion=ExpansionOptions(time_attr="t", disjoint="by_time")),
+        SourceOptions(
+            seed=2**63 - 1, expansion=ExpansionOptions(time_attr="t", disjoint="by_time")
+        ),
         PPRSamplerOptions(typed_channel_ratios={BUYS: 0.1, (KNOWS, BUYS): 0.9}),
         FeatureStoreOptions("a.B", {"path": "x"}),
     ):
@@ -137,8 +140,8 @@ def test_trees(how: Any, in_trees: bool, by_time: bool) -> None:
 
 
 def test_what_batches_depend_on_leaves_out_how_they_come() -> None:
-    one = EpochOptions(seed=3)
-    other = EpochOptions(
+    one = SourceOptions(seed=3)
+    other = SourceOptions(
         seed=3, in_order=False, timeout_s=1.0, max_restarts=0, reconnect_timeout_s=0.0,
         cache=CacheOptions(size=1), asks_for_rows=True,
     )  # fmt: skip

@@ -100,7 +100,7 @@ class BatchFetcher:
                     # batch's tensors
                     reply = self._dialled().ask("fetch", request, FetchAnswer, into=self._pool.room)
                 except GiglLoaderError as error:
-                    self._fail(ticket.attempt, self.connection.named(error))
+                    self._fail(ticket.attempt, self.connection.note_failure(error))
                     return
                 self._fetches.put((reply, ticket.attempt))
 
@@ -126,7 +126,7 @@ class BatchFetcher:
                 # gone or silent
                 self._file_answer(attempt, reply.wait())
             except GiglLoaderError as error:
-                self._fail(attempt, self.connection.named(error))
+                self._fail(attempt, self.connection.note_failure(error))
             except Exception as error:  # the loop must not wait for a thread that has ended
                 self._fail(attempt, self._unexpected(error))
             del reply, fetch  # before the next wait, as they keep the batch alive

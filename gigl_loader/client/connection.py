@@ -173,7 +173,7 @@ class ServerConnection:
         """End as if the server were gone, because another server reports that it is."""
         self._end(ServerDiedError(f"{self.name} is gone: {why}"))
 
-    def again(self, address: tuple[str, int]) -> "ServerConnection":
+    def reconnected(self, address: tuple[str, int]) -> "ServerConnection":
         """Return a connection to the same server, restarted or out of reach for too long."""
         self.close("it was started again")
         # a new session: under the former one the server has given this process up, or may still
@@ -218,7 +218,7 @@ class ServerConnection:
             return
         with self._changed:  # the server refuses this process
             # before `_end`, as a waiting thread looks for a refusal first, and learns its class
-            self._refusal = self.named(error)
+            self._refusal = self.note_failure(error)
         # a server that has admitted this process before was restarted, and may admit it again
         is_lost = isinstance(error, JoinRefusedError) and self.news.number > 0
         self._end(ServerDiedError(str(error)) if is_lost else UsageError(str(error)))
@@ -293,7 +293,7 @@ class ServerConnection:
                 reply = caller.ask(name, request, call.response, timeout_s=timeout_s)
                 result = call.result(reply.wait(timeout_s))
         except BaseException as error:
-            future.set_exception(self.named(error))
+            future.set_exception(self.note_failure(error))
         else:
             future.set_result(result)
 
@@ -320,8 +320,11 @@ class ServerConnection:
             if not keep:
                 self.hang_up(caller)
 
-    def named(self, error: BaseException) -> Exception:
-        """Return the error to raise on this side: of the same class, but naming the server."""
+    def note_failure(self, error: BaseException) -> Exception:
+        """Take note of a failed call, which may end the connection; return the error to raise.
+
+        It is of the same class, and names the server.
+        """
         if isinstance(error, PeerLostError) and not isinstance(error, JoinRefusedError):
             if error.end == End.GONE:  # a call may learn this before the watch does
                 self._end(self._gone(error.end))

@@ -32,7 +32,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.message import ROWS, Attempt, Field, Received, SampleMessage
 from gigl_loader.options import CacheOptions
 from gigl_loader.rowcache.cache import RowCache
-from gigl_loader.rowcache.look_ahead import DrawnAhead, DrawnBatch, LookAhead, keep_structure
+from gigl_loader.rowcache.look_ahead import DrawnAhead, DrawnBatch, LookAhead, copy_drawn
 from gigl_loader.rowcache.machine import MachineRows, memory_for
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, READY_S, Filling, Pipeline
 from gigl_loader.rowcache.tables import by_owner, tables_of
@@ -383,7 +383,7 @@ def _described(received: Received, questions: RowQuestions) -> _Unfilled:
     """Return a batch with its description of the rows that it lacks."""
     message = dict(received.message)
     if ROWS not in message:
-        return _Unfilled(received, list(message), keep_structure([]))
+        return _Unfilled(received, list(message), copy_drawn([]))
     order, specs = read_rows_apart(message.pop(ROWS).numpy())
     # one split serves features and labels of the same ids
     splits: dict[tuple[Owner, str], Split] = {}
@@ -395,7 +395,7 @@ def _described(received: Received, questions: RowQuestions) -> _Unfilled:
             splits[place] = questions.by_owner(place[0], ids)
         later = LaterRows(spec.kind, spec.name, ids, splits.get(place, {}), _not_here)
         fields.append(Field(spec.key, spec.dtype, (ids.size, *spec.shape), later))
-    return _Unfilled(replace(received, message=message), order, keep_structure(fields))
+    return _Unfilled(replace(received, message=message), order, copy_drawn(fields))
 
 
 def _not_here(out: Array) -> None:

@@ -31,7 +31,7 @@ from gigl_loader.errors import (
     ServerDiedError,
     UsageError,
 )
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import SourceOptions
 from gigl_loader.ranks import check_same_options
 from gigl_loader.rowcache.machine import RowsOffer, firsts_of_machines
 from gigl_loader.seeds import SeedSummary, check_each_once, check_same_seeds
@@ -122,12 +122,12 @@ class RemoteProducers:
     # -- creation -------------------------------------------------------------------------------
 
     def request(
-        self, server: int, ranks: Sequence[int], epoch_options: EpochOptions,
+        self, server: int, ranks: Sequence[int], source_options: SourceOptions,
         request_id: str = "", servers: Sequence[int] = (),
     ) -> ProducerRequest:  # fmt: skip
         """Return the batches that a server samples, and their consumers; see `ProducerRequest`."""
         return ProducerRequest(
-            epoch_options=epoch_options,
+            source_options=source_options,
             # Shards count servers with an input, whether or not they are up. So batches keep their
             # numbers, and with them seeds and draws, while others sample in place of lost ones.
             shard=self._active.index(server) if server in self._active else None,
@@ -140,7 +140,7 @@ class RemoteProducers:
 
     def create(
         self, create: Callable[..., int], options: Any, ranks: Sequence[int],
-        epoch_options: EpochOptions, request_id: str, servers: Sequence[int],
+        source_options: SourceOptions, request_id: str, servers: Sequence[int],
     ) -> None:  # fmt: skip
         """Send the create call to ``servers``, all at once; on return, each has a producer.
 
@@ -148,14 +148,14 @@ class RemoteProducers:
             create: The method to call on the servers.
             options: Options of the workers.
             ranks: Compute ranks that share the producers.
-            epoch_options: Seed, order and deadline.
+            source_options: Seed, order and deadline.
             request_id: Name of this request, the same on all servers.
             servers: Servers that take part, ascending.
 
         Raises:
             PeerError: A server failed or is lost; producers that were created are ended.
         """
-        limit = 3 * epoch_options.timeout_s + _PING_S  # the servers' own limit, and the transfer
+        limit = 3 * source_options.timeout_s + _PING_S  # the servers' own limit, and the transfer
         self.ids = ByServer()
         # noted before the first request: a server that restarts meanwhile counts as replaced
         self._note_servers(servers)
@@ -165,13 +165,13 @@ class RemoteProducers:
                 # longer than the wait below, so that a late response still calls
                 # `_end_late_one`
                 timeout_s=limit + CALL_TIMEOUT_S,
-                request=self.request(server, ranks, epoch_options, request_id, servers),
+                request=self.request(server, ranks, source_options, request_id, servers),
             )
             for server in servers
         }  # fmt: skip
         ids: dict[int, int] = {}
         deadline = time.monotonic() + limit  # one deadline for all servers
-        error: Exception | None = self._silent(answers, epoch_options.timeout_s)
+        error: Exception | None = self._silent(answers, source_options.timeout_s)
         if error is not None:  # do not wait: the other servers wait for that one
             deadline = time.monotonic()
         for server, answer in answers.items():
@@ -326,7 +326,7 @@ class Proposal:
 
     key: str
     digest: str
-    options: EpochOptions
+    options: SourceOptions
     shared: dict[str, str]
     """Values by name that must be equal on all ranks, ``shard`` among them."""
     seeds: SeedSummary
@@ -340,7 +340,7 @@ class Sharing:
 
     key: str
     ranks: Runs
-    options: EpochOptions
+    options: SourceOptions
     """The leader's options, which all of them use."""
     differ: list[int]
     """Ranks with another input or config than the leader."""
@@ -351,21 +351,21 @@ class Terms:
     """Rank 0's conclusions from the proposals of all ranks."""
 
     sharing: list[Sharing]
-    first: EpochOptions
+    first: SourceOptions
     """The options of rank 0."""
     error: str | None = None
     """Error if values differ between ranks that must not."""
     rows: list[RowsOffer] = field(default_factory=list)
     """Memory in which ranks of one machine cache rows together."""
 
-    def of(self, rank: int, key: str, own: EpochOptions) -> Sharing:
+    def of(self, rank: int, key: str, own: SourceOptions) -> Sharing:
         """Return the ranks that share a key: only ``rank`` if rank 0 sent none."""
         # most ranks share with none, and all get the same response: a group of one is made here,
         # not sent
         known = next((sharing for sharing in self.sharing if sharing.key == key), None)
         return known or Sharing(key, Runs.of([rank]), own, [])
 
-    def place(self, rank: int) -> int:
+    def position_of(self, rank: int) -> int:
         """Return the position of a leader, given by rank, among all leaders."""
         before = (sharing.ranks.before(rank) for sharing in self.sharing)
         return rank - sum(count - 1 for count in before if count)  # each key's first is a leader
@@ -399,7 +399,7 @@ class Outcomes:
         return rebuild(self.failure, f"rank {self.failed}")
 
 
-def settle(proposals: list[Proposal]) -> Terms:
+def agree_on_terms(proposals: list[Proposal]) -> Terms:
     """Return the terms for all ranks. Runs on rank 0, which must not raise here."""
     try:
         # caught and sent: if rank 0 alone raised, the others would wait for its
@@ -436,7 +436,7 @@ def _check(proposals: list[Proposal]) -> None:
         )
 
 
-def sum_up(leaders: set[int], outcomes: list[Outcome]) -> Outcomes:
+def merge_outcomes(leaders: set[int], outcomes: list[Outcome]) -> Outcomes:
     """Return the conclusions for all ranks. Runs on rank 0."""
     producers = {
         rank: outcome.producers

@@ -376,13 +376,13 @@ class RowQuestions:
                 into=into_array(out), timeout_s=self._timeout_s,
             )  # fmt: skip
         except GiglLoaderError as error:
-            raise connection.named(error) from error
+            raise connection.note_failure(error) from error
 
         def receive() -> None:
             try:
                 reply.wait(self._timeout_s)
             except GiglLoaderError as error:
-                raise connection.named(error) from error
+                raise connection.note_failure(error) from error
 
         return ComingRows(out, self._threads.submit(receive), self._timeout_s)
 

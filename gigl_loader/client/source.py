@@ -23,10 +23,10 @@ from gigl_loader.client.producers import (
     Proposal,
     RemoteProducers,
     Terms,
+    agree_on_terms,
     concatenated,
     digest_of,
-    settle,
-    sum_up,
+    merge_outcomes,
 )
 from gigl_loader.client.receiving_channel import RemoteReceivingChannel
 from gigl_loader.errors import (
@@ -47,7 +47,7 @@ from gigl_loader.message import (
     Received,
     SampleMessage,
 )
-from gigl_loader.options import EpochOptions, Shard, options_of_batches
+from gigl_loader.options import Shard, SourceOptions, options_of_batches
 from gigl_loader.ranks import decide_with_ranks
 from gigl_loader.rowcache.machine import MachineRows, RowsClaim
 from gigl_loader.seeds import SeedSummary
@@ -55,7 +55,7 @@ from gigl_loader.source.sampled_input import num_batches
 from gigl_loader.source.start_turns import LeaderTurns, WorkerTurns
 from gigl_loader.transport.failures import describe
 from gigl_loader.wire.batch_shares import OwnBatches
-from gigl_loader.wire.requests import NOBODY, ByServer, Runs, compacted, those_of
+from gigl_loader.wire.requests import NOBODY, ByServer, Runs, compacted, select_servers
 from gigl_loader.wire.signatures import DistServer
 
 _log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class RemoteSource:
         config: Sampling configuration.
         options: GLT's ``RemoteDistSamplingWorkerOptions``.
         sampler_options: Options of another sampler.
-        epoch_options: Seed, order and deadline.
+        source_options: Seed, order and deadline.
         pin_memory: Receive into page-locked memory.
         shard: ``"world"``: the input is the same on all ranks, and this one may ask for any batch.
         turns: When the leaders call the servers; None: all at once.
@@ -108,7 +108,7 @@ class RemoteSource:
         config: Any,
         options: Any,
         sampler_options: Any,
-        epoch_options: EpochOptions,
+        source_options: SourceOptions,
         *,
         pin_memory: bool = False,
         shard: Shard = "machine",
@@ -132,13 +132,13 @@ class RemoteSource:
         # a copy, as the caller may use its object for another loader with other servers
         self._options = copy.copy(options)
         self._options.server_rank = self._servers
-        self.epoch_options = replace(epoch_options, asks_for_rows=True)
+        self.source_options = replace(source_options, asks_for_rows=True)
         self._pin_memory, self._shard = pin_memory, shard
         self._turns = turns or LeaderTurns()
         # each server gets the whole input, so that it can sample any batch, also for a lost
         # server
         self._input = concatenated(inputs)
-        self._active = those_of(
+        self._active = select_servers(
             self._servers,
             {server for server, seeds in zip(self._servers, inputs, strict=True) if len(seeds)},
         )
@@ -186,21 +186,21 @@ class RemoteSource:
         """
         rank, world_size = self._cluster.rank, self._cluster.world_size
         key = self._options.worker_key or f"rank {rank}"
-        how = (self._config, self.epoch_options.expansion)
+        how = (self._config, self.source_options.expansion)
         # a digest instead of the input, as rank 0 compares those of all ranks
         digest = digest_of(self._input, how, self._active)
-        batches = options_of_batches(self._config, self._sampler_options, self.epoch_options)
+        batches = options_of_batches(self._config, self._sampler_options, self.source_options)
         shared = {"shard": self._shard, **batches}
-        cache = self.epoch_options.cache
+        cache = self.source_options.cache
         rows = RowsClaim.of_store(self._cluster, cache, self._config) if cache is not None else None
         of_rows = rows.offer if rows is not None else None
-        proposal = Proposal(key, digest, self.epoch_options, shared, self._seeds_told(), of_rows)
-        terms = decide_with_ranks(proposal, world_size, Proposal, settle, Terms)
+        proposal = Proposal(key, digest, self.source_options, shared, self._seeds_told(), of_rows)
+        terms = decide_with_ranks(proposal, world_size, Proposal, agree_on_terms, Terms)
         # raised on all ranks alike, so that no rank is left waiting for producers
         if terms.error is not None:
             raise ConfigError(terms.error)
         self._machine_rows = rows.agreed(terms.rows) if rows is not None else None
-        group = terms.of(rank, key, self.epoch_options)
+        group = terms.of(rank, key, self.source_options)
         ranks, leader = group.ranks, group.ranks[0]
         # if all ranks share an epoch, one seed and order apply; else those of the ranks that share
         # producers
@@ -216,7 +216,7 @@ class RemoteSource:
                 "of their own"
             )
         elif rank == leader:
-            self._turns.wait(terms.place(rank))
+            self._turns.wait(terms.position_of(rank))
             outcome = self._create_all(ranks, options)
         # sent and not raised, as the other ranks wait in the next exchange, and have to fail with
         # this error
@@ -225,7 +225,7 @@ class RemoteSource:
         made_here = Outcome(made, failure)
         leaders = {sharing.ranks[0] for sharing in terms.sharing}
         outcomes = decide_with_ranks(
-            made_here, world_size, Outcome, partial(sum_up, leaders), Outcomes
+            made_here, world_size, Outcome, partial(merge_outcomes, leaders), Outcomes
         )  # fmt: skip
         if outcome is None:
             outcome = outcomes.producers.get(leader)
@@ -239,7 +239,7 @@ class RemoteSource:
         return SeedSummary.of(self._input.node, extra, self._cluster.world_size)
 
     def _create_all(
-        self, ranks: Runs, epoch_options: EpochOptions
+        self, ranks: Runs, source_options: SourceOptions
     ) -> Mapping[int, int] | Exception:
         """Return the ids of new producers by server, or the reason for a failure.
 
@@ -254,7 +254,7 @@ class RemoteSource:
                 return error
             try:
                 self._producers.create(
-                    self._create, options, ranks, epoch_options, request_id, self._live
+                    self._create, options, ranks, source_options, request_id, self._live
                 )
                 return self._producers.ids
             except GiglLoaderError as error:
@@ -269,7 +269,7 @@ class RemoteSource:
                 return error
 
     def _adopt(
-        self, own: Any, failure: Exception | None, ranks: Runs, epoch_options: EpochOptions
+        self, own: Any, failure: Exception | None, ranks: Runs, source_options: SourceOptions
     ) -> None:
         # before a failure is raised, so that this rank's share of the known producers is
         # released
@@ -282,7 +282,7 @@ class RemoteSource:
             self._broken = True
             self._producers.release(self._consumer, is_broken=True)
             raise failure
-        self.epoch_options, self._ranks = epoch_options, ranks
+        self.source_options, self._ranks = source_options, ranks
         self._share = self._own_share()
         self._open_channel()
 
@@ -295,14 +295,14 @@ class RemoteSource:
 
     def _open_channel(self) -> None:
         # if all servers with input are lost, others sample for them
-        self._sampling = those_of(self._active, set(self._live)) or self._live
+        self._sampling = select_servers(self._active, set(self._live)) or self._live
         self.channel = RemoteReceivingChannel(
             self._sampling,
             self._producers.ids,
             self._options.prefetch_size,
             consumer=self._consumer,
-            in_order=self.epoch_options.in_order,
-            timeout=self.epoch_options.timeout_s,
+            in_order=self.source_options.in_order,
+            timeout=self.source_options.timeout_s,
             pin_memory=self._pin_memory,
             cluster=self._cluster,
             watched=self._live,
@@ -310,7 +310,7 @@ class RemoteSource:
 
     def _filling_channel(self) -> FillingChannel:
         if self._rows is None:
-            options = self.epoch_options
+            options = self.source_options
             # as many as the channel may have on its way from all servers; at least two, so that one
             # can be filled while one is taken
             room = max(2, self._options.prefetch_size * max(1, len(self._active)))
@@ -406,7 +406,7 @@ class RemoteSource:
             raise ServerDiedError(f"storage servers {replaced} were started again")
         back = set(self._servers) - set(self._live) - set(self._cluster.lost)
         # at 0 nothing is recreated: the loader keeps the servers that it began with
-        if back and self.epoch_options.reconnect_timeout_s > 0:
+        if back and self.source_options.reconnect_timeout_s > 0:
             _log.warning("storage servers %s are back, and sample again", sorted(back))
             self._choose_servers(Absences(self._cluster.renewals, 0.0))
             self._make_anew()
@@ -422,7 +422,7 @@ class RemoteSource:
                 come back in time; or a server ends again and again.
             ConfigError, JoinRefusedError: It came back but refuses this process.
         """
-        limit = self.epoch_options.reconnect_timeout_s
+        limit = self.source_options.reconnect_timeout_s
         if limit <= 0 or not self._producers.are_lost(error):
             raise error
         _log.warning(
@@ -452,7 +452,7 @@ class RemoteSource:
                 time.sleep(_AGAIN_S)
 
     def _new_absences(self) -> Absences:
-        return Absences(self._cluster.renewals, self.epoch_options.reconnect_timeout_s)
+        return Absences(self._cluster.renewals, self.source_options.reconnect_timeout_s)
 
     def _choose_servers(self, absences: Absences) -> None:
         """Continue without the lost servers that have replicas; wait for the others.
@@ -478,7 +478,7 @@ class RemoteSource:
         options = copy.copy(self._options)
         name = options.worker_key = self._producers.fresh_name(options.worker_key, self._live)
         self._producers.create(
-            self._create, options, self._ranks, self.epoch_options, name, self._live
+            self._create, options, self._ranks, self.source_options, name, self._live
         )
         self._open_channel()
 
@@ -521,7 +521,7 @@ class RemoteSource:
         if self._producers.replaced:
             raise ServerDiedError("a storage server was started again")
         server = self._sampling[self._consumer % len(self._sampling)]  # each has the whole input
-        limit = self.epoch_options.timeout_s + CALL_TIMEOUT_S  # and the transfer
+        limit = self.source_options.timeout_s + CALL_TIMEOUT_S  # and the transfer
         answer = self._cluster.connection(server).call(
             "sample_seeds", limit, producer_id=self._producers.ids[server], index=index, seed=seed
         )

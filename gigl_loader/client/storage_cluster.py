@@ -417,7 +417,7 @@ class Cluster:
 
     def _connected_again(self, former: ServerConnection) -> ServerConnection:
         now, rank = time.monotonic(), former.rank
-        fresh = former.again(self._address_of(rank) if rank > 0 else former.address)
+        fresh = former.reconnected(self._address_of(rank) if rank > 0 else former.address)
         progress = WaitReport(f"compute process {self.rank}", now + _ATTEMPT_S)
         try:
             fresh.enter(self._join, now + _REACH_S, progress)

@@ -31,14 +31,14 @@ from gigl_loader.memory.tensors import share_tensor
 _log = logging.getLogger(__name__)
 
 
-class Later:
-    """A value of `MadeWhenAsked` that is not computed yet."""
+class NotComputed:
+    """A value of `ComputedOnUse` that is not computed yet."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make
 
 
-class MadeWhenAsked:
+class ComputedOnUse:
     """An attribute that only code for GLT reads, computed on first use: most jobs never need it.
 
     GLT wants rows for all nodes and 64-bit ids, which a mapped partition does not have.
@@ -51,9 +51,9 @@ class MadeWhenAsked:
         if instance is None:
             return self
         # Python asks a class with __set__ before the instance's own dictionary, so a value may lie
-        # there under the attribute's name, and a `Later` in it is never returned.
+        # there under the attribute's name, and a `NotComputed` in it is never returned.
         value = vars(instance).get(self._name)
-        if isinstance(value, Later):
+        if isinstance(value, NotComputed):
             value = vars(instance)[self._name] = value.make()
         return value
 
@@ -72,13 +72,13 @@ def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -
             return values or None
         return next(iter(values.values()), None)
 
-    dataset.graph = Later(lambda: plain(_graphs(view)))
+    dataset.graph = NotComputed(lambda: plain(_graphs(view)))
     nodes, edges = view.node_features, view.edge_features
-    # None for missing data, not a `Later`: code for GLT tests `is None` to learn the contents of a
-    # dataset
-    dataset.node_features = Later(lambda: plain(_features(view, nodes))) if nodes else None
-    dataset.edge_features = Later(lambda: plain(_features(view, edges))) if edges else None
-    dataset.node_labels = Later(lambda: plain(_labels(view))) if view.node_labels else None
+    # None for missing data, not a `NotComputed`: code for GLT tests `is None` to learn what
+    # a dataset has
+    dataset.node_features = NotComputed(lambda: plain(_features(view, nodes))) if nodes else None
+    dataset.edge_features = NotComputed(lambda: plain(_features(view, edges))) if edges else None
+    dataset.node_labels = NotComputed(lambda: plain(_labels(view))) if view.node_labels else None
     dataset.node_pb = plain(
         {
             node_type: _glt_book(_book_of(view, node_type), view.partition_idx)
@@ -270,7 +270,7 @@ def read_glt(dataset: Any) -> WithSplits:
 
 def keep_glt(ours: Any, dataset: Any) -> None:
     """Let ``ours`` return the very objects of the GLT dataset that it wraps."""
-    # instead of the `Later` values, which would make further objects over the same memory
+    # instead of the `NotComputed` values, which would make further objects over the same memory
     for name in ("graph", "node_features", "edge_features", "node_labels"):
         setattr(ours, name, getattr(dataset, name))
     # their books may be of user classes, which work with functions of their own

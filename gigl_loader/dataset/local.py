@@ -86,10 +86,10 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
         max_labels_per_anchor_node: See the attribute.
     """
 
-    graph = glt_attributes.MadeWhenAsked()
-    node_features = glt_attributes.MadeWhenAsked()
-    edge_features = glt_attributes.MadeWhenAsked()
-    node_labels = glt_attributes.MadeWhenAsked()
+    graph = glt_attributes.ComputedOnUse()
+    node_features = glt_attributes.ComputedOnUse()
+    edge_features = glt_attributes.ComputedOnUse()
+    node_labels = glt_attributes.ComputedOnUse()
 
     def __init__(
         self,

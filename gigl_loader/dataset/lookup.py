@@ -19,7 +19,7 @@ from gigl_loader.dataset.identity import holders_of
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
-from gigl_loader.ranks import AskedRanks, RankExchange
+from gigl_loader.ranks import RankExchange, RowsFromRanks
 
 DTYPES = ("int8", "uint8", "float16", "bfloat16")
 FeatureDtype = str | torch.dtype | Mapping[NodeType, str | torch.dtype]
@@ -169,7 +169,7 @@ class RowLookup:
         check_ids(ids, name, self._num_ids(name, rows) if book is None else book.num_ids)
         if book is None or f"{kind} {name}" in self._whole or self._exchange.size == 1:
             return widened(_take(rows, ids, name), rows.scales)
-        asked = AskedRanks(self._exchange, ids, self._rank_of[book.owner(ids)])
+        asked = RowsFromRanks(self._exchange, ids, self._rank_of[book.owner(ids)])
         received = asked.answers(_take(rows, asked.theirs))
         out = received.new_empty((ids.numel(), *received.shape[1:]))
         mine = torch.from_numpy(asked.mine)

@@ -175,7 +175,7 @@ def _read_drawn(reader: PieceReader) -> Drawn:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Announcement:
     """Announcement of a rank at the beginning of a round."""
 
     nbytes: int
@@ -383,13 +383,13 @@ class CollectivePeers:
 
     def _meet(
         self, sizes: list[int], state: int, failed: int = 0, words: list[list[int]] | None = None
-    ) -> list[_Told]:
+    ) -> list[_Announcement]:
         rows = [[size, state, sum(sizes), failed] for size in sizes]
         # of one length in every round: a rank that fails does not know which one it replaces
         for row, own in zip(rows, words or [[]] * self.size, strict=True):
             row += own + [0] * (self._num_words - len(own))
         answers = [
-            _Told(nbytes, state_there, total, failed_rank, rest)
+            _Announcement(nbytes, state_there, total, failed_rank, rest)
             for nbytes, state_there, total, failed_rank, *rest in self._swap_words(rows)
         ]
         self.rounds += 1

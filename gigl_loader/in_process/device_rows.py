@@ -71,7 +71,7 @@ class _Part:
         """Place of the rows: in the same memory for this partition, else in the memory received."""
 
 
-class _Wanted:
+class _BatchMatrix:
     """One matrix of a batch.
 
     Args:
@@ -93,7 +93,7 @@ class _Wanted:
         ids = self._rows.ids if part.at is None else self._rows.ids.take(part.at)
         return rows_request(self._rows.kind, self._rows.name, ids)
 
-    def placed(self, load: "_Load", out: Tensor, partition: int) -> Tensor:
+    def placed(self, load: "_RowUpload", out: Tensor, partition: int) -> Tensor:
         """Write the rows of all parts to ``out``, bytes of the device; return them typed."""
         if out.numel():
             # The largest word that divides a row. Rows begin at multiples of the row's size behind
@@ -112,7 +112,7 @@ class _Wanted:
 
 
 @dataclass
-class _Load:
+class _RowUpload:
     """Memory of one exchange. All of it is taken before ranks agree: after that none may fail."""
 
     uploaded: Tensor
@@ -154,11 +154,11 @@ class DeviceRows:
             AnswerFailedError: This rank could not read the requested rows.
         """
         partition = self._view.partition_idx
-        wanted = [_Wanted(field, partition) for field in fields]
+        wanted = [_BatchMatrix(field, partition) for field in fields]
         # A rank without a batch requests nothing, but takes part in every exchange.
-        asked, receive = self._questions(peers, wanted)
-        questions = peers.trade(asked, receive)
-        load: _Load | None = None
+        requests, receive = self._questions(peers, wanted)
+        questions = peers.trade(requests, receive)
+        load: _RowUpload | None = None
         error: AnswerFailedError | None = None
         try:
             with self._memory.in_use():
@@ -190,29 +190,29 @@ class DeviceRows:
     # -- parts -------------------------------------------------------------------------------------
 
     def _questions(
-        self, peers: CollectivePeers, wanted: Sequence[_Wanted]
+        self, peers: CollectivePeers, wanted: Sequence[_BatchMatrix]
     ) -> tuple[list[list[RowsRequest]], list[int]]:
         """Return the requests for each rank, and its response's bytes, which parts then know."""
-        by_rank: list[list[tuple[_Wanted, _Part]]] = [[] for _ in range(peers.size)]
+        by_rank: list[list[tuple[_BatchMatrix, _Part]]] = [[] for _ in range(peers.size)]
         for matrix in wanted:
             for part in matrix.parts:
                 if part.partition != self._view.partition_idx:
                     by_rank[peers.rank_of(part.partition)].append((matrix, part))
-        asked, receive, end = [], [], 0
+        by_rank_requests, receive, end = [], [], 0
         for of_rank in by_rank:
             requests, first = [matrix.request(part) for matrix, part in of_rank], end
             for (matrix, part), request in zip(of_rank, requests, strict=True):
                 nbytes = request.ids.size * matrix.row_bytes
                 part.rows = slice(end, end + nbytes)
                 end += align(nbytes)
-            asked.append(requests)
+            by_rank_requests.append(requests)
             receive.append(end - first)
-        return asked, receive
+        return by_rank_requests, receive
 
     def _loaded(
-        self, store: LocalReader, wanted: Sequence[_Wanted],
+        self, store: LocalReader, wanted: Sequence[_BatchMatrix],
         questions: list[tuple[list[RowsRequest], int]], receive: list[int],
-    ) -> _Load:  # fmt: skip
+    ) -> _RowUpload:  # fmt: skip
         """Read the rows for this rank and for others, and start the copy to the device."""
         packing, send = Packing(), []
         for requests, expected in questions:
@@ -239,7 +239,7 @@ class DeviceRows:
         packing.write(host.numpy())
         out = [self._memory.empty(nbytes_of(matrix.dtype, matrix.shape)) for matrix in wanted]
         came = self._memory.empty(sum(receive))
-        return _Load(self._memory.uploaded(host), send, receive, came, out)
+        return _RowUpload(self._memory.uploaded(host), send, receive, came, out)
 
 
 def device_group(peers: CollectivePeers, memory: DeviceMemory) -> Any:

@@ -53,7 +53,7 @@ from gigl_loader.on_device.sampler import (
     Launched,
     PlacedRoots,
     check_plan,
-    checked,
+    require_neighbor_sampler,
 )
 from gigl_loader.ranks import gather_from_ranks
 from gigl_loader.sampler.plan import SampleRequest
@@ -81,18 +81,20 @@ class PlacedSource(InProcessSource):
         # Before there is a sampler, which may open resources of a refused plan; and before ranks
         # meet, so that all of them refuse it.
         check_plan(self._plan)
-        self._roots = checked(self._sampler_kind.build(self._view, self._plan, None))
+        self._roots = require_neighbor_sampler(
+            self._sampler_kind.build(self._view, self._plan, None)
+        )
 
     def open(self, turns: WorkerTurns) -> None:
         """Copy missing data to the device, and meet other ranks. No process is started."""
         place = self._placement
         self._memory, self._device_memory = [own_messages()], DeviceMemory(place.device)
         kernels = kernels_for(place.device, place.kernels)
-        placed = place.copy_view(view_of(self.data, self.epoch_options.expansion.time_attr))
+        placed = place.copy_view(view_of(self.data, self.source_options.expansion.time_attr))
         graph = self._graph_of(placed, kernels)
         self._sampler = DeviceSampler(
             self._roots, self._plan, graph, kernels, self._device_memory,
-            self.epoch_options.timeout_s,
+            self.source_options.timeout_s,
             None if place.cache is None else place.cache.size,
         )  # fmt: skip
         # seeds alone: links and labels add roots, which are counted when they are there
@@ -217,9 +219,11 @@ class PartitionedSource(PlacedSource):
         num_words = words_of(placed, self._plan)
         # A rank whose device has no room for its partition is named, before others wait for it.
         gather_from_ranks(None, dist.get_world_size(), None)
-        peers = CollectivePeers(self._view, self.epoch_options.timeout_s, num_words)
+        peers = CollectivePeers(self._view, self.source_options.timeout_s, num_words)
         self._peers = [peers]
-        self._roots = checked(self._sampler_kind.build(self._view, self._plan, peers))
+        self._roots = require_neighbor_sampler(
+            self._sampler_kind.build(self._view, self._plan, peers)
+        )
         with self._device_memory.in_use():
             partitions = PartitionedGraph(placed, self._plan, kernels, self._device_memory, peers)
             if _wants_whole_edges(self._placement, partitions):

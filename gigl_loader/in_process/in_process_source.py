@@ -49,7 +49,7 @@ from gigl_loader.message import (
     Received,
     SampleMessage,
 )
-from gigl_loader.options import EpochOptions, SamplerOptions
+from gigl_loader.options import SamplerOptions, SourceOptions
 from gigl_loader.ranks import gather_from_ranks
 from gigl_loader.sampler.kinds import sampled_fields
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SeedInput
@@ -212,7 +212,7 @@ class InProcessSource:
         data: The dataset; with several partitions, all ranks build theirs together.
         sampler_input: Seeds; further columns in the attribute ``extra``.
         config: How to sample.
-        epoch_options: Seed, order, deadline.
+        source_options: Seed, order, deadline.
         sampler_options: Another sampler than the k-hop neighbour sampler.
         concurrency: With several partitions: batches that are under way at once. If ranks differ,
             all take the least number.
@@ -225,16 +225,16 @@ class InProcessSource:
         data: DistDataset,
         sampler_input: NodeSamplerInput,
         config: SamplingConfig,
-        epoch_options: EpochOptions,
+        source_options: SourceOptions,
         sampler_options: SamplerOptions | None = None,
         concurrency: int = 1,
         device: torch.device | None = None,
     ) -> None:
-        self.data, self.sampling_config, self.epoch_options = data, config, epoch_options
+        self.data, self.sampling_config, self.source_options = data, config, source_options
         self.channel = None
         self.num_workers = self.remote_bytes = 0
-        view = view_of(data, epoch_options.expansion.time_attr)
-        self._plan = make_plan(view, sampler_input, config, epoch_options)
+        view = view_of(data, source_options.expansion.time_attr)
+        self._plan = make_plan(view, sampler_input, config, source_options)
         # Samplers are written for workers, which have arrays; kernels do not take torch's tensors.
         self._view = tensors.as_received(view)
         extra = getattr(sampler_input, "extra", None) or {}
@@ -264,7 +264,7 @@ class InProcessSource:
             # number; or learn that one of them failed, before they wait for its groups.
             lanes_by_rank = gather_from_ranks(self._concurrency, dist.get_world_size(), int)
             for _ in range(min(lanes_by_rank)):
-                self._peers.append(CollectivePeers(self._view, self.epoch_options.timeout_s))
+                self._peers.append(CollectivePeers(self._view, self.source_options.timeout_s))
             self._rows = device_rows(self._peers[0], self._view, self._device)
         # A sampler owns scratch memory and a lane runs in its own thread, so nothing is shared.
         lanes: Sequence[CollectivePeers | None] = self._peers or [None]
@@ -307,7 +307,7 @@ class InProcessSource:
         self._wait_for_former()
         order = None
         if self.sampling_config.shuffle:
-            seed = self.epoch_options.seed if attempt.seed is None else attempt.seed
+            seed = self.source_options.seed if attempt.seed is None else attempt.seed
             order = epoch_order(len(self._input), seed, attempt.epoch).numpy()
         # Threads get the epoch as an argument: they work on this one, even after the next has
         # begun.
@@ -337,7 +337,7 @@ class InProcessSource:
         Raises:
             PeerTimeoutError: The ranks had no round for the loader's timeout.
         """
-        limit, rounds = self.epoch_options.timeout_s, self._num_rounds()
+        limit, rounds = self.source_options.timeout_s, self._num_rounds()
         deadline = time.monotonic() + limit
         while alive := [thread for thread in self._threads if thread.is_alive()]:
             alive[0].join(min(_WAKE_S, limit))
@@ -378,7 +378,7 @@ class InProcessSource:
             check_files(self.data)
             return None
         if self._peers:
-            return epoch.take(self.epoch_options.timeout_s if timeout_s is None else timeout_s)
+            return epoch.take(self.source_options.timeout_s if timeout_s is None else timeout_s)
         received = self._next_here(epoch)
         epoch.taken += 1
         return received

@@ -59,8 +59,8 @@ class _Routes:
     """By kind and rank, ids for the rank."""
     receive: list[list[int]]
     """By kind and rank, ids from the rank."""
-    told: list[list[int]]
-    """By rank, what it told besides."""
+    further: list[list[int]]
+    """By rank, the further numbers that it sent."""
 
 
 class PartitionedGraph:
@@ -153,7 +153,9 @@ class PartitionedGraph:
         sizes = [self._response_size(request) for request in requests]
         drawn = [
             self._drawn(
-                replace(request, draw=replace(request.draw, key=unsigned(routes.told[rank][at]))),
+                replace(
+                    request, draw=replace(request.draw, key=unsigned(routes.further[rank][at]))
+                ),
                 pieces[at],
             )
             for rank, pieces in enumerate(came) for at, request in enumerate(requests)
@@ -195,19 +197,20 @@ class PartitionedGraph:
             columns.append(torch.full_like(request.ids, _LOWEST) if times is None else times)
         return torch.stack(columns[: self._columns], 1)
 
-    def _drawn(self, asked: HopRequest, columns: Tensor) -> Tensor:
+    def _drawn(self, request: HopRequest, columns: Tensor) -> Tensor:
         """Return ``[n, response size]`` int64: count, neighbours and edge ids of each node."""
-        name, width = asked.draw.edge_type, asked.width
+        name, width = request.draw.edge_type, request.width
         adjacency = self.view.adjacency[name]
         if not columns.numel() or not adjacency.indices.numel():
-            return columns.new_zeros((columns.shape[0], self._response_size(asked)))
+            return columns.new_zeros((columns.shape[0], self._response_size(request)))
         # a copy: kernels read contiguous arrays
         ids, drawn_by, until, since = (
             columns[:, min(at, self._columns - 1)].contiguous() for at in range(4)
         )
         request = replace(
-            asked, ids=ids, drawn_by=drawn_by,
-            until=until if asked.draw.timed else None, since=since if asked.draw.timed else None,
+            request, ids=ids, drawn_by=drawn_by,
+            until=until if request.draw.timed else None,
+            since=since if request.draw.timed else None,
         )  # fmt: skip
         rows = adjacency.locate(ids)
         drawn = drawn_from(self.view, self._kernels, request, rows, self.degrees[name])
@@ -271,14 +274,14 @@ class PartitionedGraph:
             return torch.full_like(ids, self._peers.rank)
         return self._rank_of[book.owner(ids)]
 
-    def _routed(self, owners: Sequence[Tensor], told: Sequence[int] = ()) -> _Routes:
-        """Tell each rank how many ids it is sent, and ``told``; the host waits for the numbers."""
+    def _routed(self, owners: Sequence[Tensor], further: Sequence[int] = ()) -> _Routes:
+        """Tell each rank how many ids it is sent, and ``further``; the host waits for all."""
         size = self._peers.size
         orders = [torch.argsort(ranks, stable=True) for ranks in owners]
         counts = [ranks.new_zeros(size + 1).scatter_add_(0, ranks, torch.ones_like(ranks))[:size]
                   for ranks in owners]  # fmt: skip
         send = self._on_host(torch.stack(counts)) if counts else []
-        words = [[column[rank] for column in send] + list(told) for rank in range(size)]
+        words = [[column[rank] for column in send] + list(further) for rank in range(size)]
         came = self._peers.meet(words)
         receive = [[row[at] for row in came] for at in range(len(send))]
         used = [order[: sum(row)] for order, row in zip(orders, send, strict=True)]

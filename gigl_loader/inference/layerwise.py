@@ -38,7 +38,7 @@ from gigl_loader.inference.sources import (
     StoredGraph,
 )
 from gigl_loader.memory.tensors import dtype_name, dtype_named, each_tensor, give_back_freed
-from gigl_loader.ranks import RankExchange, told_to_ranks
+from gigl_loader.ranks import RankExchange, report_failure_to_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ def full_graph_inference(
     ending = f".{format}"
     with ExitStack() as stack:
         # Some ranks may have a part of another run, and others none.
-        with told_to_ranks("could not begin its inference", group):
+        with report_failure_to_ranks("could not begin its inference", group):
             results = _results(graph, exchange.rank, out, identity, ending, stack)
             # After digest() and bytes_per_node(), which fetched samples of nodes: from now on edges
             # are kept by the first id of a range.

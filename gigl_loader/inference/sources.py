@@ -34,7 +34,7 @@ from gigl_loader.memory.leases import own_messages
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array, bytes_of, dtype_name, dtype_named
 from gigl_loader.message import Field
-from gigl_loader.ranks import AskedRanks, RankExchange
+from gigl_loader.ranks import RankExchange, RowsFromRanks
 from gigl_loader.sampler.reader import Scratch
 from gigl_loader.sampler.row_exchange import Part, gather_rows
 
@@ -113,7 +113,7 @@ class RowFetcher:
             rows = self._positions(node_type, nodes)
             return [self._gathered(source, [source.part(rows, None)], nodes) for source in sources]
         # one exchange of ids serves all sources; each of them then sends its own rows
-        asked = AskedRanks(self._exchange, nodes, self._owners.owner(node_type, nodes))
+        asked = RowsFromRanks(self._exchange, nodes, self._owners.owner(node_type, nodes))
         theirs = self._positions(node_type, asked.theirs)
         rows = self._positions(node_type, torch.from_numpy(nodes.numpy()[asked.mine]))
         gathered = []
@@ -127,7 +127,7 @@ class RowFetcher:
             gathered.append(self._gathered(source, parts, nodes))
         return gathered
 
-    def _answers(self, asked: AskedRanks, source: OwnedRows, theirs: Array) -> Array:
+    def _answers(self, asked: RowsFromRanks, source: OwnedRows, theirs: Array) -> Array:
         """Send other ranks their rows; return the rows for this one."""
         sent, came = (
             self._scratch.matrix(

@@ -15,10 +15,8 @@ from gigl_loader.collate.pyg import Batch, add_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.loader.args import LoaderKeywords, LoaderOptions
-from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.config import Device, NumNeighbors
+from gigl_loader.loader.job_ranks import DistributedContext
 from gigl_loader.loader.keywords import with_keywords
 from gigl_loader.loader.link_input import (
     check_anchor_type,
@@ -26,8 +24,10 @@ from gigl_loader.loader.link_input import (
     link_inputs,
     supervision_types,
 )
+from gigl_loader.loader.loader_options import LoaderKeywords, LoaderOptions
+from gigl_loader.loader.loader_parts import start_loader
 from gigl_loader.loader.node_loader import local_input
-from gigl_loader.loader.runtime import DistributedContext
+from gigl_loader.loader.sampling_options import Device, NumNeighbors
 from gigl_loader.loader.seed_input import (
     NodeInput,
     TimeInput,

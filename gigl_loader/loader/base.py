@@ -33,21 +33,21 @@ from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
 from gigl_loader.hooks import returned
-from gigl_loader.loader import config, deployment
+from gigl_loader.loader import process_role, sampling_options
 from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s, saved_seed
 from gigl_loader.loader.foreign import AnswersOthers, check_overrides
 from gigl_loader.loader.iterator import EpochIterator, Epochs, check_length
-from gigl_loader.loader.pad_keyword import Padding
-from gigl_loader.loader.runtime import (
+from gigl_loader.loader.job_ranks import (
     DistributedRuntimeInfo,
     initialize_colocated_sampling_worker,
     resolve_runtime,
 )
+from gigl_loader.loader.pad_keyword import Padding
 from gigl_loader.loader.seed_input import Positions, digest_of_seeds, read_positions
 from gigl_loader.loader.world import check_same_input, check_same_start, check_shard
 from gigl_loader.message import IS_HETERO, Received, SampleMessage, stays_on_host
-from gigl_loader.options import EpochOptions, EvenRanks, SamplerOptions, Shard, options_of_batches
-from gigl_loader.ranks import COULD_NOT_BUILD, told_to_ranks
+from gigl_loader.options import EvenRanks, SamplerOptions, Shard, SourceOptions, options_of_batches
+from gigl_loader.ranks import COULD_NOT_BUILD, report_failure_to_ranks
 from gigl_loader.sampler.plan import DRAW_VERSION, WEIGHTED_VERSION
 from gigl_loader.source.batch_source import BatchSource
 from gigl_loader.source.remote_dataset import RemoteDataset
@@ -81,7 +81,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
             batches of leaders.
         max_concurrent_producer_inits: Graph store: leaders that create at once; None: all.
         non_blocking_transfers: Copy to a CUDA device on a side stream, ahead of use.
-        epoch_options: Seed, order, deadline.
+        source_options: Seed, order, deadline.
         even_ranks: ``"drop"`` or ``"wrap"``: every rank takes as many steps as the rank with the
             fewest, or the most, batches. None: each takes its own. With ``shard="world"``, an
             incomplete last step is left out, or completed by the first batches of the epoch.
@@ -107,11 +107,13 @@ class BaseDistLoader(AnswersOthers, DistLoader):
 
     # The steps by which loaders, and users' subclasses, make the arguments below.
     resolve_runtime = staticmethod(resolve_runtime)
-    create_sampling_config = staticmethod(config.create_sampling_config)
-    create_colocated_channel = staticmethod(config.create_colocated_channel)
+    create_sampling_config = staticmethod(sampling_options.create_sampling_config)
+    create_colocated_channel = staticmethod(sampling_options.create_colocated_channel)
     initialize_colocated_sampling_worker = staticmethod(initialize_colocated_sampling_worker)
-    create_colocated_worker_options = staticmethod(config.create_colocated_worker_options)
-    create_graph_store_worker_options = staticmethod(config.create_graph_store_worker_options)
+    create_colocated_worker_options = staticmethod(sampling_options.create_colocated_worker_options)
+    create_graph_store_worker_options = staticmethod(
+        sampling_options.create_graph_store_worker_options
+    )
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -132,7 +134,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         max_concurrent_producer_inits: int | None = None,
         non_blocking_transfers: bool = True,
         *,
-        epoch_options: EpochOptions | None = None,
+        source_options: SourceOptions | None = None,
         even_ranks: EvenRanks | None = None,
         device_prefetch: int = 2,
         shard: Shard = "machine",
@@ -141,8 +143,8 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         padding: Padding | None = None,
         sampler: DistSamplingProducer | Callable[..., int] | None = None,
     ) -> None:
-        producer = deployment.the_producer(producer, sampler)
-        is_remote = deployment.check_deployment(dataset, sampler_input, worker_options, producer)
+        producer = process_role.the_producer(producer, sampler)
+        is_remote = process_role.check_deployment(dataset, sampler_input, worker_options, producer)
         if even_ranks not in (None, "drop", "wrap"):
             raise ConfigError(f"even_ranks must be 'drop', 'wrap' or None, got {even_ranks!r}")
         self._set_glt_attributes(
@@ -150,7 +152,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         )
         self._dataset_schema = dataset_schema
         names = (*self._own_attributes(), *(PAD_ATTRIBUTES if padding is not None else ()))
-        config.check_attribute_names(dataset_schema, names, type(self).__name__)
+        sampling_options.check_attribute_names(dataset_schema, names, type(self).__name__)
         self._is_homogeneous_with_labeled_edge_type = (
             dataset_schema.is_homogeneous_with_labeled_edge_type
         )
@@ -163,14 +165,16 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         self._device_prefetch, self._padding = device_prefetch, padding
         self._may_split = padding is not None and padding.may_split
         self._stats = LoaderStats()
-        self._transform = self._stats.timed(config.checked_function("transform", transform))
+        self._transform = self._stats.timed(
+            sampling_options.checked_function("transform", transform)
+        )
         self._transform_output = self._stats.timed(
-            config.checked_function("transform_sampler_output", transform_sampler_output)
+            sampling_options.checked_function("transform_sampler_output", transform_sampler_output)
         )
         # One engine for all epochs: its side stream, and device memory, are reused.
         self._engine = self._make_engine()
         self._recorders = self._stats.recorders
-        deployment.check_context(is_remote, get_context())
+        process_role.check_context(is_remote, get_context())
         turns = WorkerTurns(
             gap_s=process_start_gap_seconds, local_rank=runtime.local_rank,
             local_world_size=runtime.local_world_size,
@@ -178,14 +182,14 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         leader_turns = LeaderTurns(
             gap_s=process_start_gap_seconds, max_concurrent=max_concurrent_producer_inits
         )
-        self._source = self._make_source(producer, is_remote, epoch_options, leader_turns)
+        self._source = self._make_source(producer, is_remote, source_options, leader_turns)
         self._epochs = Epochs(self._source)
         self._shutdowned = False
         # Before workers start: an interpreter that ends during their start has to stop them, too.
-        deployment.open_loaders.add(self)
+        process_role.open_loaders.add(self)
         try:
             # Whatever happens in there, all ranks come to the exchange of their steps.
-            with told_to_ranks(COULD_NOT_BUILD):
+            with report_failure_to_ranks(COULD_NOT_BUILD):
                 self._open_source(turns)
                 self._epochs.agree_on_steps(
                     int(self._num_expected), runtime.rank, runtime.world_size, self._even_ranks,
@@ -227,7 +231,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
     # -- start ----------------------------------------------------------------------------------
 
     def _make_source(
-        self, producer: Any, is_remote: bool, epoch_options: EpochOptions | None,
+        self, producer: Any, is_remote: bool, source_options: SourceOptions | None,
         turns: LeaderTurns,
     ) -> BatchSource:  # fmt: skip
         """Return the source of this loader's batches, without starting it."""
@@ -235,10 +239,10 @@ class BaseDistLoader(AnswersOthers, DistLoader):
             source: BatchSource = producer
             return source
         seed = self.sampling_config.seed
-        return deployment.remote_source()(
+        return process_role.remote_source()(
             producer, self._given_dataset, self.input_data, self.sampling_config,
             self.worker_options, self._sampler_options,
-            epoch_options or EpochOptions(seed=seed_or_drawn(seed)),
+            source_options or SourceOptions(seed=seed_or_drawn(seed)),
             pin_memory=self.to_device.type == "cuda", shard=self._shard, turns=turns,
         )  # fmt: skip
 
@@ -268,7 +272,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
 
     def _check_shard(self) -> None:
         """Check that ranks that share their input were given the same; before workers start."""
-        options = self._source.epoch_options
+        options = self._source.source_options
         check_shard(self._shard, in_order=options.in_order)
         # A graph store's source itself compares ranks, when they meet for their producers.
         if self._shard == "world" and self._runtime.world_size > 1 and not self._is_remote_worker:
@@ -314,7 +318,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
     def _seed(self) -> int:
         """The seed of the draws and of the shuffle."""
         loaded = self._epochs.seed
-        return self._source.epoch_options.seed if loaded is None else loaded
+        return self._source.source_options.seed if loaded is None else loaded
 
     def _check_start(self, epoch: int, yielded: int) -> None:
         if self._shard == "world":
@@ -373,7 +377,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
 
     def _identity(self) -> dict[str, Any]:
         of_world = self._shard == "world"
-        options = self._source.epoch_options  # of ranks that share a key: their leader's
+        options = self._source.source_options  # of ranks that share a key: their leader's
         by_logarithm = self.with_weight and not options.replace
         # One state is valid for any number of ranks if batches are numbered over the job.
         of_rank = {"rank": self._runtime.rank, "world_size": self._runtime.world_size}
@@ -535,7 +539,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         # First: a second call, from a signal handler or a finaliser, finds nothing to do, even if
         # this one raises half-way.
         self._shutdowned = True
-        deployment.open_loaders.discard(self)
+        process_role.open_loaders.discard(self)
         # The iterator before its source: it cancels its epoch there, and drops batches copied
         # ahead, which may lie in memory that goes with the source.
         self._epochs.end("shutdown() ended it")

@@ -16,10 +16,7 @@ from gigl_loader.collate.pyg import TRIPLET_ATTRIBUTES, Batch, add_edge_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.args import LoaderKeywords, LoaderOptions
-from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.config import Device, NumNeighbors
 from gigl_loader.loader.edge_input import (
     TIMES,
     SeedEdges,
@@ -27,8 +24,11 @@ from gigl_loader.loader.edge_input import (
     edges_of_this_machine,
     times_by_server,
 )
+from gigl_loader.loader.job_ranks import DistributedContext
 from gigl_loader.loader.keywords import with_keywords
-from gigl_loader.loader.runtime import DistributedContext
+from gigl_loader.loader.loader_options import LoaderKeywords, LoaderOptions
+from gigl_loader.loader.loader_parts import start_loader
+from gigl_loader.loader.sampling_options import Device, NumNeighbors
 from gigl_loader.loader.seed_input import (
     TimeInput,
     add_times,

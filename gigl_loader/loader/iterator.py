@@ -328,7 +328,7 @@ class Epochs:
         if (iterator := self.iterator) is not None:
             iterator.disown()
 
-    def again(self, epoch: int, batch: int) -> Received:
+    def sample_again(self, epoch: int, batch: int) -> Received:
         """Return one batch of any epoch, sampled now; progress and counts do not change.
 
         Raises:

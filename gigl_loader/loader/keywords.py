@@ -17,10 +17,10 @@ from functools import wraps
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from gigl_loader.errors import WrongTypeError
-from gigl_loader.loader.args import LoaderOptions
+from gigl_loader.loader.loader_options import LoaderOptions
 from gigl_loader.loader.start_line import GAVE_BATCH_SIZE
 from gigl_loader.options import ExpansionOptions
-from gigl_loader.ranks import COULD_NOT_BUILD, told_to_ranks
+from gigl_loader.ranks import COULD_NOT_BUILD, report_failure_to_ranks
 
 L = TypeVar("L", bound=type)
 
@@ -70,7 +70,7 @@ def with_keywords(**other: object) -> Callable[[L], L]:
             by_place = len(args) >= place
             setattr(self, GAVE_BATCH_SIZE, by_place or "batch_size" in given)
             # Until all ranks have built theirs: each waits for the others somewhere in there.
-            with told_to_ranks(COULD_NOT_BUILD):
+            with report_failure_to_ranks(COULD_NOT_BUILD):
                 own(self, *args, **understood(type(self).__name__, given, known))
 
         init.__doc__ = (

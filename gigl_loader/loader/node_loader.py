@@ -8,12 +8,12 @@ from torch import Tensor
 from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import NodeType
-from gigl_loader.loader.args import AllKeywords, LoaderKeywords, LoaderOptions
-from gigl_loader.loader.assemble import start_loader
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.config import Device, NumNeighbors
+from gigl_loader.loader.job_ranks import DistributedContext
 from gigl_loader.loader.keywords import with_keywords
-from gigl_loader.loader.runtime import DistributedContext
+from gigl_loader.loader.loader_options import AllKeywords, LoaderKeywords, LoaderOptions
+from gigl_loader.loader.loader_parts import start_loader
+from gigl_loader.loader.sampling_options import Device, NumNeighbors
 from gigl_loader.loader.seed_input import (
     NodeInput,
     TimeInput,

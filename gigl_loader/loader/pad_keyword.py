@@ -16,8 +16,8 @@ from gigl_loader.dataset.schema import (
     reverse_edge_type,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.args import LoaderOptions
-from gigl_loader.loader.config import BOUND, LARGER
+from gigl_loader.loader.loader_options import LoaderOptions
+from gigl_loader.loader.sampling_options import BOUND, LARGER
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import CustomSamplerOptions, ExpansionOptions, PPRSamplerOptions
 from gigl_loader.sampler.bounds import BatchBounds, batch_bounds

@@ -201,4 +201,4 @@ def replay(loader: BaseDistLoader, epoch: int, batch: int) -> Batch:
     if not isinstance(loader, BaseDistLoader):
         raise WrongTypeError(f"replay takes a loader of gigl_loader, got {type(loader).__name__}")
     loader._check_usable()
-    return loader._alone(loader._epochs.again(epoch, batch))
+    return loader._alone(loader._epochs.sample_again(epoch, batch))

@@ -28,8 +28,8 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
-from gigl_loader.loader.deployment import open_loaders
-from gigl_loader.loader.runtime import DistributedRuntimeInfo
+from gigl_loader.loader.job_ranks import DistributedRuntimeInfo
+from gigl_loader.loader.process_role import open_loaders
 from gigl_loader.memory.tensors import bytes_of
 from gigl_loader.message import SEED_TIME
 from gigl_loader.options import ExpansionOptions
@@ -37,7 +37,7 @@ from gigl_loader.ranks import (
     COULD_NOT_BUILD,
     check_same_options,
     gather_from_ranks,
-    told_to_ranks,
+    report_failure_to_ranks,
 )
 from gigl_loader.seeds import SeedSummary, check_each_once, check_same_seeds
 
@@ -356,7 +356,7 @@ Weighted = dict[EdgeType, bool] | None
 def told_to_others() -> Iterator[None]:
     """Send the other ranks an error of the block in place of an input, for which they wait."""
     try:
-        with told_to_ranks(COULD_NOT_BUILD):
+        with report_failure_to_ranks(COULD_NOT_BUILD):
             yield
     except Exception:
         next(_exchanges)  # as the others, in `share_input`

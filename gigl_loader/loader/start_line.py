@@ -11,7 +11,7 @@ import torch
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, SPLITS
-from gigl_loader.loader.args import LoaderOptions
+from gigl_loader.loader.loader_options import LoaderOptions
 from gigl_loader.message import EDGE_TARGETS
 from gigl_loader.source.remote_dataset import FETCHED_AS
 from gigl_loader.system import usable_cpus

@@ -50,7 +50,7 @@ class DeviceGraph(Protocol):
         """Largest degree of the expanded nodes by walked edge type."""
         ...
 
-    def draw(self, asked: Sequence[HopRequest]) -> list[HopDrawn | None]:
+    def draw(self, request: Sequence[HopRequest]) -> list[HopDrawn | None]:
         """Draw neighbours of one hop, of all edge types; None: nothing is drawn."""
         ...
 
@@ -90,9 +90,9 @@ class LocalDeviceGraph:
             name: max_degree(view.adjacency[name].indptr) for name in edge_types
         }
 
-    def draw(self, asked: Sequence[HopRequest]) -> list[HopDrawn | None]:
+    def draw(self, request: Sequence[HopRequest]) -> list[HopDrawn | None]:
         """Draw neighbours of one hop; see `DeviceGraph`."""
-        return [self._hop(one) if one.width and one.ids.numel() else None for one in asked]
+        return [self._hop(one) if one.width and one.ids.numel() else None for one in request]
 
     def _hop(self, request: HopRequest) -> HopDrawn:
         edge_type = request.draw.edge_type
@@ -113,24 +113,28 @@ class LocalDeviceGraph:
 
 
 def drawn_from(
-    view: PartitionView[Tensor], kernels: TorchKernels, asked: HopRequest, rows: Tensor, degree: int
+    view: PartitionView[Tensor],
+    kernels: TorchKernels,
+    request: HopRequest,
+    rows: Tensor,
+    degree: int,
 ) -> HopDrawn:
     """Draw neighbours in a partition.
 
     Args:
         view: The partition, placed.
         kernels: Kernels of its device.
-        asked: The nodes, all of which have their edges in this partition.
+        request: The nodes, all of which have their edges in this partition.
         rows: ``[n]`` int64, the row of each in the adjacency; -1: an unused place.
         degree: Largest degree of the nodes.
     """
-    draw, name = asked.draw, asked.draw.edge_type
+    draw, name = request.draw, request.draw.edge_type
     times = view.times[name] if draw.timed else None
-    request = DeviceDraw(
-        draw, view.adjacency[name], rows, asked.drawn_by, asked.width, times, asked.until,
-        asked.since, degree,
+    device_draw = DeviceDraw(
+        draw, view.adjacency[name], rows, request.drawn_by, request.width, times, request.until,
+        request.since, degree,
     )  # fmt: skip
-    return kernels.draw(request)
+    return kernels.draw(device_draw)
 
 
 def read_rows(

@@ -99,32 +99,34 @@ class TorchKernels:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def draw(self, asked: DeviceDraw) -> HopDrawn:
+    def draw(self, request: DeviceDraw) -> HopDrawn:
         """Draw neighbours; the same ones, in the same order, as `LocalReader.draw`."""
-        draw, adjacency, width = asked.draw, asked.adjacency, asked.width
+        draw, adjacency, width = request.draw, request.adjacency, request.width
         if not adjacency.indices.numel() or not width:
             # A gather has nothing to read from, not even for unused places.
-            empty = torch.zeros((asked.rows.numel(), width), dtype=torch.int64, device=self.device)
-            return HopDrawn(empty, torch.zeros_like(asked.rows))
+            empty = torch.zeros(
+                (request.rows.numel(), width), dtype=torch.int64, device=self.device
+            )
+            return HopDrawn(empty, torch.zeros_like(request.rows))
         replace = draw.replace and draw.fanout >= 0  # all neighbours are all, once each
-        starts, degrees = _rows(asked)
+        starts, degrees = _rows(request)
         places = torch.arange(width, device=self.device)
         if draw.method == "labor" or (draw.with_weight and adjacency.weights is not None):
-            drawn, counts = _draw_whole_rows(asked, starts, degrees)
+            drawn, counts = _draw_whole_rows(request, starts, degrees)
             return HopDrawn(torch.where(places < counts[:, None], drawn, 0), counts)
         counts = _counts(degrees, draw.fanout, replace=replace)
         used = places < counts[:, None]
         drawn = places.expand(used.shape)  # the whole row, in stored order
         if draw.fanout >= 0:
-            numbers = units(row_keys(draw.key, asked.ids)[:, None], places)
+            numbers = units(row_keys(draw.key, request.ids)[:, None], places)
             if replace:
                 drawn = (numbers * degrees[:, None].double()).long()
             else:
                 chosen = _without_replacement(numbers, degrees, counts)
                 drawn = torch.where((counts < degrees)[:, None], chosen, drawn)
         offsets = torch.where(used, starts[:, None] + drawn, 0)
-        if asked.times is not None:  # positions in the order of times, to those of edges
-            offsets = torch.where(used, asked.times.order[offsets], 0)
+        if request.times is not None:  # positions in the order of times, to those of edges
+            offsets = torch.where(used, request.times.order[offsets], 0)
         return HopDrawn(offsets, counts)
 
     def append(self, labels: DeviceLabels, keys: Tensor) -> None:
@@ -198,23 +200,23 @@ def _read(values: Tensor, places: Tensor) -> Tensor:
     return rows.view(*places.shape, *values.shape[1:])
 
 
-def _rows(asked: DeviceDraw) -> tuple[Tensor, Tensor]:
+def _rows(request: DeviceDraw) -> tuple[Tensor, Tensor]:
     """Return ([n] start of each row, [n] its degree), cut to its time limits."""
-    indptr, draw = asked.adjacency.indptr, asked.draw
+    indptr, draw = request.adjacency.indptr, request.draw
     num_rows = indptr.numel() - 1
     # -1 and rows past the end come to one position, and so to a degree of 0
-    starts = indptr[asked.rows.clamp(0, num_rows)].long()
-    stops = indptr[(asked.rows + 1).clamp(0, num_rows)].long()
-    if asked.times is None:
+    starts = indptr[request.rows.clamp(0, num_rows)].long()
+    stops = indptr[(request.rows + 1).clamp(0, num_rows)].long()
+    if request.times is None:
         return starts, stops - starts
-    order = asked.times
-    if asked.until is not None:
-        stops = _first_after(order, starts, stops, asked.until)
-    if asked.since is not None:
+    order = request.times
+    if request.until is not None:
+        stops = _first_after(order, starts, stops, request.until)
+    if request.since is not None:
         # Times are integers: times after ``since - 1`` are not before ``since``. The lowest integer
         # has none below it.
-        later = _first_after(order, starts, stops, asked.since - 1)
-        starts = torch.where(asked.since > _LOWEST, later, starts)
+        later = _first_after(order, starts, stops, request.since - 1)
+        starts = torch.where(request.since > _LOWEST, later, starts)
     if draw.last and draw.fanout >= 0:
         starts = torch.maximum(starts, stops - draw.fanout)
     return starts, stops - starts
@@ -254,23 +256,23 @@ def _first_after(order: TimeOrder[Tensor], starts: Tensor, stops: Tensor, times:
 # -- draws that read whole rows ------------------------------------------------------------------
 
 
-def _draw_whole_rows(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> tuple[Tensor, Tensor]:
+def _draw_whole_rows(request: DeviceDraw, starts: Tensor, degrees: Tensor) -> tuple[Tensor, Tensor]:
     """Return (``[n, width]`` positions, ``[n]`` number of draws of each row), all int64.
 
     Places past a row's count hold any number. See `weighted_kernels.draw_weighted` and
     `weighted_kernels.draw_labor`.
     """
-    draw = asked.draw
+    draw = request.draw
     if draw.replace and draw.fanout >= 0 and draw.method != "labor":
-        return _with_replacement(asked, starts, degrees)
-    width = asked.width
+        return _with_replacement(request, starts, degrees)
+    width = request.width
     possible = torch.zeros_like(degrees)
     values = torch.empty((degrees.numel(), 0), dtype=torch.float64, device=degrees.device)
     chosen = torch.empty((degrees.numel(), 0), dtype=torch.int64, device=degrees.device)
-    for offsets, inside, uniform in _numbers(asked, starts, degrees):
+    for offsets, inside, uniform in _numbers(request, starts, degrees):
         sort_keys = uniform
-        if draw.with_weight and asked.adjacency.weights is not None:
-            weights = asked.adjacency.weights[offsets]
+        if draw.with_weight and request.adjacency.weights is not None:
+            weights = request.adjacency.weights[offsets]
             inside = inside & (weights > 0)
             sort_keys = exponentials(uniform) / weights.double()
         possible += inside.sum(1)
@@ -286,26 +288,28 @@ def _draw_whole_rows(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> tupl
     return torch.where(used, chosen, _LAST).sort(1).values, counts
 
 
-def _columns(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _columns(
+    request: DeviceDraw, starts: Tensor, degrees: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield ``[b]`` columns and ``[n, b]`` positions there, up to the longest row; 0 past a row."""
-    longest = asked.largest_degree
+    longest = request.largest_degree
     assert longest is not None, "draws by weight and LABOR read whole rows"
-    for begin in range(0, max(longest, asked.width), _BLOCK):
-        end = min(begin + _BLOCK, max(longest, asked.width))
+    for begin in range(0, max(longest, request.width), _BLOCK):
+        end = min(begin + _BLOCK, max(longest, request.width))
         columns = torch.arange(begin, end, device=starts.device)
         inside = columns < degrees[:, None]
         yield columns, torch.where(inside, starts[:, None] + columns, 0)
 
 
 def _numbers(
-    asked: DeviceDraw, starts: Tensor, degrees: Tensor
+    request: DeviceDraw, starts: Tensor, degrees: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield positions, whether they are in the row, and their random numbers, block by block."""
-    draw, indices = asked.draw, asked.adjacency.indices
-    keys = None if draw.method == "labor" else row_keys(draw.key, asked.ids)[:, None]
+    draw, indices = request.draw, request.adjacency.indices
+    keys = None if draw.method == "labor" else row_keys(draw.key, request.ids)[:, None]
     run = torch.zeros_like(starts)[:, None]
     """The column where the latest run of parallel edges begins."""
-    for columns, offsets in _columns(asked, starts, degrees):
+    for columns, offsets in _columns(request, starts, degrees):
         inside = columns < degrees[:, None]
         if keys is not None:
             yield offsets, inside, units(keys, columns)
@@ -319,36 +323,38 @@ def _numbers(
         yield offsets, inside, units(row_keys(draw.key, neighbors), columns - runs)
 
 
-def _with_replacement(asked: DeviceDraw, starts: Tensor, degrees: Tensor) -> tuple[Tensor, Tensor]:
+def _with_replacement(
+    request: DeviceDraw, starts: Tensor, degrees: Tensor
+) -> tuple[Tensor, Tensor]:
     """Draw by weight with replacement.
 
     Sums of float64 depend on the order of additions, which `torch.cumsum` chooses by device. So
     each column is added in turn, as on the CPU: one rounded sum at a time, the same everywhere.
     """
-    weights = asked.adjacency.weights
+    weights = request.adjacency.weights
     assert weights is not None
     total = torch.zeros_like(starts, dtype=torch.float64)
     is_positive = torch.zeros_like(starts, dtype=torch.bool)
-    for weight in _weights_in_turn(asked, weights, starts, degrees):
+    for weight in _weights_in_turn(request, weights, starts, degrees):
         total = total + weight
         is_positive |= weight > 0
-    places = torch.arange(asked.width, device=starts.device)
-    goals = units(row_keys(asked.draw.key, asked.ids)[:, None], places) * total[:, None]
+    places = torch.arange(request.width, device=starts.device)
+    goals = units(row_keys(request.draw.key, request.ids)[:, None], places) * total[:, None]
     position = torch.zeros_like(goals, dtype=torch.int64)
     total = torch.zeros_like(total)
-    for weight in _weights_in_turn(asked, weights, starts, degrees):
+    for weight in _weights_in_turn(request, weights, starts, degrees):
         total = total + weight
         position += total[:, None] <= goals
     # Only weights that are not finite get past the end, where the CPU takes the last position.
     drawn = starts[:, None] + torch.minimum(position, (degrees - 1)[:, None])
-    return drawn, torch.where(is_positive, asked.draw.fanout, 0)
+    return drawn, torch.where(is_positive, request.draw.fanout, 0)
 
 
 def _weights_in_turn(
-    asked: DeviceDraw, weights: Tensor, starts: Tensor, degrees: Tensor
+    request: DeviceDraw, weights: Tensor, starts: Tensor, degrees: Tensor
 ) -> Iterator[Tensor]:
     """Yield the weights of all rows (float64) in each column; 0 past the end of a row."""
-    for columns, offsets in _columns(asked, starts, degrees):
+    for columns, offsets in _columns(request, starts, degrees):
         block = weights[offsets].double()
         block = torch.where(columns < degrees[:, None], block, 0.0)
         yield from block.unbind(1)

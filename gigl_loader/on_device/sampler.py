@@ -141,7 +141,7 @@ class DeviceSampler:
         self, sampler: Sampler, plan: SamplingPlan, graph: DeviceGraph, kernels: TorchKernels,
         memory: DeviceMemory, timeout_s: float, cache: int | float | None = None,
     ) -> None:  # fmt: skip
-        self._roots = checked(sampler)
+        self._roots = require_neighbor_sampler(sampler)
         self._plan, self._graph, self._kernels = plan, graph, kernels
         self._view = view = graph.view
         self._memory, self._timeout_s = memory, timeout_s
@@ -409,7 +409,7 @@ def check_plan(plan: SamplingPlan) -> None:
         raise _refused("feature_store")
 
 
-def checked(sampler: Sampler) -> NeighborSampler:
+def require_neighbor_sampler(sampler: Sampler) -> NeighborSampler:
     """Return ``sampler`` if a device can do its work.
 
     Raises:

@@ -37,19 +37,19 @@ class WarpKernels(TorchKernels):
         wp.init()
         self._on = wp.device_from_torch(device)
 
-    def draw(self, asked: DeviceDraw) -> HopDrawn:
+    def draw(self, request: DeviceDraw) -> HopDrawn:
         """Draw neighbours; the same ones, in the same order, as `LocalReader.draw`."""
-        draw, adjacency, num_rows = asked.draw, asked.adjacency, asked.rows.numel()
-        offsets = torch.empty((num_rows, asked.width), dtype=torch.int64, device=self.device)
-        counts = torch.empty_like(asked.rows)
+        draw, adjacency, num_rows = request.draw, request.adjacency, request.rows.numel()
+        offsets = torch.empty((num_rows, request.width), dtype=torch.int64, device=self.device)
+        counts = torch.empty_like(request.rows)
         drawn = HopDrawn(offsets, counts)
-        if not adjacency.indices.numel() or not asked.width:
+        if not adjacency.indices.numel() or not request.width:
             offsets.zero_()
             counts.zero_()
             return drawn
         replace = draw.replace and draw.fanout >= 0
         weights = adjacency.weights if draw.with_weight else None
-        question = (*map(self._array, (adjacency.indptr, asked.rows, asked.ids)), draw.key)
+        question = (*map(self._array, (adjacency.indptr, request.rows, request.ids)), draw.key)
         result = wp.from_torch(offsets), self._array(counts)
         labor = draw.method == "labor"
         if labor or (weights is not None and not replace):
@@ -67,14 +67,14 @@ class WarpKernels(TorchKernels):
                 *result,
             )  # fmt: skip
         else:
-            times = asked.times
+            times = request.times
             self._launch(
                 draw_uniform, num_rows, *question, draw.fanout, int(replace), int(draw.last),
                 int(times is not None),
                 self._pages(None if times is None else times.times, wp.int64),
                 self._pages(None if times is None else times.order, wp.int64),
-                self._array(None if times is None else asked.until),
-                self._array(None if times is None else asked.since), *result,
+                self._array(None if times is None else request.until),
+                self._array(None if times is None else request.since), *result,
             )  # fmt: skip
         return drawn
 

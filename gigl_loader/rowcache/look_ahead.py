@@ -6,7 +6,7 @@
                        -- DrawnAhead: filled up to here, once so many are drawn -->
                        <-- and the batches that are drawn --
 
-    sampler.sample() --> keep_structure() --> DrawnBatch: ids and edges as arrays, rows to be read
+    sampler.sample() --> copy_drawn() --> DrawnBatch: ids and edges as arrays, rows to be read
     a batch that came without rows -----------^
 
 A task is first drawn, then waits, then is filled by the same worker. The limit for filling is read
@@ -81,7 +81,7 @@ class DrawnBatch:
         return {owner: rows.ids for (owner, number), rows in self.remote.items() if number == 0}
 
 
-def keep_structure(fields: Sequence[Field], local: Container[int] = ()) -> DrawnBatch:
+def copy_drawn(fields: Sequence[Field], local: Container[int] = ()) -> DrawnBatch:
     """Return a batch that outlives its sampler's next one.
 
     Args:

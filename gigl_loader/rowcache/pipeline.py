@@ -26,7 +26,7 @@ from gigl_loader.message import Field
 from gigl_loader.rowcache.cache import MISSING, RowCache
 from gigl_loader.rowcache.look_ahead import DrawnBatch, RemoteIds, RowsOf
 from gigl_loader.sampler.plan import RowPeers
-from gigl_loader.sampler.row_exchange import AskedRows, LaterRows, Part, gather_rows, part_of
+from gigl_loader.sampler.row_exchange import LaterRows, Part, RequestedRows, gather_rows, part_of
 
 READY_S = 5.0
 """How long a batch waits for rows that another batch fetches, before it fetches them itself: the
@@ -111,7 +111,7 @@ class RemoteRows:
         if self._fetched.size and not is_alone:
             self._copy_out()
 
-    def _ask(self, matrix: Matrix, at: Array, room: Room | None = None) -> AskedRows:
+    def _ask(self, matrix: Matrix, at: Array, room: Room | None = None) -> RequestedRows:
         """Request the rows of the ids at ``at``, which ascend; None: they come to fresh memory."""
         dtype, row_shape = self._remote.matrices[matrix]
         shape = (at.size, *row_shape)
@@ -123,7 +123,7 @@ class RemoteRows:
         for owner, ids in pieces:
             self._counts.by_owner[owner] += ids.size
         self._counts.nbytes += nbytes_of(dtype, shape)
-        return AskedRows(self._peers, *matrix, pieces, out)
+        return RequestedRows(self._peers, *matrix, pieces, out)
 
     @property
     def has_come(self) -> bool:
@@ -371,7 +371,7 @@ class Pipeline:
         """Decide which rows of a batch are kept, and request those that are not here.
 
         Args:
-            batch: From `keep_structure`.
+            batch: From `copy_drawn`.
             number: From `add`.
             earlier: Batches that are on their way, and complete before this one.
         """

@@ -16,7 +16,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket
 from gigl_loader.sampler import compiled as kernels
 from gigl_loader.sampler.nodes import BatchNodes
-from gigl_loader.sampler.plan import Asked, Draw, Drawn, SamplingPlan, draw_key
+from gigl_loader.sampler.plan import Draw, Drawn, SamplingPlan, TreesAndTimes, draw_key
 from gigl_loader.sampler.reader import GraphReader, ends_of
 from gigl_loader.sampler.roots import EdgeFilter, Limits, SeedTimes
 
@@ -124,12 +124,12 @@ class Expansion:
             nodes = self._nodes.ids(expanded, start, stop)
             nodes = nodes if self._nodes.disjoint else nodes.copy()  # the view's memory may move
             draw = draw_of(self._plan, ticket, hop, edge_type, self._reader.view)
-            asked = None
+            of_trees = None
             if self._nodes.disjoint:
                 trees = self._nodes.trees(expanded, start, stop)
                 # An edge type may lack times that others have: its neighbours are of any time.
-                asked = limits.asked(trees) if limits and draw.timed else Asked(trees)
-            pending.append((edge_type, start, self._reader.draw(draw, nodes, asked)))
+                of_trees = limits.of(trees) if limits and draw.timed else TreesAndTimes(trees)
+            pending.append((edge_type, start, self._reader.draw(draw, nodes, of_trees)))
         for edge_type, start, drawn in pending:  # all are requested before the first wait
             # In the order of the plan, not of arrival: this order decides the labels.
             self._collect(edge_type, start, drawn(), sampled.edges[edge_type], keep_edges)

@@ -157,13 +157,13 @@ class Draw:
     """How to draw. ``"labor"``: random numbers belong to the neighbours, so that nodes of one
     request share them."""
     timed: bool = False
-    """Only neighbours within the time limits of each node (`Asked`)."""
+    """Only neighbours within the time limits of each node (`TreesAndTimes`)."""
     last: bool = False
     """The latest of these instead of any."""
 
 
 @dataclass(frozen=True)
-class Asked(Generic[Ids]):
+class TreesAndTimes(Generic[Ids]):
     """The tree of each requested node, and the times it allows, in disjoint sampling."""
 
     tree: Ids
@@ -173,15 +173,15 @@ class Asked(Generic[Ids]):
     since: Ids | None = None
     """``[num_nodes]`` int64, the earliest time of a neighbour; None: any."""
 
-    def take(self: "Asked[Array]", at: Array) -> "Asked[Array]":
+    def take(self: "TreesAndTimes[Array]", at: Array) -> "TreesAndTimes[Array]":
         """Return the trees and times of the nodes at the positions ``at``."""
         return self.map(lambda column: column.take(at))
 
-    def map(self, form: Callable[[Ids], I2]) -> "Asked[I2]":
+    def map(self, form: Callable[[Ids], I2]) -> "TreesAndTimes[I2]":
         """Return the same in another form."""
-        return Asked(form(self.tree), _maybe(form, self.until), _maybe(form, self.since))
+        return TreesAndTimes(form(self.tree), _maybe(form, self.until), _maybe(form, self.since))
 
-    def fits(self: "Asked[Array]", num_nodes: int, timed: bool) -> bool:
+    def fits(self: "TreesAndTimes[Array]", num_nodes: int, timed: bool) -> bool:
         """Return whether there is a value for each node."""
         columns = [column for column in (self.tree, self.until, self.since) if column is not None]
         alike = all(column.dtype == "int64" and column.shape == (num_nodes,) for column in columns)
@@ -199,13 +199,13 @@ class DrawRequest(Generic[Ids]):
     draw: Draw
     nodes: Ids
     """``[num_nodes]`` int64, global ids."""
-    asked: Asked[Ids] | None = None
+    trees: TreesAndTimes[Ids] | None = None
     """None: trees are merged, and no time counts."""
 
     def map(self, form: Callable[[Ids], I2]) -> "DrawRequest[I2]":
         """Return the same in another form."""
-        asked = None if self.asked is None else self.asked.map(form)
-        return DrawRequest(self.draw, form(self.nodes), asked)
+        trees = None if self.trees is None else self.trees.map(form)
+        return DrawRequest(self.draw, form(self.nodes), trees)
 
 
 @dataclass(frozen=True)

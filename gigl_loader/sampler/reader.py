@@ -20,7 +20,6 @@ from gigl_loader.memory.segments import Array, array_in, nbytes_of, storage_dtyp
 from gigl_loader.sampler import compiled as kernels
 from gigl_loader.sampler import tree_kernels, weighted_kernels
 from gigl_loader.sampler.plan import (
-    Asked,
     Draw,
     Drawn,
     DrawRequest,
@@ -28,11 +27,12 @@ from gigl_loader.sampler.plan import (
     PendingAnswer,
     RowsAnswer,
     RowsRequest,
+    TreesAndTimes,
 )
 from gigl_loader.sampler.row_exchange import (
-    AskedRows,
     LaterRows,
     Part,
+    RequestedRows,
     RowsName,
     Split,
     gather_rows,
@@ -81,10 +81,10 @@ class LocalReader:
         self._view = view
         self._scratch = scratch or Scratch()
 
-    def draw(self, draw: Draw, nodes: Array, asked: Asked | None = None) -> Drawn:
+    def draw(self, draw: Draw, nodes: Array, trees: TreesAndTimes | None = None) -> Drawn:
         """Draw neighbours of ``nodes`` (``[n]`` int64, global ids owned here)."""
         adjacency = self._view.adjacency[draw.edge_type]
-        offsets, counts = self._draw_offsets(draw, adjacency, nodes, asked)
+        offsets, counts = self._draw_offsets(draw, adjacency, nodes, trees)
         # Fresh: the response outlives this call, while the next call reuses scratch memory.
         neighbors = np.empty(len(offsets), np.int64)
         read_ahead.want(adjacency.indices, offsets)
@@ -105,7 +105,7 @@ class LocalReader:
         return offsets + adjacency.first_edge
 
     def _draw_offsets(
-        self, draw: Draw, adjacency: Adjacency[Array], ids: Array, asked: Asked | None
+        self, draw: Draw, adjacency: Adjacency[Array], ids: Array, trees: TreesAndTimes | None
     ) -> tuple[Array, Array]:
         get, size = self._scratch.get, len(ids)
         at = _rows_of(adjacency, ids)
@@ -116,10 +116,10 @@ class LocalReader:
         replace = draw.replace and draw.fanout >= 0  # "all neighbours" means each of them once
         weights = adjacency.weights if draw.with_weight else None
         order = self._view.times[draw.edge_type] if draw.timed else None
-        if asked is not None:  # one node has other neighbours in each tree
-            ids = ids + asked.tree * self._num_rows_of(draw.edge_type)
-        if order is not None and asked is not None:
-            total, most = self._count_timed(draw, adjacency, order, at, asked, replace, rows)
+        if trees is not None:  # one node has other neighbours in each tree
+            ids = ids + trees.tree * self._num_rows_of(draw.edge_type)
+        if order is not None and trees is not None:
+            total, most = self._count_timed(draw, adjacency, order, at, trees, replace, rows)
         elif weights is not None:
             total, most = weighted_kernels.count_weighted(
                 adjacency.indptr, weights, at, draw.fanout, replace, *rows
@@ -156,12 +156,12 @@ class LocalReader:
 
     def _count_timed(
         self, draw: Draw, adjacency: Adjacency[Array], order: TimeOrder[Array], at: Array,
-        asked: Asked, replace: bool, rows: tuple[Array, Array, Array],
+        trees: TreesAndTimes, replace: bool, rows: tuple[Array, Array, Array],
     ) -> tuple[int, int]:  # fmt: skip
-        assert asked.until is not None, "requests by time say until when"
-        since = _NO_TIMES if asked.since is None else asked.since
+        assert trees.until is not None, "requests by time say until when"
+        since = _NO_TIMES if trees.since is None else trees.since
         total_and_most: tuple[int, int] = tree_kernels.count_timed(
-            adjacency.indptr, order.times, at, since, asked.until, draw.fanout, replace, draw.last,
+            adjacency.indptr, order.times, at, since, trees.until, draw.fanout, replace, draw.last,
             *rows,
         )  # fmt: skip
         return total_and_most
@@ -193,12 +193,12 @@ class LocalReader:
             raise ProtocolError(f"neighbours by {draw.edge_type} were requested, an unknown type")
         if not (-1 <= draw.fanout < 1 << 31 and 0 <= draw.key < 1 << 64):
             raise ProtocolError(f"fanout {draw.fanout} with key {draw.key} is out of range")
-        asked = request.asked
-        if draw.timed and (draw.edge_type not in self._view.times or asked is None):
+        trees = request.trees
+        if draw.timed and (draw.edge_type not in self._view.times or trees is None):
             raise ProtocolError(f"neighbours by time were requested, {draw.edge_type} has no times")
-        if asked is not None and not asked.fits(request.nodes.size, draw.timed):
-            raise ProtocolError(f"trees and times must be int64, one for each node: {asked}")
-        return self.draw(draw, request.nodes, asked)
+        if trees is not None and not trees.fits(request.nodes.size, draw.timed):
+            raise ProtocolError(f"trees and times must be int64, one for each node: {trees}")
+        return self.draw(draw, request.nodes, trees)
 
     def answer_rows(self, request: RowsRequest) -> RowsAnswer:
         """Respond to another partition's request for rows.
@@ -254,18 +254,20 @@ class GraphReader:
         self._unread: WeakValueDictionary[str, _Unread] = WeakValueDictionary()
         """By matrix, whose responses are written to its named work memory."""
 
-    def draw(self, draw: Draw, nodes: Array, told: Asked | None = None) -> Callable[[], Drawn]:
+    def draw(
+        self, draw: Draw, nodes: Array, trees: TreesAndTimes | None = None
+    ) -> Callable[[], Drawn]:
         """Request neighbours of ``nodes``; the remote part is under way when this returns."""
         owners = self._view.node_books.get(row_type(draw.edge_type, self._view.edge_dir))
         split = self.split(owners, nodes)
         if split is None:
-            return lambda: self._local.draw(draw, nodes, told)
-        asked = {
-            p: self._others().draw(p, DrawRequest(draw, nodes.take(at), told and told.take(at)))
+            return lambda: self._local.draw(draw, nodes, trees)
+        pending = {
+            p: self._others().draw(p, DrawRequest(draw, nodes.take(at), trees and trees.take(at)))
             for p, at in split.items()
             if p not in self._here
         }
-        return lambda: self._merge(draw, nodes, told, split, asked)
+        return lambda: self._merge(draw, nodes, trees, split, pending)
 
     @property
     def view(self) -> PartitionView[Array]:
@@ -292,16 +294,16 @@ class GraphReader:
         return self._peers
 
     def _merge(
-        self, draw: Draw, nodes: Array, told: Asked | None, split: Split,
-        asked: dict[int, PendingAnswer[Drawn]],
+        self, draw: Draw, nodes: Array, trees: TreesAndTimes | None, split: Split,
+        pending: dict[int, PendingAnswer[Drawn]],
     ) -> Drawn:  # fmt: skip
         parts: dict[int, Drawn] = {}
         for partition in self._here.keys() & split.keys():  # while the others respond
             at = split[partition]
             parts[partition] = self._here[partition].draw(
-                draw, nodes.take(at), told and told.take(at)
+                draw, nodes.take(at), trees and trees.take(at)
             )
-        for partition, answer in asked.items():
+        for partition, answer in pending.items():
             parts[partition] = answer.wait()
             _check_drawn(parts[partition], split[partition].size, draw.with_edge)
         counts = np.empty(nodes.size, np.int64)
@@ -389,12 +391,12 @@ class GraphReader:
         else:
             room = np.empty(shape, storage_dtype(dtype))
         pieces = [(partition, ids.take(at)) for partition, at in elsewhere.items()]
-        asked = AskedRows(self._peers, kind, name, pieces, room)
+        requested = RequestedRows(self._peers, kind, name, pieces, room)
 
         def write(out: Array) -> None:
             local = self._here.keys() & split.keys()  # read while the others respond
             parts = [self._here[p].part(kind, name, ids, split[p]) for p in local]
-            gather_rows(parts + asked.parts(elsewhere.values()), out)
+            gather_rows(parts + requested.parts(elsewhere.values()), out)
             if self._unread.get(matrix) is unread:
                 del self._unread[matrix]
 

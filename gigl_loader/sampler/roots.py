@@ -17,7 +17,7 @@ from gigl_loader.dataset.view import earlier, keys_of
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.message import BATCH, INPUT_ID, IS_HETERO, META, SEED_TIME, Field, key
 from gigl_loader.sampler.nodes import BatchNodes
-from gigl_loader.sampler.plan import Asked, Drawn, SampleRequest, SamplingPlan
+from gigl_loader.sampler.plan import Drawn, SampleRequest, SamplingPlan, TreesAndTimes
 from gigl_loader.sampler.reader import GraphReader
 
 EdgeFilter = Callable[[EdgeType, Array, Drawn], tuple[Array, Drawn]]
@@ -95,9 +95,11 @@ class Limits:
     since: Array | None
     """``[num_trees]`` int64; None: nothing is too old."""
 
-    def asked(self, trees: Array) -> Asked:
+    def of(self, trees: Array) -> TreesAndTimes:
         """Return the trees and times for a request for nodes of ``trees``."""
-        return Asked(trees, self.until[trees], None if self.since is None else self.since[trees])
+        return TreesAndTimes(
+            trees, self.until[trees], None if self.since is None else self.since[trees]
+        )
 
 
 class SeedTimes:

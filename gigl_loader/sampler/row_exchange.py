@@ -3,7 +3,7 @@
 ::
 
     ids --> split_by_owner() --> here: part_of() ------------------------> gather_rows() --> out
-                             --> AskedRows: peers.rows(owner, ids) --> parts() --^
+                             --> RequestedRows: peers.rows(owner, ids) --> parts() --^
 
 Rows are gathered once at their owner, into the message, and placed once at the reader.
 
@@ -77,7 +77,7 @@ def split_by_owner(book: Book[Array], ids: Array, num_partitions: int) -> Split:
     return {p: part for p, part in enumerate(parts) if part.size}
 
 
-class AskedRows:
+class RequestedRows:
     """Rows of one matrix, each requested from its owner.
 
     All are requested before the first wait, so that several owners respond at the same time.

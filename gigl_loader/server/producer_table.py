@@ -201,7 +201,7 @@ def check_request(request: ProducerRequest, num_servers: int, client: Hashable) 
     """
     request.servers.check(num_servers, "servers that take part")
     request.client_ranks.check(MOST_RANKS, "compute ranks that share a producer")
-    if request.epoch_options.producers_cache is not None:
+    if request.source_options.producers_cache is not None:
         raise ProtocolError("rows are cached where batches are taken, not on storage servers")
     shard = 0 if request.shard is None else request.shard
     if not 0 <= shard < request.num_shards <= num_servers:

@@ -32,7 +32,7 @@ from gigl_loader.errors import (
 from gigl_loader.memory.leases import Packed, ServerMemory
 from gigl_loader.memory.same_host import HostMark, Mark
 from gigl_loader.message import SampleMessage
-from gigl_loader.options import EpochOptions, SamplerOptions
+from gigl_loader.options import SamplerOptions, SourceOptions
 from gigl_loader.server.jobs import scope_of
 from gigl_loader.server.metrics import ServerCounts
 from gigl_loader.server.partition_answers import PartitionAnswers
@@ -129,12 +129,12 @@ class StorageService(PartitionAnswers, DistServer):
         request: ProducerRequest | None = None,
     ) -> int:
         if request is None:
-            drawn = EpochOptions(seed=seed_or_drawn(sampling_config.seed))
-            request = ProducerRequest(epoch_options=drawn)
+            drawn = SourceOptions(seed=seed_or_drawn(sampling_config.seed))
+            request = ProducerRequest(source_options=drawn)
         client = caller.get()
         check_request(request, self.num_servers, client)
         # before a slot is taken, so that a refused request leaves nothing to wait for
-        for options in (sampler_options, request.epoch_options.feature_store):
+        for options in (sampler_options, request.source_options.feature_store):
             check_leave(options, self._allowed, self.server_rank)
         # worker keys belong to a job: two jobs at a time may use the same one
         entry, is_first = self._entries.take(
@@ -144,7 +144,7 @@ class StorageService(PartitionAnswers, DistServer):
         if not is_first:
             # to join the others, to start the workers and to connect them: each usually takes at
             # most `timeout_s`
-            entry.ready.wait(3 * request.epoch_options.timeout_s)
+            entry.ready.wait(3 * request.source_options.timeout_s)
             if entry.error is not None:
                 raise entry.error
             if entry.shared is None:
@@ -182,8 +182,8 @@ class StorageService(PartitionAnswers, DistServer):
             capacity = max(options.prefetch_size, options.num_workers * options.worker_concurrency)
             memory = ServerMemory(capacity)
             producer = DistSamplingProducer(
-                self.dataset.weighted_by(request.epoch_options.weight_attr), sampler_input, config,
-                options, memory, sampler_options, epoch_options=request.epoch_options,
+                self.dataset.weighted_by(request.source_options.weight_attr), sampler_input, config,
+                options, memory, sampler_options, source_options=request.source_options,
             )  # fmt: skip
         except BaseException as error:  # told, as the other servers wait for this one
             if rendezvous is not None:
@@ -206,7 +206,7 @@ class StorageService(PartitionAnswers, DistServer):
         if self.meet is None:
             return None
         name = request.request_id or secrets.token_hex(16)  # without an id no other server comes
-        return self.meet(name, request.epoch_options.timeout_s, self._taking_part(request))
+        return self.meet(name, request.source_options.timeout_s, self._taking_part(request))
 
     def _taking_part(self, request: ProducerRequest) -> Runs:
         return request.servers or Runs.of(range(self.num_servers))
@@ -340,7 +340,7 @@ class StorageService(PartitionAnswers, DistServer):
         self, producer_id: int, *, consumer: int = 0
     ) -> tuple[SampleMessage | None, bool]:
         shared = self.producer(producer_id, consumer)
-        limit = shared.producer.epoch_options.timeout_s
+        limit = shared.producer.source_options.timeout_s
         try:
             request = FetchRequest(producer_id=producer_id, consumer=consumer)
             received, finished = shared.fetch(request).result(limit)

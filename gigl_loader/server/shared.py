@@ -256,7 +256,7 @@ class SharedProducer:
             PeerError: A worker died, stalled or raised.
             UsageError: The producer was destroyed.
         """
-        limit = self.producer.epoch_options.timeout_s
+        limit = self.producer.source_options.timeout_s
         with self._one_at_once:
             fetch = _Fetch(Future())
             with self._lock:
@@ -391,7 +391,7 @@ class SharedProducer:
                 if not self._closing:
                     self._fail(error)
                 return
-            self.producer.replace_stalled(_STALL_SHARE * self.producer.epoch_options.timeout_s)
+            self.producer.replace_stalled(_STALL_SHARE * self.producer.source_options.timeout_s)
             self._serve_all()
 
     def _serve_all(self) -> None:

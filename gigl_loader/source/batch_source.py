@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from gigl_loader.message import Attempt, Received
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import SourceOptions
 from gigl_loader.source.start_turns import WorkerTurns
 
 LINGER_S = 30.0
@@ -34,7 +34,7 @@ class BatchSource(Protocol):
     """
 
     @property
-    def epoch_options(self) -> EpochOptions:
+    def source_options(self) -> SourceOptions:
         """Seed, order and deadline; from `open` on, as the ranks agreed on them."""
         ...
 

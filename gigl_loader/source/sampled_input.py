@@ -17,7 +17,7 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory import tensors
 from gigl_loader.message import AT_ONCE_STREAM, SEED_TIME, BatchTicket
-from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
+from gigl_loader.options import CustomSamplerOptions, SamplerOptions, SourceOptions
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.kinds import SamplerKind
@@ -113,7 +113,7 @@ def seed_or_drawn(seed: int | None) -> int:
 
 
 def make_plan(
-    view: PartitionView, sampler_input: Any, config: SamplingConfig, options: EpochOptions
+    view: PartitionView, sampler_input: Any, config: SamplingConfig, options: SourceOptions
 ) -> SamplingPlan:
     """Return the workers' plan for a GLT ``SamplingConfig``."""
     check_seed_times(view, sampler_input, options.expansion.time_attr)

@@ -36,9 +36,9 @@ from gigl_loader.tables.table_files import (
     in_type,
     is_list,
     matrix_in,
-    named,
     number_type,
     quoted,
+    quoted_name,
     rows_of,
     time_type,
     to_read,
@@ -82,10 +82,10 @@ class Extras:
 
     def select(self, first_row: int) -> str:
         """Return SQL for them, for edges from the user's table."""
-        columns = [f"e.{named(column)} AS c{i}" for i, column in enumerate(self.features)]
+        columns = [f"e.{quoted_name(column)} AS c{i}" for i, column in enumerate(self.features)]
         if self.weight:
             # Samplers draw with float32; `check_values` has checked that all fit.
-            columns.append(f"CAST(e.{named(self.weight)} AS FLOAT) AS weight")
+            columns.append(f"CAST(e.{quoted_name(self.weight)} AS FLOAT) AS weight")
         if self.time:
             columns.append(f"CAST({self.time_sql} AS BIGINT) AS time")
         if columns or self.rows:
@@ -115,7 +115,7 @@ def read_extras(table: Table, spec: EdgeTable, *, rows: bool = False) -> Extras:
 
 def _time_sql(table: Table, column: str) -> str:
     time_type(table, column)
-    kind, name = table.type_of(column), f"e.{named(column)}"
+    kind, name = table.type_of(column), f"e.{quoted_name(column)}"
     if pa.types.is_integer(kind):
         return name
     # The engine has no function for seconds as an integer, and Parquet has no seconds either, so
@@ -303,7 +303,7 @@ def _key(table: Table, alias: str, column: str) -> str:
     It is null for an unsigned number outside that type, which is no node's id.
     """
     kind = "BIGINT" if id_kind(table, column) == "int" else "VARCHAR"
-    return f"TRY_CAST({alias}.{named(column)} AS {kind})"
+    return f"TRY_CAST({alias}.{quoted_name(column)} AS {kind})"
 
 
 def check_ends(table: Table, nodes: Table, column: str, id_column: str) -> None:
@@ -326,7 +326,7 @@ def _refuse_dangling(
         key = _key(table, "e", column)
         # Null is neither in a set nor out of it, so it needs its own test.
         missing = f"{key} IS NULL OR {key} NOT IN (SELECT id FROM {_pairs(pairs)})"
-        tests = [(f"e.{named(column)} IS NULL", "has nulls")]
+        tests = [(f"e.{quoted_name(column)} IS NULL", "has nulls")]
         if not drop:
             what = (
                 f"has ids that are no nodes ({count} dangling edge(s) in it; drop_dangling=True or "
@@ -337,7 +337,7 @@ def _refuse_dangling(
             with job.engine() as engine:
                 table.register(engine)
                 bad_rows = engine.execute(
-                    f"SELECT file_row_number, e.{named(column)} FROM {source} e WHERE {test} "
+                    f"SELECT file_row_number, e.{quoted_name(column)} FROM {source} e WHERE {test} "
                     "ORDER BY file_row_number LIMIT 5"
                 ).fetchall()
             if bad_rows:

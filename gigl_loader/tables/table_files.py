@@ -223,7 +223,7 @@ def rows_of(files: str, *, numbered: bool = False) -> str:
     return f"read_parquet({files}, hive_partitioning=false{more})"
 
 
-def named(column: str) -> str:
+def quoted_name(column: str) -> str:
     """Return a column's name in SQL."""
     return '"' + column.replace('"', '""') + '"'
 

@@ -21,7 +21,7 @@ from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import same_host
 from gigl_loader.message import Attempt, BatchTicket
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import SourceOptions
 from gigl_loader.sampler.packing import PackedRuns
 
 # --- ranks and addresses --------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def compacted(servers: Sequence[int]) -> Sequence[int]:
     return Runs.of(servers) if ascending else servers
 
 
-def those_of(servers: Sequence[int], wanted: set[int]) -> Sequence[int]:
+def select_servers(servers: Sequence[int], wanted: set[int]) -> Sequence[int]:
     """Return the wanted servers in their order; if that is all, the sequence itself."""
     if wanted.issuperset(servers):
         return servers
@@ -213,7 +213,7 @@ class ProducerRequest:
         taken by consumer            0  0  1  1  0  0  1  1      position in the shard % consumers
     """
 
-    epoch_options: EpochOptions
+    source_options: SourceOptions
     shard: int | None = 0
     """Number of this server among those with input of their own; None: it samples no batch."""
     num_shards: int = 1

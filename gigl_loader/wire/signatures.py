@@ -219,7 +219,7 @@ class DistServer(PartitionSignatures):
             request: Consumer, attempt and batches. None: consumer 0, all batches of this server.
 
         Returns:
-            Whether batches come without rows; see ``EpochOptions.asks_for_rows``.
+            Whether batches come without rows; see ``SourceOptions.asks_for_rows``.
 
         Raises:
             UsageError: There is no such producer.

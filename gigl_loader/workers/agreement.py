@@ -30,7 +30,7 @@ from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.memory import tensors
 from gigl_loader.memory.same_host import Offer
 from gigl_loader.memory.tensors import Offered
-from gigl_loader.options import EpochOptions, may_be_one_machine, reads_same_memory
+from gigl_loader.options import SourceOptions, may_be_one_machine, reads_same_memory
 from gigl_loader.rowcache.look_ahead import AheadMemory, DrawnAhead, LookAhead
 from gigl_loader.rowcache.machine import MachineRows, name_of_rows, shared_memory
 from gigl_loader.rowcache.tables import remote_bytes, tables_for
@@ -75,14 +75,14 @@ class Agreement:
     Args:
         view: This rank's partition.
         plan: The sampling to do.
-        epoch_options: The cache of other machines' rows, and who has it.
+        source_options: The cache of other machines' rows, and who has it.
     """
 
     def __init__(
-        self, view: PartitionView, plan: SamplingPlan, epoch_options: EpochOptions
+        self, view: PartitionView, plan: SamplingPlan, source_options: SourceOptions
     ) -> None:
-        self._view, self._plan, self._options = view, plan, epoch_options.producers_cache
-        self._epoch_options = epoch_options
+        self._view, self._plan, self._options = view, plan, source_options.producers_cache
+        self._epoch_options = source_options
         self._rendezvous: Rendezvous | None = None
         self._has_joined = False
         self._offered: Offered | None = None
@@ -325,7 +325,7 @@ class Agreement:
         name = worker_name(self.rank, worker)
         self._refusing.append(Refusing(self.access, name, listener, error))
 
-    def settle(self) -> None:
+    def leave_rendezvous(self) -> None:
         """Leave the rendezvous once all is agreed on. Idempotent."""
         if self._rendezvous is not None:
             self._rendezvous.close()
@@ -338,7 +338,7 @@ class Agreement:
         """Leave the other ranks and stop offering the partition. Idempotent."""
         while self._refusing:
             self._refusing.pop().close()
-        self.settle()
+        self.leave_rendezvous()
         if self._offered is not None:
             self._offered.close()
 

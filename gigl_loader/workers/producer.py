@@ -37,7 +37,7 @@ from gigl_loader.message import (
     Received,
     SampleMessage,
 )
-from gigl_loader.options import CacheOptions, EpochOptions, SamplerOptions
+from gigl_loader.options import CacheOptions, SamplerOptions, SourceOptions
 from gigl_loader.sampler.plan import SeedInput
 from gigl_loader.source.batch_source import LINGER_S
 from gigl_loader.source.sampled_input import (
@@ -85,10 +85,10 @@ class DistSamplingProducer:
             ``master_addr``; ``master_port`` is not used.
         channel: Receives the messages; from ``BaseDistLoader.create_colocated_channel``.
         sampler_options: Options of another sampler than the k-hop neighbour sampler.
-        epoch_options: Seed, order and deadline; without a seed, torch's generator draws one.
+        source_options: Seed, order and deadline; without a seed, torch's generator draws one.
         worker_init_fn: Called with the worker's number in each worker before it samples.
         cache: Options of the cache of other machines' rows; batches are then drawn ahead. None:
-            those of ``epoch_options``.
+            those of ``source_options``.
     """
 
     def __init__(
@@ -100,30 +100,30 @@ class DistSamplingProducer:
         channel: MessageMemory,
         sampler_options: SamplerOptions | None = None,
         *,
-        epoch_options: EpochOptions | None = None,
+        source_options: SourceOptions | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         cache: CacheOptions | None = None,
     ) -> None:
         self.data, self.sampling_config = data, sampling_config
         self.worker_options, self.channel = worker_options, channel
         self.num_workers: int = worker_options.num_workers
-        how = epoch_options or EpochOptions(seed=seed_or_drawn(sampling_config.seed))
-        self.epoch_options = how if cache is None else replace(how, cache=cache)
-        view = view_of(data, self.epoch_options.expansion.time_attr)
+        how = source_options or SourceOptions(seed=seed_or_drawn(sampling_config.seed))
+        self.source_options = how if cache is None else replace(how, cache=cache)
+        view = view_of(data, self.source_options.expansion.time_attr)
         self._seed_input = SeedInput(
             sampler_input.node, dict(getattr(sampler_input, "extra", None) or {})
         )
         self._view = view
-        self._plan = make_plan(view, sampler_input, sampling_config, self.epoch_options)
-        self._ranks = Agreement(view, self._plan, self.epoch_options)
+        self._plan = make_plan(view, sampler_input, sampling_config, self.source_options)
+        self._ranks = Agreement(view, self._plan, self.source_options)
         self._sampler = sampler_kind(sampler_options)
         self._plugins = pickled(Plugins(self._sampler, worker_init_fn))
         self._users_code = worker_init_fn is not None or not self._sampler.is_own
         self._main_path = main_path_of(worker_init_fn)
         self._pool = WorkerPool(self.num_workers, tensors.dumps)
-        self._orders = SeedOrders(self._seed_input, sampling_config, self.epoch_options.seed)
+        self._orders = SeedOrders(self._seed_input, sampling_config, self.source_options.seed)
         self._recovery = Recovery(
-            self._pool, worker_options.worker_concurrency, self.epoch_options.max_restarts,
+            self._pool, worker_options.worker_concurrency, self.source_options.max_restarts,
             self._orders.seeds_of, self._check_files,
         )  # fmt: skip
         self._looked_at_files = 0.0
@@ -147,7 +147,7 @@ class DistSamplingProducer:
             ConfigError: As for `join`.
             PeerError: A worker or another rank failed, or was not ready in time; none is left.
         """
-        options = self.epoch_options
+        options = self.source_options
         # a rank whose turn is last may come this much later
         self.join(meet_ranks(options.timeout_s + turns.total_s, options.reconnect_timeout_s))
         # Waits after `join` and before `start`: by then all ranks have seen a rank whose turn comes
@@ -192,8 +192,8 @@ class DistSamplingProducer:
         with self._ending_on_failure():
             try:
                 self._pool.start(
-                    self._worker_setup(), self.epoch_options.timeout_s,
-                    self.epoch_options.max_restarts,
+                    self._worker_setup(), self.source_options.timeout_s,
+                    self.source_options.max_restarts,
                 )  # fmt: skip
             except WorkerDiedError as error:
                 if (changed := changed_file(error, self._check_files)) is not None:
@@ -213,9 +213,9 @@ class DistSamplingProducer:
             assignments = self._ranks.assignments()
             for worker in range(self.num_workers):
                 self._recovery.send(worker, *self._ranks.introduction(worker, assignments))
-        self._ranks.settle()
+        self._ranks.leave_rendezvous()
         # without peers, the thread that waits for a batch notices the loss of its worker
-        if self._ranks.has_peers and self.epoch_options.max_restarts:
+        if self._ranks.has_peers and self.source_options.max_restarts:
             self._restart_thread = RestartThread(self._replace_lost)
 
     @property
@@ -247,15 +247,15 @@ class DistSamplingProducer:
             cpus=self._cpus_of_a_worker(),
             access=self._ranks.access,
             rpc_timeout_s=min(
-                self.worker_options.rpc_timeout, _PEER_SHARE * self.epoch_options.timeout_s
+                self.worker_options.rpc_timeout, _PEER_SHARE * self.source_options.timeout_s
             ),
-            replaceable=self.epoch_options.max_restarts > 0,
+            replaceable=self.source_options.max_restarts > 0,
             plugins=self._plugins,
             users_code=self._users_code,
             main_path=self._main_path,
             kernels=kernels_of(
                 self._plan, self._sampler, has_peers=self._ranks.access is not None,
-                caches=self.epoch_options.producers_cache is not None,
+                caches=self.source_options.producers_cache is not None,
             ),
         )  # fmt: skip
 
@@ -280,7 +280,7 @@ class DistSamplingProducer:
     def add_stream(self, number: int, limit: int) -> None:
         """Add a consumer with at most ``limit`` batches that are started and not taken."""
         with self._lock:
-            self._tasks.add(BatchStream(number, limit, self.epoch_options.in_order))
+            self._tasks.add(BatchStream(number, limit, self.source_options.in_order))
 
     def remove_stream(self, number: int) -> None:
         """Forget a consumer and its batches in progress."""
@@ -335,7 +335,7 @@ class DistSamplingProducer:
             FileChangedError: A mapped file of the dataset was changed.
             WorkerDiedError, SamplingError: A worker ended and was not replaced, or raised.
         """
-        limit = self.epoch_options.timeout_s if timeout_s is None else timeout_s
+        limit = self.source_options.timeout_s if timeout_s is None else timeout_s
         # the trainer used the time since the last call: it does not count against workers
         self._recovery.note_progress()
         while True:
@@ -435,7 +435,7 @@ class DistSamplingProducer:
         """Replace lost workers, as the training loop may be busy elsewhere."""
         # reads each worker's state in /proc four times a second, at a few microseconds each
         with self._lock:
-            longest_s = _STOPPED_SHARE * self.epoch_options.timeout_s
+            longest_s = _STOPPED_SHARE * self.source_options.timeout_s
             self._recovery.end_stopped(max(1, int(longest_s / LOOK_EVERY_S)))
         self._tasks.pump_if_lost()
 

@@ -38,7 +38,7 @@ from gigl_loader.rowcache.look_ahead import (
     AheadTasks,
     DrawnAhead,
     Waiting,
-    keep_structure,
+    copy_drawn,
 )
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, Pipeline
 from gigl_loader.sampler.kinds import sampled_fields
@@ -320,7 +320,7 @@ class Worker:
         assert self._drawn is not None
         started, view, ticket = time.perf_counter(), self._setup.view, request.ticket
         local = {view.partition_idx, *view.same_host}
-        batch = keep_structure(sampled_fields(sampler, request, view), local)
+        batch = copy_drawn(sampled_fields(sampler, request, view), local)
         is_ahead = ticket.stream == STREAM
         drawn = Waiting(
             ticket.serial, ticket.position, ticket, batch,

@@ -21,7 +21,7 @@ from dataset_reference import (
 )
 from support import glt
 
-from gigl_loader.dataset.glt_attributes import Later, MadeWhenAsked
+from gigl_loader.dataset.glt_attributes import ComputedOnUse, NotComputed
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
     EdgeDir,
@@ -169,7 +169,7 @@ def test_what_glt_code_reads_is_there_by_global_id(
 
 
 class _Asked:
-    value = MadeWhenAsked()
+    value = ComputedOnUse()
 
 
 def test_an_attribute_is_made_once_and_when_it_is_asked_for() -> None:
@@ -180,14 +180,14 @@ def test_an_attribute_is_made_once_and_when_it_is_asked_for() -> None:
         return "made"
 
     one, other = _Asked(), _Asked()
-    one.value = Later(make)
+    one.value = NotComputed(make)
     other.value = None
     assert not made
     assert (one.value, one.value, other.value) == ("made", "made", None)
     assert made == [1]
     one.value = "set"
     assert one.value == "set"
-    assert isinstance(_Asked.value, MadeWhenAsked)
+    assert isinstance(_Asked.value, ComputedOnUse)
 
 
 @pytest.mark.parametrize("edge_type", [BUYS, KNOWS])

@@ -152,7 +152,7 @@ def test_an_epoch_waits_for_the_one_before_while_ranks_live(rounds: int, error: 
     ended = threading.Event()
     loader = _watched()
     source: Any = loader._source
-    source.epoch_options = dataclasses.replace(source.epoch_options, timeout_s=0.01)
+    source.source_options = dataclasses.replace(source.source_options, timeout_s=0.01)
     source._peers = [_Rounds(rounds, None if error else ended)]
     source._threads = [threading.Thread(target=ended.wait)]
     source._threads[0].start()

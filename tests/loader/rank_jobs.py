@@ -31,8 +31,8 @@ from gigl_loader import (
     replay,
 )
 from gigl_loader.dataset.schema import EdgeDir
-from gigl_loader.loader import runtime
-from gigl_loader.options import DEFAULT_TIMEOUT_S, SAME_MEMORY_VARIABLE, EpochOptions, EvenRanks
+from gigl_loader.loader import job_ranks
+from gigl_loader.options import DEFAULT_TIMEOUT_S, SAME_MEMORY_VARIABLE, EvenRanks, SourceOptions
 from gigl_loader.ranks import broadcast_value, decide_with_ranks, gather_from_ranks
 from gigl_loader.source.batch_source import LINGER_S
 from gigl_loader.testing import (
@@ -243,7 +243,7 @@ def seeds_that_would_come_twice(rank: int, size: int) -> None:
     ):
         DistNeighborLoader(GRAPH.dataset(), [2], seeds[1 - rank], **how)
     with pytest.MonkeyPatch.context() as patch:  # two machines
-        patch.setattr(runtime, "own_address", lambda: f"127.0.0.{rank + 1}")
+        patch.setattr(job_ranks, "own_address", lambda: f"127.0.0.{rank + 1}")
         with pytest.raises(ConfigError, match="ranks 0 and 1 were given the same 60 seeds: each"):
             DistNeighborLoader(GRAPH.dataset(), [2], everyone, **how)
         found = _once(rank, size, input_nodes=everyone, num_workers=0, shard="world")
@@ -545,7 +545,7 @@ def a_peer_worker_is_stopped(rank: int, size: int) -> None:
         dist.barrier()
         if rank == 1:
             own: Any = loader._mp_producer
-            own.epoch_options = dataclasses.replace(own.epoch_options, timeout_s=6.0)
+            own.source_options = dataclasses.replace(own.source_options, timeout_s=6.0)
             pid = worker_pid(loader)
             os.kill(pid, signal.SIGSTOP)
             wait_until(lambda: process_state(pid).startswith("stopped"), "the worker is stopped")
@@ -688,7 +688,7 @@ def _producer(dataset: Any) -> DistSamplingProducer:
     return DistSamplingProducer(
         dataset, NodeSamplerInput(torch.arange(8)), config, options,
         BaseDistLoader.create_colocated_channel(options),
-        epoch_options=EpochOptions(seed=1, timeout_s=60.0),
+        source_options=SourceOptions(seed=1, timeout_s=60.0),
     )  # fmt: skip
 
 

@@ -204,9 +204,9 @@ def test_a_batch_again_leaves_the_source_at_the_end_of_its_epoch() -> None:
     source: Any = Source(1)
     epochs = Epochs(source)
     epochs.num_batches = 3
-    assert epochs.again(5, 1).ticket.batch == 1
+    assert epochs.sample_again(5, 1).ticket.batch == 1
     assert source.ended, "an error of its last steps would be raised here"
     source.to_come.append(1)
-    assert epochs.again(5, 1).ticket.batch == 1
+    assert epochs.sample_again(5, 1).ticket.batch == 1
     assert source.begun == [(Attempt(5, 1), [1]), (Attempt(5, 2), [1])], "told apart everywhere"
     assert (source.cancelled, epochs.next_epoch) == (0, 0)

@@ -14,8 +14,8 @@ import torch_geometric.loader as pyg
 
 from gigl_loader import ConfigError, DistABLPLoader, DistLinkNeighborLoader, DistNeighborLoader
 from gigl_loader.errors import WrongTypeError
-from gigl_loader.loader.args import AllKeywords, LoaderKeywords, LoaderOptions
 from gigl_loader.loader.keywords import ANSWERS, CHANGE_NOTHING, DEPRECATED, KEYWORDS
+from gigl_loader.loader.loader_options import AllKeywords, LoaderKeywords, LoaderOptions
 from gigl_loader.loader.node_loader import DistSubGraphLoader
 from gigl_loader.options import ExpansionOptions
 from gigl_loader.source.remote_dataset import RemoteDataset

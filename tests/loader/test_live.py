@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from gigl_loader.loader import deployment
+from gigl_loader.loader import process_role
 
 
 class Loader:
@@ -31,24 +31,24 @@ class Loader:
 @pytest.fixture(autouse=True)
 def _no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders of other tests of this process stay as they are."""
-    monkeypatch.setattr(deployment, "open_loaders", weakref.WeakSet())
+    monkeypatch.setattr(process_role, "open_loaders", weakref.WeakSet())
 
 
 def test_open_loaders_are_shut_down_at_exit_whatever_one_of_them_raises() -> None:
     loaders = [Loader(), Loader(OSError("too late")), Loader()]
     closed = Loader()
     for loader in (*loaders, closed):
-        deployment.open_loaders.add(loader)
-    deployment.open_loaders.discard(closed)
-    deployment.open_loaders.discard(closed)
-    deployment._shut_all_down()
+        process_role.open_loaders.add(loader)
+    process_role.open_loaders.discard(closed)
+    process_role.open_loaders.discard(closed)
+    process_role._shut_all_down()
     assert [loader.lingered for loader in loaders] == [[0.0]] * 3
     assert closed.lingered == []
 
 
 def test_a_forked_child_owns_none_and_ends_none() -> None:
     loader = Loader()
-    deployment.open_loaders.add(loader)
+    process_role.open_loaders.add(loader)
     child = os.fork()
     if child == 0:
         os._exit(0 if (loader.state, loader.lingered) == ((True, True), []) else 1)
@@ -58,7 +58,7 @@ def test_a_forked_child_owns_none_and_ends_none() -> None:
 
 def test_a_loader_that_is_dropped_is_forgotten() -> None:
     loader = Loader()
-    deployment.open_loaders.add(loader)
+    process_role.open_loaders.add(loader)
     del loader
     gc.collect()
-    assert list(deployment.open_loaders) == []
+    assert list(process_role.open_loaders) == []

@@ -8,7 +8,7 @@ import torch
 
 from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.args import LoaderOptions
+from gigl_loader.loader.loader_options import LoaderOptions
 from gigl_loader.loader.pad_keyword import Padding, make_padding
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND

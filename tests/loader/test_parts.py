@@ -9,7 +9,7 @@ from support.glt import get_context, init_worker_group
 
 from gigl_loader import BaseDistLoader, ConfigError, DistNeighborLoader
 from gigl_loader.device.prefetch import PinMemoryError
-from gigl_loader.loader import config, runtime
+from gigl_loader.loader import job_ranks, sampling_options
 from gigl_loader.testing import TinyGraph
 
 HOW: dict[str, Any] = {"worker_concurrency": 3, "channel_size": "2MB"}
@@ -58,8 +58,8 @@ def test_a_loader_agrees_on_no_port_as_nothing_listens_there(
     def refuse(*args: Any) -> None:
         raise AssertionError(args)
 
-    monkeypatch.setattr(runtime, "free_port", refuse)
-    monkeypatch.setattr(runtime, "broadcast_value", refuse)
+    monkeypatch.setattr(job_ranks, "free_port", refuse)
+    monkeypatch.setattr(job_ranks, "broadcast_value", refuse)
     for num_workers in (0, 1):
         with DistNeighborLoader(
             TinyGraph.random(9, 20).dataset(), [2], num_workers=num_workers
@@ -129,7 +129,7 @@ def test_memory_that_cannot_be_pinned_is_said_and_used(monkeypatch, caplog) -> N
     def refuse(address: int, nbytes: int) -> None:
         raise PinMemoryError(address, nbytes, 2, "too many bytes")
 
-    monkeypatch.setattr(config, "PinnedRange", refuse)
-    assert config.pin_if_possible(4096, 8) is None
+    monkeypatch.setattr(sampling_options, "PinnedRange", refuse)
+    assert sampling_options.pin_if_possible(4096, 8) is None
     assert "batches stay unpinned" in caplog.text
     assert "too many bytes" in caplog.text

@@ -12,7 +12,7 @@ from gigl_loader.dataset.schema import (
     FeatureInfo,
     message_passing_to_positive_label,
 )
-from gigl_loader.loader.args import LoaderOptions
+from gigl_loader.loader.loader_options import LoaderOptions
 from gigl_loader.options import FeatureStoreOptions, KHopNeighborSamplerOptions
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND

@@ -25,7 +25,12 @@ from gigl_loader import (
     release_workers,
 )
 from gigl_loader.options import EvenRanks
-from gigl_loader.ranks import broadcast_value, decide_with_ranks, gather_from_ranks, told_to_ranks
+from gigl_loader.ranks import (
+    broadcast_value,
+    decide_with_ranks,
+    gather_from_ranks,
+    report_failure_to_ranks,
+)
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import Footprint
 
@@ -215,13 +220,13 @@ def told_once(rank: int, size: int) -> None:
     ):
         with (
             pytest.raises((PeerError, ZeroDivisionError)) as caught,
-            told_to_ranks("could not add"),
-            told_to_ranks("could not divide"),
+            report_failure_to_ranks("could not add"),
+            report_failure_to_ranks("could not divide"),
         ):
             _divide(rank, exchange)
         if rank != 1:
             assert str(caught.value).startswith("rank 1 could not divide: ZeroDivisionError: xxx")
-    with pytest.raises(ConfigError, match=f"own {rank}"), told_to_ranks("could not"):
+    with pytest.raises(ConfigError, match=f"own {rank}"), report_failure_to_ranks("could not"):
         raise ConfigError(f"own {rank}")  # all of them
     total = torch.tensor([rank])
     dist.all_reduce(total)

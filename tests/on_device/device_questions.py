@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gigl_loader.dataset.view import Adjacency, PartitionView, TimeOrder, keys_of
 from gigl_loader.on_device.device_kernels import DeviceDraw, TorchKernels
-from gigl_loader.sampler.plan import Asked, Draw
+from gigl_loader.sampler.plan import Draw, TreesAndTimes
 from gigl_loader.sampler.reader import LocalReader
 
 EDGE_TYPE = ("node", "to", "node")
@@ -25,7 +25,7 @@ class Question:
     view: PartitionView[Any]
     draw: Draw
     ids: np.ndarray
-    asked: Asked | None
+    asked: TreesAndTimes | None
 
     def on_cpu(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (positions, counts) by the compiled kernels; edge ids are positions here."""
@@ -39,7 +39,7 @@ class Question:
         degrees = np.diff(adjacency.indptr)
         largest = int(degrees.max(initial=0)) if largest_degree is None else largest_degree
         order = self.view.times.get(EDGE_TYPE) if self.draw.timed else None
-        asked = self.asked or Asked(np.zeros_like(self.ids))
+        asked = self.asked or TreesAndTimes(np.zeros_like(self.ids))
         spread: list[Any] = [
             None if column is None else _spread(column, unused, fill)
             for column, fill in [
@@ -159,12 +159,12 @@ def _order(draw: st.DrawFn, rng: np.random.Generator, indptr: np.ndarray) -> Tim
     return TimeOrder(order, keys[order], is_float)
 
 
-def _asked(draw: st.DrawFn, rng: np.random.Generator, size: int, kind: str) -> Asked | None:
+def _asked(draw: st.DrawFn, rng: np.random.Generator, size: int, kind: str) -> TreesAndTimes | None:
     if kind == "labor" or (kind != "timed" and draw(st.booleans())):
         return None
     trees = rng.integers(0, 1000, size)
     if kind != "timed":
-        return Asked(trees)
+        return TreesAndTimes(trees)
     limits = np.array([LOWEST, LOWEST + 1, -2, -1, 0, 1, 2**62, HIGHEST])
     since = rng.choice(limits, size) if draw(st.booleans()) else None
-    return Asked(trees, rng.choice(limits, size), since)
+    return TreesAndTimes(trees, rng.choice(limits, size), since)

@@ -17,7 +17,7 @@ from gigl_loader.on_device.torch_numbers import mix, signed
 from gigl_loader.on_device.warp_kernels import WarpKernels
 from gigl_loader.sampler import compiled
 from gigl_loader.sampler.nodes import NodeLabels, TreeLabels
-from gigl_loader.sampler.plan import Asked
+from gigl_loader.sampler.plan import TreesAndTimes
 
 CPU = torch.device("cpu")
 ALL: tuple[TorchKernels, ...] = (TorchKernels(CPU), WarpKernels(CPU))
@@ -77,8 +77,8 @@ def test_edges_past_two_thousand_million(tmp_path: Path) -> None:
         60,
         TimeOrder(order, sparse("times", np.int64, np.arange(second) // 4), is_float=False),
     )  # fmt: skip
-    late = Asked(np.zeros(1, np.int64), np.full(1, 11))
-    cases: list[tuple[list[int], Asked | None, dict[str, Any]]] = [
+    late = TreesAndTimes(np.zeros(1, np.int64), np.full(1, 11))
+    cases: list[tuple[list[int], TreesAndTimes | None, dict[str, Any]]] = [
         ([0, 1, 2], None, {}),
         ([0, 1], None, {"replace": True}),
         ([1], None, {"with_weight": True}),

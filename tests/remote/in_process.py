@@ -12,7 +12,7 @@ from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.graph_store import RemoteReceivingChannel
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import SourceOptions
 from gigl_loader.server.leader import Leader
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
@@ -93,7 +93,7 @@ def create(
         cluster.connection(server).call(
             "create_sampling_producer",
             request=ProducerRequest(
-                epoch_options=EpochOptions(seed=1, feature_store=feature_store), shard=server,
+                source_options=SourceOptions(seed=1, feature_store=feature_store), shard=server,
                 num_shards=len(servers),
                 request_id=request_id,
             ),

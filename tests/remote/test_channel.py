@@ -91,7 +91,7 @@ class _Server:
             if not reply.answer.done():
                 reply.answer.set_exception(PeerLostError("closed", End.CLOSED))
 
-    def named(self, error: Exception) -> Exception:
+    def note_failure(self, error: Exception) -> Exception:
         return error
 
     def next_fetch(self) -> tuple[Any, "Future[Any]"]:

@@ -46,27 +46,29 @@ def test_errors_keep_their_class_and_name_the_server(connection: ServerConnectio
     name = "storage server 3 at 127.0.0.1:7"
     error: GiglLoaderError
     for error in (ConfigError("no"), UsageError("no"), PeerError("no")):
-        found = connection.named(error)
+        found = connection.note_failure(error)
         assert type(found) is type(error)
         assert str(found) == f"{name}: no"
-    sampling = connection.named(SamplingError("worker 1", "ValueError: no", "a traceback"))
+    sampling = connection.note_failure(SamplingError("worker 1", "ValueError: no", "a traceback"))
     assert isinstance(sampling, SamplingError)
     assert sampling.where == f"{name}, worker 1"
     assert sampling.remote_traceback == "a traceback"
-    remote = connection.named(RemoteError("the listener", "KeyError: no", "another"))
+    remote = connection.note_failure(RemoteError("the listener", "KeyError: no", "another"))
     assert isinstance(remote, RemoteError)
     assert (remote.where, remote.remote_traceback) == (name, "another")
-    died = connection.named(WorkerDiedError(1, 99, -9, "its note"))
+    died = connection.note_failure(WorkerDiedError(1, 99, -9, "its note"))
     assert isinstance(died, WorkerDiedError)
     assert (died.worker, died.pid, died.exitcode) == (1, 99, -9)
     assert name in str(died)
     for error in (PeerTimeoutError("no"), ProtocolError("no"), JoinRefusedError("no", End.CLOSED)):
-        assert connection.named(error) is error, "these name the server themselves"
+        assert connection.note_failure(error) is error, "these name the server themselves"
     for again in (UsageError(f"{name} is gone"), PeerError("storage server 3: no batch came")):
-        assert str(connection.named(again)) == str(again), "named once, however often it is told"
-    other = connection.named(PeerError("storage server 30 is gone"))
+        assert str(connection.note_failure(again)) == str(again), (
+            "named once, however often it is told"
+        )
+    other = connection.note_failure(PeerError("storage server 30 is gone"))
     assert str(other) == f"{name}: storage server 30 is gone"
-    unknown = connection.named(KeyboardInterrupt())
+    unknown = connection.note_failure(KeyboardInterrupt())
     assert type(unknown) is PeerError
     assert name in str(unknown)
     assert connection.error is None, "none of these ends the link"
@@ -75,11 +77,11 @@ def test_errors_keep_their_class_and_name_the_server(connection: ServerConnectio
 def test_a_process_that_has_ended_ends_the_link_and_one_lost_connection_does_not(
     connection: ServerConnection,
 ) -> None:
-    silent = connection.named(PeerLostError("nothing was heard", End.SILENT))
+    silent = connection.note_failure(PeerLostError("nothing was heard", End.SILENT))
     assert isinstance(silent, ServerDiedError)
     assert "nothing was heard from it" in str(silent)
     assert connection.error is None, "the watch decides"
-    gone = connection.named(PeerLostError("no more", End.GONE))
+    gone = connection.note_failure(PeerLostError("no more", End.GONE))
     assert isinstance(gone, ServerDiedError)
     assert "its process ended or was killed" in str(gone)
     first, second = connection.error, connection.error

@@ -31,7 +31,7 @@ class _Server:
     def hang_up(self, caller: Any) -> None:
         self.hung_up.append(caller)
 
-    def named(self, error: Exception) -> Exception:
+    def note_failure(self, error: Exception) -> Exception:
         return error
 
     def ask(self, method: str, *_: Any, **__: Any) -> Any:

@@ -48,7 +48,7 @@ from gigl_loader.loader.start_line import remote_seeds
 from gigl_loader.options import (
     SAME_MACHINE_VARIABLE,
     SAME_MEMORY_VARIABLE,
-    EpochOptions,
+    SourceOptions,
     may_be_one_machine,
     reads_same_memory,
 )
@@ -308,7 +308,7 @@ def _one_key(info, rank, folder):
         _shared(info, rank, {s: ids[rank:] for s, ids in nodes.items()}, "not the same")
     bad = {
         "sampler_options": CustomSamplerOptions("store_cluster.NoSuchSampler"),
-        "epoch_options": EpochOptions(seed=1, timeout_s=90.0),
+        "source_options": SourceOptions(seed=1, timeout_s=90.0),
     }
     with pytest.raises(PeerError, match="storage server"):  # their workers cannot build it
         _shared(info, rank, nodes, "bad", **bad)

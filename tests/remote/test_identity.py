@@ -48,7 +48,7 @@ from gigl_loader.errors import (
 from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import SourceOptions
 from gigl_loader.server.leader import Leader
 from gigl_loader.server.server_rendezvous import Gather, Gathered
 from gigl_loader.server.service import StorageService
@@ -555,7 +555,7 @@ def test_nobody_takes_the_place_of_a_rank_that_is_here() -> None:
 
 
 def _request(**changes: Any) -> ProducerRequest:
-    return ProducerRequest(epoch_options=EpochOptions(seed=1), **changes)
+    return ProducerRequest(source_options=SourceOptions(seed=1), **changes)
 
 
 @pytest.mark.parametrize(

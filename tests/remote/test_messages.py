@@ -16,7 +16,7 @@ from gigl_loader.errors import ProtocolError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
-from gigl_loader.options import EpochOptions, KHopNeighborSamplerOptions
+from gigl_loader.options import KHopNeighborSamplerOptions, SourceOptions
 from gigl_loader.transport.codec import decode, encode, read_header
 from gigl_loader.wire import calls, requests
 from gigl_loader.wire.calls import SchemaMessage
@@ -78,7 +78,8 @@ def test_a_create_request() -> None:
     )  # fmt: skip
     options.prefetch_size = 50  # above GLT's own limit
     request = ProducerRequest(
-        epoch_options=EpochOptions(seed=3, timeout_s=1.5), shard=None, client_ranks=Runs.of((4, 5)),
+        source_options=SourceOptions(seed=3, timeout_s=1.5), shard=None,
+        client_ranks=Runs.of((4, 5)),
         request_id="once",
     )  # fmt: skip
     sampler = CustomSamplerOptions("package.Sampler", {"limit": 3, "names": ["a"], "none": None})

@@ -17,12 +17,12 @@ from gigl_loader.errors import (
     ServerDiedError,
     UsageError,
 )
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import SourceOptions
 from gigl_loader.source.batch_source import LINGER_S
 from gigl_loader.wire import membership
 from gigl_loader.wire.requests import NOBODY, Runs
 
-OPTIONS = EpochOptions(seed=1, timeout_s=0.1)
+OPTIONS = SourceOptions(seed=1, timeout_s=0.1)
 
 
 def _done(result: Any) -> "Future[Any]":
@@ -106,7 +106,7 @@ def test_a_start_that_takes_long_says_for_whom_it_waits(monkeypatch, constants, 
     cluster.answers[2, "create"] = late
     answer = threading.Timer(0.3, late.set_result, [12])
     answer.start()
-    options = EpochOptions(seed=1, timeout_s=60.0)
+    options = SourceOptions(seed=1, timeout_s=60.0)
     call: Any = create
     _made(cluster).create(call, "options", [4, 6], options, "request", (0, 1, 2))
     answer.join()
@@ -162,7 +162,7 @@ def test_a_lost_server_is_not_waited_for_by_waiting_for_the_others(monkeypatch) 
     cluster = _Cluster(monkeypatch)
     waits: Future[Any] = Future()
     cluster.answers = {(0, "create"): waits, (2, "create"): ServerDiedError("2 is gone")}
-    options = EpochOptions(seed=1, timeout_s=600.0)
+    options = SourceOptions(seed=1, timeout_s=600.0)
     one = _made(cluster)
     call: Any = create
     with pytest.raises(ServerDiedError, match="2 is gone"):

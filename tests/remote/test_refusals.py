@@ -11,7 +11,7 @@ from support.conditions import Clock
 
 from gigl_loader.dataset.view import Adjacency
 from gigl_loader.errors import ConfigError, ProtocolError
-from gigl_loader.options import CacheOptions, CustomSamplerOptions, EpochOptions
+from gigl_loader.options import CacheOptions, CustomSamplerOptions, SourceOptions
 from gigl_loader.server import jobs
 from gigl_loader.server.jobs import RefusedJoins
 from gigl_loader.server.producer_table import check_leave, check_request
@@ -39,10 +39,12 @@ def test_columns_that_there_are_not_are_named() -> None:
 
 def test_a_server_caches_no_rows() -> None:
     """Its clients do, and say so; another process may ask for any size."""
-    options = EpochOptions(seed=0, cache=CacheOptions(size=1 << 40), asks_for_rows=True)
-    check_request(ProducerRequest(epoch_options=options), 1, None)
+    options = SourceOptions(seed=0, cache=CacheOptions(size=1 << 40), asks_for_rows=True)
+    check_request(ProducerRequest(source_options=options), 1, None)
     with pytest.raises(ProtocolError, match="rows are cached where batches are taken"):
-        check_request(ProducerRequest(epoch_options=replace(options, asks_for_rows=False)), 1, None)
+        check_request(
+            ProducerRequest(source_options=replace(options, asks_for_rows=False)), 1, None
+        )
 
 
 def test_only_what_was_allowed_is_imported() -> None:

@@ -61,7 +61,7 @@ class _Link:
     def hang_up(self, caller: object) -> None:
         self.hung_up.append(caller)
 
-    def named(self, error: Exception) -> Exception:
+    def note_failure(self, error: Exception) -> Exception:
         return ServerDiedError(f"server {self.rank}: {error}")
 
     def ask(self, method: str, request: Any, answer: Any, *, into: Any, timeout_s: float) -> _Reply:

@@ -14,7 +14,7 @@ from support.glt import NodeSamplerInput
 from gigl_loader import RemoteDistDataset
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import SourceOptions
 from gigl_loader.testing import wait_until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
@@ -56,7 +56,7 @@ def _train(info: Any, rank: int, folder: str) -> None:
     with BaseDistLoader(
         remote, inputs, schema, options, config, torch.device("cpu"),
         BaseDistLoader.resolve_runtime(), DistServer.create_sampling_producer, None,
-        epoch_options=EpochOptions(seed=7, timeout_s=LIMIT_S, reconnect_timeout_s=LIMIT_S),
+        source_options=SourceOptions(seed=7, timeout_s=LIMIT_S, reconnect_timeout_s=LIMIT_S),
     ) as loader:  # fmt: skip
         seeds: list[int] = []
         for batch in loader:

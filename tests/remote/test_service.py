@@ -13,7 +13,7 @@ from gigl_loader import DistDataset, partition_graph
 from gigl_loader.errors import FileChangedError, ProtocolError, UsageError
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import SourceOptions
 from gigl_loader.server.service import StorageService
 from gigl_loader.transport.failures import describe, rebuild
 from gigl_loader.wire.batch_shares import share_of_batches
@@ -52,12 +52,12 @@ def _drain(server, producer, consumer=0):
 @pytest.mark.parametrize("total", [0, 1, 7, 24])
 def test_shares_cover_all_batches_once(total):
     ranks = (0, 1, 2)
-    options = EpochOptions(seed=0)
+    options = SourceOptions(seed=0)
     shares = [
         share_of_batches(
             total,
             ProducerRequest(
-                epoch_options=options, shard=shard, num_shards=2, client_ranks=Runs.of(ranks)
+                source_options=options, shard=shard, num_shards=2, client_ranks=Runs.of(ranks)
             ),
             consumer,
         )
@@ -134,7 +134,7 @@ def test_a_key_has_one_producer_however_many_ask_at_once(server):
 
 
 def test_consumers_share_an_epoch_and_do_not_hold_each_other_up(server):
-    request = ProducerRequest(epoch_options=EpochOptions(seed=1), client_ranks=Runs.of((0, 1)))
+    request = ProducerRequest(source_options=SourceOptions(seed=1), client_ranks=Runs.of((0, 1)))
     producer = server.create_sampling_producer(
         *_arguments(server, key="two", num_seeds=60, batch_size=2), request=request
     )
@@ -170,7 +170,7 @@ def test_consumers_share_an_epoch_and_do_not_hold_each_other_up(server):
 
 
 def test_a_client_that_is_gone_frees_its_producers(server):
-    request = ProducerRequest(epoch_options=EpochOptions(seed=1), client_ranks=Runs.of((0, 1)))
+    request = ProducerRequest(source_options=SourceOptions(seed=1), client_ranks=Runs.of((0, 1)))
     server.create_sampling_producer(*_arguments(server, key="gone"), request=request)
     server.client_gone((None, 0))
     assert len(server.status()["producers"]) == 1

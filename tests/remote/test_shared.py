@@ -15,7 +15,7 @@ from store_cluster import tiny_graph
 from gigl_loader.errors import PeerError, PeerTimeoutError, ProtocolError, SamplingError
 from gigl_loader.memory.leases import ServerMemory
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, Attempt, Received
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import SourceOptions
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.shared import SharedProducer
 from gigl_loader.testing import wait_until
@@ -30,7 +30,7 @@ class ScriptedProducer:
     pids = (1,)
     queue_depth = 0
     rows_apart = False
-    epoch_options = EpochOptions(seed=0)
+    source_options = SourceOptions(seed=0)
 
     def __init__(self):
         self.events: queue.Queue = queue.Queue()
@@ -93,7 +93,7 @@ def producer():
 
 @pytest.fixture
 def shared(producer):
-    request = ProducerRequest(epoch_options=EpochOptions(seed=0))
+    request = ProducerRequest(source_options=SourceOptions(seed=0))
     one = SharedProducer("key", producer, ServerMemory(4), request, ["client"], 1 << 20)
     yield one
     one.close()
@@ -224,10 +224,10 @@ def test_a_batch_at_once_is_waited_for_beside_the_epochs(shared, producer):
     index = torch.arange(3)
     producer.events.put(lambda: None)
     wait_until(producer.events.empty, "the pump runs")
-    producer.epoch_options = EpochOptions(seed=0, timeout_s=0.01)
+    producer.source_options = SourceOptions(seed=0, timeout_s=0.01)
     with pytest.raises(PeerTimeoutError, match=r"no batch of 3 seeds.*worker 0 draws"):
         shared.sample(index)
-    producer.epoch_options = EpochOptions(seed=0, timeout_s=60.0)
+    producer.source_options = SourceOptions(seed=0, timeout_s=60.0)
     for come, error in ((producer.bring, None), (producer.fail, "no luck")):
         thread = threading.Timer(0.1, producer.events.put, (partial(come, AT_ONCE_STREAM),))
         thread.start()
@@ -245,7 +245,7 @@ def test_who_shares_a_key_waits_until_the_producer_can_be_used(monkeypatch):
     class Slow(StorageService):
         def _start(self, *_):
             time.sleep(0.2)
-            request = ProducerRequest(epoch_options=EpochOptions(seed=0))
+            request = ProducerRequest(source_options=SourceOptions(seed=0))
             producer: Any = ScriptedProducer()
             return SharedProducer("key", producer, ServerMemory(4), request, ["client"], 1 << 20)
 
@@ -293,7 +293,7 @@ class _Instant(StorageService):
     def _start(self, *_):
         if self.leaves_meanwhile is not None:
             self.client_gone(self.leaves_meanwhile)
-        request = ProducerRequest(epoch_options=EpochOptions(seed=0))
+        request = ProducerRequest(source_options=SourceOptions(seed=0))
         producer: Any = ScriptedProducer()
         clients = [(7, 0), (7, 1)]
         return SharedProducer("key", producer, ServerMemory(4), request, clients, 1 << 20)

@@ -24,11 +24,11 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.message import Attempt, BatchTicket, Received
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import SourceOptions
 from gigl_loader.source.start_turns import LeaderTurns, WorkerTurns
 
 BATCH_SIZE, NUM_SERVERS = 2, 4
-OPTIONS = EpochOptions(seed=1, timeout_s=5.0, reconnect_timeout_s=0.2)
+OPTIONS = SourceOptions(seed=1, timeout_s=5.0, reconnect_timeout_s=0.2)
 
 
 class _Cluster:
@@ -72,7 +72,7 @@ class _Producers(RemoteProducers):
         cluster.made.append(self)
 
     def create(
-        self, create: Any, options: Any, ranks: Any, epoch_options: Any, name: str, servers: Any
+        self, create: Any, options: Any, ranks: Any, source_options: Any, name: str, servers: Any
     ) -> None:
         self.ranks = list(ranks)
         self.adopt(dict.fromkeys(servers, 0))
@@ -144,7 +144,7 @@ def _source(
     options = SimpleNamespace(
         server_rank=list(servers), worker_key=changes.pop("key", None), prefetch_size=2
     )
-    how = {"shard": "machine", "epoch_options": OPTIONS, **changes}
+    how = {"shard": "machine", "source_options": OPTIONS, **changes}
     return RemoteSource(lambda: 0, None, _inputs(*counts), config, options, None, **how)
 
 
@@ -356,7 +356,7 @@ def test_a_server_that_is_lost_again_and_again_without_a_batch_ends_the_wait(
     cluster, constants: SetConstants, epochs: int
 ) -> None:
     constants(module, _AGAIN_S=0.0)
-    source, producers = _created(cluster, epoch_options=replace(OPTIONS, reconnect_timeout_s=60.0))
+    source, producers = _created(cluster, source_options=replace(OPTIONS, reconnect_timeout_s=60.0))
     cluster.renewals[1] = 100  # long ago
     if epochs > 1:  # there were batches in between
         for _ in range(epochs):
@@ -391,8 +391,8 @@ def test_a_partition_that_is_lost_is_the_first_error(cluster) -> None:
 
 
 def test_without_time_to_reconnect_a_lost_server_is_an_error(cluster) -> None:
-    options = EpochOptions(seed=1, timeout_s=5.0, reconnect_timeout_s=0.0)
-    source, producers = _created(cluster, epoch_options=options)
+    options = SourceOptions(seed=1, timeout_s=5.0, reconnect_timeout_s=0.0)
+    source, producers = _created(cluster, source_options=options)
     _loses(cluster, 1)
     with pytest.raises(ServerDiedError):
         _epoch(source)

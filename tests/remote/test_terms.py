@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.client.producers import Outcome, Proposal, settle, sum_up
-from gigl_loader.options import EpochOptions
+from gigl_loader.client.producers import Outcome, Proposal, agree_on_terms, merge_outcomes
+from gigl_loader.options import SourceOptions
 from gigl_loader.seeds import SeedSummary
 from gigl_loader.transport.failures import Failure, describe
 from gigl_loader.wire.requests import ByServer
@@ -13,7 +13,11 @@ from gigl_loader.wire.requests import ByServer
 def _offers(keys: list[int], shared: dict[str, str] | None = None) -> list[Proposal]:
     return [
         Proposal(
-            f"key {key}", f"input {rank // 4}", EpochOptions(seed=rank), shared or {}, SeedSummary()
+            f"key {key}",
+            f"input {rank // 4}",
+            SourceOptions(seed=rank),
+            shared or {},
+            SeedSummary(),
         )
         for rank, key in enumerate(keys)
     ]
@@ -21,22 +25,22 @@ def _offers(keys: list[int], shared: dict[str, str] | None = None) -> list[Propo
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=20))
 def test_each_rank_finds_those_of_its_key_and_leaders_their_turn(keys: list[int]) -> None:
-    terms = settle(_offers(keys))
+    terms = agree_on_terms(_offers(keys))
     assert terms.error is None
     assert terms.first.seed == 0
     leaders = [rank for rank, key in enumerate(keys) if keys.index(key) == rank]
     for rank, key in enumerate(keys):
-        mine = terms.of(rank, f"key {key}", EpochOptions(seed=rank))
+        mine = terms.of(rank, f"key {key}", SourceOptions(seed=rank))
         ranks = [other for other, its in enumerate(keys) if its == key]
         assert list(mine.ranks) == ranks
         assert mine.options.seed == ranks[0]
         assert mine.differ == [one for one in ranks if one // 4 != ranks[0] // 4]
-    assert [terms.place(leader) for leader in leaders] == list(range(len(leaders)))
+    assert [terms.position_of(leader) for leader in leaders] == list(range(len(leaders)))
 
 
 def test_what_has_to_be_the_same_is_said_by_name() -> None:
     offers = [*_offers([0, 0], {"seed": "1"}), *_offers([0], {"seed": "2"})]
-    terms = settle(offers)
+    terms = agree_on_terms(offers)
     assert terms.error is not None
     assert "a loader takes the same seed on all ranks" in terms.error
 
@@ -46,6 +50,6 @@ def test_ids_of_leaders_and_the_first_failure_are_told() -> None:
     outcomes = [
         Outcome(ByServer.of({0: 5}), None), Outcome(None, None), Outcome(None, failure)
     ]  # fmt: skip
-    found = sum_up({0, 2}, outcomes)
+    found = merge_outcomes({0, 2}, outcomes)
     assert (found.producers, found.failed, found.failure) == ({0: ByServer.of({0: 5})}, 2, failure)
-    assert sum_up({0}, outcomes[:2]).failed is None
+    assert merge_outcomes({0}, outcomes[:2]).failed is None

@@ -16,7 +16,7 @@ from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import PeerError
 from gigl_loader.message import BatchTicket, Field
 from gigl_loader.rowcache.cache import RowCache
-from gigl_loader.rowcache.look_ahead import DrawnBatch, keep_structure
+from gigl_loader.rowcache.look_ahead import DrawnBatch, copy_drawn
 from gigl_loader.rowcache.pipeline import Patience, Pipeline
 from gigl_loader.rowcache.tables import make_tables
 from gigl_loader.sampler.neighbor import NeighborSampler
@@ -79,7 +79,7 @@ def test_batches_are_the_same_bits(
     waiting: list[Any] = []
     for number, request in enumerate(requests):
         for one in requests[len(drawn) : number + window + 1]:
-            drawn.append(keep_structure(samplers[len(drawn) % 2].sample(one), {0: view}))
+            drawn.append(copy_drawn(samplers[len(drawn) % 2].sample(one), {0: view}))
             numbers.append(pipelines[0].add(drawn[-1]))
         worker, known = pipelines[number % 2], numbers[number]
         if random.random() < 0.5:
@@ -134,7 +134,7 @@ def test_rows_are_fetched_once_where_a_later_batch_comes_sooner() -> None:
     for number in range(20):
         seeds = random.integers(0, 60, 3)
         request = SampleRequest(BatchTicket(0, 0, 0, number), seeds, seeds)
-        batches.append(keep_structure(sampler.sample(request), {0: view}))
+        batches.append(copy_drawn(sampler.sample(request), {0: view}))
         cache.add(user, batches[-1].wanted())
     fast.asked.clear()
     planned = hits = 0
@@ -177,7 +177,7 @@ def test_what_is_asked_for_is_what_the_plans_miss(share: float) -> None:
     for batch in range(30):
         seeds = np.random.default_rng(batch).integers(0, 60, 4)
         fields = sampler.sample(SampleRequest(BatchTicket(0, 0, 0, batch), seeds, seeds))
-        structure = keep_structure(fields, {0: view})
+        structure = copy_drawn(fields, {0: view})
         drawn.append((structure, pipeline.add(structure)))
     for structure, number in drawn:
         plans = cache.plans[number] = cache.plan(number, structure.wanted())
@@ -203,7 +203,7 @@ def test_a_drawn_batch_outlives_the_next_one_of_its_sampler() -> None:
     store, scratch = GraphReader(view, LaterPeers(InProcessPeers(views))), np.arange(20)
     split = store.split(view.node_books[NODE], scratch)
     rows = store.fetch("node_features", NODE, scratch, split)
-    batch = keep_structure([Field.of("n", scratch), Field("x", *rows)], {0: view})
+    batch = copy_drawn([Field.of("n", scratch), Field("x", *rows)], {0: view})
     scratch[:] = -1
     assert read_fields(batch.fields[:1])["n"].tolist() == list(range(20))
     assert batch.sources == [None, (OWNER, 0)]
@@ -212,7 +212,7 @@ def test_a_drawn_batch_outlives_the_next_one_of_its_sampler() -> None:
     assert remote.ids.tolist() == np.flatnonzero(owners == 1).tolist() == remote.positions.tolist()
     assert batch.wanted()[OWNER] is remote.ids
     assert batch.nbytes == 2 * 20 * 8, "the ids that it has, and those that rows are asked by"
-    everything_here = keep_structure([Field("x", *rows)], {0: view, 1: view})
+    everything_here = copy_drawn([Field("x", *rows)], {0: view, 1: view})
     assert (everything_here.sources, everything_here.remote) == ([None], {})
 
 
@@ -224,7 +224,7 @@ def test_rows_of_one_matrix_for_several_sets_of_ids() -> None:
     for number, ids in enumerate(several):
         split = store.split(view.node_books[NODE], ids)
         fields.append(Field(f"x{number}", *store.fetch("node_features", NODE, ids, split)))
-    batch = keep_structure(fields, {0: view})
+    batch = copy_drawn(fields, {0: view})
     pipeline = Pipeline(InProcessPeers(views), Scratch(), cache, cache.join(), view=view)
     assert list(batch.remote) == [(OWNER, 0), (OWNER, 1)]
     for _ in range(2):  # the second time with rows that the cache has
@@ -255,7 +255,7 @@ def test_rows_that_are_given_up_are_asked_for_at_once() -> None:
     peers = InProcessPeers(views)
     sampler = NeighborSampler(view, plan_of(TinyGraph.random(40, 100), False), LaterPeers(peers))
     seeds = np.arange(40)
-    drawn = keep_structure(sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)),
+    drawn = copy_drawn(sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)),
                            {0: view})  # fmt: skip
     user = cache.join()
     first, second, third = (cache.add(user, drawn.wanted()) for _ in range(3))
@@ -292,7 +292,7 @@ def test_rows_of_a_batch_that_fails_are_awaited_by_nobody(how: str) -> None:
     lost, peers = _Lost(views), InProcessPeers(views)
     sampler = NeighborSampler(view, plan_of(TinyGraph.random(40, 100), False), LaterPeers(peers))
     seeds = np.arange(40)
-    drawn = keep_structure(sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)),
+    drawn = copy_drawn(sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)),
                            {0: view})  # fmt: skip
     # alone: what the batch is to store is stored last
     first = Pipeline(lost, Scratch(), cache, cache.join(), view=view, is_only=True)
@@ -321,7 +321,7 @@ def _rows_of(ids: np.ndarray, reader: GraphReader) -> list[Field]:
 
 
 def _drawn(ids: np.ndarray, view: Any, peers: InProcessPeers) -> DrawnBatch:
-    return keep_structure(_rows_of(ids, GraphReader(view, LaterPeers(peers))), {0: view})
+    return copy_drawn(_rows_of(ids, GraphReader(view, LaterPeers(peers))), {0: view})
 
 
 def _halves_elsewhere(view: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -383,7 +383,7 @@ def test_without_a_cache_all_rows_are_fetched_and_nothing_is_told() -> None:
         view, plan_of(TinyGraph.random(40, 100), False), LaterPeers(InProcessPeers(views))
     )
     seeds = np.arange(40)
-    drawn = keep_structure(sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)),
+    drawn = copy_drawn(sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)),
                            {0: view})  # fmt: skip
     pipeline = Pipeline(InProcessPeers(views), Scratch(), view=view)
     number = pipeline.add(drawn)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader import ConfigError
-from gigl_loader.options import EpochOptions, ExpansionOptions
+from gigl_loader.options import ExpansionOptions, SourceOptions
 from gigl_loader.sampler.expansion import EdgeCollector
 from gigl_loader.sampler.plan import Draw
 from gigl_loader.sampler.reader import LocalReader
@@ -143,7 +143,7 @@ def test_what_cannot_be_combined_is_refused(how, match) -> None:
 
 def test_labor_draws_without_replacement() -> None:
     with pytest.raises(ConfigError, match="without replacement"):
-        EpochOptions(seed=1, replace=True, expansion=ExpansionOptions(sampling_method="labor"))
+        SourceOptions(seed=1, replace=True, expansion=ExpansionOptions(sampling_method="labor"))
 
 
 def test_edges_are_those_of_the_hops_one_after_the_other() -> None:

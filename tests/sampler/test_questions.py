@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from gigl_loader.sampler.plan import Asked
+from gigl_loader.sampler.plan import TreesAndTimes
 
 
 def test_a_part_of_the_nodes_takes_what_is_told_of_them() -> None:
-    asked = Asked(np.array([5, 6, 7]), np.array([1, 2, 3]), np.array([-1, -2, -3]))
+    asked = TreesAndTimes(np.array([5, 6, 7]), np.array([1, 2, 3]), np.array([-1, -2, -3]))
     some = asked.take(np.array([2, 0, 2]))
     assert some.tree.tolist() == [7, 5, 7]
     assert some.until is not None
     assert some.since is not None
     assert some.until.tolist() == [3, 1, 3]
     assert some.since.tolist() == [-3, -1, -3]
-    bare = Asked(asked.tree).take(np.array([1]))
+    bare = TreesAndTimes(asked.tree).take(np.array([1]))
     assert (bare.tree.tolist(), bare.until, bare.since) == ([6], None, None)
 
 
@@ -38,4 +38,4 @@ GOOD = np.arange(3)
 )
 def test_each_node_needs_each_value(told: tuple, timed: bool, fits: bool) -> None:
     """They come from another machine, and kernels read as many as there are nodes."""
-    assert Asked(*told).fits(3, timed) is fits
+    assert TreesAndTimes(*told).fits(3, timed) is fits

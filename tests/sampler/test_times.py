@@ -19,7 +19,7 @@ from gigl_loader.options import ExpansionOptions
 from gigl_loader.sampler.edges import edge_sampler
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.packing import PackedInts
-from gigl_loader.sampler.plan import Asked, Draw, DrawRequest, SampleRequest, SamplingPlan
+from gigl_loader.sampler.plan import Draw, DrawRequest, SampleRequest, SamplingPlan, TreesAndTimes
 from gigl_loader.sampler.reader import GraphReader, LocalReader
 from gigl_loader.sampler.roots import SeedTimes
 from gigl_loader.testing import (
@@ -339,8 +339,10 @@ TIMES = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3), min_size
 @given(until=TIMES, trees=st.integers(0, 2**40), window=st.booleans())
 def test_a_question_travels_whole(until: list[int], trees: int, window: bool) -> None:
     times = np.array(until)
-    asked = Asked(np.arange(times.size) + trees, times, times[::-1].copy() if window else None)
-    for told in (None, Asked(asked.tree), asked):
+    asked = TreesAndTimes(
+        np.arange(times.size) + trees, times, times[::-1].copy() if window else None
+    )
+    for told in (None, TreesAndTimes(asked.tree), asked):
         draw = Draw(("a", "b", "c"), 2, 1, timed=told is asked)
         sent = DrawRequest(draw, np.arange(times.size), told)
         header, arrays = codec.encode(sent.map(PackedInts.of))
@@ -348,9 +350,9 @@ def test_a_question_travels_whole(until: list[int], trees: int, window: bool) ->
         found = codec.decode(body, arrays, DrawRequest[PackedInts]).map(PackedInts.unpack)
         assert found.draw == draw
         assert found.nodes.tolist() == sent.nodes.tolist()
-        assert (found.asked is None) == (told is None)
+        assert (found.trees is None) == (told is None)
         for name in ("tree", "until", "since") if told is not None else ():
-            one, other = getattr(found.asked, name), getattr(told, name)
+            one, other = getattr(found.trees, name), getattr(told, name)
             assert (one is None) == (other is None)
             assert one is None or one.tolist() == other.tolist()
 

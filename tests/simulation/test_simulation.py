@@ -20,7 +20,7 @@ from support.simulation import (
     run_job,
 )
 
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import SourceOptions
 from gigl_loader.source.sampled_input import epoch_order
 from gigl_loader.wire.batch_shares import OwnBatches, share_of_batches
 from gigl_loader.wire.requests import ProducerRequest, Runs
@@ -180,7 +180,7 @@ def test_batches_of_a_consumer_by_formula() -> None:
             for batch in share_of_batches(
                 total,
                 ProducerRequest(
-                    epoch_options=EpochOptions(seed=1), shard=shard, num_shards=shards,
+                    source_options=SourceOptions(seed=1), shard=shard, num_shards=shards,
                     client_ranks=Runs.of(range(consumers)),
                 ),
                 consumer,

@@ -19,9 +19,9 @@ from gigl_loader.tables.table_files import (
     ids_in,
     in_type,
     matrix_in,
-    named,
     number_type,
     quoted,
+    quoted_name,
     stamp,
     stored_type,
     time_type,
@@ -103,7 +103,7 @@ def test_a_path_is_no_pattern(tmp_path: Path) -> None:
                            to_read(tmp_path / name, "/*.parquet")):  # fmt: skip
                 assert engine.sql(f"SELECT x FROM read_parquet({source})").fetchall() == [(number,)]
     assert to_read("s3://bucket/a*") == "'s3://bucket/a*'"
-    assert (quoted("it's"), named('a"b')) == ("'it''s'", '"a""b"')
+    assert (quoted("it's"), quoted_name('a"b')) == ("'it''s'", '"a""b"')
 
 
 def test_a_file_that_changed_is_told(tmp_path: Path) -> None:

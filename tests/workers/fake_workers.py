@@ -15,7 +15,7 @@ from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.memory import segments
 from gigl_loader.memory.leases import ShmChannel
 from gigl_loader.memory.slots import Slot, SlotWriter
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import SourceOptions
 from gigl_loader.testing import as_worker_gets
 from gigl_loader.workers import pipe
 from gigl_loader.workers.pipe import WorkerSetup
@@ -197,7 +197,7 @@ def make_producer(
     producer = DistSamplingProducer(
         dataset, sampler_input, config, options,
         ShmChannel(options.channel_capacity, channel_size, register),
-        epoch_options=EpochOptions(
+        source_options=SourceOptions(
             seed=seed, in_order=in_order, timeout_s=timeout, max_restarts=max_restarts
         ),
     )  # fmt: skip

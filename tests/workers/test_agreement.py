@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.options import SAME_MEMORY_VARIABLE, CacheOptions, EpochOptions
+from gigl_loader.options import SAME_MEMORY_VARIABLE, CacheOptions, SourceOptions
 from gigl_loader.rowcache.machine import name_of_rows
 from gigl_loader.source import start_turns
 from gigl_loader.source.sampled_input import make_plan
@@ -35,7 +35,7 @@ ON_RANK: list[list[tuple[str, int] | None]] = [[*addresses] for addresses in ADD
 
 
 def _ranks(view: Any, cache: CacheOptions | None = None, takes: Any = None) -> Agreement:
-    how = EpochOptions(seed=1, **{"cache": cache, **(takes or {})})
+    how = SourceOptions(seed=1, **{"cache": cache, **(takes or {})})
     config = SimpleNamespace(
         num_neighbors=[3, 2], with_edge=False, with_weight=False, collect_features=True
     )
@@ -56,7 +56,7 @@ def _together(
         found.join(StoreRendezvous(store, rank, len(parts), 30.0), Security(), lambda: "10.0.0.1")
         found.connect(on[rank])
         then(found)
-        found.settle()
+        found.leave_rendezvous()
         return found
 
     with ThreadPoolExecutor(len(parts)) as pool:

@@ -13,9 +13,9 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, SEED_TIME, BatchTicket
 from gigl_loader.options import (
     CustomSamplerOptions,
-    EpochOptions,
     ExpansionOptions,
     KHopNeighborSamplerOptions,
+    SourceOptions,
 )
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND
@@ -106,13 +106,13 @@ def test_a_plan_has_edge_types_in_one_order_on_all_ranks() -> None:
     others = {("b", "to", "a"): [3, 2], ("a", "to", "b"): [1, -1]}
     names = SimpleNamespace(input_type="b")
     for fanouts in (others, dict(reversed(others.items()))):
-        plan = make_plan(view, names, _config(num_neighbors=fanouts), EpochOptions(seed=7))
+        plan = make_plan(view, names, _config(num_neighbors=fanouts), SourceOptions(seed=7))
         assert list(plan.fanouts.items()) == [
             (("a", "to", "b"), (1, -1)), (("b", "to", "a"), (3, 2))
         ]  # fmt: skip
         assert (plan.input_type, plan.seed) == ("b", 7)
     alone = SimpleNamespace(input_type=None)
-    plan = make_plan(view, alone, _config(with_edge=True), EpochOptions(seed=7, replace=True))
+    plan = make_plan(view, alone, _config(with_edge=True), SourceOptions(seed=7, replace=True))
     assert plan.fanouts == {EDGE: (3, 2)}
     assert (plan.input_type, plan.with_edge, plan.replace) == (NODE, True, True)
 
@@ -148,7 +148,7 @@ def test_seeds_have_times_that_can_be_compared() -> None:
 
 
 def test_weights_and_times_do_not_go_together() -> None:
-    options = EpochOptions(seed=1, expansion=ExpansionOptions(time_attr="time"))
+    options = SourceOptions(seed=1, expansion=ExpansionOptions(time_attr="time"))
     seeds = _input("any", torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ConfigError, match="with_weight and time_attr"):
         make_plan(_timed(torch.int64), seeds, _config(with_weight=True), options)
@@ -170,7 +170,7 @@ def test_workers_load_the_kernels_that_they_need_alone() -> None:
         caches: bool = False, **config: Any,
     ) -> list[str]:  # fmt: skip
         expansion = options or ExpansionOptions()
-        plan = make_plan(view, names, _config(**config), EpochOptions(seed=7, expansion=expansion))
+        plan = make_plan(view, names, _config(**config), SourceOptions(seed=7, expansion=expansion))
         kind = sampler_kind(None if sampler is None else CustomSamplerOptions(sampler))
         return kernels_of(plan, kind, has_peers=peers, caches=caches)
 
@@ -200,7 +200,7 @@ def test_a_path_that_came_from_a_client_is_the_same_sampler(
     received = sampler_kind(CustomSamplerOptions(kind.path, keywords))
     assert (type(received), received) == (type(kind), kind.with_keywords(keywords))
     view = TinyGraph.random(10, 20).dataset().view()
-    plan = make_plan(view, SimpleNamespace(input_type=None), _config(), EpochOptions(seed=7))
+    plan = make_plan(view, SimpleNamespace(input_type=None), _config(), SourceOptions(seed=7))
     built = received.build(as_worker_gets(view), plan, None)
     assert callable(built.sample), "its path leads to it, and takes its keywords"
 

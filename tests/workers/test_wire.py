@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gigl_loader.errors import ProtocolError
 from gigl_loader.sampler.packing import PackedInts, packed_bytes
-from gigl_loader.sampler.plan import Asked, Draw, Drawn, DrawRequest, RowsRequest
+from gigl_loader.sampler.plan import Draw, Drawn, DrawRequest, RowsRequest, TreesAndTimes
 
 DRAW = Draw(("user", "likes", "item"), 5, 2**64 - 1, with_edge=True, timed=True)
 _ints = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20).map(
@@ -27,15 +27,15 @@ def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 
 @given(nodes=_ints, tree=_ints, until=_maybe, since=_maybe, is_asked=st.booleans())
 def test_a_question_for_neighbours(nodes, tree, until, since, is_asked: bool) -> None:
-    request = DrawRequest(DRAW, nodes, Asked(tree, until, since) if is_asked else None)
+    request = DrawRequest(DRAW, nodes, TreesAndTimes(tree, until, since) if is_asked else None)
     found = request.map(PackedInts.of).map(PackedInts.unpack)
     assert found.draw == DRAW
     assert _same(found.nodes, nodes)
-    assert (found.asked is None) == (not is_asked)
-    if found.asked is not None:
-        assert _same(found.asked.tree, tree)
-        assert _same(found.asked.until, until)
-        assert _same(found.asked.since, since)
+    assert (found.trees is None) == (not is_asked)
+    if found.trees is not None:
+        assert _same(found.trees.tree, tree)
+        assert _same(found.trees.until, until)
+        assert _same(found.trees.since, since)
 
 
 @given(counts=_ints, neighbors=_ints, edge_ids=_maybe)
@@ -70,12 +70,12 @@ def test_numbers_that_are_not_all_there_are_refused() -> None:
     ids = np.arange(1000) ** 2
     rows = RowsRequest("node_features", "a", ids).map(PackedInts.of)
     cut = replace(rows.ids, words=rows.ids.words[:-1])
-    asked = Asked(ids, ids, ids).map(PackedInts.of)
+    asked = TreesAndTimes(ids, ids, ids).map(PackedInts.of)
     draw = DrawRequest(DRAW, ids).map(PackedInts.of)
     answer = Drawn(ids, ids, ids).map(PackedInts.of)
     broken: list[Any] = [
         replace(rows, ids=cut), replace(draw, nodes=cut),
-        replace(draw, asked=replace(asked, tree=cut)),
+        replace(draw, trees=replace(asked, tree=cut)),
         *(replace(asked, **{name: cut}) for name in ("tree", "until", "since")),
         *(replace(answer, **{name: cut}) for name in ("counts", "neighbors", "edge_ids")),
     ]  # fmt: skip

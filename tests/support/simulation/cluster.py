@@ -40,13 +40,12 @@ from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import GiglLoaderError
-from gigl_loader.loader import config as loader_config
-from gigl_loader.loader import iterator
+from gigl_loader.loader import iterator, sampling_options
 from gigl_loader.loader import world as loader_world
 from gigl_loader.loader.epoch import EpochProgress, LoaderStats
 from gigl_loader.loader.world import WorldShare, check_same_start
 from gigl_loader.message import BATCH, Attempt
-from gigl_loader.options import CacheOptions, EpochOptions
+from gigl_loader.options import CacheOptions, SourceOptions
 from gigl_loader.rowcache import tables as tables
 from gigl_loader.server import (
     batch_sender,
@@ -401,7 +400,7 @@ class SimulatedJob:
             loaded = RemoteSource(
                 DistServer.create_sampling_producer, None, self._inputs, self._config,
                 self._options(), None,
-                EpochOptions(
+                SourceOptions(
                     seed=size.seed, timeout_s=size.timeout_s,
                     cache=CacheOptions(size=size.cache) if size.cache else None,
                 ),
@@ -504,7 +503,7 @@ class SimulatedJob:
 
 
 def _config(graph: DistDataset, size: Size) -> SamplingConfig:
-    return loader_config.create_sampling_config(
+    return sampling_options.create_sampling_config(
         [10, 5], graph.schema, batch_size=1, shuffle=True, drop_last=False, with_weight=False,
         with_edge=False, seed=size.seed,
     )  # fmt: skip

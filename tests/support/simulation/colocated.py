@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import SourceOptions
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, rendezvous
@@ -103,13 +103,13 @@ def meet_colocated(ranks: int, *, ranks_per_machine: int = 8, workers: int = 4) 
     def start(rank: int) -> None:
         own: Any = replace(view, num_partitions=ranks, partition_idx=rank)
         meeting = StoreRendezvous(store, rank, ranks, _TIMEOUT_S)  # type: ignore[arg-type]
-        one = Agreement(own, None, EpochOptions(seed=0))  # type: ignore[arg-type]
+        one = Agreement(own, None, SourceOptions(seed=0))  # type: ignore[arg-type]
         one.join(meeting, Security.resolve(insecure=True), lambda: world.process.host)
         # between the two meetings, as in a loader's start
         world.sleep(_WORKERS_START_S)
         listening = [(world.process.host, 30_000 + number) for number in range(workers)]
         one.connect(list(listening))
-        one.settle()
+        one.leave_rendezvous()
         # all that is its own: not the store, nor the graph
         plans[rank] = [
             held for held in vars(one).values() if held is not meeting and held is not own

@@ -145,7 +145,7 @@ class SimulatedRows(RowQuestions):
         job, number = self.job, self._cluster.stand_in(server, self._cluster.lost)
         process, _ = job.servers[number]
         if not process.alive:
-            raise self._cluster.connection(number).named(
+            raise self._cluster.connection(number).note_failure(
                 PeerLostError(f"{process.name} is gone", End.GONE)
             )
         now, size = job.world.clock.now, count * job.size.rows.row_bytes

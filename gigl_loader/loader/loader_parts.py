@@ -21,16 +21,16 @@ from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, explained_limits
 from gigl_loader.in_process.device_source import DeviceSource, PartitionedSource
 from gigl_loader.in_process.in_process_source import InProcessSource
-from gigl_loader.loader.args import LoaderOptions
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.config import NO_PORT, graph_store_options
-from gigl_loader.loader.deployment import remote_source
-from gigl_loader.loader.pad_keyword import make_padding
-from gigl_loader.loader.runtime import (
+from gigl_loader.loader.job_ranks import (
     DistributedRuntimeInfo,
     join_worker_group,
     runtime_or_alone,
 )
+from gigl_loader.loader.loader_options import LoaderOptions
+from gigl_loader.loader.pad_keyword import make_padding
+from gigl_loader.loader.process_role import remote_source
+from gigl_loader.loader.sampling_options import NO_PORT, graph_store_options
 from gigl_loader.loader.seed_input import RankInput, share_input, told_to_others, weighted_types
 from gigl_loader.loader.start_line import (
     GAVE_BATCH_SIZE,
@@ -142,15 +142,15 @@ def colocated_arguments(
     with told_to_others():
         data, whole, sampler, config = _check_colocated(dataset, options, make_input)
         given = options.with_chosen_sampler(sampler, data.schema, whole.input_type)
-        epoch_options, device = given.epoch_options(), given.batch_device(runtime.local_rank)
+        source_options, device = given.source_options(), given.batch_device(runtime.local_rank)
         check_on_device(data, device, in_process=given.in_process)
         padding = make_padding(
             options, config.num_neighbors, data.schema, data.view().num_nodes, [whole], sampler,
             runtime.world_size,
         )  # fmt: skip
-    same = given.same_on_all_ranks(config, epoch_options)
+    same = given.same_on_all_ranks(config, source_options)
     told = RankInput(
-        seed=epoch_options.seed,
+        seed=source_options.seed,
         weighted=weighted_types(data) if given.is_weighted else None,
         partition=(data.num_partitions, data.partition_idx),
         options={**same, "input_type": repr(whole.input_type)},
@@ -161,7 +161,7 @@ def colocated_arguments(
     own, given_seeds = sampler_input.node.numel(), whole.node.numel()
     log_start(kind, local_seeds(data, whole), own, given_seeds)
     # Before the producer exists, since its plan has the seed in every draw.
-    epoch_options = replace(epoch_options, seed=seed)
+    source_options = replace(source_options, seed=seed)
     if device.type == "cpu" and given.num_cpu_threads is not None:
         torch.set_num_threads(given.num_cpu_threads)
     join_worker_group(runtime.rank, runtime.world_size)
@@ -171,10 +171,10 @@ def colocated_arguments(
         "dataset": data, "sampler_input": sampler_input, "dataset_schema": data.schema,
         "sampling_config": config, "device": device, "runtime": runtime,
         "worker_options": worker_options, "sampler_options": given.sampler_options,
-        "epoch_options": epoch_options, "padding": padding,
+        "source_options": source_options, "padding": padding,
         "producer": producer(
             data, sampler_input, config, sampler_options=given.sampler_options,
-            epoch_options=epoch_options,
+            source_options=source_options,
         ),
     }  # fmt: skip
 
@@ -295,7 +295,7 @@ def remote_arguments(
         "dataset": dataset, "sampler_input": inputs, "dataset_schema": schema,
         "sampling_config": config, "runtime": runtime,
         "device": given.batch_device(runtime.local_rank),
-        "epoch_options": given.epoch_options(),
+        "source_options": given.source_options(),
         "worker_options": worker_options, "producer": remote_source().create_producer,
         "sampler_options": given.sampler_options,
         "padding": make_padding(

@@ -13,7 +13,7 @@ from support.glt import (
 
 from gigl_loader import BaseDistLoader, ConfigError, UsageError, WrongTypeError
 from gigl_loader.in_process.in_process_source import InProcessSource
-from gigl_loader.loader.deployment import (
+from gigl_loader.loader.process_role import (
     check_context,
     check_deployment,
     the_producer,

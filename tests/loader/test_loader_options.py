@@ -12,7 +12,7 @@ from gigl_loader import (
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
 )
-from gigl_loader.loader.args import LoaderOptions, checked_device
+from gigl_loader.loader.loader_options import LoaderOptions, checked_device
 
 
 def _args(num_neighbors: Any = (2,), **how: Any) -> LoaderOptions:
@@ -23,9 +23,9 @@ def test_what_was_left_out_has_its_default() -> None:
     args = _args(batch_size=7, disjoint=True)
     assert (args.batch_size, args.num_workers) == (7, 1)
     assert args.expansion.disjoint is True
-    options = args.epoch_options()
+    options = args.source_options()
     assert options.expansion is args.expansion
-    assert _args(seed=5, timeout=9.0).epoch_options().seed == 5
+    assert _args(seed=5, timeout=9.0).source_options().seed == 5
 
 
 def test_keywords_of_the_expansion_are_beside_the_others() -> None:

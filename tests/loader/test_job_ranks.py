@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch_geometric.data import Data
 
 from gigl_loader import ConfigError, DistABLPLoader, DistDataset, DistNeighborLoader, UsageError
-from gigl_loader.loader.runtime import (
+from gigl_loader.loader.job_ranks import (
     DistributedContext,
     from_addresses,
     resolve_runtime,

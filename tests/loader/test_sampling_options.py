@@ -12,7 +12,7 @@ from gigl_loader.dataset.schema import (
     FeatureInfo,
     message_passing_to_positive_label,
 )
-from gigl_loader.loader.config import (
+from gigl_loader.loader.sampling_options import (
     check_workers,
     checked_function,
     create_colocated_worker_options,

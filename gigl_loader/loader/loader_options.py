@@ -19,7 +19,8 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.config import (
+from gigl_loader.loader.job_ranks import DistributedContext
+from gigl_loader.loader.sampling_options import (
     Device,
     NumNeighbors,
     check_pad,
@@ -28,7 +29,6 @@ from gigl_loader.loader.config import (
     flag,
     positive,
 )
-from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.loader.world import check_shard
 from gigl_loader.message import PPR
 from gigl_loader.options import (
@@ -37,7 +37,6 @@ from gigl_loader.options import (
     DEFAULT_TIMEOUT_S,
     CacheOptions,
     CustomSamplerOptions,
-    EpochOptions,
     EvenRanks,
     Exchange,
     ExpansionKeywords,
@@ -47,6 +46,7 @@ from gigl_loader.options import (
     PPRSamplerOptions,
     SamplerOptions,
     Shard,
+    SourceOptions,
     options_of_batches,
 )
 from gigl_loader.sampler.kinds import SamplerKind
@@ -352,9 +352,9 @@ class LoaderOptions:
                 "have features in the dataset already: leave those out of one of the two"
             )
 
-    def epoch_options(self) -> EpochOptions:
+    def source_options(self) -> SourceOptions:
         """Return seed, order and deadline; a missing seed is drawn now."""
-        return EpochOptions(
+        return SourceOptions(
             seed=seed_or_drawn(self.seed),
             replace=self.replace,
             in_order=self.in_order,
@@ -367,12 +367,12 @@ class LoaderOptions:
             cache=self.cache,
         )
 
-    def same_on_all_ranks(self, config: SamplingConfig, options: EpochOptions) -> dict[str, str]:
+    def same_on_all_ranks(self, config: SamplingConfig, options: SourceOptions) -> dict[str, str]:
         """Return the options on which all ranks have to agree, as strings by name.
 
         Args:
             config: Made of these arguments and the schema.
-            options: From `epoch_options`.
+            options: From `source_options`.
         """
         of_batches = options_of_batches(config, self.sampler_options, options)
         # As the user gave them: derived values may depend on the contents of a partition.

@@ -21,9 +21,9 @@ from gigl_loader import (
 )
 from gigl_loader.client import source
 from gigl_loader.loader import seed_input, start_line
-from gigl_loader.loader.args import LoaderOptions
-from gigl_loader.loader.assemble import is_remote, remote_arguments
-from gigl_loader.loader.runtime import DistributedRuntimeInfo, from_addresses
+from gigl_loader.loader.job_ranks import DistributedRuntimeInfo, from_addresses
+from gigl_loader.loader.loader_options import LoaderOptions
+from gigl_loader.loader.loader_parts import is_remote, remote_arguments
 from gigl_loader.loader.seed_input import (
     RankInput,
     digest,
