@@ -143,16 +143,10 @@ def a_rank_stops_beside_two(rank: int, size: int) -> None:
     ) as told:
         list(batches)
     assert "has ended" not in str(told.value)
-    meet_in_store_of([0, 2], "both have given up")
+    meet_in_store("both have given up", [0, 2])
     if rank == 0:
         os.kill(pids[1], signal.SIGKILL)
     end_at_once()
-
-
-def meet_in_store_of(ranks: list[int], name: str) -> None:
-    store = dist.distributed_c10d._get_default_store()
-    store.set(f"{name}/{dist.get_rank()}", "")
-    store.wait([f"{name}/{rank}" for rank in ranks])
 
 
 def a_rank_stops(rank: int, size: int) -> None:
