@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 # nothing that needs torch: if that cannot be imported, versions are printed before
 import gigl_loader
-from gigl_loader._gloo import VARIABLE, interface_needed
 from gigl_loader.errors import ConfigError, UsageError, without_default_types
+from gigl_loader.gloo_interface import VARIABLE, interface_needed
 from gigl_loader.memory import segments
 from gigl_loader.system import Footprint, meminfo, number_in, usable_cpus
 from gigl_loader.transport import own_address, sockets

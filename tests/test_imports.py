@@ -25,7 +25,7 @@ def _path(file: Path) -> str:
 DOWNWARD = {
     ("message.py", "dataset"): "messages are keyed by the schema's node and edge types",
     ("options.py", "dataset"): "fanouts are keyed by the schema's edge types",
-    ("_gloo.py", "transport"): "what it asks about addresses; it opens nothing",
+    ("gloo_interface.py", "transport"): "what it asks about addresses; it opens nothing",
     ("utils.py", "transport"): "GiGL's module path: names alone, for scripts written for GiGL",
     ("diagnose.py", "transport"): "a command: it stands above everything",
     ("diagnose.py", "memory"): "the same",
