@@ -114,7 +114,7 @@ def _sift_up(keys, items, child):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _write_sorted(items, size, out, at):  # type: ignore[no-untyped-def]
+def write_sorted(items, size, out, at):  # type: ignore[no-untyped-def]
     """Write the first ``size`` items, ascending, to ``out[at:]``; they are sorted in place.
 
     A heapsort of our own: Numba takes seconds to compile its sort.
@@ -140,7 +140,7 @@ def _write_sorted(items, size, out, at):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _first_above(keys, size, goal):  # type: ignore[no-untyped-def]
+def first_above(keys, size, goal):  # type: ignore[no-untyped-def]
     """Return the position of the first of ``size`` ascending keys above ``goal``; else ``size``."""
     low, high = 0, size
     while low < high:
@@ -176,7 +176,7 @@ def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, i
             for j in range(take):
                 goal = unit(row, j) * total
                 # This skips positions of weight 0, whose sum equals the previous one.
-                position = _first_above(keys, end - start, goal)
+                position = first_above(keys, end - start, goal)
                 # Only weights that are not finite get past the end: a number below 1 times a finite
                 # total never reaches the total, rounded or not.
                 positions[at + j] = min(start + position, end - 1)
@@ -198,7 +198,7 @@ def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, i
                     _sift_down(keys, items, size)
             # A heap leaves them in its own order. In ascending order, memory is read forwards and
             # the result does not depend on the heap.
-            _write_sorted(items, take, positions, at)
+            write_sorted(items, take, positions, at)
         at += take
 
 
@@ -246,7 +246,7 @@ def draw_labor(indices, weights, starts, degrees, counts, key, keys, items, posi
                 keys[0] = value
                 items[0] = offset
                 _sift_down(keys, items, size)
-        _write_sorted(items, take, positions, at)
+        write_sorted(items, take, positions, at)
         at += take
 
 
