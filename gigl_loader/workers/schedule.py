@@ -285,7 +285,8 @@ class UnderWay:
         """Each worker's batches, in the order in which it got them."""
         self._lost: list[BatchTicket] = []
         self._alone: set[int] = set()
-        self._suspected: set[tuple[int, int]] = set()
+        self.suspected: set[tuple[int, int]] = set()
+        """Batches that a lost worker may have died of, and that nobody has sampled since."""
         self._deaths: Counter[tuple[int, int]] = Counter()
         """Number of workers by batch that ended by themselves while it was their only one."""
         self._losses: Counter[tuple[int, int]] = Counter()
@@ -299,7 +300,7 @@ class UnderWay:
     def give(self, worker: int, ticket: BatchTicket) -> None:
         """Note that ``worker`` was sent a batch to sample."""
         self.tickets[worker].append(ticket)
-        if ticket.content in self._suspected:
+        if ticket.content in self.suspected:
             self._alone.add(worker)
 
     def done(self, worker: int, ticket: BatchTicket) -> None:
@@ -338,7 +339,7 @@ class UnderWay:
         # Which of the begun ones it died of is unknown, so each is tried alone.
         suspects = had[: self._concurrency]
         self._lost = sorted([*self._lost, *had], key=lambda ticket: ticket.position)
-        self._suspected.update(ticket.content for ticket in suspects)
+        self.suspected.update(ticket.content for ticket in suspects)
         # with several batches all are suspects, so nothing is counted against this one
         if len(suspects) == 1:
             self._losses[suspects[0].content] += 1
@@ -356,7 +357,7 @@ class UnderWay:
         return None
 
     def _acquit(self, ticket: BatchTicket) -> None:
-        self._suspected.discard(ticket.content)
+        self.suspected.discard(ticket.content)
         for counted in (self._deaths, self._losses):
             del counted[ticket.content]  # a Counter raises no error for a missing key
 
@@ -380,7 +381,7 @@ class UnderWay:
         # its epoch was cancelled: no consumer waits for it, so it is not sampled again
         while self._lost and not is_wanted(self._lost[0]):
             self._acquit(self._lost.pop(0))
-        if not self._lost or (self._lost[0].content in self._suspected and not idle):
+        if not self._lost or (self._lost[0].content in self.suspected and not idle):
             return None
         return self._lost.pop(0)
 
