@@ -142,7 +142,7 @@ class DeviceSampler:
         memory: DeviceMemory, timeout_s: float, cache: int | float | None = None,
     ) -> None:  # fmt: skip
         self._roots = require_neighbor_sampler(sampler)
-        self._plan, self._graph, self._kernels = plan, graph, kernels
+        self._plan, self.graph, self._kernels = plan, graph, kernels
         self._view = view = graph.view
         self._memory, self._timeout_s = memory, timeout_s
         self.kept = self._kept_rows(cache)
@@ -259,7 +259,7 @@ class DeviceSampler:
                 downloads["node", name] = self._memory.downloaded(self._node_ids(name, type_keys))
         for edge_type, sampled in edges.items():
             if ("edge", edge_type) in owners:
-                ids = self._graph.edge_ids(edge_type, sampled.offsets)
+                ids = self.graph.edge_ids(edge_type, sampled.offsets)
                 downloads["edge", edge_type] = self._memory.downloaded(ids)
         return downloads
 
@@ -337,10 +337,10 @@ class DeviceSampler:
         }
         if self._plan.with_edge:
             for edge_type, sampled in drawn.edges.items():
-                ids["edge", edge_type] = self._graph.edge_ids(edge_type, sampled.offsets)
+                ids["edge", edge_type] = self.graph.edge_ids(edge_type, sampled.offsets)
         kept = self._kept_features(drawn)
         wanted = [matrix for matrix in self._matrices if matrix not in kept]
-        return ids, {**kept, **self._graph.rows(ids, wanted)}
+        return ids, {**kept, **self.graph.rows(ids, wanted)}
 
     def _matrices_of_batches(self) -> list[Matrix]:
         """Return the matrices whose rows batches have, in an order that all ranks share."""

@@ -12,10 +12,14 @@ from torch_geometric.data import Data
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, partition_graph
 from gigl_loader.commands.planning import main
 from gigl_loader.dataset.placement import Placement
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.in_process import device_source
-from gigl_loader.in_process.device_source import DeviceSource
+from gigl_loader.on_device.device_expansion import DeviceExpansion
+from gigl_loader.on_device.device_graph import LocalDeviceGraph
+from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.sampler.bounds import BATCHES_HELD
+from gigl_loader.sampler.plan import SamplingPlan
 
 NODES, DEGREE, DIM = 2000, 25, 32
 ONE: dict[str, Any] = {"batch_size": 50, "num_workers": 0, "seed": 1}
@@ -88,12 +92,11 @@ def test_batches_that_do_not_fit_are_refused_before_one_is_launched(
 ) -> None:
     dataset = DistDataset.from_pyg(_data()).to("cpu", kernels="torch")
     nodes = torch.arange(200)
-    small_memory.free = 10**12
-    with DistNeighborLoader(dataset, [5, 4], nodes, **ONE) as loader:
-        source = loader._source
-        assert isinstance(source, DeviceSource)
-        one = source._sampler._expansion.device_bytes({"default_homogeneous_node_type": 50})
-        under_way = source._concurrency
+    view, under_way = dataset.view(), 4
+    plan = SamplingPlan(input_type=NODE, fanouts=dict.fromkeys(view.adjacency, (5, 4)), seed=1)
+    kernels = TorchKernels(torch.device("cpu"))
+    graph = LocalDeviceGraph(view, list(plan.fanouts), kernels)
+    one = DeviceExpansion(graph, plan, kernels, None).device_bytes({NODE: 50})
     rows = _planned(capsys)["batches"] / (under_way + BATCHES_HELD) - one
     assert 0 < rows <= 50 * (1 + 5 + 20) * DIM * 4, "the plan counts rows besides"
     small_memory.free = one * (under_way + BATCHES_HELD)
