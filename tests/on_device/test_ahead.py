@@ -1,6 +1,6 @@
 """The host does not wait for a device that is two steps behind it: counted, on a pretended one."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import digest_cases as cases
@@ -11,7 +11,6 @@ from without_values import DEVICE, GraphWithoutValues
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.device.memory import DeviceMemory
-from gigl_loader.in_process import device_source
 from gigl_loader.memory.tensors import as_received
 from gigl_loader.on_device.device_expansion import SampledEdges
 from gigl_loader.on_device.device_kernels import TorchKernels
@@ -57,8 +56,8 @@ class LateMemory(DeviceMemory):
 
 
 @pytest.fixture
-def late_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_source, "DeviceMemory", LateMemory)
+def late_device(memory_of_devices: Callable[[type[DeviceMemory]], None]) -> None:
+    memory_of_devices(LateMemory)
 
 
 def _placed(**how: Any) -> DistDataset:

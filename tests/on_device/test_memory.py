@@ -1,6 +1,7 @@
 """Too little memory of a device is said before anything is allocated, with the plan's figures."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from gigl_loader.commands.planning import main
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.device.memory import DeviceMemory
-from gigl_loader.in_process import device_source
 from gigl_loader.on_device.device_expansion import DeviceExpansion
 from gigl_loader.on_device.device_graph import LocalDeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels
@@ -82,8 +82,10 @@ class SmallMemory(DeviceMemory):
 
 
 @pytest.fixture
-def small_memory(monkeypatch: pytest.MonkeyPatch) -> type[SmallMemory]:
-    monkeypatch.setattr(device_source, "DeviceMemory", SmallMemory)
+def small_memory(
+    memory_of_devices: Callable[[type[DeviceMemory]], None],
+) -> type[SmallMemory]:
+    memory_of_devices(SmallMemory)
     return SmallMemory
 
 
