@@ -324,10 +324,10 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         if self._shard == "world":
             check_same_start(epoch, yielded, self._seed, self._runtime.world_size)
 
-    def _make_iterator(self, positions: list[int], progress: EpochProgress) -> EpochIterator:
+    def _make_iterator(self, num_left: int, progress: EpochProgress) -> EpochIterator:
         self._stats.num_received = progress.yielded
         return EpochIterator(
-            self._source, positions, progress,
+            self._source, num_left, progress,
             collate=self._collated, stats=self._stats, engine=self._engine,
             depth=self._device_prefetch,
             split=self._padding.split if self._padding and self._may_split else None,
