@@ -48,7 +48,7 @@ from gigl_loader.loader.world import check_same_input, check_same_start, check_s
 from gigl_loader.message import IS_HETERO, Received, SampleMessage, stays_on_host
 from gigl_loader.options import EvenRanks, SamplerOptions, Shard, SourceOptions, options_of_batches
 from gigl_loader.ranks import COULD_NOT_BUILD, report_failure_to_ranks
-from gigl_loader.sampler.plan import DRAW_VERSION, WEIGHTED_VERSION
+from gigl_loader.sampler.plan import draw_version
 from gigl_loader.source.batch_source import BatchSource
 from gigl_loader.source.remote_dataset import RemoteDataset
 from gigl_loader.source.sampled_input import seed_or_drawn
@@ -104,6 +104,8 @@ class BaseDistLoader(AnswersOthers, DistLoader):
     """Whether this is a loader's copy in a forked process: the parent owns the loader."""
     _shutdowned = True
     """GLT's name; also set for a loader whose constructor raised before anything was started."""
+    _has_strict_pairs = False
+    """Whether the loader draws pairs of nodes that are no edges; see `draw_version`."""
 
     # The steps by which loaders, and users' subclasses, make the arguments below.
     resolve_runtime = staticmethod(resolve_runtime)
@@ -390,7 +392,9 @@ class BaseDistLoader(AnswersOthers, DistLoader):
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "seed": self._seed,
-            "draw_version": WEIGHTED_VERSION if by_logarithm else DRAW_VERSION,
+            "draw_version": draw_version(
+                by_logarithm=by_logarithm, strict_pairs=self._has_strict_pairs
+            ),
             **({} if of_world else of_rank),
             **({"pad": str(self._padding)} if self._may_split else {}),
         }
