@@ -130,9 +130,11 @@ class DeviceSource(PlacedSource):
     def _graph_of(self, placed: PartitionView[Tensor], kernels: TorchKernels) -> DeviceGraph:
         return LocalDeviceGraph(placed, list(self._plan.fanouts), kernels)
 
-    def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
+    def start_epoch(
+        self, attempt: Attempt, batches: Sequence[int], positions: Sequence[int]
+    ) -> None:
         """Begin an epoch; the rest of the previous one is dropped."""
-        super().start_epoch(attempt, batches)
+        super().start_epoch(attempt, batches, positions)
         self._num_launched = 0
 
     def cancel_epoch(self) -> None:
@@ -290,5 +292,5 @@ def _wants_whole_edges(place: Placement, partitions: PartitionedGraph) -> bool:
 def _no_request(epoch: EpochBatches, step: int) -> SampleRequest:
     """Return a request without seeds, for a step in which only other ranks have a batch."""
     none = np.empty(0, np.int64)
-    ticket = BatchTicket(0, epoch.attempt.serial, epoch.attempt.epoch, 0, step)
+    ticket = BatchTicket(0, epoch.attempt.serial, epoch.attempt.epoch, 0, turn=step)
     return SampleRequest(ticket, none, none)

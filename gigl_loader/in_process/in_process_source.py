@@ -117,14 +117,19 @@ class EpochBatches:
     Args:
         attempt: The epoch, and the attempt at it.
         batches: Indices of its batches.
+        positions: Position of each in the loader's epoch.
         order: Positions of the seeds in the input; None: in the input's order.
         room: Batches that may have been sampled and not taken.
     """
 
-    def __init__(self, attempt: Attempt, batches: Sequence[int], order: Any, room: int) -> None:
-        self.attempt, self.batches, self.order = attempt, batches, order
+    def __init__(
+        self, attempt: Attempt, batches: Sequence[int], positions: Sequence[int], order: Any,
+        room: int,
+    ) -> None:  # fmt: skip
+        self.attempt, self.batches, self.positions = attempt, batches, positions
+        self.order = order
         self.taken = 0
-        """Batches that the trainer has; also the position of its next one."""
+        """Batches that the trainer has; also the step of its next one."""
         self.is_broken_off = False
         self.error: BaseException | None = None
         """The first one; it ends the epoch."""
@@ -295,7 +300,9 @@ class InProcessSource:
 
     # -- epochs ------------------------------------------------------------------------------------
 
-    def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
+    def start_epoch(
+        self, attempt: Attempt, batches: Sequence[int], positions: Sequence[int]
+    ) -> None:
         """Begin an epoch; the rest of the previous one is dropped."""
         if self._shut_down:
             raise UsageError("this loader was shut down: build a new one")
@@ -311,7 +318,7 @@ class InProcessSource:
             order = epoch_order(len(self._input), seed, attempt.epoch).numpy()
         # Threads get the epoch as an argument: they work on this one, even after the next has
         # begun.
-        begun = self._epoch = EpochBatches(attempt, batches, order, self._room())
+        begun = self._epoch = EpochBatches(attempt, batches, positions, order, self._room())
         self._threads = [
             # Daemons: the interpreter does not wait at its end for lanes whose other ranks are
             # gone.
@@ -483,8 +490,10 @@ class InProcessSource:
 
     def _request_of(self, epoch: EpochBatches, step: int) -> SampleRequest:
         attempt = epoch.attempt
-        batch = epoch.batches[step]
-        ticket = BatchTicket(0, attempt.serial, attempt.epoch, batch, step, attempt.seed)
+        ticket = BatchTicket(
+            0, attempt.serial, attempt.epoch, epoch.batches[step], epoch.positions[step],
+            attempt.seed, step,
+        )  # fmt: skip
         return self._input.request(ticket, epoch.order, self.sampling_config.batch_size)
 
     # -- stop --------------------------------------------------------------------------------------

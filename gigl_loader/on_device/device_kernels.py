@@ -2,9 +2,9 @@
 
 A host that asked the device for the size of each result would wait for it at every hop. So a result
 has its largest possible size, known from the fan-outs, and its unused places are marked. Two
-implementations return the same bits as `sampler.compiled` on the CPU: `TorchKernels` in plain
-operators, for any device and without an extra, and `warp_kernels.WarpKernels`, compiled, for CUDA
-(and, in tests, for the CPU).
+implementations return the same bits as `sampler.sampling_kernels` on the CPU: `TorchKernels` in
+plain operators, for any device and without an extra, and `warp_kernels.WarpKernels`, compiled, for
+CUDA (and, in tests, for the CPU).
 
 No plain operator waits for the device: none whose result's shape depends on values (``nonzero``,
 ``unique``, a boolean mask), and no value is read. `tests/on_device/test_waits.py` runs all of them
@@ -230,7 +230,7 @@ def _counts(degrees: Tensor, fanout: int, *, replace: bool) -> Tensor:
 
 
 def _without_replacement(numbers: Tensor, degrees: Tensor, counts: Tensor) -> Tensor:
-    """Return ``[n, width]`` draws by Floyd's method; see `compiled.draw_uniform`."""
+    """Return ``[n, width]`` draws by Floyd's method; see `sampling_kernels.draw_uniform`."""
     drawn = torch.zeros_like(numbers, dtype=torch.int64)
     for place in range(numbers.shape[1]):
         last = degrees - counts + place

@@ -58,7 +58,7 @@ from gigl_loader.on_device.device_graph import DeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.sampler.bounds import BATCHES_HELD
-from gigl_loader.sampler.neighbor import NeighborSampler, attribute_names
+from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SamplingPlan
 from gigl_loader.sizes import size_in_words
 
@@ -150,7 +150,7 @@ class DeviceSampler:
         self._expansion = DeviceExpansion(graph, plan, kernels, self._roots.nodes.bits)
         self._attributes: dict[Any, list[str]] = {}
         if plan.collect_features:
-            self._attributes = attribute_names(view.node_attributes, view.edge_attributes)
+            self._attributes = view.attribute_names()
         self._matrices = self._matrices_of_batches()
 
     def _kept_rows(self, cache: int | float | None) -> KeptRows | None:

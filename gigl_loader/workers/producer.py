@@ -288,14 +288,16 @@ class DistSamplingProducer:
             self._tasks.remove(number)
 
     def start_epoch(
-        self, epoch: Attempt | int, batches: Sequence[int] | None = None, stream: int = 0
-    ) -> None:
+        self, epoch: Attempt | int, batches: Sequence[int] | None = None,
+        positions: Sequence[int] | None = None, *, stream: int = 0,
+    ) -> None:  # fmt: skip
         """Begin an epoch; the rest of the previous one is dropped.
 
         Args:
             epoch: The attempt; a plain number means the epoch's next attempt after the last one
                 started.
             batches: Indices of the batches to sample, in this order (None: all).
+            positions: Position of each in the loader's epoch; None: they count from 0.
             stream: Number of the consumer.
 
         Raises:
@@ -309,7 +311,7 @@ class DistSamplingProducer:
             self._tasks.raise_if_fatal()
             self.recovery.start_epoch()
             chosen = range(self.num_batches) if batches is None else batches
-            self._tasks.begin(stream, epoch, chosen)
+            self._tasks.begin(stream, epoch, chosen, positions)
             self.recovery.note_progress()
             self._tasks.dispatch()
 

@@ -47,7 +47,8 @@ class BatchStream(Generic[T]):
         self.error: Exception | None = None
         """Failure that ended the attempt; `take` raises it until the next attempt starts."""
         self._batches: Sequence[int] = ()
-        # all of them hold positions in `_batches`
+        self._positions: Sequence[int] = ()
+        # all of these hold turns: a batch's number in `_batches`
         self._started = 0
         self._again: deque[int] = deque()
         """Batches put back: they are started again, before the others."""
@@ -56,16 +57,21 @@ class BatchStream(Generic[T]):
         self.on_room: Callable[[int], None] | None = None
         """Called with the stream's number when one of its batches may be started."""
 
-    def start(self, attempt: Attempt | int, batches: Sequence[int]) -> Attempt:
+    def start(
+        self, attempt: Attempt | int, batches: Sequence[int],
+        positions: Sequence[int] | None = None,
+    ) -> Attempt:  # fmt: skip
         """Begin an epoch over ``batches`` and drop the rest of the last one; return the attempt.
 
         Args:
             attempt: The attempt; a plain epoch means its next attempt after the last one started.
             batches: Indices within the epoch.
+            positions: Position of each in the loader's epoch; None: they count from 0.
         """
         if isinstance(attempt, int):
             attempt = Attempt(attempt, 1 if self.attempt is None else self.attempt.serial + 1)
         self._drop(batches)
+        self._positions = range(len(batches)) if positions is None else positions
         self.attempt, self.is_broken_off, self.error = attempt, False, None
         self._tell_room()
         return attempt
@@ -156,31 +162,31 @@ class BatchStream(Generic[T]):
         if not self.has_room or self.attempt is None:
             return None
         if self._again:
-            position = self._again.popleft()
+            turn = self._again.popleft()
         else:
-            position = self._started
+            turn = self._started
             self._started += 1
-        attempt, batch = self.attempt, self._batches[position]
+        attempt, batch, position = self.attempt, self._batches[turn], self._positions[turn]
         return BatchTicket(
-            self.number, attempt.serial, attempt.epoch, batch, position, attempt.seed
+            self.number, attempt.serial, attempt.epoch, batch, position, attempt.seed, turn
         )
 
     def arrived(self, ticket: BatchTicket, item: T) -> bool:
         """File a finished batch; return False if it belongs to a cancelled epoch."""
         if not self.wants(ticket):
             return False
-        self._arrived[ticket.position] = item
+        self._arrived[ticket.turn] = item
         return True
 
     def take(self) -> T | None:
         """Return the next batch, or None if it has not arrived; raises the error of the epoch."""
         if self.error is not None:
             raise self.error
-        # out of order: the first to arrive, as dicts keep their order; -1 is no position
-        position = self.taken if self.in_order else next(iter(self._arrived), -1)
-        item = self._arrived.pop(position, None)
+        # out of order: the first to arrive, as dicts keep their order; -1 is no turn
+        turn = self.taken if self.in_order else next(iter(self._arrived), -1)
+        item = self._arrived.pop(turn, None)
         if item is not None:
-            self._taken.append(position)
+            self._taken.append(turn)
             self._tell_room()
         return item
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gigl_loader.compiled import jit
 from gigl_loader.on_device.torch_numbers import exponentials
-from gigl_loader.sampler.compiled import jit
 from gigl_loader.sampler.weighted_kernels import exponential, first_above, write_sorted
 
 NUMBERS = st.integers(0, 2**53 - 1) | st.sampled_from([0, 1, 2, 2**52, 2**53 - 2, 2**53 - 1])
