@@ -86,7 +86,7 @@ class PartitionedGraph:
         group = device_group(peers, memory)
         # Without a backend of the devices the host's group serves, through the memory of the CPU.
         own = peers.group if group is None else group
-        self._exchange = RankExchange(own, "batches were sampled together")
+        self._exchange = RankExchange(own, failures=peers.named_failures)
         names = list(plan.fanouts)
         most = peers.most([max_degree(view.adjacency[name].indptr) for name in names])
         self.degrees = dict(zip(names, most, strict=True))
@@ -304,8 +304,7 @@ class PartitionedGraph:
         return _cut(out, routes.receive, widths)
 
     def _swap(self, sent: Tensor, send: list[int], receive: list[int], out: Tensor) -> None:
-        with self._peers.named_failures():
-            self._exchange.swap_values(sent, send, receive, out)
+        self._exchange.swap_values(sent, send, receive, out)
 
 
 def words_of(view: PartitionView[Any], plan: SamplingPlan) -> int:
