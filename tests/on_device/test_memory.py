@@ -15,6 +15,7 @@ from gigl_loader.dataset.placement import Placement
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.in_process import device_source
 from gigl_loader.in_process.device_source import DeviceSource
+from gigl_loader.plan.needs import CONCURRENCY
 from gigl_loader.sampler.bounds import BATCHES_HELD
 
 NODES, DEGREE, DIM = 2000, 25, 32
@@ -92,11 +93,9 @@ def test_batches_that_do_not_fit_are_refused_before_one_is_launched(
     with DistNeighborLoader(dataset, [5, 4], nodes, **ONE) as loader:
         source = loader._source
         assert isinstance(source, DeviceSource)
-        one = source._sampler._expansion.device_bytes({"default_homogeneous_node_type": 50})
         under_way = source._concurrency
-    rows = _planned(capsys)["batches"] / (under_way + BATCHES_HELD) - one
-    assert 0 < rows <= 50 * (1 + 5 + 20) * DIM * 4, "the plan counts rows besides"
-    small_memory.free = one * (under_way + BATCHES_HELD)
+    assert under_way == CONCURRENCY
+    small_memory.free = _planned(capsys)["batches"] + (under_way + BATCHES_HELD) * LABELS
     with DistNeighborLoader(dataset, [5, 4], nodes, **ONE) as loader:
         next(iter(loader))
     small_memory.free -= 1
@@ -105,6 +104,35 @@ def test_batches_that_do_not_fit_are_refused_before_one_is_launched(
         DistNeighborLoader(dataset, [5, 4], nodes, **ONE)
     with DistNeighborLoader(dataset, [5, 4], nodes, **ONE, worker_concurrency=1) as loader:
         next(iter(loader))
+
+
+# 50 roots, then 5 neighbours of each, then 4 of each: every node that a batch may have
+MOST_NODES = 50 * (1 + 5 + 20)
+LABELS = MOST_NODES * 8
+"""Bytes of `y` in a batch, which the plan has no word for."""
+
+
+@pytest.mark.parametrize(
+    ("features", "bytes_of_a_row"),
+    [({}, DIM * 4), ({"feature_dtype": "float16"}, DIM * 6), ({"feature_dtype": "int8"}, DIM * 5)],
+    ids=["float32", "float16, widened", "int8, widened"],
+)
+def test_rows_are_counted(
+    features: dict[str, Any], bytes_of_a_row: int, small_memory: type[SmallMemory],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    partition_graph(_data(), 1, tmp_path, **features)
+    dataset = DistDataset.load(tmp_path, 0).to("cpu", kernels="torch")
+    small_memory.free = 10**12
+    with DistNeighborLoader(dataset, [5, 4], torch.arange(200), **ONE) as loader:
+        source = loader._source
+        assert isinstance(source, DeviceSource)
+        roots = {"default_homogeneous_node_type": 50}
+        without = source._sampler._expansion.device_bytes(roots, {})
+        enough = 3 * (without + MOST_NODES * bytes_of_a_row + LABELS)
+        source._sampler.check(50, 3 - BATCHES_HELD, enough)
+        with pytest.raises(ConfigError, match="and for their rows"):
+            source._sampler.check(50, 3 - BATCHES_HELD, enough - 1)
 
 
 def test_memory_that_torch_keeps_to_use_again_is_free(gpus: Gpus) -> None:
