@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.view import Owner
 from gigl_loader.errors import ConfigError
 from gigl_loader.message import BatchTicket
 from gigl_loader.on_device.device_graph import DeviceGraph, HopRequest
@@ -183,9 +184,19 @@ class DeviceExpansion:
                     "sample with workers"
                 )
 
-    def device_bytes(self, num_roots: Mapping[NodeType, int]) -> int:
-        """Return the bytes that a batch of so many roots takes on the device, without its rows."""
-        return self._bounds(num_roots).device_bytes
+    def device_bytes(
+        self, num_roots: Mapping[NodeType, int], row_bytes: Mapping[Owner, int]
+    ) -> int:
+        """Return the most bytes that a batch of so many roots takes on the device.
+
+        Args:
+            num_roots: By node type.
+            row_bytes: Bytes of all rows of a node or an edge, by their owner.
+        """
+        bounds = self._bounds(num_roots)
+        counts: dict[str, Mapping[Any, int]] = {"node": bounds.nodes, "edge": bounds.edges}
+        rows = sum(counts[kind].get(name, 0) * size for (kind, name), size in row_bytes.items())
+        return bounds.device_bytes + rows
 
     def width(self, edge_type: EdgeType, hop: int) -> int:
         """Return the most neighbours drawn for a node in a hop."""

@@ -17,6 +17,7 @@ Then batches are cut many steps ahead, and their ids come to the host (`tell`).
 """
 
 import logging
+import math
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType, NodeType, reverse_edge_type
-from gigl_loader.dataset.view import Matrix, Owner
+from gigl_loader.dataset.view import Matrix, Owner, owner_of
 from gigl_loader.device.memory import DeviceMemory, LentTensors
 from gigl_loader.errors import ConfigError, PeerTimeoutError
 from gigl_loader.memory.leases import BufferPool
@@ -54,7 +55,7 @@ from gigl_loader.on_device.device_expansion import (
     SampledEdges,
     pair_keys,
 )
-from gigl_loader.on_device.device_graph import DeviceGraph
+from gigl_loader.on_device.device_graph import DeviceGraph, rows_of
 from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.sampler.bounds import BATCHES_HELD
@@ -171,15 +172,27 @@ class DeviceSampler:
         seeds = {self._plan.input_type: batch_size}
         roots = {name: seeds.get(name, 0) for name in self._view.num_nodes}
         self._expansion.check(roots)
-        wanted = (under_way + BATCHES_HELD) * self._expansion.device_bytes(roots)
+        wanted = (under_way + BATCHES_HELD) * self._expansion.device_bytes(roots, self._row_bytes())
         if free is not None and wanted > free:
             raise ConfigError(
                 f"batches take up to {size_in_words(wanted)} of {self._memory.device}, which has "
                 f"{size_in_words(free)} free: {under_way} are under way, with room for all "
-                f"neighbours that they may draw, and {BATCHES_HELD} more are held (`gigl-loader "
-                "plan --gpu` counts the same); give smaller fan-outs or batches, a lower "
-                "worker_concurrency, or sample with workers"
+                f"neighbours that they may draw and for their rows, and {BATCHES_HELD} more are "
+                "held (`gigl-loader plan --gpu` counts the same); give smaller fan-outs or "
+                "batches, a lower worker_concurrency, or sample with workers"
             )
+
+    def _row_bytes(self) -> dict[Owner, int]:
+        """Return the bytes of all rows that a batch has of a node or an edge, by owner."""
+        sizes: dict[Owner, int] = {}
+        for matrix in self._matrices:
+            rows, owner = rows_of(self._view, matrix), owner_of(*matrix)
+            count = math.prod(rows.values.shape[1:])
+            size = count * rows.values.element_size()
+            if rows.scales is not None:  # widened to float32, beside what is stored
+                size += 4 * count
+            sizes[owner] = sizes.get(owner, 0) + size
+        return sizes
 
     # -- launch ------------------------------------------------------------------------------------
 

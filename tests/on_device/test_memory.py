@@ -13,13 +13,9 @@ from torch_geometric.data import Data
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, partition_graph
 from gigl_loader.commands.planning import main
 from gigl_loader.dataset.placement import Placement
-from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.device.memory import DeviceMemory
-from gigl_loader.on_device.device_expansion import DeviceExpansion
-from gigl_loader.on_device.device_graph import LocalDeviceGraph
-from gigl_loader.on_device.device_kernels import TorchKernels
+from gigl_loader.plan.needs import CONCURRENCY
 from gigl_loader.sampler.bounds import BATCHES_HELD
-from gigl_loader.sampler.plan import SamplingPlan
 
 NODES, DEGREE, DIM = 2000, 25, 32
 ONE: dict[str, Any] = {"batch_size": 50, "num_workers": 0, "seed": 1}
@@ -94,14 +90,7 @@ def test_batches_that_do_not_fit_are_refused_before_one_is_launched(
 ) -> None:
     dataset = DistDataset.from_pyg(_data()).to("cpu", kernels="torch")
     nodes = torch.arange(200)
-    view, under_way = dataset.view(), 4
-    plan = SamplingPlan(input_type=NODE, fanouts=dict.fromkeys(view.adjacency, (5, 4)), seed=1)
-    kernels = TorchKernels(torch.device("cpu"))
-    graph = LocalDeviceGraph(view, list(plan.fanouts), kernels)
-    one = DeviceExpansion(graph, plan, kernels, None).device_bytes({NODE: 50})
-    rows = _planned(capsys)["batches"] / (under_way + BATCHES_HELD) - one
-    assert 0 < rows <= 50 * (1 + 5 + 20) * DIM * 4, "the plan counts rows besides"
-    small_memory.free = one * (under_way + BATCHES_HELD)
+    small_memory.free = _planned(capsys)["batches"] + (CONCURRENCY + BATCHES_HELD) * LABELS
     with DistNeighborLoader(dataset, [5, 4], nodes, **ONE) as loader:
         next(iter(loader))
     small_memory.free -= 1
@@ -110,6 +99,35 @@ def test_batches_that_do_not_fit_are_refused_before_one_is_launched(
         DistNeighborLoader(dataset, [5, 4], nodes, **ONE)
     with DistNeighborLoader(dataset, [5, 4], nodes, **ONE, worker_concurrency=1) as loader:
         next(iter(loader))
+
+
+# 50 roots, then 5 neighbours of each, then 4 of each: every node that a batch may have
+MOST_NODES = 50 * (1 + 5 + 20)
+LABELS = MOST_NODES * 8
+"""Bytes of `y` in a batch, which the plan has no word for."""
+
+
+@pytest.mark.parametrize(
+    ("features", "bytes_of_a_row"),
+    [({}, DIM * 4), ({"feature_dtype": "float16"}, DIM * 6), ({"feature_dtype": "int8"}, DIM * 5)],
+    ids=["float32", "float16, widened", "int8, widened"],
+)
+def test_rows_are_counted(
+    features: dict[str, Any], bytes_of_a_row: int, small_memory: type[SmallMemory],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    partition_graph(_data(), 1, tmp_path, **features)
+    dataset = DistDataset.load(tmp_path, 0).to("cpu", kernels="torch")
+    small_memory.free = 10**12
+    with DistNeighborLoader(dataset, [5, 4], torch.arange(200), **ONE) as loader:
+        source = loader._source
+        assert isinstance(source, DeviceSource)
+        roots = {"default_homogeneous_node_type": 50}
+        without = source._sampler._expansion.device_bytes(roots, {})
+        enough = 3 * (without + MOST_NODES * bytes_of_a_row + LABELS)
+        source._sampler.check(50, 3 - BATCHES_HELD, enough)
+        with pytest.raises(ConfigError, match="and for their rows"):
+            source._sampler.check(50, 3 - BATCHES_HELD, enough - 1)
 
 
 def test_memory_that_torch_keeps_to_use_again_is_free(gpus: Gpus) -> None:
