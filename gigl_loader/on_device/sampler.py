@@ -56,7 +56,7 @@ from gigl_loader.on_device.device_expansion import (
     pair_keys,
 )
 from gigl_loader.on_device.device_graph import DeviceGraph, rows_of
-from gigl_loader.on_device.device_kernels import TorchKernels
+from gigl_loader.on_device.device_kernels import DeviceLabels, TorchKernels
 from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.sampler.bounds import BATCHES_HELD
 from gigl_loader.sampler.neighbor import NeighborSampler
@@ -79,6 +79,8 @@ class PlacedRoots:
     """``[num_trees]`` int64, the seed of each tree."""
     message: SampleMessage = field(default_factory=dict)
     """``fields``, once written."""
+    has_repeats: bool = True
+    """Whether a node of the batch may have several labels, or is in several trees."""
     nbytes: int = 0
     seconds: float = 0.0
     """Seconds of the host to place and draw the batch."""
@@ -99,6 +101,27 @@ class Launched:
     event: Any
 
 
+@dataclass(frozen=True)
+class _DistinctIds:
+    """The ids of one owner in a batch, each once."""
+
+    ids: Tensor
+    """int64, on the device; the first ``count`` are used."""
+    on_host: Tensor
+    """A copy of ``ids``, once the batch's event has passed."""
+    count: Tensor | None = None
+    """``[]`` int64, on the host once the event has passed; None: all are used."""
+    places: Tensor | None = None
+    """``[n]`` int64, on the device: the position in ``ids`` of each id of the batch; None: its
+    own."""
+
+    def array(self) -> Array:
+        """Return the ids on the host."""
+        count = self.on_host.numel() if self.count is None else int(self.count)
+        ids: Array = self.on_host[:count].numpy()
+        return ids
+
+
 @dataclass
 class CutBatch:
     """A batch whose nodes and edges are known, without rows."""
@@ -107,15 +130,13 @@ class CutBatch:
     keys: dict[NodeType, Tensor]
     per_hop: dict[NodeType, list[int]]
     edges: dict[EdgeType, SampledEdges]
-    ids: dict[Owner, Tensor]
-    """Owners with kept features: the ids of a batch, on the host once ``event`` has passed."""
+    ids: dict[Owner, _DistinctIds]
+    """The ids of owners with kept features."""
     event: Any
     number: int = -1
     """Number of the batch in the cache; -1 if it has none."""
     wanted: dict[Owner, Array] = field(default_factory=dict)
-    """``ids``, each once."""
-    places: dict[Owner, Array] = field(default_factory=dict)
-    """Position of each id's row among ``wanted``, if some ids repeat."""
+    """``ids``, once the host has them."""
 
 
 _FIELDS = {"node": NODE_ROWS, "edge": EDGE_ROWS}
@@ -213,7 +234,9 @@ class DeviceSampler:
                 self._pairs(dropped),
             )
             seeds = self._memory.uploaded_array(nodes.seeds) if nodes.disjoint else None
-        return PlacedRoots(request, list(placed.fields), seeds), start
+        has_repeats = self.kept is None or nodes.disjoint  # without a cache nobody asks
+        has_repeats = has_repeats or any(_has_repeats(nodes.keys(name)) for name in nodes.types)
+        return PlacedRoots(request, list(placed.fields), seeds, has_repeats=has_repeats), start
 
     def no_roots(self, request: SampleRequest) -> tuple[PlacedRoots, DeviceRoots]:
         """Return an empty batch, for a rank that only takes part in the exchanges of others."""
@@ -258,23 +281,39 @@ class DeviceSampler:
             if self.kept is not None:
                 # without unused places, as many batches are kept now
                 keys = {name: node_keys.clone() for name, node_keys in keys.items()}
-                ids = self._ids_of_kept(self.kept.owners, keys, edges)
+                ids = self._ids_of_kept(
+                    self.kept.owners, keys, edges, nodes_repeat=launched.roots.has_repeats
+                )
             return CutBatch(launched.roots, keys, per_hop, edges, ids, self._memory.mark())
 
     def _ids_of_kept(
         self, owners: Container[Owner], keys: dict[NodeType, Tensor],
-        edges: dict[EdgeType, SampledEdges],
-    ) -> dict[Owner, Tensor]:  # fmt: skip
-        """Start to copy to the host the ids of a batch whose features are kept."""
-        downloads: dict[Owner, Tensor] = {}
+        edges: dict[EdgeType, SampledEdges], *, nodes_repeat: bool,
+    ) -> dict[Owner, _DistinctIds]:  # fmt: skip
+        """Start to copy to the host the ids of a batch whose features are kept, each once."""
+        distinct: dict[Owner, _DistinctIds] = {}
         for name, type_keys in keys.items():
             if ("node", name) in owners:
-                downloads["node", name] = self._memory.downloaded(self._node_ids(name, type_keys))
+                ids = self._node_ids(name, type_keys)
+                distinct["node", name] = self._distinct(ids, may_repeat=nodes_repeat)
         for edge_type, sampled in edges.items():
             if ("edge", edge_type) in owners:
+                # drawn twice with replacement; and ids that the user gave may repeat
                 ids = self.graph.edge_ids(edge_type, sampled.offsets)
-                downloads["edge", edge_type] = self._memory.downloaded(ids)
-        return downloads
+                distinct["edge", edge_type] = self._distinct(ids, may_repeat=True)
+        return distinct
+
+    def _distinct(self, ids: Tensor, *, may_repeat: bool) -> _DistinctIds:
+        """Start to copy ``ids`` to the host, each once.
+
+        The device finds repeats: the host would sort the ids, in the thread that trains.
+        """
+        if not may_repeat:
+            return _DistinctIds(ids, self._memory.downloaded(ids))
+        labels = DeviceLabels(torch.full_like(ids, -1), ids.new_zeros(()))
+        places = self._kernels.label(labels, ids, torch.ones_like(ids, dtype=torch.bool))
+        on_host = self._memory.downloaded(labels.keys)
+        return _DistinctIds(labels.keys, on_host, self._memory.downloaded(labels.count), places)
 
     def tell(self, drawn: CutBatch) -> None:
         """Announce the rows of a batch to the cache, after all batches before it.
@@ -285,8 +324,7 @@ class DeviceSampler:
         if self.kept is None or drawn.number >= 0:
             return
         self._wait(drawn.event, drawn.roots.request)
-        for owner, ids in drawn.ids.items():
-            drawn.wanted[owner], drawn.places[owner] = np.unique(ids.numpy(), return_inverse=True)
+        drawn.wanted = {owner: distinct.array() for owner, distinct in drawn.ids.items()}
         drawn.number = self.kept.add(drawn.wanted)
         self._rows_of_a_batch = sum(owner_ids.size for owner_ids in drawn.wanted.values())
 
@@ -330,10 +368,14 @@ class DeviceSampler:
             return {}
         try:
             for owner, plan in kept.plan(drawn.number, drawn.wanted).items():
-                ids = self._memory.uploaded_array(drawn.wanted.get(owner, _NO_IDS))
-                places = self._memory.uploaded_array(drawn.places.get(owner, _NO_IDS))
+                if owner not in drawn.ids:
+                    continue
+                distinct = drawn.ids[owner]
+                ids = distinct.ids[: drawn.wanted[owner].size]
                 for matrix in kept.matrices(owner):
-                    features[matrix] = kept.rows(matrix, ids, plan).index_select(0, places)
+                    rows = kept.rows(matrix, ids, plan)
+                    places = distinct.places
+                    features[matrix] = rows if places is None else rows.index_select(0, places)
         except BaseException:
             # Slots were planned for rows that were not written: nobody may read them any more.
             logger.warning(
@@ -411,6 +453,10 @@ class DeviceSampler:
         if self._plan.with_edge:
             tensors[key(EDGE, name)] = ids["edge", edge_type]
             self._add_rows(tensors, "edge", edge_type, name, rows)
+
+
+def _has_repeats(ids: Array) -> bool:
+    return np.unique(ids).size < ids.size
 
 
 def check_plan(plan: SamplingPlan) -> None:

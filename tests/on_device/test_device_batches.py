@@ -9,6 +9,7 @@ from typing import Any
 
 import device_jobs
 import digest_cases as cases
+import numpy as np
 import pytest
 import torch
 from digest_cases import CASES
@@ -165,6 +166,42 @@ def optimum(batches: list[list[int]], slots: int) -> int:
                  for one in held | set(ids)}  # fmt: skip
         held = set(sorted(later, key=later.__getitem__)[:slots])
     return fetched
+
+
+@pytest.mark.parametrize("kernels", ["torch", "warp"])
+@pytest.mark.parametrize(
+    "how", [{}, {"disjoint": True}, {"replace": True}], ids=["merged", "trees", "replace"]
+)
+def test_no_id_is_sorted_on_the_host(
+    how: dict[str, Any], kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids of kept rows are each there once, also where seeds, nodes of trees or edges repeat."""
+    nodes = torch.cat([torch.arange(16), torch.arange(16).repeat_interleave(2)])
+    plain, known = small(), []
+    with DistNeighborLoader(plain, [4, 3], nodes, **ONE, with_edge=True, **how) as loader:
+        known = [batch_digest(batch) for batch in loader]
+        batch_size = loader.batch_size
+    sizes, unique, add, asked = [], np.unique, KeptRows.add, []
+
+    def sorting(ids: Any, **keywords: Any) -> Any:
+        sizes.append(ids.size)
+        return unique(ids, **keywords)
+
+    def adding(kept: KeptRows, wanted: dict[Any, Any]) -> int:
+        asked.extend(wanted.values())
+        return add(kept, wanted)
+
+    dataset = plain.to("cpu", kernels=kernels, features="host", cache="50%")
+    with (
+        monkeypatch.context() as patch,
+        DistNeighborLoader(dataset, [4, 3], nodes, **ONE, with_edge=True, **how) as loader,
+    ):
+        patch.setattr(np, "unique", sorting)
+        patch.setattr(KeptRows, "add", adding)
+        assert [batch_digest(batch) for batch in loader] == known
+    assert all(size <= batch_size for size in sizes), "the roots at most"
+    assert len(asked) == 2 * len(known), "of nodes and of edges"
+    assert all(unique(ids).size == ids.size for ids in asked)
 
 
 def test_a_batch_that_fails_between_plan_and_rows_turns_the_cache_off(

@@ -13,9 +13,14 @@ from torch_geometric.data import Data
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, partition_graph
 from gigl_loader.commands.planning import main
 from gigl_loader.dataset.placement import Placement
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.device.memory import DeviceMemory
+from gigl_loader.on_device.device_expansion import DeviceExpansion
+from gigl_loader.on_device.device_graph import LocalDeviceGraph
+from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.plan.needs import CONCURRENCY
 from gigl_loader.sampler.bounds import BATCHES_HELD
+from gigl_loader.sampler.plan import SamplingPlan
 
 NODES, DEGREE, DIM = 2000, 25, 32
 ONE: dict[str, Any] = {"batch_size": 50, "num_workers": 0, "seed": 1}
@@ -94,7 +99,7 @@ def test_batches_that_do_not_fit_are_refused_before_one_is_launched(
     with DistNeighborLoader(dataset, [5, 4], nodes, **ONE) as loader:
         next(iter(loader))
     small_memory.free -= 1
-    text = rf"batches take up to .* of cpu, .*: {under_way} are under way.*plan --gpu.*lower"
+    text = rf"batches take up to .* of cpu, .*: {CONCURRENCY} are under way.*plan --gpu.*lower"
     with pytest.raises(ConfigError, match=text):
         DistNeighborLoader(dataset, [5, 4], nodes, **ONE)
     with DistNeighborLoader(dataset, [5, 4], nodes, **ONE, worker_concurrency=1) as loader:
@@ -118,16 +123,22 @@ def test_rows_are_counted(
 ) -> None:  # fmt: skip
     partition_graph(_data(), 1, tmp_path, **features)
     dataset = DistDataset.load(tmp_path, 0).to("cpu", kernels="torch")
-    small_memory.free = 10**12
-    with DistNeighborLoader(dataset, [5, 4], torch.arange(200), **ONE) as loader:
-        source = loader._source
-        assert isinstance(source, DeviceSource)
-        roots = {"default_homogeneous_node_type": 50}
-        without = source._sampler._expansion.device_bytes(roots, {})
-        enough = 3 * (without + MOST_NODES * bytes_of_a_row + LABELS)
-        source._sampler.check(50, 3 - BATCHES_HELD, enough)
-        with pytest.raises(ConfigError, match="and for their rows"):
-            source._sampler.check(50, 3 - BATCHES_HELD, enough - 1)
+    small_memory.free = (CONCURRENCY + BATCHES_HELD) * (
+        _bytes_without_rows(dataset) + MOST_NODES * bytes_of_a_row + LABELS
+    )
+    DistNeighborLoader(dataset, [5, 4], torch.arange(200), **ONE).shutdown()
+    small_memory.free -= 1
+    with pytest.raises(ConfigError, match="and for their rows"):
+        DistNeighborLoader(dataset, [5, 4], torch.arange(200), **ONE)
+
+
+def _bytes_without_rows(dataset: DistDataset) -> int:
+    """Return the most bytes of the structure of a batch."""
+    view = dataset.view()
+    plan = SamplingPlan(input_type=NODE, fanouts=dict.fromkeys(view.adjacency, (5, 4)), seed=1)
+    kernels = TorchKernels(torch.device("cpu"))
+    graph = LocalDeviceGraph(view, list(plan.fanouts), kernels)
+    return DeviceExpansion(graph, plan, kernels, None).device_bytes({NODE: 50}, {})
 
 
 def test_memory_that_torch_keeps_to_use_again_is_free(gpus: Gpus) -> None:
