@@ -27,6 +27,7 @@ DOWNWARD = {
     ("options.py", "dataset"): "fanouts are keyed by the schema's edge types",
     ("gloo_interface.py", "transport"): "what it asks about addresses; it opens nothing",
     ("utils.py", "transport"): "GiGL's module path: names alone, for scripts written for GiGL",
+    ("utils.py", "loader"): "the same",
     ("diagnose.py", "transport"): "a command: it stands above everything",
     ("diagnose.py", "memory"): "the same",
     ("diagnose.py", "_glt"): "the same",

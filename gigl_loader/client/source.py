@@ -325,6 +325,11 @@ class RemoteSource:
         return OwnBatches(total, num_shards, len(self._ranks), self._consumer)
 
     @property
+    def producer_ids(self) -> Mapping[int, int]:
+        """Ids of the producers by server, of the servers that take part."""
+        return self._producers.ids
+
+    @property
     def num_batches(self) -> int:
         """Number of this process's batches in an epoch."""
         return len(self._share)

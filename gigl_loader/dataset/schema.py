@@ -91,10 +91,11 @@ def message_passing_to_negative_label(edge_type: EdgeType) -> EdgeType:
     return (src, relation + _NEGATIVE_SUFFIX, dst)
 
 
-def positive_label_to_message_passing(edge_type: EdgeType) -> EdgeType:
-    """Undo `message_passing_to_positive_label`."""
+def label_to_message_passing(edge_type: EdgeType) -> EdgeType:
+    """Undo `message_passing_to_positive_label`, or the function for negatives."""
     src, relation, dst = edge_type
-    return (src, relation.removesuffix(_POSITIVE_SUFFIX), dst)
+    suffix = _POSITIVE_SUFFIX if relation.endswith(_POSITIVE_SUFFIX) else _NEGATIVE_SUFFIX
+    return (src, relation.removesuffix(suffix), dst)
 
 
 def is_label_edge_type(edge_type: EdgeType) -> bool:

@@ -103,6 +103,10 @@ class PartitionAnswers(PartitionSignatures):
         return sorted(self.dataset.view().num_nodes) if self.dataset.is_typed else None
 
     @override
+    def get_edge_weights_registered(self) -> bool:
+        return self.dataset.has_edge_weights
+
+    @override
     def get_node_partition_book(self, node_type: NodeType | None = None) -> PartitionBook:
         return self._of_type(self.dataset.node_partition_book, node_type, "node")
 
