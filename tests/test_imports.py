@@ -38,16 +38,13 @@ DOWNWARD = {
 FACES = {
     "rowcache": {
         # the cache of a machine, and its size
-        "machine": "MachineRows RowsClaim RowsOffer firsts_of_machines memory_for name_of_rows "
-        "shared_memory",
-        "tables": "RowTable WINDOW by_owner remote_bytes segment_bytes tables_for tables_of",
+        "machine": "MachineRows RowsClaim RowsOffer memory_for name_of_rows shared_memory",
+        "tables": "RowTables WINDOW by_owner",
         # one batch through it: drawn ahead, planned, filled
-        "look_ahead": "AheadMemory AheadTasks DrawnAhead DrawnBatch LookAhead STREAM Waiting "
-        "copy_drawn",
+        "look_ahead": "AheadMemory AheadTasks DrawnAhead DrawnBatch LookAhead Waiting copy_drawn",
         "pipeline": "Filling NOT_PLANNED Pipeline READY_S",
         # the cache alone, for slots that lie elsewhere; its kernels, for the supervisor
-        "cache": "MISSING RowCache",
-        "": "cache",
+        "cache": "RowCache",
     },
     "sampler": {
         # for loaders: which sampler, and what its batches may be

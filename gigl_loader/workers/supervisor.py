@@ -22,7 +22,7 @@ import numpy as np
 from numba.core import event
 
 from gigl_loader.errors import explained_limits
-from gigl_loader.rowcache import cache
+from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.sampler.kernels import LOADERS
 from gigl_loader.workers import pipe, worker
 
@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 AT_WORK, AT_REST = "gigl-supervisor", "gigl-at-rest"
 """Names in ``/proc/<pid>/comm``, for who asks what this process is; at most 15 letters."""
 _BLAS = "scipy.linalg"
-KERNELS: dict[str, Callable[[], None]] = {**LOADERS, "cached": cache.load}
+KERNELS: dict[str, Callable[[], None]] = {**LOADERS, "cached": RowCache.load_kernels}
 """Loaders of kernels: those of samplers, and those of the row cache."""
 _loaded: set[str] = set()
 
