@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.dataset.view import Matrix, Owner, Row
-from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
+from gigl_loader.memory.mutex import Mutex
 from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
 from gigl_loader.rowcache import kernels
 from gigl_loader.rowcache.tables import RECENT, CacheMemory, RowTable, segment_bytes
@@ -92,9 +92,9 @@ class RowCache:
 
     def __init__(self, memory: CacheMemory[Array]) -> None:
         segment = memory.segment
-        self.mutex = segment[:MUTEX_BYTES]
-        """The lock of all tables; see `memory.mutex`."""
-        offset = align(MUTEX_BYTES)
+        self.mutex = Mutex(segment[: Mutex.NBYTES])
+        """The lock of all tables."""
+        offset = align(Mutex.NBYTES)
         header = array_in(segment, "int64", (1 + RECENT,), offset)
         self._joined = header[:1]
         """The number of users ever."""
@@ -133,14 +133,14 @@ class RowCache:
 
     def initialise(self) -> None:
         """Turn new memory into a cache without rows; called once, by the process that made it."""
-        make_mutex(self.mutex)
+        self.mutex.make()
         self._joined[:] = self._seen[:] = 0
         for arrays in self.tables.values():
             arrays.forget_all(0)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with holding(self.mutex, _LOCK_S) as was_abandoned:
+        with self.mutex.held(_LOCK_S) as was_abandoned:
             if was_abandoned:  # its holder was killed in the middle of a change
                 # numbers that were given out stay behind the clock: their batches are forgotten
                 newest = 1 + max(arrays.newest for arrays in self.tables.values())

@@ -31,8 +31,8 @@ from gigl_loader.dataset.schema import NEIGHBOR_TIME
 from gigl_loader.dataset.view import ROW_KINDS, PartitionView
 from gigl_loader.errors import UsageError
 from gigl_loader.memory import segments, tensors
-from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
-from gigl_loader.memory.same_host import HostMark, Mark, Region, open_region, region_of, sees
+from gigl_loader.memory.mutex import Mutex
+from gigl_loader.memory.same_host import HostMark, Mark, Region
 from gigl_loader.memory.segments import Array, align, array_in
 from gigl_loader.options import CacheOptions, reads_same_memory
 from gigl_loader.rowcache.cache import RowCache
@@ -87,16 +87,17 @@ class MachineRows:
         # /proc, which needs more than a mapping
         self._release = weakref.finalize(self, os.close, fd)
         self._header: Array = _mapped(fd, _HEADER).numpy()
-        self._nbytes = array_in(self._header, "int64", (1,), MUTEX_BYTES)
-        self._digest = self._header[MUTEX_BYTES + 8 :][:_DIGEST]
+        self._nbytes = array_in(self._header, "int64", (1,), Mutex.NBYTES)
+        self._digest = self._header[Mutex.NBYTES + 8 :][:_DIGEST]
         # before anybody learns of the region, so that a process that opens it finds a lock
+        self._mutex = Mutex(self._header[: Mutex.NBYTES])
         if is_new:
-            make_mutex(self._header[:MUTEX_BYTES])
+            self._mutex.make()
         self._mark = HostMark()
         self._lock = threading.Lock()
         self._shared: CacheMemory[Tensor] | None = None
         self._rows: RowCache | None = None
-        self.region = region_of(fd, _HEADER)
+        self.region = Region.of(fd, _HEADER)
 
     @classmethod
     def new(cls) -> "MachineRows":
@@ -110,9 +111,9 @@ class MachineRows:
         Raises:
             OSError: It cannot be seen from here, or is gone.
         """
-        if not sees(offer.mark):
+        if not offer.mark.is_seen():
             raise OSError("its memory cannot be seen from here")
-        return cls(open_region(offer.region), is_new=False)
+        return cls(offer.region.open(), is_new=False)
 
     def offer(self, what: str) -> RowsOffer:
         """Return the place where others find it."""
@@ -131,7 +132,7 @@ class MachineRows:
         """
         tables = tables.in_order()
         digest = np.frombuffer(_digest_of(tables), np.uint8)
-        with self._lock, holding(self._header[:MUTEX_BYTES], _LOCK_S):
+        with self._lock, self._mutex.held(_LOCK_S):
             # the size is written last: a process killed in the middle leaves no visible change
             if self._nbytes[0] == 0:
                 nbytes = _start(tables) + tables.nbytes

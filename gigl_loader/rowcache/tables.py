@@ -27,7 +27,7 @@ from gigl_loader.dataset.view import (
     Row,
     owner_of,
 )
-from gigl_loader.memory.mutex import MUTEX_BYTES
+from gigl_loader.memory.mutex import Mutex
 from gigl_loader.memory.segments import align, nbytes_of
 from gigl_loader.sampler.plan import SamplingPlan
 
@@ -204,7 +204,7 @@ class RowTables(dict[Owner, RowTable]):
 def segment_bytes(tables: Mapping[Owner, RowTable]) -> int:
     """Return the bytes of a cache of ``tables``."""
     return (
-        align(MUTEX_BYTES)
+        align(Mutex.NBYTES)
         + align(8 * (1 + RECENT))
         + sum(table.nbytes for table in tables.values())
     )

@@ -16,7 +16,6 @@ import pytest
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.dataset.view import Matrix, Owner, Row
 from gigl_loader.errors import UsageError
-from gigl_loader.memory.mutex import holding
 from gigl_loader.options import SAME_MEMORY_VARIABLE, CacheOptions
 from gigl_loader.rowcache import machine
 from gigl_loader.rowcache.cache import RowCache
@@ -95,7 +94,7 @@ def test_a_rank_that_is_killed_while_it_holds_the_lock_is_survived() -> None:
     if killed == 0:
         try:
             rank = _opened(maker, _tables(10))
-            with holding(rank.rows.mutex, 10.0):
+            with rank.rows.mutex.held(10.0):
                 os.kill(os.getpid(), signal.SIGKILL)
         finally:
             os._exit(1)
@@ -115,7 +114,8 @@ def test_memory_that_cannot_be_seen_or_is_for_other_rows_is_not_used() -> None:
     with pytest.raises(UsageError, match="has no cache"):
         _ = opened.rows
     (table,) = _tables(10).values()
-    for tables in (_tables(10, num_ids=5000), {**_tables(10), ("node", "else"): table}):
+    more = RowTables({**_tables(10), ("node", "else"): table})
+    for tables in (_tables(10, num_ids=5000), more):
         assert opened.cache(tables) is None
         assert memory_for(tables, opened) is not opened, "it has one of its own"
     assert memory_for(_tables(7), opened) is opened
