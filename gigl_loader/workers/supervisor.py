@@ -32,7 +32,6 @@ AT_WORK, AT_REST = "gigl-supervisor", "gigl-at-rest"
 _BLAS = "scipy.linalg"
 KERNELS: dict[str, Callable[[], None]] = {**LOADERS, "cached": RowCache.load_kernels}
 """Loaders of kernels: those of samplers, and those of the row cache."""
-_loaded: set[str] = set()
 
 
 def main(kernels: Sequence[str], *, users_code: bool = True) -> None:
@@ -105,12 +104,10 @@ def told_of_compiling(control: pipe.Socket) -> contextlib.AbstractContextManager
 
 
 def load_kernels(control: pipe.Socket, names: Sequence[str]) -> None:
-    """Load kernels by their names in `KERNELS`, once each; tell the trainer of compiled ones."""
+    """Load kernels by their names in `KERNELS`; tell the trainer of compiled ones."""
     with told_of_compiling(control):
         for name in names:
-            if name not in _loaded:
-                KERNELS[name]()
-                _loaded.add(name)
+            KERNELS[name]()  # loaded ones take well under a millisecond
 
 
 @contextlib.contextmanager
