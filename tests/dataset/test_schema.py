@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from gigl_loader.dataset.schema import (
     edge_type_str,
     is_label_edge_type,
+    label_to_message_passing,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
     plain_edge_type,
-    label_to_message_passing,
     reverse_edge_type,
 )
 
