@@ -118,6 +118,12 @@ def expanded_end(edge_dir: EdgeDir) -> int:
     return 1 if edge_dir == "in" else 0
 
 
+def row_type(edge_type: EdgeType, edge_dir: EdgeDir) -> NodeType:
+    """Return the type of the nodes by which edges are grouped; for label edges, the anchors."""
+    by_source = edge_dir == "out" or is_label_edge_type(edge_type)
+    return edge_type[0] if by_source else edge_type[2]
+
+
 def reverse_edge_type(edge_type: EdgeType) -> EdgeType:
     """Return the reverse type of ``edge_type``, by GLT's naming.
 

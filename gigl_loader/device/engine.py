@@ -43,7 +43,7 @@ class TorchBackend:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.copy_stream: Any = _new_stream(device)
+        self.copy_stream: Any = side_stream(device)
 
     def holds(self, tensor: Tensor) -> bool:
         """Return whether ``tensor`` is on the device already."""
@@ -82,10 +82,13 @@ class TorchBackend:
             part.record_stream(stream)
 
 
-def _new_stream(device: torch.device) -> Any:
-    if device.type != "cuda":
-        return None
-    return torch.cuda.Stream(device)
+def side_stream(device: torch.device) -> Any:
+    """Return a new stream for work ahead of the model; None: the device has none.
+
+    Its kernels are short, and the next step waits for them: of blocks that are ready, a device
+    starts theirs before the model's, which otherwise fill it.
+    """
+    return torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
 
 def plain_parts(tensor: Tensor) -> Iterator[Tensor]:

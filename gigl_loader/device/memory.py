@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader.device.engine import full_device
+from gigl_loader.device.engine import full_device, side_stream
 
 # Seconds between two checks of the device, and so the most added to a wait; meanwhile other threads
 # have the interpreter.
@@ -57,7 +57,7 @@ class DeviceMemory:
     def __init__(self, device: torch.device) -> None:
         self.device = full_device(device)  # lanes are threads: their current one is the first
         self._on_cuda = device.type == "cuda"
-        self._stream: Any = torch.cuda.Stream(self.device) if self._on_cuda else None
+        self._stream: Any = side_stream(self.device)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -49,7 +49,7 @@ from gigl_loader.loader.world import check_same_input, check_same_start, check_s
 from gigl_loader.message import IS_HETERO, Received, SampleMessage, stays_on_host
 from gigl_loader.options import EvenRanks, SamplerOptions, Shard, SourceOptions, options_of_batches
 from gigl_loader.ranks import COULD_NOT_BUILD, report_failure_to_ranks
-from gigl_loader.sampler.plan import DRAW_VERSION, WEIGHTED_VERSION
+from gigl_loader.sampler.plan import draw_version
 from gigl_loader.source.batch_source import BatchSource
 from gigl_loader.source.remote_dataset import RemoteDataset
 from gigl_loader.source.sampled_input import seed_or_drawn
@@ -107,6 +107,8 @@ class BaseDistLoader(AnswersOthers, GLTAttributes, DistLoader):
 
     _is_forked = False
     """Whether this is a loader's copy in a forked process: the parent owns the loader."""
+    _has_strict_pairs = False
+    """Whether the loader draws pairs of nodes that are no edges; see `draw_version`."""
 
     # The steps by which loaders, and users' subclasses, make the arguments below.
     resolve_runtime = staticmethod(resolve_runtime)
@@ -291,10 +293,10 @@ class BaseDistLoader(AnswersOthers, GLTAttributes, DistLoader):
         if self._shard == "world":
             check_same_start(epoch, yielded, self._seed, self._runtime.world_size)
 
-    def _make_iterator(self, positions: list[int], progress: EpochProgress) -> EpochIterator:
+    def _make_iterator(self, num_left: int, progress: EpochProgress) -> EpochIterator:
         self._stats.num_received = progress.yielded
         return EpochIterator(
-            self._source, positions, progress,
+            self._source, num_left, progress,
             collate=self._collated, stats=self._stats, engine=self._engine,
             depth=self._device_prefetch,
             split=self._padding.split if self._padding and self._may_split else None,
@@ -357,7 +359,9 @@ class BaseDistLoader(AnswersOthers, GLTAttributes, DistLoader):
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "seed": self._seed,
-            "draw_version": WEIGHTED_VERSION if by_logarithm else DRAW_VERSION,
+            "draw_version": draw_version(
+                by_logarithm=by_logarithm, strict_pairs=self._has_strict_pairs
+            ),
             **({} if of_world else of_rank),
             **({"pad": str(self._padding)} if self._may_split else {}),
         }

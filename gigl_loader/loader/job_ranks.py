@@ -8,9 +8,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from gigl_loader._gloo import interface_towards
 from gigl_loader._glt import get_context, init_worker_group
 from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.gloo_interface import interface_towards
 from gigl_loader.ranks import broadcast_value, gather_from_ranks
 from gigl_loader.transport import free_port, own_address
 

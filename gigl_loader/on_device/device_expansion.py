@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.view import Owner
 from gigl_loader.errors import ConfigError
 from gigl_loader.message import BatchTicket
 from gigl_loader.on_device.device_graph import DeviceGraph, HopRequest
 from gigl_loader.on_device.device_kernels import DeviceLabels, HopDrawn, TorchKernels
 from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
-from gigl_loader.sampler.expansion import draw_of
 from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.sampler.reader import ends_of, row_type
 
 _MOST_PLACES = 1 << 28
 """Most neighbours that one hop over one edge type may reserve: 2 GiB for each array of them."""
@@ -165,7 +164,7 @@ class DeviceExpansion:
     ) -> None:
         self._graph, self._plan, self._kernels, self._bits = graph, plan, kernels, bits
         self._view, self._degrees = graph.view, graph.degrees
-        self._ends = {name: ends_of(name, self._view.edge_dir) for name in plan.fanouts}
+        self._ends = {name: self._view.ends_of(name) for name in plan.fanouts}
 
     def ends(self, edge_type: EdgeType) -> tuple[NodeType, NodeType]:
         """Return (type that is expanded, type of its neighbours)."""
@@ -185,9 +184,19 @@ class DeviceExpansion:
                     "sample with workers"
                 )
 
-    def device_bytes(self, num_roots: Mapping[NodeType, int]) -> int:
-        """Return the bytes that a batch of so many roots takes on the device, without its rows."""
-        return self._bounds(num_roots).device_bytes
+    def device_bytes(
+        self, num_roots: Mapping[NodeType, int], row_bytes: Mapping[Owner, int]
+    ) -> int:
+        """Return the most bytes that a batch of so many roots takes on the device.
+
+        Args:
+            num_roots: By node type.
+            row_bytes: Bytes of all rows of a node or an edge, by their owner.
+        """
+        bounds = self._bounds(num_roots)
+        counts: dict[str, Mapping[Any, int]] = {"node": bounds.nodes, "edge": bounds.edges}
+        rows = sum(counts[kind].get(name, 0) * size for (kind, name), size in row_bytes.items())
+        return bounds.device_bytes + rows
 
     def width(self, edge_type: EdgeType, hop: int) -> int:
         """Return the most neighbours drawn for a node in a hop."""
@@ -252,13 +261,13 @@ class DeviceExpansion:
         roots: DeviceRoots,
     ) -> HopRequest:  # fmt: skip
         """Return the request for the neighbours of a frontier over one edge type."""
-        width, draw = self.width(name, hop), draw_of(self._plan, ticket, hop, name, self._view)
+        width, draw = self.width(name, hop), self._plan.draw_of(ticket, hop, name, self._view)
         if self._bits is None or not width or not keys.numel():
             return HopRequest(draw, width, keys, exist, keys)
         bits = self._bits[self._ends[name][0]]
         trees = torch.where(exist, keys >> bits, 0)
         ids = keys & ((1 << bits) - 1)
-        num_rows = self._view.num_nodes[row_type(name, self._view.edge_dir)]
+        num_rows = self._view.num_nodes[self._view.row_type(name)]
         drawn_by = ids + trees * max(1, num_rows)
         if not draw.timed or roots.until is None:
             return HopRequest(draw, width, ids, exist, drawn_by)

@@ -17,6 +17,7 @@ Then batches are cut many steps ahead, and their ids come to the host (`tell`).
 """
 
 import logging
+import math
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType, NodeType, reverse_edge_type
-from gigl_loader.dataset.view import Matrix, Owner
+from gigl_loader.dataset.view import Matrix, Owner, owner_of
 from gigl_loader.device.memory import DeviceMemory, LentTensors
 from gigl_loader.errors import ConfigError, PeerTimeoutError
 from gigl_loader.memory.leases import BufferPool
@@ -54,11 +55,11 @@ from gigl_loader.on_device.device_expansion import (
     SampledEdges,
     pair_keys,
 )
-from gigl_loader.on_device.device_graph import DeviceGraph
-from gigl_loader.on_device.device_kernels import TorchKernels
+from gigl_loader.on_device.device_graph import DeviceGraph, rows_of
+from gigl_loader.on_device.device_kernels import DeviceLabels, TorchKernels
 from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.sampler.bounds import BATCHES_HELD
-from gigl_loader.sampler.neighbor import NeighborSampler, attribute_names
+from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SamplingPlan
 from gigl_loader.sizes import size_in_words
 
@@ -78,6 +79,8 @@ class PlacedRoots:
     """``[num_trees]`` int64, the seed of each tree."""
     message: SampleMessage = field(default_factory=dict)
     """``fields``, once written."""
+    has_repeats: bool = True
+    """Whether a node of the batch may have several labels, or is in several trees."""
     nbytes: int = 0
     seconds: float = 0.0
     """Seconds of the host to place and draw the batch."""
@@ -98,6 +101,27 @@ class Launched:
     event: Any
 
 
+@dataclass(frozen=True)
+class _DistinctIds:
+    """The ids of one owner in a batch, each once."""
+
+    ids: Tensor
+    """int64, on the device; the first ``count`` are used."""
+    on_host: Tensor
+    """A copy of ``ids``, once the batch's event has passed."""
+    count: Tensor | None = None
+    """``[]`` int64, on the host once the event has passed; None: all are used."""
+    places: Tensor | None = None
+    """``[n]`` int64, on the device: the position in ``ids`` of each id of the batch; None: its
+    own."""
+
+    def array(self) -> Array:
+        """Return the ids on the host."""
+        count = self.on_host.numel() if self.count is None else int(self.count)
+        ids: Array = self.on_host[:count].numpy()
+        return ids
+
+
 @dataclass
 class CutBatch:
     """A batch whose nodes and edges are known, without rows."""
@@ -106,15 +130,13 @@ class CutBatch:
     keys: dict[NodeType, Tensor]
     per_hop: dict[NodeType, list[int]]
     edges: dict[EdgeType, SampledEdges]
-    ids: dict[Owner, Tensor]
-    """Owners with kept features: the ids of a batch, on the host once ``event`` has passed."""
+    ids: dict[Owner, _DistinctIds]
+    """The ids of owners with kept features."""
     event: Any
     number: int = -1
     """Number of the batch in the cache; -1 if it has none."""
     wanted: dict[Owner, Array] = field(default_factory=dict)
-    """``ids``, each once."""
-    places: dict[Owner, Array] = field(default_factory=dict)
-    """Position of each id's row among ``wanted``, if some ids repeat."""
+    """``ids``, once the host has them."""
 
 
 _FIELDS = {"node": NODE_ROWS, "edge": EDGE_ROWS}
@@ -142,7 +164,7 @@ class DeviceSampler:
         memory: DeviceMemory, timeout_s: float, cache: int | float | None = None,
     ) -> None:  # fmt: skip
         self._roots = require_neighbor_sampler(sampler)
-        self._plan, self._graph, self._kernels = plan, graph, kernels
+        self._plan, self.graph, self._kernels = plan, graph, kernels
         self._view = view = graph.view
         self._memory, self._timeout_s = memory, timeout_s
         self.kept = self._kept_rows(cache)
@@ -150,7 +172,7 @@ class DeviceSampler:
         self._expansion = DeviceExpansion(graph, plan, kernels, self._roots.nodes.bits)
         self._attributes: dict[Any, list[str]] = {}
         if plan.collect_features:
-            self._attributes = attribute_names(view.node_attributes, view.edge_attributes)
+            self._attributes = view.attribute_names()
         self._matrices = self._matrices_of_batches()
 
     def _kept_rows(self, cache: int | float | None) -> KeptRows | None:
@@ -171,15 +193,27 @@ class DeviceSampler:
         seeds = {self._plan.input_type: batch_size}
         roots = {name: seeds.get(name, 0) for name in self._view.num_nodes}
         self._expansion.check(roots)
-        wanted = (under_way + BATCHES_HELD) * self._expansion.device_bytes(roots)
+        wanted = (under_way + BATCHES_HELD) * self._expansion.device_bytes(roots, self._row_bytes())
         if free is not None and wanted > free:
             raise ConfigError(
                 f"batches take up to {size_in_words(wanted)} of {self._memory.device}, which has "
                 f"{size_in_words(free)} free: {under_way} are under way, with room for all "
-                f"neighbours that they may draw, and {BATCHES_HELD} more are held (`gigl-loader "
-                "plan --gpu` counts the same); give smaller fan-outs or batches, a lower "
-                "worker_concurrency, or sample with workers"
+                f"neighbours that they may draw and for their rows, and {BATCHES_HELD} more are "
+                "held (`gigl-loader plan --gpu` counts the same); give smaller fan-outs or "
+                "batches, a lower worker_concurrency, or sample with workers"
             )
+
+    def _row_bytes(self) -> dict[Owner, int]:
+        """Return the bytes of all rows that a batch has of a node or an edge, by owner."""
+        sizes: dict[Owner, int] = {}
+        for matrix in self._matrices:
+            rows, owner = rows_of(self._view, matrix), owner_of(*matrix)
+            count = math.prod(rows.values.shape[1:])
+            size = count * rows.values.element_size()
+            if rows.scales is not None:  # widened to float32, beside what is stored
+                size += 4 * count
+            sizes[owner] = sizes.get(owner, 0) + size
+        return sizes
 
     # -- launch ------------------------------------------------------------------------------------
 
@@ -200,7 +234,9 @@ class DeviceSampler:
                 self._pairs(dropped),
             )
             seeds = self._memory.uploaded_array(nodes.seeds) if nodes.disjoint else None
-        return PlacedRoots(request, list(placed.fields), seeds), start
+        has_repeats = self.kept is None or nodes.disjoint  # without a cache nobody asks
+        has_repeats = has_repeats or any(_has_repeats(nodes.keys(name)) for name in nodes.types)
+        return PlacedRoots(request, list(placed.fields), seeds, has_repeats=has_repeats), start
 
     def no_roots(self, request: SampleRequest) -> tuple[PlacedRoots, DeviceRoots]:
         """Return an empty batch, for a rank that only takes part in the exchanges of others."""
@@ -245,23 +281,39 @@ class DeviceSampler:
             if self.kept is not None:
                 # without unused places, as many batches are kept now
                 keys = {name: node_keys.clone() for name, node_keys in keys.items()}
-                ids = self._ids_of_kept(self.kept.owners, keys, edges)
+                ids = self._ids_of_kept(
+                    self.kept.owners, keys, edges, nodes_repeat=launched.roots.has_repeats
+                )
             return CutBatch(launched.roots, keys, per_hop, edges, ids, self._memory.mark())
 
     def _ids_of_kept(
         self, owners: Container[Owner], keys: dict[NodeType, Tensor],
-        edges: dict[EdgeType, SampledEdges],
-    ) -> dict[Owner, Tensor]:  # fmt: skip
-        """Start to copy to the host the ids of a batch whose features are kept."""
-        downloads: dict[Owner, Tensor] = {}
+        edges: dict[EdgeType, SampledEdges], *, nodes_repeat: bool,
+    ) -> dict[Owner, _DistinctIds]:  # fmt: skip
+        """Start to copy to the host the ids of a batch whose features are kept, each once."""
+        distinct: dict[Owner, _DistinctIds] = {}
         for name, type_keys in keys.items():
             if ("node", name) in owners:
-                downloads["node", name] = self._memory.downloaded(self._node_ids(name, type_keys))
+                ids = self._node_ids(name, type_keys)
+                distinct["node", name] = self._distinct(ids, may_repeat=nodes_repeat)
         for edge_type, sampled in edges.items():
             if ("edge", edge_type) in owners:
-                ids = self._graph.edge_ids(edge_type, sampled.offsets)
-                downloads["edge", edge_type] = self._memory.downloaded(ids)
-        return downloads
+                # drawn twice with replacement; and ids that the user gave may repeat
+                ids = self.graph.edge_ids(edge_type, sampled.offsets)
+                distinct["edge", edge_type] = self._distinct(ids, may_repeat=True)
+        return distinct
+
+    def _distinct(self, ids: Tensor, *, may_repeat: bool) -> _DistinctIds:
+        """Start to copy ``ids`` to the host, each once.
+
+        The device finds repeats: the host would sort the ids, in the thread that trains.
+        """
+        if not may_repeat:
+            return _DistinctIds(ids, self._memory.downloaded(ids))
+        labels = DeviceLabels(torch.full_like(ids, -1), ids.new_zeros(()))
+        places = self._kernels.label(labels, ids, torch.ones_like(ids, dtype=torch.bool))
+        on_host = self._memory.downloaded(labels.keys)
+        return _DistinctIds(labels.keys, on_host, self._memory.downloaded(labels.count), places)
 
     def tell(self, drawn: CutBatch) -> None:
         """Announce the rows of a batch to the cache, after all batches before it.
@@ -272,8 +324,7 @@ class DeviceSampler:
         if self.kept is None or drawn.number >= 0:
             return
         self._wait(drawn.event, drawn.roots.request)
-        for owner, ids in drawn.ids.items():
-            drawn.wanted[owner], drawn.places[owner] = np.unique(ids.numpy(), return_inverse=True)
+        drawn.wanted = {owner: distinct.array() for owner, distinct in drawn.ids.items()}
         drawn.number = self.kept.add(drawn.wanted)
         self._rows_of_a_batch = sum(owner_ids.size for owner_ids in drawn.wanted.values())
 
@@ -317,10 +368,14 @@ class DeviceSampler:
             return {}
         try:
             for owner, plan in kept.plan(drawn.number, drawn.wanted).items():
-                ids = self._memory.uploaded_array(drawn.wanted.get(owner, _NO_IDS))
-                places = self._memory.uploaded_array(drawn.places.get(owner, _NO_IDS))
+                if owner not in drawn.ids:
+                    continue
+                distinct = drawn.ids[owner]
+                ids = distinct.ids[: drawn.wanted[owner].size]
                 for matrix in kept.matrices(owner):
-                    features[matrix] = kept.rows(matrix, ids, plan).index_select(0, places)
+                    rows = kept.rows(matrix, ids, plan)
+                    places = distinct.places
+                    features[matrix] = rows if places is None else rows.index_select(0, places)
         except BaseException:
             # Slots were planned for rows that were not written: nobody may read them any more.
             logger.warning(
@@ -337,10 +392,10 @@ class DeviceSampler:
         }
         if self._plan.with_edge:
             for edge_type, sampled in drawn.edges.items():
-                ids["edge", edge_type] = self._graph.edge_ids(edge_type, sampled.offsets)
+                ids["edge", edge_type] = self.graph.edge_ids(edge_type, sampled.offsets)
         kept = self._kept_features(drawn)
         wanted = [matrix for matrix in self._matrices if matrix not in kept]
-        return ids, {**kept, **self._graph.rows(ids, wanted)}
+        return ids, {**kept, **self.graph.rows(ids, wanted)}
 
     def _matrices_of_batches(self) -> list[Matrix]:
         """Return the matrices whose rows batches have, in an order that all ranks share."""
@@ -398,6 +453,10 @@ class DeviceSampler:
         if self._plan.with_edge:
             tensors[key(EDGE, name)] = ids["edge", edge_type]
             self._add_rows(tensors, "edge", edge_type, name, rows)
+
+
+def _has_repeats(ids: Array) -> bool:
+    return np.unique(ids).size < ids.size
 
 
 def check_plan(plan: SamplingPlan) -> None:

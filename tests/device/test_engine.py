@@ -12,7 +12,8 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
 
-from gigl_loader.device.engine import CopyEngine, full_device, plain_parts
+from gigl_loader.device.engine import CopyEngine, TorchBackend, full_device, plain_parts
+from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.device.prefetch import DevicePrefetcher, copy_message
 from gigl_loader.errors import ConfigError
 
@@ -257,6 +258,24 @@ def test_a_broken_device_does_not_hide_the_first_error(caplog: pytest.LogCapture
 def test_a_device_gets_its_index() -> None:
     assert full_device("cpu") == torch.device("cpu")
     assert full_device(torch.device("cuda", 3)) == torch.device("cuda:3")
+
+
+def test_side_streams_come_before_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[torch.device, int]] = []
+
+    class NotedStream:
+        def __init__(self, device: torch.device, priority: int = 0) -> None:
+            made.append((device, priority))
+
+    monkeypatch.setattr(torch.cuda, "Stream", NotedStream)
+    device = torch.device("cuda", 1)
+    TorchBackend(device)
+    DeviceMemory(device)
+    assert made == [(device, -1)] * 2, "in torch lower numbers come first"
+    for without in ("cpu", "meta"):
+        TorchBackend(torch.device(without))
+        DeviceMemory(torch.device(without))
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize("device", ["gpu", 3.4, None])

@@ -9,11 +9,14 @@ from typing import Any
 
 import device_jobs
 import digest_cases as cases
+import numpy as np
 import pytest
 import torch
 from digest_cases import CASES
+from support.sources import source_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_geometric.data import Data
+from without_values import DEVICE, GraphWithoutValues
 
 from gigl_loader import (
     DistDataset,
@@ -23,11 +26,8 @@ from gigl_loader import (
 )
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.errors import ConfigError, SamplingError
-from gigl_loader.in_process.device_source import DeviceSource
-from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.message import BatchTicket
 from gigl_loader.on_device.device_expansion import DeviceExpansion, DeviceRoots
-from gigl_loader.on_device.device_graph import LocalDeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.options import FeatureStoreOptions
@@ -143,10 +143,7 @@ def test_rows_are_kept_until_their_next_use() -> None:
             dataset, [4, 3], nodes, **ONE, shuffle=True, with_edge=False
         ) as loader:
             wanted = [batch.n_id.unique() for _ in range(3) for batch in loader]
-            source = loader._source
-            assert isinstance(source, DeviceSource)
-            kept = source._sampler.kept
-            assert kept is not None
+            kept = source_of(loader).sampler.kept
             assert kept.hits + kept.misses == sum(one.numel() for one in wanted)
             fetched[cache] = kept.misses
     assert fetched["100%"] == torch.cat(wanted).unique().numel()  # each row once
@@ -169,6 +166,42 @@ def optimum(batches: list[list[int]], slots: int) -> int:
                  for one in held | set(ids)}  # fmt: skip
         held = set(sorted(later, key=later.__getitem__)[:slots])
     return fetched
+
+
+@pytest.mark.parametrize("kernels", ["torch", "warp"])
+@pytest.mark.parametrize(
+    "how", [{}, {"disjoint": True}, {"replace": True}], ids=["merged", "trees", "replace"]
+)
+def test_no_id_is_sorted_on_the_host(
+    how: dict[str, Any], kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids of kept rows are each there once, also where seeds, nodes of trees or edges repeat."""
+    nodes = torch.cat([torch.arange(16), torch.arange(16).repeat_interleave(2)])
+    plain, known = small(), []
+    with DistNeighborLoader(plain, [4, 3], nodes, **ONE, with_edge=True, **how) as loader:
+        known = [batch_digest(batch) for batch in loader]
+        batch_size = loader.batch_size
+    sizes, unique, add, asked = [], np.unique, KeptRows.add, []
+
+    def sorting(ids: Any, **keywords: Any) -> Any:
+        sizes.append(ids.size)
+        return unique(ids, **keywords)
+
+    def adding(kept: KeptRows, wanted: dict[Any, Any]) -> int:
+        asked.extend(wanted.values())
+        return add(kept, wanted)
+
+    dataset = plain.to("cpu", kernels=kernels, features="host", cache="50%")
+    with (
+        monkeypatch.context() as patch,
+        DistNeighborLoader(dataset, [4, 3], nodes, **ONE, with_edge=True, **how) as loader,
+    ):
+        patch.setattr(np, "unique", sorting)
+        patch.setattr(KeptRows, "add", adding)
+        assert [batch_digest(batch) for batch in loader] == known
+    assert all(size <= batch_size for size in sizes), "the roots at most"
+    assert len(asked) == 2 * len(known), "of nodes and of edges"
+    assert all(unique(ids).size == ids.size for ids in asked)
 
 
 def test_a_batch_that_fails_between_plan_and_rows_turns_the_cache_off(
@@ -246,11 +279,9 @@ def test_quantised_rows_are_widened(features: dict[str, Any], tmp_path: Path) ->
     loaded.to("cpu", kernels="torch", **features)
     with DistNeighborLoader(loaded, [3], torch.arange(20), **ONE) as loader:
         batches = list(loader)
-        source = loader._source
-        assert isinstance(source, DeviceSource)
-        kept = source._sampler.kept
-        stored = [] if kept is None else list(kept._slots.values())
-        view = source._sampler._graph.view
+        sampler = source_of(loader).sampler
+        stored = [] if sampler.kept is None else list(sampler.kept._slots.values())
+        view = sampler.graph.view
     for rows in (*(one.values for one in view.node_features.values()), *stored):
         assert rows.dtype == torch.int8, "small until they are in a batch"
     assert [batch_digest(batch) for batch in batches] == known
@@ -267,16 +298,13 @@ def test_no_launch_waits_for_the_device(disjoint: bool, replace: bool) -> None:
         input_type=edge_type[0], fanouts={edge_type: (3, 2)}, seed=1, replace=replace
     )
     bits = {name: 8 for name in view.num_nodes} if disjoint else None
-    graph = LocalDeviceGraph(view, list(plan.fanouts), TorchKernels(torch.device("cpu")))
-    expansion = DeviceExpansion(graph, plan, TorchKernels(torch.device("cpu")), bits)
-    device = torch.device("meta")
-    with FakeTensorMode():
-        graph.view = each_tensor(view, lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
-        expansion._view = graph.view
-        expansion._kernels = graph._kernels = TorchKernels(device)
-        roots = {name: torch.empty(4, dtype=torch.int64, device=device) for name in view.num_nodes}
+    mode = FakeTensorMode()
+    graph = GraphWithoutValues(view, list(plan.fanouts), mode)
+    expansion = DeviceExpansion(graph, plan, TorchKernels(DEVICE), bits)
+    with mode:
+        roots = {name: torch.empty(4, dtype=torch.int64, device=DEVICE) for name in view.num_nodes}
         grown = expansion.run(BatchTicket(0, 0, 0, 0), DeviceRoots(roots))
-        assert grown.counts.device == device
+        assert grown.counts.device == DEVICE
         # as many as the roots and each hop, of nodes and of edges
         assert grown.counts.shape == (3 * len(view.num_nodes) + 2,)
         # what is cut later is cut by numbers that have come to the host
