@@ -1,4 +1,3 @@
-from gigl_loader._glt import NodeSamplerInput as NodeSamplerInput
 from gigl_loader.client.dataset import RemoteDistDataset as RemoteDistDataset
 from gigl_loader.collate.check_padding import check_padding as check_padding
 from gigl_loader.collate.padding import padding_sizes as padding_sizes
@@ -59,6 +58,7 @@ from gigl_loader.loader.node_loader import DistNeighborLoader as DistNeighborLoa
 from gigl_loader.loader.node_loader import DistSubGraphLoader as DistSubGraphLoader
 from gigl_loader.loader.profile import profile_workers as profile_workers
 from gigl_loader.loader.profile import replay as replay
+from gigl_loader.loader.sampling_options import NodeSamplerInput as NodeSamplerInput
 from gigl_loader.memory.segments import SharedMemoryError as SharedMemoryError
 from gigl_loader.options import CustomSamplerOptions as CustomSamplerOptions
 from gigl_loader.options import FeatureStoreOptions as FeatureStoreOptions
