@@ -1,7 +1,7 @@
 """Every kind of loader, in every deployment, gives the bits of ``digests.json``.
 
 The file holds one digest a case, taken from the code as it was before the redesign. A change of
-one is a change of what users' seeds and saved states mean: it needs a new ``DRAW_VERSION``, or a
+one is a change of what users' seeds and saved states mean: it needs a new `draw_version`, or a
 defect that the changelog names.
 """
 
