@@ -11,13 +11,11 @@ from torch_geometric.sampler import NumNeighbors as PyGNumNeighbors
 from gigl_loader._glt import (
     Dataset,
     MpDistSamplingWorkerOptions,
+    NodeSamplerInput,
     RemoteDistSamplingWorkerOptions,
     SamplingConfig,
     SamplingType,
 )
-
-# named twice: it is public, and type checkers do not see what `_glt` finds when it is asked
-from gigl_loader._glt import NodeSamplerInput as NodeSamplerInput
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
     DatasetSchema,
