@@ -5,11 +5,13 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gigl_loader.dataset.directory import check_target, lock_of, only_writer
 from gigl_loader.errors import ConfigError
-from gigl_loader.tables.foreign_graphs import ForeignColumns, ForeignGraph, read_dgl, read_pyg
+from gigl_loader.tables.foreign_graphs import OF_EDGES, OF_NODES, ForeignGraph, read_dgl, read_pyg
 from gigl_loader.tables.gigl_graphs import read_gigl
 from gigl_loader.tables.partition_tables import partition_tables
 
@@ -21,14 +23,15 @@ def partition_foreign(args: argparse.Namespace) -> str:
     if args.library == "glt":
         return _copy_glt(args)
     path = Path(args.tables)
-    columns = ForeignColumns(
-        features=tuple(args.features or ()), label=tuple(args.label or ()), time=args.time,
-        feature_dtype=args.feature_dtype, weight=args.weight,
-        edge_features=tuple(args.edge_features or ()), edge_time=args.edge_time,
-    )  # fmt: skip
+    given = {option: _several(getattr(args, option)) for option in (*OF_NODES, *OF_EDGES)}
     with _folder_for(args) as folder:
-        graph = _READERS[args.library](path, folder, columns)
+        graph = _READERS[args.library](path, folder, given)
         method, count = _choice(args, graph, path)
+        if args.feature_dtype is not None:
+            graph.nodes = {
+                node_type: replace(table, feature_dtype=table.features and args.feature_dtype)
+                for node_type, table in graph.nodes.items()
+            }
         nodes, edges = graph.tables
         report = partition_tables(
             nodes, edges, count, args.root, method=method, edge_dir=args.edge_dir, seed=args.seed,
@@ -38,6 +41,10 @@ def partition_foreign(args: argparse.Namespace) -> str:
             order=args.order or "ids", edge_rows=bool(args.edge_rows),
         )  # fmt: skip
     return f"{report}\n{args.root}: run {report.run}, {report.seconds:.1f} s"
+
+
+def _several(names: Any) -> list[str]:
+    return names if isinstance(names, list) else [names] if names else []
 
 
 def _choice(args: argparse.Namespace, graph: ForeignGraph, path: Path) -> tuple[str, int]:

@@ -8,8 +8,8 @@ ids: with ``method="column"`` nodes keep the ids that they have there.
 import filecmp
 import json
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.tables.dgl_files import read_graph, read_tensors
-from gigl_loader.tables.spec import EdgeTable, NodeTable, TableDtype
+from gigl_loader.tables.spec import EdgeTable, NodeTable
 
 _log = logging.getLogger(__name__)
 _ID, _PARTITION, _SPLIT, _SRC, _DST = (
@@ -32,35 +32,10 @@ _ID, _PARTITION, _SPLIT, _SRC, _DST = (
 _MASKS = {"train_mask": "train", "val_mask": "val", "test_mask": "test"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForeignColumns:
-    """The tensors with a meaning, by name: each type takes those that it has, side by side.
-
-    Features and labels that are not named are called as in the library's own examples.
-    """
-
-    features: tuple[str, ...] = ()
-    label: tuple[str, ...] = ()
-    time: str | None = None
-    feature_dtype: TableDtype | None = None
-    weight: str | None = None
-    edge_features: tuple[str, ...] = ()
-    edge_time: str | None = None
-
-    def of_nodes(self) -> tuple[str, ...]:
-        """Return the names of tensors of nodes."""
-        return *self.features, *self.label, *([self.time] if self.time else [])
-
-    def of_edges(self) -> tuple[str, ...]:
-        """Return the names of tensors of edges."""
-        return *self.edge_features, *(name for name in (self.weight, self.edge_time) if name)
-
-    def with_defaults(self, features: str, label: str, edge_features: str) -> "ForeignColumns":
-        """Return the names, with those of a library where none are given."""
-        return replace(
-            self, features=self.features or (features,), label=self.label or (label,),
-            edge_features=self.edge_features or (edge_features,),
-        )  # fmt: skip
+OF_NODES, OF_EDGES = ("features", "label", "time"), ("edge_features", "weight", "edge_time")
+"""What tensors of nodes and of edges may be, by the names of the command's options."""
+TensorNames = Mapping[str, Sequence[str]]
+"""By these, names of tensors: each type takes those that it has, side by side."""
 
 
 @dataclass
@@ -88,27 +63,29 @@ class _Tables:
 
     Args:
         folder: For the files.
-        columns: What the tensors are.
+        given: Names that the user gave.
+        defaults: Names in this library's own examples.
     """
 
-    def __init__(self, folder: Path, columns: ForeignColumns) -> None:
-        self._folder, self._columns = folder, columns
+    def __init__(self, folder: Path, given: TensorNames, defaults: TensorNames) -> None:
+        self._folder, self._given = folder, given
+        self._names = {**defaults, **{option: names for option, names in given.items() if names}}
+        for options in (OF_NODES, OF_EDGES):
+            names = [name for option in options for name in self._names.get(option, ())]
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ConfigError(f"{', '.join(twice)} is named for two uses of {options}")
         self._files: dict[Any, list[str]] = {}
-        self._names: dict[Any, set[str]] = {}
+        self._columns: dict[Any, set[str]] = {}
         self._tensors: set[str] = set()
 
     def add_nodes(
         self, node_type: NodeType, k: int, ids: Array, tensors: Mapping[str, Array], where: str
     ) -> None:
         """Write the nodes of a type in partition ``k``; ``tensors`` have a row for each."""
-        columns, chosen = self._columns, self._columns.of_nodes()
-        kept = {n for n in tensors if n.isidentifier() and not n.startswith("_")} | {*chosen}
-        rows = self._checked(tensors, len(ids), kept, chosen, where)
-        masks = {split: rows.pop(name) for name, split in _MASKS.items() if name in rows}
-        if masks:
+        others = {name for name in tensors if name.isidentifier() and not name.startswith("_")}
+        rows = self._checked(node_type, tensors, len(ids), OF_NODES, others, where)
+        if masks := {split: rows.pop(name) for name, split in _MASKS.items() if name in rows}:
             rows[_SPLIT] = _splits(masks, where)
-        _put_together(rows, columns.features)
-        _put_together(rows, columns.label)
         rows |= {_ID: ids, _PARTITION: np.full(len(ids), k)}
         self._add(node_type, self._folder / "nodes" / node_type / f"{k:04}.parquet", rows)
 
@@ -116,60 +93,59 @@ class _Tables:
         self, edge_type: EdgeType, k: int, ends: Array, tensors: Mapping[str, Array], where: str
     ) -> None:
         """Write the edges of a type in partition ``k``: ``[2, num_edges]`` ids, and tensors."""
-        chosen = self._columns.of_edges()
-        rows = self._checked(tensors, ends.shape[1], {*chosen}, chosen, where)
-        _put_together(rows, self._columns.edge_features)
+        rows = self._checked(edge_type, tensors, ends.shape[1], OF_EDGES, set(), where)
         rows |= {_SRC: ends[0], _DST: ends[1]}
         folder = self._folder / "edges" / edge_type_str(edge_type)
         self._add(edge_type, folder / f"{k:04}.parquet", rows)
 
     def _checked(
-        self, tensors: Mapping[str, Array], count: int, kept: set[str], chosen: Iterable[str],
-        where: str,
-    ) -> dict[str, Array]:  # fmt: skip
-        """Return the tensors to keep; others are named in a warning."""
-        rows: dict[str, Array] = {}
+        self, key: Any, tensors: Mapping[str, Array], count: int, options: Sequence[str],
+        others: set[str], where: str,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return the tensors to keep: those of ``options`` and ``others``."""
+        named = [self._names.get(option, ()) for option in options]
+        chosen = {name for names in named for name in names}
+        rows: dict[str, Any] = {}
         for name, values in tensors.items():
             fits = values.ndim == 1 or (values.ndim == 2 and values.shape[1] > 0)
             if values.shape[:1] != (count,) or (name in chosen and not fits):
-                raise ConfigError(
-                    f"{where}: {name} has the shape {values.shape}; it must be [{count}] or "
-                    f"[{count}, numbers of a row]"
-                )
-            if name in kept and fits:
+                raise ConfigError(f"{where}: {name} has the shape {values.shape}; it must be "
+                                  f"[{count}] or [{count}, width]")  # fmt: skip
+            if name in chosen | others and fits:
                 rows[name] = values
-        if left_out := sorted(set(tensors) - set(rows)):
+        self._tensors |= {*tensors}
+        left_out = sorted(set(tensors) - set(rows))
+        if left_out and key not in self._columns:  # once, for the first partition
             _log.warning(
                 "%s: %s left out: of edges, --edge-features, --weight and --edge-time are kept; of "
                 "nodes, tensors of one or two dimensions whose name an attribute may have",
                 where, ", ".join(left_out),
             )  # fmt: skip
-        self._tensors |= {*tensors}
+        for names in named:
+            parts = [rows.pop(name) for name in names if name in rows]
+            if parts:
+                rows[names[0]] = parts[0] if len(parts) == 1 else np.column_stack(parts)
         return rows
 
     def _add(self, key: Any, path: Path, rows: Mapping[str, Any]) -> None:
         draft = draft_of(path)
         pq.write_table(arrow_table(rows), draft, row_group_size=1_000_000)
         self._files.setdefault(key, []).append(keep(draft, path))
-        self._names.setdefault(key, set()).update(rows)
+        self._columns.setdefault(key, set()).update(rows)
 
-    def graph(self, num_partitions: int, given: ForeignColumns, where: Path) -> ForeignGraph:
-        """Return the tables; ``given`` are the names that the user gave."""
-        if unknown := sorted({*given.of_nodes(), *given.of_edges()} - self._tensors):
-            raise ConfigError(
-                f"{where} has no tensors {', '.join(unknown)}; it has "
-                f"{', '.join(sorted(self._tensors))}"
-            )
-        graph, columns = ForeignGraph(num_partitions), self._columns
+    def graph(self, num_partitions: int, where: Path) -> ForeignGraph:
+        """Return the tables."""
+        given = {name for names in self._given.values() for name in names}
+        if unknown := sorted(given - self._tensors):
+            raise ConfigError(f"{where} has no tensors {', '.join(unknown)}; it has "
+                              f"{', '.join(sorted(self._tensors))}")  # fmt: skip
+        graph = ForeignGraph(num_partitions)
         for key, files in self._files.items():
-            names = self._names[key]
-            features, label, edge_features, time, weight, edge_time = (
-                next((name for name in wanted if name in names), None)
-                for wanted in (
-                    columns.features, columns.label, columns.edge_features, [columns.time],
-                    [columns.weight], [columns.edge_time],
-                )
-            )  # fmt: skip
+            columns = self._columns[key]
+            features, label, time, edge_features, weight, edge_time = (
+                next((name for name in self._names.get(option, ())[:1] if name in columns), None)
+                for option in (*OF_NODES, *OF_EDGES)
+            )
             if isinstance(key, tuple):
                 graph.edges[key] = [EdgeTable(files, src=_SRC, dst=_DST, features=edge_features,
                                               weight=weight, time=edge_time)]  # fmt: skip
@@ -177,18 +153,9 @@ class _Tables:
             own = {_ID, _PARTITION, _SPLIT, features, label, time}
             graph.nodes[key] = NodeTable(
                 files, id=_ID, partition=_PARTITION, features=features, label=label, time=time,
-                feature_dtype=columns.feature_dtype if features else None,
-                split=_SPLIT if _SPLIT in names else None, attributes=sorted(names - own),
+                split=_SPLIT if _SPLIT in columns else None, attributes=sorted(columns - own),
             )  # fmt: skip
         return graph
-
-
-def _put_together(rows: dict[str, Array], names: Iterable[str]) -> None:
-    """Put some columns side by side, under the name of the first one."""
-    given = [name for name in names if name in rows]
-    if len(given) > 1:
-        parts = [rows.pop(name) for name in given]
-        rows[given[0]] = np.column_stack(parts)
 
 
 def draft_of(path: Path) -> Path:
@@ -214,15 +181,14 @@ def arrow_table(rows: Mapping[str, Any]) -> Any:
     """Return a ``pyarrow.Table`` of columns with a number or a list of numbers for each row."""
     columns = {}
     for name, values in rows.items():
-        if isinstance(values, pa.Array):
-            columns[name] = values
-        else:
+        if isinstance(values, np.ndarray):
             # A copy: values from a file lie at any byte, which Arrow does not take.
-            flat = pa.array(values.flatten())
-            is_flat = values.ndim == 1
-            columns[name] = (
-                flat if is_flat else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
-            )
+            columns[name] = pa.array(values.flatten())
+            if values.ndim == 2:
+                width = values.shape[1]
+                columns[name] = pa.FixedSizeListArray.from_arrays(columns[name], width)
+        else:
+            columns[name] = values
     return pa.table(columns)
 
 
@@ -310,7 +276,7 @@ class _IdRanges:
         return rows[:, 2], ids - rows[:, 0] + rows[:, 3]
 
 
-def read_dgl(path: Path, folder: Path, given: ForeignColumns) -> ForeignGraph:
+def read_dgl(path: Path, folder: Path, given: TensorNames) -> ForeignGraph:
     """Return DGL's or GraphStorm's partitions as tables, whose files are written below ``folder``.
 
     Args:
@@ -332,7 +298,8 @@ def read_dgl(path: Path, folder: Path, given: ForeignColumns) -> ForeignGraph:
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(config_path, error) from error
-    tables = _Tables(folder, given.with_defaults("feat", "label", "feat"))
+    names = {"features": ["feat"], "label": ["label"], "edge_features": ["feat"]}
+    tables = _Tables(folder, given, names)
     originals = _original_ids(config_path.parent, nodes, parts)
     for k, files in enumerate(parts):
         if "part_graph" not in files:
@@ -346,7 +313,7 @@ def read_dgl(path: Path, folder: Path, given: ForeignColumns) -> ForeignGraph:
             ids = originals[node_type][starts[k] : starts[k + 1]]
             tables.add_nodes(node_type, k, ids, by_type[node_type], f"{where}, {node_type}")
         _add_dgl_edges(tables, k, files, nodes, edges, originals)
-    return tables.graph(count, given, path)
+    return tables.graph(count, path)
 
 
 def _dgl_config(path: Path) -> tuple[Path, Any]:
@@ -433,14 +400,15 @@ def _add_dgl_edges(
 # --- PyG ------------------------------------------------------------------------------------------
 
 
-def read_pyg(path: Path, folder: Path, given: ForeignColumns) -> ForeignGraph:
+def read_pyg(path: Path, folder: Path, given: TensorNames) -> ForeignGraph:
     """Return the partitions of ``torch_geometric.distributed.Partitioner`` as tables.
 
     Args and errors are those of `read_dgl`; ``path`` is the directory.
     """
     meta_path = path / "META.json"
     meta = _read_json(meta_path)
-    tables = _Tables(folder, given.with_defaults("x", "y", "edge_attr"))
+    names = {"features": ["x"], "label": ["y"], "edge_features": ["edge_attr"]}
+    tables = _Tables(folder, given, names)
     try:
         typed, count = meta["is_hetero"], int(meta["num_parts"])
         node_types = list(meta["node_types"]) if typed else [""]
@@ -462,7 +430,7 @@ def read_pyg(path: Path, folder: Path, given: ForeignColumns) -> ForeignGraph:
                 )  # fmt: skip
         except (KeyError, TypeError, AttributeError) as error:
             raise damaged(part, error) from error
-    return tables.graph(count, given, path)
+    return tables.graph(count, path)
 
 
 def _add_pyg_nodes(
@@ -470,9 +438,6 @@ def _add_pyg_nodes(
 ) -> None:
     # Ids in the type are apart only where there are several types.
     ids = _array(stored["id"] if node_type else stored["global_id"])
-    owners = part.parent / (f"node_map/{node_type}.pt" if node_type else "node_map.pt")
-    if not np.array_equal(np.sort(ids), np.flatnonzero(_array(_load(owners)) == k)):
-        raise ConfigError(f"{part} is damaged: its nodes {node_type} are not those of {owners}")
     tensors = {name: _array(v) for name, v in stored["feats"].items() if v is not None}
     if "time" in stored:  # of all nodes
         tensors["time"] = _array(stored["time"])[ids]

@@ -17,8 +17,8 @@ from gigl_loader.dataset.schema import edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.tables.foreign_graphs import (
-    ForeignColumns,
     ForeignGraph,
+    TensorNames,
     arrow_table,
     draft_of,
     keep,
@@ -31,18 +31,18 @@ _EXACT = 2**24
 """Largest integer up to which float32, GiGL's type of features, has all of them."""
 
 
-def read_gigl(path: Path, folder: Path, given: ForeignColumns) -> ForeignGraph:
+def read_gigl(path: Path, folder: Path, given: TensorNames) -> ForeignGraph:
     """Return a preprocessed graph as tables, whose files are written below ``folder``.
 
     Args:
         path: The YAML file of a task.
         folder: A directory without other files.
-        given: At most ``feature_dtype``: the metadata name features and labels.
+        given: No names: the metadata have them.
 
     Raises:
         ConfigError: A file is missing, damaged, or has something that tables cannot hold.
     """
-    if given != ForeignColumns(feature_dtype=given.feature_dtype):
+    if any(given.values()):
         raise ConfigError("GiGL's metadata name features and labels: leave out options of columns")
     task = _Message.read(str(path))
     metadata = task["graphMetadata"]
@@ -56,7 +56,6 @@ def read_gigl(path: Path, folder: Path, given: ForeignColumns) -> ForeignGraph:
         table = _RecordTable(output, folder / "nodes" / str(node_type), ids, labels=True)
         graph.nodes[str(node_type)] = NodeTable(
             table.files, id="_id", features=table.features, label=table.label,
-            feature_dtype=given.feature_dtype if table.features else None,
         )  # fmt: skip
     for number, names in metadata.numbered("condensedEdgeTypeMap", "edgeTypes"):
         types = _Message(names, metadata.where)

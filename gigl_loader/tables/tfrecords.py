@@ -25,7 +25,7 @@ from gigl_loader.memory.segments import Array
 
 _CHUNK_BYTES = 32 * 1024 * 1024
 """Read at a time; more only where a record is larger."""
-_CRC_TABLE = np.arange(256, dtype=np.uint32)
+_CRC_TABLE: Array = np.arange(256, dtype=np.uint32)
 for _ in range(8):
     _CRC_TABLE = (_CRC_TABLE >> 1) ^ (np.uint32(0x82F63B78) * (_CRC_TABLE & 1))
 _KINDS = ("nothing", "text", "floats", "integers")
@@ -132,7 +132,7 @@ def _number(data, start, size):  # type: ignore[no-untyped-def]
 def _scan(data, table):  # type: ignore[no-untyped-def]
     """Return starts and ends of whole records, where the rest begins, and if all sums are right."""
     spans = np.empty((2, len(data) // 16), np.int64)  # no record is shorter than its frame
-    position, count = 0, 0
+    position, count = np.int64(0), 0
     while len(data) - position >= 12:
         if _number(data, position + 8, 4) != _crc(data, position, position + 8, table):
             return spans[:, :count], position, False

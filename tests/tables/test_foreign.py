@@ -235,6 +235,7 @@ def test_other_descriptions_of_dgl_are_refused(tmp_path: Path, capsys) -> None:
         return capsys.readouterr().err
 
     assert "no tensors colour; it has age, feat, label, score" in error("--features", "colour")
+    assert "feat is named for two uses" in error("--label", "feat")
     assert "leave out --nodes, --src" in error("--src", "a", "--nodes", "b")
     _edit_config(source, "shop.json", **{"part-1": {"part_graph_graphbolt": "a.pt"}})
     assert "write the partitions with use_graphbolt=False" in error()
