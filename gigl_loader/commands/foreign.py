@@ -11,9 +11,10 @@ from typing import Any
 
 from gigl_loader.dataset.directory import check_target, lock_of, only_writer
 from gigl_loader.errors import ConfigError
-from gigl_loader.tables.foreign_graphs import OF_EDGES, OF_NODES, ForeignGraph, read_dgl, read_pyg
+from gigl_loader.tables.foreign_graphs import OF_EDGES, OF_NODES, count_foreign, read_dgl, read_pyg
 from gigl_loader.tables.gigl_graphs import read_gigl
 from gigl_loader.tables.partition_tables import partition_tables
+from gigl_loader.tables.spec import Method
 
 _READERS = {"dgl": read_dgl, "pyg": read_pyg, "gigl": read_gigl}
 
@@ -24,12 +25,14 @@ def partition_foreign(args: argparse.Namespace) -> str:
         return _copy_glt(args)
     path = Path(args.tables)
     given = {option: _several(getattr(args, option)) for option in (*OF_NODES, *OF_EDGES)}
+    method, count = _choice(args, path)
     with _folder_for(args) as folder:
         graph = _READERS[args.library](path, folder, given)
-        method, count = _choice(args, graph, path)
         if args.feature_dtype is not None:
             graph.nodes = {
-                node_type: replace(table, feature_dtype=table.features and args.feature_dtype)
+                node_type: replace(
+                    table, feature_dtype=args.feature_dtype if table.features else None
+                )
                 for node_type, table in graph.nodes.items()
             }
         nodes, edges = graph.tables
@@ -47,9 +50,12 @@ def _several(names: Any) -> list[str]:
     return names if isinstance(names, list) else [names] if names else []
 
 
-def _choice(args: argparse.Namespace, graph: ForeignGraph, path: Path) -> tuple[str, int]:
+def _choice(args: argparse.Namespace, path: Path) -> tuple[Method, int]:
     """Return method and number of partitions: the library's own, unless a method is given."""
-    own, asked = graph.num_partitions, args.num_partitions
+    own, asked = count_foreign(args.library, path), args.num_partitions
+    count: int | None = own if asked is None else asked
+    if count is None:
+        raise ConfigError(f"{path} has no partitions: give --num-partitions")
     if args.method is None and own is not None:
         if asked not in (None, own):
             raise ConfigError(
@@ -57,9 +63,7 @@ def _choice(args: argparse.Namespace, graph: ForeignGraph, path: Path) -> tuple[
                 "--method to partition the graph again"
             )
         return "column", own
-    if asked is None and own is None:
-        raise ConfigError(f"{path} has no partitions: give --num-partitions")
-    return args.method or "contiguous", own if asked is None else asked
+    return args.method or "contiguous", count
 
 
 @contextmanager

@@ -12,9 +12,10 @@ items; a tensor is a magic number, 0, device, rank, dtype, shape, bytes and the 
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from gigl_loader.dataset.mapped import damaged
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 
+_T = TypeVar("_T")
 _TENSORS, _GRAPHS, _TENSOR = 0xDD5A9FBE3FA2443F, 0xDD2E4FF046B4A13F, 0xDD5E40F096B4A13F
 _HETERO, _META, _RELATION = 0xDD589FBE35224ABF, 0xDD3C5FFE20046ABF, 0xDD2E60F0F6B4A127
 _COMPRESSED, _PAIRS = 0xDD6CD31205DFF127, 0xDD61FFD305DFF127
@@ -67,7 +69,7 @@ def read_graph(path: Path) -> DglGraph:
     return _read(path, _graph_in)
 
 
-def _read(path: Path, content: Any) -> Any:
+def _read(path: Path, content: "Callable[[_Cursor], _T]") -> _T:
     try:
         return content(_Cursor(np.memmap(path, np.uint8, "r")))
     except OSError as error:
@@ -100,7 +102,7 @@ class _Cursor:
     def text(self) -> str:
         return self.take(self.number()).tobytes().decode()
 
-    def several(self, item: Any) -> list[Any]:
+    def several(self, item: Callable[[], _T]) -> list[_T]:
         # A wrong count ends the file, and so the loop: an item takes at least a byte.
         return [item() for _ in range(self.number())]
 

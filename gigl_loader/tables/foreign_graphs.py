@@ -42,8 +42,6 @@ TensorNames = Mapping[str, Sequence[str]]
 class ForeignGraph:
     """A graph of another library, as tables."""
 
-    num_partitions: int | None
-    """Of the library's own; the owners are a column of the nodes. None: it has no partitions."""
     nodes: dict[NodeType, NodeTable] = field(default_factory=dict)
     edges: dict[EdgeType, list[EdgeTable]] = field(default_factory=dict)
 
@@ -53,6 +51,25 @@ class ForeignGraph:
         if len(self.nodes) == len(self.edges) == 1:
             return next(iter(self.nodes.values())), next(iter(self.edges.values()))
         return self.nodes, self.edges
+
+
+def count_foreign(library: str, path: Path) -> int | None:
+    """Return the number of partitions that a library wrote; None: GiGL writes none.
+
+    Raises:
+        ConfigError: Their description is missing or damaged.
+    """
+    if library == "gigl":
+        return None
+    file, content = (
+        _dgl_config(path)
+        if library == "dgl"
+        else (path / "META.json", _read_json(path / "META.json"))
+    )
+    try:
+        return int(content["num_parts"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(file, error) from error
 
 
 # --- tables of partitions -------------------------------------------------------------------------
@@ -133,13 +150,13 @@ class _Tables:
         self._files.setdefault(key, []).append(keep(draft, path))
         self._columns.setdefault(key, set()).update(rows)
 
-    def graph(self, num_partitions: int, where: Path) -> ForeignGraph:
+    def graph(self, where: Path) -> ForeignGraph:
         """Return the tables."""
         given = {name for names in self._given.values() for name in names}
         if unknown := sorted(given - self._tensors):
             raise ConfigError(f"{where} has no tensors {', '.join(unknown)}; it has "
                               f"{', '.join(sorted(self._tensors))}")  # fmt: skip
-        graph = ForeignGraph(num_partitions)
+        graph = ForeignGraph()
         for key, files in self._files.items():
             columns = self._columns[key]
             features, label, time, edge_features, weight, edge_time = (
@@ -302,10 +319,10 @@ def read_dgl(path: Path, folder: Path, given: TensorNames) -> ForeignGraph:
     tables = _Tables(folder, given, names)
     originals = _original_ids(config_path.parent, nodes, parts)
     for k, files in enumerate(parts):
-        if "part_graph" not in files:
+        if missing := {"part_graph", "node_feats", "edge_feats"} - {*files}:
             raise ConfigError(
-                f"{config_path}: partition {k} has {', '.join(files)} and no part_graph; files of "
-                "GraphBolt need DGL: write the partitions with use_graphbolt=False"
+                f"{config_path}: partition {k} has no {', '.join(sorted(missing))}; GraphBolt's "
+                "graphs need DGL: write the partitions with use_graphbolt=False"
             )
         where = str(files["node_feats"])
         by_type = _by_type(read_tensors(files["node_feats"]), nodes.starts, where)
@@ -313,7 +330,7 @@ def read_dgl(path: Path, folder: Path, given: TensorNames) -> ForeignGraph:
             ids = originals[node_type][starts[k] : starts[k + 1]]
             tables.add_nodes(node_type, k, ids, by_type[node_type], f"{where}, {node_type}")
         _add_dgl_edges(tables, k, files, nodes, edges, originals)
-    return tables.graph(count, path)
+    return tables.graph(path)
 
 
 def _dgl_config(path: Path) -> tuple[Path, Any]:
@@ -430,7 +447,7 @@ def read_pyg(path: Path, folder: Path, given: TensorNames) -> ForeignGraph:
                 )  # fmt: skip
         except (KeyError, TypeError, AttributeError) as error:
             raise damaged(part, error) from error
-    return tables.graph(count, path)
+    return tables.graph(path)
 
 
 def _add_pyg_nodes(

@@ -49,7 +49,7 @@ def read_gigl(path: Path, folder: Path, given: TensorNames) -> ForeignGraph:
     rows = _Message.read(task["sharedConfig"].text("preprocessedMetadataUri"))
     nodes = rows["condensedNodeTypeToPreprocessedMetadata"]
     edges = rows["condensedEdgeTypeToPreprocessedMetadata"]
-    graph = ForeignGraph(None)
+    graph = ForeignGraph()
     for number, node_type in metadata.numbered("condensedNodeTypeMap", "nodeTypes"):
         output = nodes[number]
         ids = {"_id": output.text("nodeIdKey")}
@@ -176,8 +176,8 @@ class _RecordTable:
         self._width = output.get("featureDim") if self._features else None
         self.features = "features" if self._features else None
         self.label = "label" if self._labels else None
+        self.files: list[str] = []
         files, names = _record_files(output.text("tfrecordUriPrefix"), output.where)
-        self.files = []
         for number, name in enumerate(names):
             self._convert(files, name, folder / f"{number:06}.parquet")
         if not self.files:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import importlib
 import io
 import json
 import re
@@ -74,7 +75,10 @@ def _check_nodes(case: Case, parts: list[DistDataset], columns: dict[str, str]) 
             original = dataset.to_original(owned, node_type)
             seen += original.tolist()
             view = dataset.view()
-            stored = {"x": view.node_features.get(node_type), "y": view.node_labels.get(node_type)}
+            stored: dict[str, Any] = {
+                "x": view.node_features.get(node_type),
+                "y": view.node_labels.get(node_type),
+            }
             stored |= {n: r for (t, n), r in view.node_attributes.items() if t == node_type}
             assert {n for n, r in stored.items() if r is not None} == {
                 n for n, tensor in columns.items() if tensor in rows
@@ -92,7 +96,7 @@ def _check_nodes(case: Case, parts: list[DistDataset], columns: dict[str, str]) 
 
 
 def _check_edges(
-    case: Case, parts: list[DistDataset], edge_dir: str, weight: str | None, features: str | None
+    case: Case, parts: list[DistDataset], edge_dir: Any, weight: str | None, features: str | None
 ) -> None:
     """Check ends, weight and features of all edges; each is where its expanded end is."""
     for key, rows in case.edges.items():
@@ -107,6 +111,7 @@ def _check_edges(
             original = [dataset.to_original(ends[i], edge_type[2 * i]) for i in (0, 1)]
             extra = []
             if weight is not None:
+                assert adjacency.weights is not None
                 extra.append(adjacency.weights[:, None])
             if features is not None:
                 stored = view.edge_features[edge_type]
@@ -176,8 +181,7 @@ def test_tensors_that_are_left_out_are_named(tmp_path: Path, caplog) -> None:
 
 
 def test_a_run_goes_on_with_the_tables_of_one_that_was_killed(tmp_path: Path, monkeypatch) -> None:
-    from gigl_loader.tables import stages
-
+    stages = importlib.import_module("gigl_loader.tables.stages")
     source = _extract("dgl", tmp_path / "dgl") / "typed"
     root, folder = tmp_path / "parts", tmp_path / ".parts.tables"
 
@@ -569,7 +573,7 @@ def test_rows_of_gigl_that_are_wrong(tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize("heterogeneous", [False, True])
 def test_partitions_of_glt_become_mapped_ones(tmp_path: Path, heterogeneous: bool, capsys) -> None:
     data = TinyGraph.random(30, 90, heterogeneous=heterogeneous).to_pyg()
-    options = {"method": "random", "progress": False}
+    options: Any = {"method": "random", "progress": False}
     partition_graph(data, 2, tmp_path / "glt", format="glt", **options)
     partition_graph(data, 2, tmp_path / "same", **options)
     flags = ["--from", "glt", str(tmp_path / "glt"), "--root", str(tmp_path / "parts")]
