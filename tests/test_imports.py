@@ -39,7 +39,7 @@ DOWNWARD = {
 FACES = {
     "transport": {
         # both ends of a connection: what they call and answer, and who may
-        "": "Caller End IncomingArray Listener Method Mode Peer Reply SILENCE_S Security "
+        "": "Caller EndReason IncomingArray Listener Method Mode Peer Reply SILENCE_S Security "
         "address_towards codec free_port free_ports into_array is_loopback own_address "
         "refuse_loopback_name sockets",
         "reply": "Into",
@@ -64,7 +64,7 @@ FACES = {
         "leases": "BufferPool MessageMemory Packed ServerMemory ShmChannel own_messages "
         "payload_bytes tensors_over",
         # memory that processes of a machine share, and their lock
-        "same_host": "HostMark Mappings Mark Offer Region read_offers",
+        "same_host": "OwnHostProof Mappings SameHostProof Offer Region read_offers",
         "mutex": "Mutex",
         "": "read_ahead same_host segments tensors",
     },
