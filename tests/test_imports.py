@@ -32,6 +32,7 @@ DOWNWARD = {
     ("diagnose.py", "memory"): "the same",
     ("diagnose.py", "_glt"): "the same",
     ("diagnose.py", "workers"): "the same",
+    ("diagnose.py", "on_device"): "the same",
 }
 """Imports against the order that are wanted, each with its reason."""
 
@@ -75,9 +76,9 @@ FACES = {
         "placement": "Placement",
         "schema": "DEFAULT_HOMOGENEOUS_EDGE_TYPE DEFAULT_HOMOGENEOUS_NODE_TYPE DatasetSchema "
         "EdgeDir EdgeType FeatureInfo FilePath NEIGHBOR_TIME NodeType SPLITS Split "
-        "check_type_names edge_type_str is_label_edge_type message_passing_to_negative_label "
-        "message_passing_to_positive_label plain_edge_type positive_label_to_message_passing "
-        "reverse_edge_type row_type",
+        "check_type_names edge_type_str glt_edge_type is_label_edge_type "
+        "label_to_message_passing message_passing_to_negative_label "
+        "message_passing_to_positive_label plain_edge_type reverse_edge_type row_type",
         # edges and rows of given ids, and who has which
         "adjacency": "EdgeBlock all_edges block_of edges_of",
         "lookup": "Kind RowLookup check_ids num_ids_of widened",
@@ -89,11 +90,12 @@ FACES = {
         # directories of partitions: for tables, which write them, and for commands
         "partition_graph": "partition_graph",
         "directory": "FORMATS Format LOCK ORDERS RowOrder check_format check_order check_target "
-        "clear_killed lock_of only_writer",
-        "mapped": "ArraySpec EDGE_ROWS LOOKUPS PARQUET Part is_mapped_format rows_at",
+        "clear_killed complete_or_nothing lock_of only_writer",
+        "mapped": "ArraySpec EDGE_ROWS LOOKUPS PARQUET Part damaged is_mapped_format rows_at",
         "mapped_writer": "PartFiles allow_files index_type new_file seal write_array write_npy "
         "write_numbers",
-        "disk": "bytes_to_read count_partitions",
+        "disk": "bytes_to_read count_partitions read_partition",
+        "view_writer": "write_views",
         "progress": "ProgressLine",
         "": "disk view_writer",
     },

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.scripts import ForkedPython
 
 from gigl_loader import ResourceError, partition_graph
 from gigl_loader.ray.actor import ServerOptions, StorageServer, free_address
@@ -150,7 +151,7 @@ time.sleep(600)
 
 
 def test_a_real_server_ends_with_its_actor(root: Path) -> None:
-    actor = subprocess.Popen(
+    actor = ForkedPython(
         [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(root)],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip

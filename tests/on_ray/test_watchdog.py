@@ -119,18 +119,19 @@ def test_what_will_not_come_back_is_an_error(
     assert caplog.messages == [str(watchdog.error)], "once, however often it is asked"
 
 
-def _raise(error: Exception | None) -> None:
-    if error is not None:
-        raise error
-
-
 def test_a_wait_ends_by_what_it_waits_for_an_error_or_the_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     server: Any = _Server()
     watchdog = Watchdog([server], interval_s=0.01, timeout_s=10, lost_after_s=60)
-    ask, failures = server.ask, iter([RuntimeError("Ray does not respond")])
-    server.ask = lambda: _raise(next(failures, None)) or ask()
+    ask, failures = server.ask, [RuntimeError("Ray does not respond")]
+
+    def fail_first() -> None:
+        if failures:
+            raise failures.pop()
+        ask()
+
+    server.ask = fail_first
     watchdog.start()
     try:
         assert watchdog.wait_for(lambda all_: all_[0]["state"] == "serving", 60)
