@@ -89,8 +89,8 @@ FACES = {
         # directories of partitions: for tables, which write them, and for commands
         "partition_graph": "partition_graph",
         "directory": "FORMATS Format LOCK ORDERS RowOrder check_format check_order check_target "
-        "clear_killed lock_of only_writer",
-        "mapped": "ArraySpec EDGE_ROWS LOOKUPS PARQUET Part is_mapped_format rows_at",
+        "clear_killed complete_or_nothing lock_of only_writer",
+        "mapped": "ArraySpec EDGE_ROWS LOOKUPS PARQUET Part damaged is_mapped_format rows_at",
         "mapped_writer": "PartFiles allow_files index_type new_file seal write_array write_npy "
         "write_numbers",
         "disk": "bytes_to_read count_partitions",
