@@ -1,10 +1,10 @@
 """Placement of a partition's tensors for sampling on a device: there, or in pinned host memory.
 
-The partition in shared memory is unchanged: a placement holds copies. A GPU reads pinned memory
-over its bus (UVA), so features larger than the device's memory can stay on the host.
+The partition in shared memory is unchanged: a placement holds copies on the device. What stays on
+the host is pinned where it lies; a GPU reads it over its bus (UVA), so features larger than the
+device's memory can stay there.
 """
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.pinned import PinnedRange, pinned_tensors
 from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.options import CacheOptions
 from gigl_loader.sizes import size_in_words
@@ -52,7 +53,7 @@ def existing_device(device: Any) -> torch.device:
 
 
 class Placement:
-    """Copies of a partition's tensors on one device.
+    """A partition's tensors for one device: copies there, and pinned memory of the host.
 
     Args:
         device: A CUDA device; for tests and rehearsals the CPU.
@@ -88,6 +89,8 @@ class Placement:
         self.whole_edges: dict[Any, Any] = {}
         """Edges of all ranks, for all loaders; see `in_process.whole_edges`."""
         self.cache = CacheOptions.of(cache, "cache")
+        # before the copies: memory is unpinned before it is unmapped
+        self._ranges: list[PinnedRange] = []
         # by the memory of a tensor: views of one partition share most of theirs
         self._copies: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
@@ -96,16 +99,15 @@ class Placement:
 
         Raises:
             ConfigError: The device has not enough free memory; nothing was copied.
+            PinMemoryError: Memory of the host cannot be pinned.
         """
         self._check_fits(view)
-        on_host = self._stays_on_host(view)
-        placed: PartitionView = each_tensor(
-            view, lambda t: self._pinned(t) if _key(t) in on_host else self._moved(t)
-        )
+        self._pin(self._stays_on_host(view))
+        placed: PartitionView = each_tensor(view, self._moved)
         return placed
 
     def nbytes(self, view: PartitionView) -> tuple[int, int]:
-        """Return the bytes that ``view`` takes on the device, and in pinned host memory."""
+        """Return the bytes that ``view`` takes on the device, and of pinned host memory."""
         tensors: list[Tensor] = []
         each_tensor(view, tensors.append)
         sizes = {_key(tensor): tensor.nbytes for tensor in tensors}
@@ -113,15 +115,15 @@ class Placement:
         on_host = sum(size for name, size in sizes.items() if name in stays)
         return sum(sizes.values()) - on_host, on_host
 
-    def _stays_on_host(self, view: PartitionView) -> set[tuple[Any, ...]]:
-        """Return the keys of tensors that stay in place."""
+    def _stays_on_host(self, view: PartitionView) -> dict[tuple[Any, ...], Tensor]:
+        """Return the tensors that stay in place."""
         # only the values and ends are large: what finds them is on the device
         stays = []
         if self.features == "host":
             stays += [rows.values for kind in _ROWS for rows in getattr(view, kind).values()]
         if self.edges == "host":
             stays += [tensor for a in view.adjacency.values() for tensor in (a.indices, a.edge_ids)]
-        return {_key(tensor) for tensor in stays if tensor is not None}
+        return {_key(tensor): tensor for tensor in stays if tensor is not None}
 
     def _check_fits(self, view: PartitionView) -> None:
         if self.device.type != "cuda":
@@ -137,21 +139,19 @@ class Placement:
                 'dataset.to(device, features="host"), take more partitions, or sample with workers'
             )
 
+    def _pin(self, tensors: dict[tuple[Any, ...], Tensor]) -> None:
+        new = {key: tensor for key, tensor in tensors.items() if key not in self._copies}
+        placed, ranges = list(new.values()), list[PinnedRange]()
+        if self.device.type == "cuda":
+            placed, ranges = pinned_tensors(placed, self.device)
+        self._ranges += ranges
+        self._copies.update(zip(new, zip(new.values(), placed, strict=True), strict=True))
+
     def _moved(self, tensor: Tensor) -> Tensor:
-        return self._copied(tensor, lambda: tensor.to(self.device, copy=True))
-
-    def _pinned(self, tensor: Tensor) -> Tensor:
-        pin = self.device.type == "cuda"
-        return self._copied(
-            tensor,
-            lambda: torch.empty_like(tensor, pin_memory=pin).copy_(tensor) if pin else tensor,
-        )
-
-    def _copied(self, tensor: Tensor, copy: Callable[[], Tensor]) -> Tensor:
         key = _key(tensor)
         if key not in self._copies:
             # with its source, whose address is the key
-            self._copies[key] = tensor, copy()
+            self._copies[key] = tensor, tensor.to(self.device, copy=True)
         return self._copies[key][1]
 
 

@@ -23,9 +23,9 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
     plain_edge_type,
 )
-from gigl_loader.device.prefetch import PinMemoryError, PinnedRange
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.leases import ShmChannel
+from gigl_loader.memory.pinned import PinMemoryError, PinnedRange
 from gigl_loader.options import PPRSamplerOptions, SamplerOptions
 from gigl_loader.sizes import parse_size
 from gigl_loader.source.remote_dataset import RemoteDataset, server_worker_options

@@ -17,9 +17,8 @@ from gigl_loader.device.prefetch import (
     CopyAhead,
     CopyEngine,
     DevicePrefetcher,
-    PinMemoryError,
-    PinnedRange,
 )
+from gigl_loader.memory.pinned import PinMemoryError, PinnedRange
 from gigl_loader.memory.segments import create_memfd, map_fd, unmap
 
 pytestmark = [

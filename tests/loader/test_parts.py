@@ -8,8 +8,8 @@ import torch
 from support.glt import get_context, init_worker_group
 
 from gigl_loader import BaseDistLoader, ConfigError, DistNeighborLoader
-from gigl_loader.device.prefetch import PinMemoryError
 from gigl_loader.loader import job_ranks, sampling_options
+from gigl_loader.memory.pinned import PinMemoryError
 from gigl_loader.testing import TinyGraph
 
 HOW: dict[str, Any] = {"worker_concurrency": 3, "channel_size": "2MB"}
