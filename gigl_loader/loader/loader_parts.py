@@ -199,7 +199,7 @@ def _in_workers(
         pin_memory=device.type == "cuda",
     )
     log_workers(given.num_workers, runtime.local_world_size)
-    channel = BaseDistLoader.create_colocated_channel(options)
+    channel = BaseDistLoader.create_colocated_channel(options, device=device)
     return options, partial(
         DistSamplingProducer, worker_options=options, channel=channel,
         worker_init_fn=given.worker_init_fn,

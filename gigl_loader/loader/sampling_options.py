@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -265,24 +266,34 @@ def create_mp_producer(
 
 
 def create_colocated_channel(
-    worker_options: MpDistSamplingWorkerOptions, channel_name: str | None = None
+    worker_options: MpDistSamplingWorkerOptions,
+    channel_name: str | None = None,
+    *,
+    device: torch.device | None = None,
 ) -> ShmChannel:
     """Return a channel of ``channel_capacity`` messages and ``channel_size`` bytes.
 
-    ``channel_name`` is GiGL's, for metrics of it.
+    Args:
+        worker_options: With ``pin_memory``, slots are pinned.
+        channel_name: GiGL's, for metrics of it.
+        device: The CUDA device that batches go to, which pins the slots; None: the current one.
     """
     return ShmChannel(
         worker_options.channel_capacity,
         parse_size(worker_options.channel_size, "channel_size"),
         # Slots are pinned once, when they are made, and reused: pinning takes longer than a copy.
-        register=pin_if_possible if worker_options.pin_memory else None,
+        register=partial(pin_if_possible, device=device) if worker_options.pin_memory else None,
     )
 
 
-def pin_if_possible(address: int, nbytes: int) -> PinnedRange | None:
-    """Pin a new slot; if the system refuses, copies from it are only slower."""
+def pin_if_possible(
+    address: int, nbytes: int, device: torch.device | None = None
+) -> PinnedRange | None:
+    """Pin a new slot for a device; if the system refuses, copies from it are only slower."""
     try:
-        return PinnedRange(address, nbytes)
+        # Not through the current device: without `set_device` that is GPU 0 in all ranks, and each
+        # would open a context there.
+        return PinnedRange(address, nbytes, device)
     except PinMemoryError as error:
         logger.warning("batches stay unpinned, copies to the device will not overlap: %s", error)
         return None

@@ -1,5 +1,6 @@
 """The static methods by which subclasses make the parts of a loader."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,9 @@ from support.glt import get_context, init_worker_group
 
 from gigl_loader import BaseDistLoader, ConfigError, DistNeighborLoader
 from gigl_loader.loader import job_ranks, sampling_options
+from gigl_loader.loader.loader_options import LoaderOptions
+from gigl_loader.loader.loader_parts import _in_workers
+from gigl_loader.memory import pinned
 from gigl_loader.memory.pinned import PinMemoryError
 from gigl_loader.testing import TinyGraph
 
@@ -126,10 +130,27 @@ def test_a_graph_stores_options_are_checked_before_it_is_asked(how: dict, words:
 
 
 def test_memory_that_cannot_be_pinned_is_said_and_used(monkeypatch, caplog) -> None:
-    def refuse(address: int, nbytes: int) -> None:
+    def refuse(address: int, nbytes: int, device: object) -> None:
         raise PinMemoryError(address, nbytes, 2, "too many bytes")
 
     monkeypatch.setattr(sampling_options, "PinnedRange", refuse)
     assert sampling_options.pin_if_possible(4096, 8) is None
     assert "batches stay unpinned" in caplog.text
     assert "too many bytes" in caplog.text
+
+
+@pytest.mark.usefixtures("group")
+def test_slots_are_pinned_for_the_device_of_the_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not for the current one: each rank would open a context on GPU 0."""
+    devices: list[torch.device | None] = []
+    monkeypatch.setattr(pinned, "_default_registry", devices.append)  # which pins nothing
+    runtime = BaseDistLoader.resolve_runtime()
+    given = LoaderOptions.of(num_neighbors=[2], num_workers=1, **HOW)
+    for device in (torch.device("cuda", 3), torch.device("cpu")):
+        _, make = _in_workers(given, runtime, device, TinyGraph.random(9, 20).dataset())
+        with contextlib.closing(make.keywords["channel"]) as channel:
+            channel.send({"x": torch.zeros(3)})
+            channel.recv(60.0)
+    assert devices == [torch.device("cuda", 3)]
