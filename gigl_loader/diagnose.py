@@ -149,9 +149,6 @@ def memory() -> Iterator[Finding]:
     maps = number_in("/proc/sys/vm/max_map_count")
     if maps is not None:
         yield Finding("memory maps", f"{maps} (vm.max_map_count)", bad=maps < _FEW_MAPS)
-    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    text = "unlimited" if locked == resource.RLIM_INFINITY else _size(locked)
-    yield Finding("locked memory", f"{text} (ulimit -l); pinning goes through CUDA's driver")
     try:
         shm = os.statvfs("/dev/shm")
         text = f"{_size(shm.f_bavail * shm.f_frsize)} free; loaders do not use it"

@@ -88,7 +88,8 @@ class PlacedSource(InProcessSource):
     def open(self, turns: WorkerTurns) -> None:
         """Copy missing data to the device, and meet other ranks. No process is started."""
         place = self._placement
-        self._memory, self._device_memory = [own_messages()], DeviceMemory(place.device)
+        self._memory = [own_messages(pin_memory=self._device.type == "cuda")]
+        self._device_memory = DeviceMemory(place.device)
         kernels = kernels_for(place.device, place.kernels)
         placed = place.copy_view(view_of(self.data, self.source_options.expansion.time_attr))
         graph = self._graph_of(placed, kernels)

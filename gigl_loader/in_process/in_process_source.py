@@ -281,7 +281,7 @@ class InProcessSource:
             )
             for lane in lanes
         ]  # fmt: skip
-        self._memory = [own_messages() for _ in lanes]
+        self._memory = [own_messages(pin_memory=self._device.type == "cuda") for _ in lanes]
 
     @property
     def input_len(self) -> int:

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -303,6 +304,48 @@ _Shape = tuple[int, str]
 """Width and dtype of rows."""
 
 
+class _Download:
+    """A copy of ``rows`` on the host, under way.
+
+    Args:
+        rows: On the device of the layers, written by its current stream.
+        dtype: Type of the copy.
+    """
+
+    def __init__(self, rows: Tensor, dtype: torch.dtype) -> None:
+        rows = rows.to(dtype)  # on the device: what is copied is converted there
+        self._event: Any = None
+        if rows.device.type != "cuda":
+            self._host = rows.to("cpu")
+            return
+        self._host = torch.empty(rows.shape, dtype=dtype, pin_memory=True)
+        self._host.copy_(rows, non_blocking=True)
+        self._event = torch.cuda.Event(blocking=True)  # a host that waits for it sleeps
+        self._event.record(torch.cuda.current_stream(rows.device))
+
+    def come(self) -> Tensor:
+        """Return the copy, once it is complete."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host
+
+
+def _num_late(device: torch.device) -> int:
+    """Return how many chunks are computed while the copy of an output is under way."""
+    return int(device.type == "cuda")
+
+
+@dataclass(frozen=True)
+class _Output:
+    """The rows that a layer gives for one chunk."""
+
+    chunk: int
+    start: int
+    stop: int
+    rows: _Download | None
+    """None: the layer has none for this type."""
+
+
 class LayerRun:
     """Computes layers over a graph.
 
@@ -426,22 +469,23 @@ class LayerRun:
             results.withdraw(index)
         line.skip(sum(stop - start for start, stop in map(reader.bounds, done)))
         nothing = results.has_nothing(index)
-        for chunk in self._on_device(layer, reader, self._reads(layer, name, sources), done):
+        for output in self._outputs(layer, reader, self._reads(layer, name, sources), done):
             # no collective calls here: the reader's thread makes its own at the same time
-            output = self._checked(layer(chunk), chunk, layer)
-            nothing = output is None
-            if output is not None:
+            nothing = output.rows is None
+            if output.rows is not None:
+                values = output.rows.come()
                 if rows is None:
                     # the width is known with the first chunk only
-                    rows = results.create(index, output.shape[1], output.dtype, last=index == last)
-                rows[chunk.start : chunk.stop] = output
+                    rows = results.create(index, values.shape[1], values.dtype, last=index == last)
+                rows[output.start : output.stop] = values
                 # the digest is of the bytes in the file, in the stored dtype
-                results.note(index, chunk.index, rows[chunk.start : chunk.stop])
+                results.note(index, output.chunk, rows[output.start : output.stop])
                 if file is not None and index == last:
                     # including the chunks that an earlier run computed: steps go up
-                    file.advance(rows, chunk.stop)
-            line.add(chunk.num_dst, f"layer {index + 1} of {last + 1}")
-            del chunk, output  # frees their memory before the read after next
+                    file.advance(rows, output.stop)
+                del values
+            line.add(output.stop - output.start, f"layer {index + 1} of {last + 1}")
+            del output  # frees its memory before the read after next
             self._give_back()
         if nothing and not results.has_nothing(index):
             results.note_nothing(index)
@@ -480,6 +524,20 @@ class LayerRun:
                 parts.append(norm.degrees(edges.edge_index, edges.weights, num_rows, chunk.num_dst))
             self._degrees[norm] = OwnedRows(torch.cat(parts))
         return self._degrees[norm]
+
+    def _outputs(
+        self, layer: Layer, reader: ChunkReader, reads: Reads, done: set[int]
+    ) -> Iterator[_Output]:
+        """Yield the outputs of chunks, late ones while the next chunk is computed."""
+        late: deque[_Output] = deque()
+        for chunk in self._on_device(layer, reader, reads, done):
+            rows = self._checked(layer(chunk), chunk, layer)
+            copied = None if rows is None else _Download(rows, self._kept_dtype or rows.dtype)
+            late.append(_Output(chunk.index, chunk.start, chunk.stop, copied))
+            del chunk, rows, copied
+            while len(late) > _num_late(self._device):
+                yield late.popleft()
+        yield from late
 
     def _on_device(
         self, layer: Layer, reader: ChunkReader, reads: LayerInputs, done: set[int]
@@ -523,8 +581,7 @@ class LayerRun:
             )
         if (self._kept_dtype or output.dtype) not in KEPT_DTYPES:
             raise ConfigError(f"{layer.name} returned {output.dtype}: choose dtype=torch.float32")
-        # waits for the device, so that the chunk's memory there is free for the next one
-        return output.detach().to("cpu", self._kept_dtype or output.dtype)
+        return output.detach()
 
 
 def _filled(chunk: Chunk, tensors: list[Tensor]) -> Chunk:

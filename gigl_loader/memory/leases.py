@@ -433,9 +433,13 @@ class BufferPool:
         return tensors_over(buffer, layout), nbytes
 
 
-def own_messages() -> BufferPool:
-    """Return the memory of one thread's messages in this process."""
-    return BufferPool(most_spare=2, drops_small=True)
+def own_messages(*, pin_memory: bool = False) -> BufferPool:
+    """Return the memory of one thread's messages in this process.
+
+    Args:
+        pin_memory: Pin it, for messages that go to a GPU: other copies do not overlap.
+    """
+    return BufferPool(pin_memory=pin_memory, most_spare=2, drops_small=True)
 
 
 _LOCAL = -1

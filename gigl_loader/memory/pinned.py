@@ -8,7 +8,6 @@ shared memory, which then needs no copy. Without CUDA nothing happens.
 import contextlib
 import mmap
 import os
-import resource
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +21,9 @@ from gigl_loader.errors import ConfigError, PeerError
 _SUCCESS = 0
 _ALREADY_REGISTERED = 712
 _HINTS = {
+    # not RLIMIT_MEMLOCK: CUDA's driver pins pages itself, and no limit of the process counts them
+    2: "the host has too little memory that can stay in place: free some, or pin less, with a "
+    "smaller channel_size or fewer features on the host",
     1: "the range is not mapped memory of this process, or was unmapped",
     _ALREADY_REGISTERED: "part of the range is pinned already: pin every mapping once",
     801: "this system cannot pin such memory",
@@ -36,7 +38,7 @@ class PinMemoryError(PeerError):
         self.address, self.nbytes, self.code, self.reason = address, nbytes, code, reason
 
     def __str__(self) -> str:
-        hint = _HINTS.get(self.code) or _memory_hint(self.nbytes)
+        hint = _HINTS.get(self.code, "see the log of the driver")
         return (
             f"could not pin {self.nbytes / 2**20:.1f} MiB of host memory at {self.address:#x}: "
             f"{self.reason} (cudaError {self.code}); {hint}"
@@ -151,17 +153,6 @@ def _default_registry(device: torch.device | None) -> CudaHostRegistry | None:
     index = device.index if device is not None else None
     current = torch.cuda.current_device() if index is None else index
     return CudaHostRegistry(torch.device("cuda", current))
-
-
-def _memory_hint(nbytes: int) -> str:
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    # CUDA reports "out of memory" for both: only the limit tells which of the two it is.
-    if limit != resource.RLIM_INFINITY and limit < nbytes:
-        return (
-            f"RLIMIT_MEMLOCK is {limit / 2**20:.1f} MiB: raise it ('ulimit -l unlimited', or "
-            "'--ulimit memlock=-1' for a container), or make the channel smaller"
-        )
-    return "free host memory, or make the channel smaller (channel_size)"
 
 
 def pinned_tensors(

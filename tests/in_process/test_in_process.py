@@ -22,6 +22,7 @@ from gigl_loader import (
 )
 from gigl_loader.in_process.in_process_source import wait_for_lanes
 from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.source.start_turns import WorkerTurns
 from gigl_loader.testing import check_same_batches, run_ranks
 
 
@@ -160,3 +161,33 @@ def test_an_epoch_waits_for_the_one_before_while_ranks_live(rounds: int, error: 
         assert not lane.is_alive()
     ended.set()
     lane.join()
+
+
+@pytest.mark.parametrize("placed", [False, True], ids=["in this process", "on a device"])
+@pytest.mark.parametrize(("device", "pinned"), [("cuda", True), ("cpu", False)])
+def test_batches_that_go_to_a_gpu_are_written_to_pinned_memory(
+    device: str, pinned: bool, placed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies from other memory make the host wait, and overlap nothing."""
+    graph, edge_dir, given, how = CASES["plain"]
+    dataset = graph.dataset(edge_dir=edge_dir)
+    if placed:
+        dataset = dataset.to("cpu", kernels="torch")
+    requests: list[bool] = []
+    make_empty = torch.empty
+
+    def empty(*shape: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:
+        requests.append(pin_memory)
+        return make_empty(*shape, **more)
+
+    with DistNeighborLoader(dataset, input_nodes=given, **COMMON, **how, num_workers=0) as loader:
+        expected = list(loader)
+        source: Any = loader._source
+        source._device = torch.device(device)
+        source.open(WorkerTurns())  # as if the loader had been built for it
+        monkeypatch.setattr(torch, "empty", empty)
+        loader.set_epoch(0)
+        for batch, same in zip(loader, expected, strict=True):
+            assert batch.x.equal(same.x)
+            assert batch.batch.equal(same.batch)
+    assert any(requests) == pinned

@@ -11,6 +11,7 @@ import torch_geometric.nn as pyg
 from layerwise_jobs import OUT, WIDTH, make
 
 from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.inference import layerwise
 from gigl_loader.inference.full import full_graph
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.testing import run_ranks
@@ -119,3 +120,39 @@ def test_what_cannot_work_is_refused(model: Any, how: dict[str, Any], text: str)
 def test_training_mode_is_refused() -> None:
     with pytest.raises(UsageError, match=r"model\.eval\(\)"):
         full_graph_inference(make("SAGE").train(), DATASET)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_an_output_is_copied_while_the_next_chunk_is_computed(
+    late: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: the copy has no values before it was waited for."""
+    log: list[str] = []
+
+    class LateDownload(layerwise._Download):
+        def __init__(self, rows: torch.Tensor, dtype: torch.dtype) -> None:
+            super().__init__(rows, dtype)
+            self._values, self._host = self._host, torch.full_like(self._host, torch.nan)
+            self._number = log.count("computed")
+            log.append("computed")
+
+        def come(self) -> torch.Tensor:
+            self._host.copy_(self._values)
+            log.append(f"came {self._number}")
+            return super().come()
+
+    expected = full_graph_inference(make("SAGE"), DATASET, batch_size=20)
+    monkeypatch.setattr(layerwise, "_Download", LateDownload)
+    monkeypatch.setattr(layerwise, "_num_late", lambda device: late)
+    found = full_graph_inference(make("SAGE"), DATASET, batch_size=20, out=tmp_path)
+    assert found.values.equal(expected.values)
+    computed = [at for at, what in enumerate(log) if what == "computed"]
+    came = [log.index(f"came {number}") for number in range(len(computed))]
+    assert came == sorted(came)
+    assert len(came) > 4
+    assert log[:4] == (
+        ["computed", "computed", "came 0", "computed"] if late else
+        ["computed", "came 0", "computed", "came 1"]
+    )  # fmt: skip
+    # the end of a layer waits for its last chunk
+    assert all(begun < end for begun, end in zip(computed, came, strict=True))
