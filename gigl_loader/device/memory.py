@@ -121,6 +121,16 @@ class DeviceMemory:
             for tensor in tensors:
                 tensor.record_stream(current)
 
+    def borrow(self, tensors: Iterable[Tensor]) -> None:
+        """Keep the memory of ``tensors``, once dropped, until this memory's stream is through.
+
+        It belongs to another stream, which may get it again while work here is under way.
+        """
+        if self._on_cuda:
+            for tensor in tensors:
+                if tensor.is_cuda:
+                    tensor.record_stream(self._stream)
+
     def has_passed(self, event: Any) -> bool:
         """Return whether the device has passed ``event``, of `mark`."""
         return event is None or event.query()

@@ -44,6 +44,7 @@ from gigl_loader.in_process.in_process_source import (
 from gigl_loader.in_process.partitioned_graph import PartitionedGraph, words_of
 from gigl_loader.in_process.whole_edges import WholeEdgesGraph
 from gigl_loader.memory.leases import own_messages
+from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.message import Attempt, BatchTicket, Received, SampleMessage
 from gigl_loader.on_device.device_graph import DeviceGraph, LocalDeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels, kernels_for
@@ -93,6 +94,10 @@ class PlacedSource(InProcessSource):
         kernels = kernels_for(place.device, place.kernels)
         placed = place.copy_view(view_of(self.data, self.source_options.expansion.time_attr))
         graph = self._graph_of(placed, kernels)
+        # copies that loaders share, and that go with the last one
+        shared: list[Tensor] = []
+        each_tensor(graph.view, shared.append)
+        self._device_memory.borrow(shared)
         self.sampler = DeviceSampler(
             self._roots, self._plan, graph, kernels, self._device_memory,
             self.source_options.timeout_s,

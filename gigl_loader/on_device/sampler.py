@@ -180,7 +180,10 @@ class DeviceSampler:
         kinds = ("node_features", *(["edge_features"] if plan.with_edge else []))
         if cache is None or not plan.collect_features:
             return None
-        return KeptRows(self._view, kinds, cache, self._kernels, self._memory)
+        # Slots belong to the stream that uses them: where the loader is built, kernels of the
+        # model may still write to memory that was freed there.
+        with self._memory.in_use():
+            return KeptRows(self._view, kinds, cache, self._kernels, self._memory)
 
     def check(self, batch_size: int, under_way: int, free: int | None) -> None:
         """Raise `ConfigError` if batches do not fit on the device; nothing was allocated for them.
