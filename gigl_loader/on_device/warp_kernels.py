@@ -1,8 +1,12 @@
 """A device's computations in NVIDIA Warp: its programs, launched on torch's current stream.
 
 Nothing waits for the device, as all results have sizes that the host knows.
+
+Warp is not made for several threads: its table of streams and the loading of modules have no lock.
+Two loaders may sample in two threads, so this module calls Warp's runtime under a lock of its own.
 """
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +14,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from gigl_loader.on_device import warp_programs
 from gigl_loader.on_device.device_kernels import DeviceDraw, HopDrawn, TorchKernels
 from gigl_loader.on_device.warp_programs import (
     PAGE_BITS,
@@ -22,6 +27,12 @@ from gigl_loader.on_device.warp_programs import (
     look_up_places,
 )
 
+_DTYPES = (wp.int64, wp.int32, wp.float32)
+_runtime = threading.RLock()
+_streams: dict[tuple[int, int], Any] = {}
+"""Warp's stream for each stream of torch, by device and handle. Kept: to make one enters it into
+Warp's table, and to drop it removes it there, also under a kernel that another thread launches."""
+
 
 def reason_against(device: torch.device) -> str | None:
     """Return why Warp cannot compute on a device; None: it can.
@@ -29,7 +40,8 @@ def reason_against(device: torch.device) -> str | None:
     Warp is built for one release of CUDA, and has no devices under an older driver; torch may be
     built for an older one, and have them.
     """
-    wp.init()
+    with _runtime:
+        wp.init()
     if device.type != "cuda":
         return None
     index = device.index
@@ -73,8 +85,17 @@ class WarpKernels(TorchKernels):
         if device.type == "cuda" and device.index is None:  # Warp knows no current device of torch
             device = torch.device("cuda", torch.cuda.current_device())
         super().__init__(device)
-        wp.init()
-        self._on = wp.device_from_torch(device)
+        self._has_streams = device.type == "cuda"
+        with _runtime:
+            wp.init()
+            self._on = wp.device_from_torch(device)
+            # Now, and not with the first launch: that would be in the middle of an epoch, in any
+            # thread, and loading may wait for a device that is in an exchange.
+            wp.load_module(warp_programs, device=self._on)
+            self._no_values = wp.empty(0, dtype=wp.int64, device=self._on)
+            self._no_pages = {
+                dtype: wp.empty((0, 0), dtype=dtype, device=self._on) for dtype in _DTYPES
+            }
 
     def draw(self, request: DeviceDraw) -> HopDrawn:
         """Draw neighbours; the same ones, in the same order, as `LocalReader.draw`."""
@@ -156,13 +177,23 @@ class WarpKernels(TorchKernels):
         return places
 
     def _launch(self, kernel: Any, threads: int | Sequence[int], *inputs: Any) -> None:
-        stream = wp.stream_from_torch(self.device) if self.device.type == "cuda" else None
-        wp.launch(kernel, dim=threads, inputs=inputs, device=self._on, stream=stream)
+        with _runtime:
+            wp.launch(kernel, dim=threads, inputs=inputs, device=self._on, stream=self._stream())
+
+    def _stream(self) -> Any:
+        """Return Warp's stream for the current one of torch; None: the device has none."""
+        if not self._has_streams:
+            return None
+        current = torch.cuda.current_stream(self.device)
+        key = current.device_index, current.cuda_stream
+        if key not in _streams:
+            _streams[key] = wp.stream_from_torch(current)
+        return _streams[key]
 
     def _array(self, values: Tensor | None) -> Any:
         """Return int64 values as Warp's array over the same memory; an empty one for None."""
         if values is None:
-            return wp.empty(0, dtype=wp.int64, device=self._on)
+            return self._no_values
         return wp.from_torch(values.contiguous())
 
     def _pages(self, values: Tensor | None, dtype: Any, count: int | None = None) -> Any:
@@ -174,7 +205,7 @@ class WarpKernels(TorchKernels):
             count: Number of items; None: as many as ``values`` has.
         """
         if values is None:
-            return wp.empty((0, 0), dtype=dtype, device=self._on)
+            return self._no_pages[dtype]
         count = values.numel() if count is None else count
         return wp.array(
             ptr=values.data_ptr(), shape=(-(-count // (1 << PAGE_BITS)), 1 << PAGE_BITS),
