@@ -5,6 +5,8 @@ Run by ``make gpu``; nothing here is needed where there is no GPU.
 
 import importlib.util
 import json
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from test_device_batches import REFUSED
 from torch_geometric.nn import GraphSAGE
 
 from gigl_loader import DistNeighborLoader
+from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.memory.leases import own_messages
 from gigl_loader.message import BatchTicket
 from gigl_loader.sampler.plan import SampleRequest
@@ -90,10 +93,42 @@ def test_one_cuda_graph_serves_all_padded_batches() -> None:
         x, edge_index = batches[0].x.clone(), batches[0].edge_index.clone()
         model(x, edge_index)  # what is made once is made before the capture
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             found = model(x, edge_index)
         for batch in batches:
             x.copy_(batch.x)
             edge_index.copy_(batch.edge_index)
             graph.replay()
             torch.testing.assert_close(found, model(batch.x, batch.edge_index))
+
+
+def test_a_capture_survives_a_thread_that_asks_for_events() -> None:
+    """As a loader of partitions does all the time, in its own thread: `DeviceMemory.wait`."""
+    memory, values = DeviceMemory(torch.device("cuda")), torch.ones(1000, device="cuda")
+    with memory.in_use():
+        event = memory.mark()
+    is_over, num_asked, started = threading.Event(), 0, threading.Event()
+
+    def ask() -> None:
+        nonlocal num_asked
+        while not is_over.is_set():
+            memory.wait(event, 60.0)
+            num_asked += 1
+            started.set()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        assert started.wait(60.0)
+        graph, before = torch.cuda.CUDAGraph(), num_asked
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            doubled = values * 2
+            deadline = time.monotonic() + 60.0
+            while num_asked < before + 100:
+                assert time.monotonic() < deadline
+                time.sleep(0)
+        graph.replay()
+    finally:
+        is_over.set()
+        thread.join(60.0)
+    assert doubled.sum().item() == 2000

@@ -39,3 +39,13 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 with names["loader"] as loader:
                     seen.append(next(iter(loader)).num_nodes)
     assert len(seen) == len(blocks)
+
+
+def test_captures_allow_the_threads_of_loaders() -> None:
+    """The default mode breaks a capture off if any thread asks for an event; so does the page."""
+    root = PAGE.parents[2]
+    files = [PAGE, *(root / "tests").rglob("*.py"), *(root / "examples").rglob("*.py")]
+    text = "".join(file.read_text() for file in files if file != Path(__file__))
+    captures = re.findall(r"torch\.cuda\.graph\((.*)\)", text)
+    assert len(captures) >= 3
+    assert all('capture_error_mode="thread_local"' in call for call in captures)
