@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support.conditions import Clock
+from support.conditions import Clock, Gpus
 
 FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks" / "gpu"
 
@@ -56,11 +57,11 @@ def test_speeds_are_medians_and_shares_of_what_the_machine_copies(
         {"seeds_per_s": rates, "feature_gb_per_s": [r / 100 for r in rates], "device_gb": 3.0}
         for rates in ([900.0, 1000.0], [1300.0])
     ]
-    made.problems["GraphBolt"] = "ModuleNotFoundError: No module named 'dgl'"
+    made.problems["PyG's NeighborLoader"] = "ImportError: 'NeighborSampler' requires 'pyg-lib'"
     made.tests, made.tables = "7 passed", {title: ["| x |"] for title in bench.SCRIPTS}
     text = bench.page(made)
     assert "| workers | 1,000 (900 to 1,300) | 10.00 | 50% | 3.0 GB |" in text
-    assert "| GraphBolt | ModuleNotFoundError: No module named 'dgl' |" in text
+    assert "| PyG's NeighborLoader | ImportError: 'NeighborSampler' requires 'pyg-lib' |" in text
     assert "copies 20.0 GB/s from pinned memory, and gathers 300.0 GB/s" in text
     assert "Tests: 7 passed." in text
     assert bench.UNFINISHED in text, "other loaders are missing"
@@ -70,11 +71,50 @@ def test_mlperfs_setting(bench: ModuleType, tmp_path: Path) -> None:
     args = bench.make_parser().parse_args([])
     args.device = "cuda:0"
     case = bench.Bench(args, tmp_path / "gpu.md").case("R-GAT, on the device")
-    assert (case.fanout, case.hidden) == ((5, 10, 15), 512)
+    assert (case.fanout, case.hidden) == ((15, 10, 5), 512), "from the seeds on"
     assert 512 <= case.batch_size <= 1024
     seeds = (case.warmup + case.windows * case.batches) * case.batch_size
     assert case.nodes >= seeds, "enough seeds"
     assert args.minutes <= 30
+
+
+def test_the_bytes_of_a_case_are_known_before_it_starts(
+    bench: ModuleType, tmp_path: Path, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the bound, R-GAT would take over 80 GB; with the sizes of real batches it does not."""
+    cases = importlib.import_module("_cases")
+    args = bench.make_parser().parse_args([])
+    args.device = "cuda:0"
+    case = bench.Bench(args, tmp_path / "gpu.md").case("R-GAT, on the device, one shape")
+    bounds = cases._bounds(case, case.batch_size)
+    most = {"nodes": bounds.nodes, "edges": bounds.edges}
+    assert sum(most["nodes"].values()) > 2_000_000
+    # 828,000 nodes and 1.95 million edges a batch, spread as at the bound
+    real = {
+        kind: {name: count * total // sum(most[kind].values()) for name, count in sizes.items()}
+        for total, (kind, sizes) in zip((828_000, 1_950_000), most.items(), strict=True)
+    }
+    gpus.append(80 * 10**9)
+    assert cases._why_left_out(case, real) is None
+    reason = cases._why_left_out(case, most)
+    assert reason is not None
+    assert re.fullmatch(r"left out: takes about \d+ GB, and 80 GB are free", reason)
+    piece = bench.Bench(_args(bench), tmp_path / "gpu.md")
+    result = bench.MARK + json.dumps({bench.LEFT_OUT: reason})
+    monkeypatch.setattr(bench, "output_of", lambda words, seconds: (0, result, ""))
+    piece._run_one(case.name)
+    assert f"| {case.name} | {reason} |" in bench.page(piece)
+
+
+def test_sizes_of_batches_are_measured_without_features(bench: ModuleType, tmp_path: Path) -> None:
+    cases = importlib.import_module("_cases")
+    case = bench.Bench(_args(bench), tmp_path / "gpu.md").case("R-GAT, on the device, one shape")
+    data, seeds = cases._typed(case), cases._seeds(case)
+    sizes = cases.measured_sizes(case, data, seeds)
+    with cases._loader(case, data, ("paper", seeds), sizes) as loader:
+        batch = next(iter(loader))
+    assert {name: batch[name].num_nodes for name in batch.node_types} == sizes["nodes"]
+    assert {name: batch[name].num_edges for name in batch.edge_types} == sizes["edges"]
 
 
 # --- pieces of a run ------------------------------------------------------------------------------

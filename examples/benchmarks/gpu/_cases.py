@@ -3,18 +3,22 @@
 Prints one line, ``RESULT`` and a JSON object, or ends with an error that says what is missing.
 """
 
+import contextlib
 import json
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
-from _sizes import MARK, PEERS, Case
+from _sizes import LEFT_OUT, MARK, Case
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import NeighborLoader
 
-from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader import DistDataset, DistNeighborLoader, padding_sizes
+from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
 
 WINDOW_S = 10.0
 """Seconds after which a window ends, with the batches that it has until then."""
@@ -48,10 +52,7 @@ def _plain(case: Case) -> Data:
 
 def _typed(case: Case) -> HeteroData:
     """Return a graph with the types and proportions of IGBH."""
-    sizes = {
-        "paper": case.nodes, "author": case.nodes, "institute": max(8, case.nodes // 1000),
-        "fos": max(8, case.nodes // 100),
-    }  # fmt: skip
+    sizes = _counts(case)
     data = HeteroData()
     for name, count in sizes.items():
         data[name].x = _rows(count, case.dim, torch.float16)
@@ -80,19 +81,107 @@ def _on_the_device(case: Case, dataset: DistDataset) -> DistDataset:
     return dataset.to(case.device, features="host" if on_host else "device", kernels=case.kernels)
 
 
-def _loader(case: Case, data: Data | HeteroData, seeds: Any) -> DistNeighborLoader:
-    dataset = DistDataset.from_pyg(data)
+def _loader(
+    case: Case, data: Data | HeteroData, seeds: Any, sizes: dict[str, Any] | None = None
+) -> Any:
+    """Return the loader of a case.
+
+    Args:
+        case: What is measured.
+        data: The graph.
+        seeds: Of all its batches.
+        sizes: Of batches of one shape; None: the bound.
+    """
     how: dict[str, Any] = {"num_workers": case.workers}
+    if "NeighborLoader" in case.name:
+        on_cuda = case.device.startswith("cuda")
+        return NeighborLoader(
+            data, list(case.fanout), seeds, batch_size=case.batch_size, filter_per_worker=True,
+            pin_memory=on_cuda, persistent_workers=True, **how,
+        )  # fmt: skip
+    dataset = DistDataset.from_pyg(data)
     if "on the device" in case.name:
         dataset, how = _on_the_device(case, dataset), {"num_workers": 0}
     elif "in process" in case.name:
         how = {"num_workers": 0}
     if "one shape" in case.name:
-        how["pad"] = True
+        how["pad"] = True if sizes is None else sizes
     return DistNeighborLoader(
         dataset, list(case.fanout), seeds, batch_size=case.batch_size, seed=3,
         pin_memory_device=torch.device(case.device), **how,
     )  # fmt: skip
+
+
+def measured_sizes(case: Case, data: HeteroData, seeds: Tensor) -> dict[str, Any]:
+    """Return sizes that nearly all batches fit, from a few without features: for ``pad=``."""
+    bare = HeteroData()
+    for name in data.node_types:
+        bare[name].num_nodes = data[name].num_nodes
+    for relation in data.edge_types:
+        bare[relation].edge_index = data[relation].edge_index
+    with DistNeighborLoader(
+        DistDataset.from_pyg(bare), list(case.fanout), ("paper", seeds[: 8 * case.batch_size]),
+        batch_size=case.batch_size, seed=3, num_workers=0, pin_memory_device="cpu",
+    ) as loader:  # fmt: skip
+        sizes = padding_sizes(loader)
+    # A twentieth more, as a batch that does not fit is split; and enough for any single seed, whose
+    # nodes in a part of a batch may have been found in any hop.
+    widest = (max(case.fanout),) * len(case.fanout)
+    one = _bounds(replace(case, fanout=widest), 1)
+    return {
+        kind: {name: -(-max(count * 21 // 20, least[name] + 8) // 8) * 8
+               for name, count in sizes[kind].items()}
+        for kind, least in (("nodes", one.nodes), ("edges", one.edges))
+    }  # fmt: skip
+
+
+def _bounds(case: Case, seeds: int) -> BatchBounds:
+    """Return the most nodes and edges that a batch of R-GAT can have."""
+    fanouts = dict.fromkeys(RELATIONS, case.fanout)
+    return batch_bounds(fanouts, {"paper": seeds}, _counts(case), edge_dir="in")
+
+
+def needed_bytes(case: Case, sizes: dict[str, Any]) -> int:
+    """Return about how many bytes of the device training takes.
+
+    Args:
+        case: One of R-GAT.
+        sizes: Nodes and edges of a batch, by type.
+    """
+    nodes = _counts(case)
+    edges = {name: case.nodes * (case.degree if "cites" in name else 3) for name in RELATIONS}
+    graph = 0
+    if "on the device" in case.name:
+        # features; edges with ids and begins of rows
+        graph = sum(nodes.values()) * (case.dim * 2 + 8 * 2) + sum(edges.values()) * (4 + 8)
+    rows = sum(sizes["nodes"].values()) * case.dim * 2
+    # four under way, and two that are held
+    batches = 6 * ((_bounds(case, case.batch_size).device_bytes if graph else 0) + rows)
+    # A layer transforms the rows of both ends for each relation, and keeps a message for each edge,
+    # before and after attention, for the way back; both have gradients. bfloat16.
+    ends = sum(sizes["nodes"][source] + sizes["nodes"][target] for source, _, target in RELATIONS)
+    layer = (2 * ends + 3 * sum(sizes["edges"].values())) * case.hidden * 2
+    # the inner layers, trimmed, see a share of the nodes and edges that falls with each hop
+    layers = len(case.fanout) if "one shape" in case.name else 1.5
+    return int(graph + batches + layer * layers)
+
+
+def _counts(case: Case) -> dict[str, int]:
+    """Return the nodes of each type, in the proportions of IGBH."""
+    return {
+        "paper": case.nodes, "author": case.nodes, "institute": max(8, case.nodes // 1000),
+        "fos": max(8, case.nodes // 100),
+    }  # fmt: skip
+
+
+def _why_left_out(case: Case, sizes: dict[str, Any]) -> str | None:
+    """Return why a case is not started, if it does not fit into the device's memory."""
+    if not case.device.startswith("cuda"):
+        return None
+    needed, free = needed_bytes(case, sizes), torch.cuda.mem_get_info(case.device)[0]
+    if needed <= free:
+        return None
+    return f"{LEFT_OUT}: takes about {needed / 1e9:.0f} GB, and {free / 1e9:.0f} GB are free"
 
 
 def _wait(case: Case) -> None:
@@ -129,11 +218,12 @@ def loading(case: Case) -> dict[str, Any]:
     moved = []
 
     def step(batch: Any) -> Tensor:
+        batch = batch.to(case.device, non_blocking=True)  # PyG's are on the host
         moved.append(batch.x.shape[0] * batch.x.shape[1] * 4)
         return batch.x[-1].sum() + batch.edge_index[0, -1]
 
-    with _loader(case, _plain(case), _seeds(case)) as loader:
-        measured = _timed(case, loader, step)
+    with contextlib.closing(_Open(_loader(case, _plain(case), _seeds(case)))) as opened:
+        measured = _timed(case, opened.loader, step)
     # all batches are much alike: bytes of one, times the batches of a second
     mean = sum(moved[case.warmup :]) / len(moved[case.warmup :])
     speeds = [rate / case.batch_size * mean / 1e9 for rate in measured["seeds_per_s"]]
@@ -179,94 +269,72 @@ class RelationalGAT(torch.nn.Module):
             width = case.hidden
         self.head = torch.nn.Linear(case.hidden, 2983)
 
-    def forward(self, x: dict[str, Tensor], edges: dict[Any, Tensor]) -> Tensor:
-        """Return the scores of all papers of a batch."""
-        for layer in self.layers:
+    def forward(self, x: dict[str, Tensor], edges: dict[Any, Tensor], hops: Any = None) -> Tensor:
+        """Return the scores of all papers of a batch.
+
+        Args:
+            x: Features by type.
+            edges: By relation.
+            hops: Counts of nodes and of edges by hop; None: layers see the whole batch.
+        """
+        from torch_geometric.utils import trim_to_layer
+
+        for at, layer in enumerate(self.layers):
+            if hops is not None:
+                x, edges, _ = trim_to_layer(at, *hops, x, edges)
             x = {name: rows.relu() for name, rows in layer(x, edges).items()}
         return self.head(x["paper"])
 
 
 def training(case: Case) -> dict[str, Any]:
     """Train R-GAT, loading included."""
-    seeds = ("paper", _seeds(case))
-    model: torch.nn.Module = RelationalGAT(case).to(case.device)
-    if "one shape" in case.name and case.device.startswith("cuda"):
+    data, seeds = _typed(case), _seeds(case)
+    sizes = measured_sizes(case, data, seeds)
+    reason = _why_left_out(case, sizes)
+    if reason is not None:
+        return {LEFT_OUT: reason}
+    one_shape = "one shape" in case.name
+    # bfloat16: else the figure is of matrix products in float32
+    model: torch.nn.Module = RelationalGAT(case).to(case.device, torch.bfloat16)
+    if one_shape and case.device.startswith("cuda"):
         # as CUDA graphs, which need batches of one shape
         model.compile(mode="reduce-overhead", dynamic=False)
     optimizer = torch.optim.Adam(model.parameters())
 
     def step(batch: Any) -> None:
+        batch = batch.to(case.device, non_blocking=True)  # PyG's are on the host
         optimizer.zero_grad()
-        rows = {name: x.float() for name, x in batch.x_dict.items()}
+        rows = {name: x.bfloat16() for name, x in batch.x_dict.items()}
         size = batch["paper"].batch_size
-        scores = model(rows, batch.edge_index_dict)[:size]
+        # counts differ from batch to batch: trimmed, batches would not have one shape
+        hops = None
+        if not one_shape:
+            hops = batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict
+        scores = model(rows, batch.edge_index_dict, hops)[:size].float()
         torch.nn.functional.cross_entropy(scores, batch["paper"].y[:size]).backward()
         optimizer.step()
 
-    with _loader(case, _typed(case), seeds) as loader:
-        return {**_timed(case, loader, step), **_memory(case)}
+    with contextlib.closing(_Open(_loader(case, data, ("paper", seeds), sizes))) as opened:
+        return {**_timed(case, opened.loader, step), **_memory(case)}
 
 
-def graphlearn_torch(case: Case) -> dict[str, Any]:
-    """Load with graphlearn-torch's CUDA mode: graph and features on the device."""
-    import graphlearn_torch as glt
+class _Open:
+    """A loader to be closed; PyG's ends with its last reference."""
 
-    data = _plain(case)
-    dataset = glt.data.Dataset(edge_dir="in")
-    dataset.init_graph(data.edge_index, graph_mode="CUDA", device=0)
-    dataset.init_node_features(data.x, split_ratio=1.0, device=0)
-    loader = glt.loader.NeighborLoader(
-        dataset, list(case.fanout), _seeds(case), batch_size=case.batch_size,
-        device=torch.device(case.device),
-    )  # fmt: skip
-    return {**_timed(case, loader, lambda batch: batch.x[-1].sum()), **_memory(case)}
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
 
-
-def graphbolt(case: Case) -> dict[str, Any]:
-    """Load with GraphBolt: graph and features on the device."""
-    import dgl.graphbolt as gb
-
-    data = _plain(case)
-    order = data.edge_index[1].argsort(stable=True)
-    indptr = torch.zeros(case.nodes + 1, dtype=torch.int64)
-    indptr[1:] = data.edge_index[1].bincount(minlength=case.nodes).cumsum(0)
-    graph = gb.fused_csc_sampling_graph(indptr, data.edge_index[0][order]).to(case.device)
-    feature = gb.TorchBasedFeature(data.x.to(case.device))
-    features = gb.BasicFeatureStore({("node", None, "x"): feature})
-    items = gb.ItemSet(_seeds(case), names="seeds")
-    pipe = gb.ItemSampler(items, batch_size=case.batch_size).copy_to(case.device)
-    pipe = pipe.sample_neighbor(graph, list(reversed(case.fanout)))
-    pipe = pipe.fetch_feature(features, node_feature_keys=["x"])
-    batches = gb.DataLoader(pipe)
-    return {**_timed(case, batches, lambda b: b.node_features["x"][-1].sum()), **_memory(case)}
-
-
-def cugraph(case: Case) -> dict[str, Any]:
-    """Load with cuGraph-PyG: graph and features on the device."""
-    from cugraph_pyg.data import FeatureStore, GraphStore
-    from cugraph_pyg.loader import NeighborLoader
-
-    data = _plain(case)
-    graph, features = GraphStore(), FeatureStore()
-    graph[("n", "e", "n"), "coo", False, (case.nodes, case.nodes)] = data.edge_index.to(case.device)
-    features["n", "x", None] = data.x.to(case.device)
-    loader = NeighborLoader(
-        (features, graph), list(case.fanout), input_nodes=_seeds(case),
-        batch_size=case.batch_size,
-    )  # fmt: skip
-    return {**_timed(case, loader, lambda batch: batch.x[-1].sum()), **_memory(case)}
-
-
-_LOADERS = dict(zip(PEERS, (graphlearn_torch, graphbolt, cugraph), strict=True))
+    def close(self) -> None:
+        if hasattr(self.loader, "shutdown"):
+            self.loader.shutdown()
+        del self.loader
 
 
 def main() -> None:
     """Run the case on the command line."""
     given = json.loads(sys.argv[1])
     case = Case(**{**given, "fanout": tuple(given["fanout"])})
-    if case.name in _LOADERS:
-        result = _LOADERS[case.name](case)
-    elif case.name == "copies":
+    if case.name == "copies":
         result = copies(case)
     else:
         result = training(case) if case.name.startswith("R-GAT") else loading(case)

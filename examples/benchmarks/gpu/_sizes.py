@@ -6,15 +6,19 @@ from typing import Any
 
 MARK = "RESULT "
 """Before the result of a case, in what its process prints."""
+LEFT_OUT = "left out"
+"""In place of a result: why a case was not started. The reason begins with the same words."""
 OWN = (
     "workers", "in process", "on the device", "on the device, features on the host",
     "on the device, one shape",
 )  # fmt: skip
 """Our loaders."""
-PEERS = ("graphlearn-torch, CUDA", "GraphBolt", "cuGraph-PyG")
-"""Loaders of other libraries."""
+PEERS = ("PyG's NeighborLoader", "R-GAT, PyG's NeighborLoader")
+"""Loaders of other libraries: those that can run where the GPU is."""
 TRAINING = ("R-GAT, workers", "R-GAT, on the device", "R-GAT, on the device, one shape")
 """Our loaders, with a model."""
+MLPERF_FANOUT = (15, 10, 5)
+"""Neighbours per hop in MLPerf's R-GAT, from the seeds on."""
 
 
 @dataclass(frozen=True)
