@@ -234,9 +234,14 @@ class CollectivePeers:
         """Rounds of this batch with responses for this rank: these stay in place."""
         self._asked = self._nothing()
 
-    def new_group(self, backend: str) -> Any:
-        """Return a process group of all ranks, which `close` ends. Collective."""
-        timeout = timedelta(seconds=max(self.timeout_s, 1.0))
+    def new_group(self, backend: str, later_s: float = 0.0) -> Any:
+        """Return a process group of all ranks, which `close` ends. Collective.
+
+        Args:
+            backend: Its backend.
+            later_s: Seconds that its own deadline comes after that of this object's waits.
+        """
+        timeout = timedelta(seconds=max(self.timeout_s, 1.0) + later_s)
         self._groups.append(dist.new_group(backend=backend, timeout=timeout))
         return self._groups[-1]
 

@@ -36,6 +36,10 @@ from gigl_loader.sampler.row_exchange import LaterRows
 # The types by which rows of features are copied, whatever their own type: bits stay bits.
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
+WATCHDOG_LATER_S = 60.0
+"""NCCL's watchdog ends the process at the deadline of its group: our own waits, whose errors name
+what is missing, have to end before that."""
+
 
 def backend_for(device: torch.device) -> str | None:
     """Return the process group's backend that exchanges tensors of ``device``.
@@ -261,7 +265,7 @@ def device_group(peers: CollectivePeers, memory: DeviceMemory) -> Any:
         return None
     assert backend is not None, "the least of all ranks is at most this one's"
     try:
-        group = peers.new_group(backend)
+        group = peers.new_group(backend, WATCHDOG_LATER_S)
         # A byte each: NCCL connects devices with the first exchange, and may fail.
         size = peers.size
         with memory.in_use():

@@ -20,6 +20,8 @@ There is one such thread and not several lanes: exchanges between devices have t
 order on all ranks.
 """
 
+import logging
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -45,7 +47,7 @@ from gigl_loader.in_process.partitioned_graph import PartitionedGraph, words_of
 from gigl_loader.in_process.whole_edges import WholeEdgesGraph
 from gigl_loader.memory.leases import own_messages
 from gigl_loader.memory.tensors import each_tensor
-from gigl_loader.message import Attempt, BatchTicket, Received, SampleMessage
+from gigl_loader.message import AT_ONCE_EPOCH, Attempt, BatchTicket, Received, SampleMessage
 from gigl_loader.on_device.device_graph import DeviceGraph, LocalDeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels, kernels_for
 from gigl_loader.on_device.sampler import (
@@ -61,6 +63,10 @@ from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.source.sampled_input import view_of
 from gigl_loader.source.start_turns import WorkerTurns
 
+logger = logging.getLogger(__name__)
+
+_LOADING = "CUDA_MODULE_LOADING"
+"""CUDA's variable: when kernels are loaded."""
 _MOST_AHEAD = 256
 """Most batches that are drawn before the cache knows enough; each keeps its edges."""
 
@@ -223,6 +229,37 @@ class PartitionedSource(PlacedSource):
     The dataset is this rank's partition; ``concurrency`` batches are sampled ahead. The rest is as
     `PlacedSource` says.
     """
+
+    def open(self, turns: WorkerTurns) -> None:
+        """Copy missing data to the device, meet other ranks, and sample a batch with them."""
+        super().open(turns)
+        if self._placement.device.type == "cuda" and os.environ.get(_LOADING) != "EAGER":
+            logger.warning(
+                "%s=EAGER is not set: CUDA loads a kernel when it is first launched, and may wait "
+                "for an exchange of partitions that itself waits for another rank; set it before "
+                "the processes start",
+                _LOADING,
+            )
+        self._try_one_batch()
+
+    def _try_one_batch(self) -> None:
+        """Sample a batch with the other ranks, and drop it.
+
+        Afterwards all kernels are loaded, and all devices connected: in an epoch, a kernel that is
+        loaded while another rank's exchange waits for this one could stand still. Collective.
+        """
+        trial = EpochBatches(Attempt(AT_ONCE_EPOCH, 0), [], None, 1)
+        request = _no_request(trial, 0)
+        with (
+            self._told_to_others(trial, 0),
+            named_errors(request.ticket, "a batch for trial, before the first epoch"),
+        ):
+            drawn = self._sampler.cut(self._sampler.launch(*self._sampler.first_nodes(request)))
+            self._sampler.finish(drawn)
+            wait_for_ranks(
+                self._device_memory, self._device_memory.mark(), self.source_options.timeout_s
+            )
+            self._peers[0].meet()
 
     def _graph_of(self, placed: PartitionView[Tensor], kernels: TorchKernels) -> DeviceGraph:
         num_words = words_of(placed, self._plan)

@@ -248,6 +248,16 @@ class DeviceSampler:
         start = DeviceRoots({name: none for name in self._roots.nodes.types})
         return PlacedRoots(request, [], none), start
 
+    def first_nodes(self, request: SampleRequest) -> tuple[PlacedRoots, DeviceRoots]:
+        """Return a batch around node 0 of each type, for a trial that no user sees."""
+        with self._memory.in_use():
+            first = self._memory.uploaded_array(np.zeros(1, np.int64))
+            none = self._memory.uploaded_array(_NO_IDS)
+        keys = {
+            name: first if self._view.num_nodes[name] else none for name in self._roots.nodes.types
+        }
+        return PlacedRoots(request, [], first), DeviceRoots(keys)
+
     def launch(self, roots: PlacedRoots, start: DeviceRoots) -> Launched:
         """Start a batch; waits for nothing on the device if the whole graph is there."""
         with self._memory.in_use():

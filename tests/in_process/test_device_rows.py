@@ -1,16 +1,23 @@
 """Rows from device to device in ``exchange="collective"``; a stand-in where there is no GPU."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import device_rows_jobs
 import pytest
 import torch
+import torch.distributed as dist
 
 from gigl_loader import ConfigError
-from gigl_loader.in_process.collective import host_backend
-from gigl_loader.in_process.device_rows import backend_for
+from gigl_loader.in_process.collective import CollectivePeers, host_backend
+from gigl_loader.in_process.device_rows import backend_for, device_group
+from gigl_loader.in_process.device_source import PartitionedSource, PlacedSource
 from gigl_loader.ranks import backends_of, exchanged_on
+from gigl_loader.source.start_turns import WorkerTurns
 from gigl_loader.testing import run_ranks
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -61,3 +68,50 @@ def test_a_group_that_takes_nothing_is_refused(backends: Callable[[str], None]) 
     backends("cuda:gloo")
     with pytest.raises(ConfigError, match=r"\(cuda:gloo\) has no backend for tensors of cuda:0"):
         exchanged_on(CUDA)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_nccls_watchdog_comes_after_our_own_errors(
+    backends: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the process, and names nothing."""
+    backends("cpu:gloo,cuda:nccl")
+    deadlines: list[tuple[str, timedelta]] = []
+    monkeypatch.setattr(
+        dist, "new_group", lambda backend, timeout: deadlines.append((backend, timeout))
+    )
+    monkeypatch.setattr(dist, "all_to_all_single", lambda *given, group: None)
+    peers: Any = object.__new__(CollectivePeers)
+    peers.timeout_s, peers.size, peers._groups = 30.0, 1, []
+    peers.least = lambda value: value
+    waits: list[float] = []
+
+    def wait(event: None, seconds: float) -> bool:
+        waits.append(seconds)
+        return True
+
+    memory: Any = SimpleNamespace(
+        device=CUDA, in_use=nullcontext, empty=torch.empty, mark=lambda: None, wait=wait
+    )
+    device_group(peers, memory)
+    peers.new_group("gloo")
+    assert waits == [30.0]
+    assert deadlines == [("nccl", timedelta(seconds=90)), ("gloo", timedelta(seconds=30))]
+
+
+@pytest.mark.parametrize(("value", "warns"), [(None, True), ("LAZY", True), ("EAGER", False)])
+def test_kernels_that_are_loaded_late_are_warned_of(
+    value: str | None, warns: bool, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
+    if value is not None:
+        monkeypatch.setenv("CUDA_MODULE_LOADING", value)
+    monkeypatch.setattr(PlacedSource, "open", lambda source, turns: None)
+    tried: list[bool] = []
+    source: Any = object.__new__(PartitionedSource)
+    source._placement = SimpleNamespace(device=CUDA)
+    source._try_one_batch = lambda: tried.append(True)
+    source.open(WorkerTurns())
+    assert tried == [True]
+    assert ("CUDA_MODULE_LOADING=EAGER is not set" in caplog.text) == warns

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -150,6 +151,7 @@ def test_slots_are_pinned_for_the_device_of_the_batches(
     given = LoaderOptions.of(num_neighbors=[2], num_workers=1, **HOW)
     for device in (torch.device("cuda", 3), torch.device("cpu")):
         _, make = _in_workers(given, runtime, device, TinyGraph.random(9, 20).dataset())
+        assert isinstance(make, partial)
         with contextlib.closing(make.keywords["channel"]) as channel:
             channel.send({"x": torch.zeros(3)})
             channel.recv(60.0)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from gigl_loader import (
 )
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.in_process import partitioned_graph
+from gigl_loader.in_process.collective import CollectivePeers
 from gigl_loader.in_process.partitioned_graph import PartitionedGraph
 from gigl_loader.on_device.sampler import DeviceSampler
 from gigl_loader.ranks import RankExchange
@@ -238,3 +240,47 @@ def hops_over_all_edges_ask_nobody(rank: int, size: int) -> None:
     one_way = dataset.to("cpu", kernels="torch", edges="whole" if rank else "own")
     with pytest.raises(ConfigError, match="the same edges= on all"):
         DistNeighborLoader(one_way, [3], own, exchange="collective", **how)
+
+
+def launches_in_one_order(rank: int, size: int) -> None:
+    """Each communicator is used by one thread, in one order on all ranks, and is there early.
+
+    The training thread reduces gradients between batches, as `DistributedDataParallel` does.
+    """
+    log: list[tuple[str, str, str]] = []
+    swap, meet, reduce = RankExchange.swap_values, CollectivePeers.meet, dist.all_reduce
+
+    def note(communicator: str, operation: str) -> None:
+        is_training = threading.current_thread() is threading.main_thread()
+        log.append((communicator, "training" if is_training else "loader", operation))
+
+    def swapped(self: Any, rows: torch.Tensor, *args: Any) -> torch.Tensor:
+        note("loader's", f"all_to_all of {rows.dtype}")
+        return swap(self, rows, *args)
+
+    def met(self: Any, *args: Any) -> Any:
+        note("loader's", "meet")
+        return meet(self, *args)
+
+    def reduced(values: torch.Tensor) -> None:
+        note("model's", "all_reduce")
+        reduce(values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RankExchange, "swap_values", swapped)
+        patch.setattr(CollectivePeers, "meet", met)
+        with loader_of(rank, size, torch.arange(rank, cases.NODES, size)) as loader:
+            opened = list(log)
+            for batch in loader:
+                reduced(batch.x.sum())
+            epoch = log[len(opened) :]
+    exchanges = [operation for _, _, operation in opened if operation.startswith("all_to_all")]
+    assert len(exchanges) >= 2 * 2 + 2, "a batch of two hops, and its rows, before the epoch"
+    assert {thread for _, thread, _ in opened} == {"training"}, "no other thread uses it by then"
+    threads = {(communicator, thread) for communicator, thread, _ in epoch}
+    assert threads == {("loader's", "loader"), ("model's", "training")}
+    for communicator in ("loader's", "model's"):
+        own = [operation for name, _, operation in epoch if name == communicator]
+        everyone: list[Any] = [None] * size
+        dist.all_gather_object(everyone, (opened, own))
+        assert everyone == [everyone[0]] * size

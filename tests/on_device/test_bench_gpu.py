@@ -279,7 +279,8 @@ def test_processes_of_a_case_that_is_ended_end_with_it(bench: ModuleType, tmp_pa
 
 def test_it_starts_as_a_plain_script_in_any_folder(tmp_path: Path) -> None:
     """Without make, an environment of its own, or the package on the path."""
-    words = [FOLDER / "bench.py", "--rehearse", "--minutes", "0", "--out", tmp_path / "gpu.md"]
+    script, page = str(FOLDER / "bench.py"), str(tmp_path / "gpu.md")
+    words = [script, "--rehearse", "--minutes", "0", "--out", page]
     done = subprocess.run(
         [sys.executable, *words], cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, text=True,
         capture_output=True, timeout=120,

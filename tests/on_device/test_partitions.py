@@ -70,6 +70,7 @@ def test_the_bits_of_the_cpu(
         ("a_rank_raises", 2, []),
         ("ranks_that_differ", 2, []),
         ("hops_over_all_edges_ask_nobody", 3, []),
+        ("launches_in_one_order", 2, []),
     ],
 )
 def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None:

@@ -266,11 +266,9 @@ def output_of(words: list[str], seconds: float) -> tuple[int | None, str, str]:
             if code is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        texts = []
         for file in (said, errors):
             file.seek(0)
-            texts.append(file.read())
-        return code, *texts
+        return code, said.read(), errors.read()
 
 
 def device_name(device: str) -> str:
