@@ -66,6 +66,8 @@ FACES = {
         # memory that processes of a machine share, and their lock
         "same_host": "OwnHostProof Mappings SameHostProof Offer Region read_offers",
         "mutex": "Mutex",
+        # memory of the host that a GPU reads
+        "pinned": "PinMemoryError PinnedRange pinned_tensors",
         "": "read_ahead same_host segments tensors",
     },
     "dataset": {

@@ -248,14 +248,14 @@ class PartitionedSource(PlacedSource):
         Afterwards all kernels are loaded, and all devices connected: in an epoch, a kernel that is
         loaded while another rank's exchange waits for this one could stand still. Collective.
         """
-        trial = EpochBatches(Attempt(AT_ONCE_EPOCH, 0), [], None, 1)
+        trial = EpochBatches(Attempt(AT_ONCE_EPOCH, 0), [], [], None, 1)
         request = _no_request(trial, 0)
         with (
             self._told_to_others(trial, 0),
             named_errors(request.ticket, "a batch for trial, before the first epoch"),
         ):
-            drawn = self._sampler.cut(self._sampler.launch(*self._sampler.first_nodes(request)))
-            self._sampler.finish(drawn)
+            drawn = self.sampler.cut(self.sampler.launch(*self.sampler.first_nodes(request)))
+            self.sampler.finish(drawn)
             wait_for_ranks(
                 self._device_memory, self._device_memory.mark(), self.source_options.timeout_s
             )

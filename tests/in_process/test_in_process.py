@@ -10,6 +10,7 @@ import pytest
 import torch
 from in_process_jobs import CASES, COMMON, GRAPH, linked
 from support.glt import CollocatedDistSamplingWorkerOptions
+from support.sources import source_of
 
 from gigl_loader import (
     ConfigError,
@@ -182,7 +183,7 @@ def test_batches_that_go_to_a_gpu_are_written_to_pinned_memory(
 
     with DistNeighborLoader(dataset, input_nodes=given, **COMMON, **how, num_workers=0) as loader:
         expected = list(loader)
-        source: Any = loader._source
+        source: Any = source_of(loader)
         source._device = torch.device(device)
         source.open(WorkerTurns())  # as if the loader had been built for it
         monkeypatch.setattr(torch, "empty", empty)

@@ -9,11 +9,14 @@ import pytest
 import torch
 from digest_cases import CASES
 from streams import StreamedMemory, Streams, Watch
+from support.sources import source_of
 from test_device_batches import KNOWN, REFUSED
 
 from gigl_loader import DistNeighborLoader
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.in_process import device_source
+from gigl_loader.message import BatchTicket
+from gigl_loader.sampler.plan import SampleRequest
 
 ONE: dict[str, Any] = {"batch_size": 4, "seed": 5, "num_workers": 0}
 
@@ -78,10 +81,11 @@ def test_loaders_that_are_built_and_dropped_in_mid_training(
                         step = step + other.x.sum()
         first = iter(loader)
         next(first)
-        source: Any = loader._source
-        source._launch(source._request_of(source._epoch, 9))  # which nobody takes
+        sampler, seeds = source_of(loader).sampler, nodes[:4].numpy()
+        request = SampleRequest(BatchTicket(0, 1, 0, 0), seeds, seeds)
+        launched = sampler.launch(*sampler.place(request))  # which nobody takes
     placed.to("cpu")  # its copies go with the last loader, while that batch is under way
-    del loader, first, placed, source
+    del loader, first, placed, sampler, launched
 
 
 # --- that mistakes are seen -----------------------------------------------------------------------
