@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +39,7 @@ from gigl_loader.on_device.device_graph import (
     rows_of,
 )
 from gigl_loader.on_device.device_kernels import HopDrawn, TorchKernels
-from gigl_loader.on_device.torch_numbers import signed, unsigned
+from gigl_loader.on_device.torch_numbers import signed
 from gigl_loader.ranks import RankExchange
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.sampler.reader import row_type
@@ -151,16 +152,16 @@ class PartitionedGraph:
                    zip(requests, routes.orders, strict=True)]  # fmt: skip
         came = self._sent(columns, routes)
         sizes = [self._response_size(request) for request in requests]
+        keys_of_rows = self._keys_of_rows(routes)
+        # One draw for all ranks, whose keys differ: by rank, the rows of each request.
         drawn = [
-            self._drawn(
-                replace(
-                    request, draw=replace(request.draw, key=unsigned(routes.further[rank][at]))
-                ),
-                pieces[at],
-            )
-            for rank, pieces in enumerate(came) for at, request in enumerate(requests)
+            self._drawn(request, torch.cat([by_kind[at] for by_kind in came]), keys_of_rows[at])
+            .split(routes.receive[at])
+            for at, request in enumerate(requests)
         ]  # fmt: skip
-        sent = torch.cat([response.reshape(-1) for response in drawn])
+        sent = torch.cat(
+            [by_rank[rank].reshape(-1) for rank in range(self._peers.size) for by_rank in drawn]
+        )
         receive, send = _totals(routes.send, sizes), _totals(routes.receive, sizes)
         out = sent.new_empty(sum(receive))
         results = [self._no_response(request) for request in requests]
@@ -197,7 +198,16 @@ class PartitionedGraph:
             columns.append(torch.full_like(request.ids, _LOWEST) if times is None else times)
         return torch.stack(columns[: self._columns], 1)
 
-    def _drawn(self, request: HopRequest, columns: Tensor) -> Tensor:
+    def _keys_of_rows(self, routes: _Routes) -> Sequence[Tensor]:
+        """Return by request ``[n]`` int64, the key by which each node that came is drawn for."""
+        counts = np.array(routes.receive, np.int64)
+        keys = np.array(routes.further, np.int64).T  # by request and rank, as the counts
+        keys, repeats = self._memory.uploaded_array(np.stack([keys, counts])).view(2, -1)
+        totals = counts.sum(1).tolist()
+        # with its size the host waits for no result
+        return keys.repeat_interleave(repeats, output_size=sum(totals)).split(totals)
+
+    def _drawn(self, request: HopRequest, columns: Tensor, keys: Tensor) -> Tensor:
         """Return ``[n, response size]`` int64: count, neighbours and edge ids of each node."""
         name, width = request.draw.edge_type, request.width
         adjacency = self.view.adjacency[name]
@@ -208,7 +218,7 @@ class PartitionedGraph:
             columns[:, min(at, self._columns - 1)].contiguous() for at in range(4)
         )
         request = replace(
-            request, ids=ids, drawn_by=drawn_by,
+            request, ids=ids, drawn_by=drawn_by, keys=keys,
             until=until if request.draw.timed else None,
             since=since if request.draw.timed else None,
         )  # fmt: skip

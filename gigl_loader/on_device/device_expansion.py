@@ -19,7 +19,7 @@ from gigl_loader.on_device.device_graph import DeviceGraph, HopRequest
 from gigl_loader.on_device.device_kernels import DeviceLabels, HopDrawn, TorchKernels
 from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
 from gigl_loader.sampler.expansion import draw_of
-from gigl_loader.sampler.plan import SamplingPlan
+from gigl_loader.sampler.plan import Draw, SamplingPlan
 from gigl_loader.sampler.reader import ends_of, row_type
 
 _MOST_PLACES = 1 << 28
@@ -32,6 +32,10 @@ class DeviceRoots:
 
     keys: dict[NodeType, Tensor]
     """``[num_roots]`` int64, in the order of their labels, repeats too; see `DeviceLabels.keys`."""
+    draws: list[Draw]
+    """From `DeviceExpansion.draws`."""
+    draw_keys: Tensor
+    """``[num_draws]`` int64, the key of each draw, a uint64 of the same bits."""
     until: Tensor | None = None
     """``[num_trees]`` int64, the latest time of a neighbour in each tree."""
     since: Tensor | None = None
@@ -207,7 +211,16 @@ class DeviceExpansion:
             disjoint=self._bits is not None,
         )  # fmt: skip
 
-    def run(self, ticket: BatchTicket, roots: DeviceRoots) -> Grown:
+    def draws(self, ticket: BatchTicket) -> list[Draw]:
+        """Return the draws of a batch, hop after hop, by edge type in the plan's order."""
+        plan, view = self._plan, self._view
+        return [
+            draw_of(plan, ticket, hop, name, view)
+            for hop in range(plan.num_hops)
+            for name in plan.fanouts
+        ]
+
+    def run(self, roots: DeviceRoots) -> Grown:
         """Launch all hops of a batch; returns before they are done."""
         bounds = self._bounds({name: keys.numel() for name, keys in roots.keys.items()})
         new = bounds.nodes_per_hop
@@ -216,6 +229,7 @@ class DeviceExpansion:
         # Begin and end of the labels of the nodes that the last hop found, known to the device.
         starts = {name: torch.zeros_like(type_labels.count) for name, type_labels in labels.items()}
         stops = {name: [type_labels.count.clone()] for name, type_labels in labels.items()}
+        draws = iter(zip(roots.draws, roots.draw_keys.split(1), strict=True))
         for hop in range(self._plan.num_hops):
             frontiers, requests = [], []
             for name in self._plan.fanouts:
@@ -223,7 +237,7 @@ class DeviceExpansion:
                 begin, size = starts[expanded], new[expanded][hop]
                 at, keys, exist = self._frontier(labels[expanded], begin, size)
                 frontiers.append((name, at, keys))
-                requests.append(self._request(ticket, hop, name, keys, exist, roots))
+                requests.append(self._request(*next(draws), hop, keys, exist, roots))
             drawn = self._graph.draw(requests)
             for (name, at, keys), hop_drawn in zip(frontiers, drawn, strict=True):
                 self._collect(name, at, keys, hop_drawn, labels, edges[name], roots)
@@ -248,22 +262,23 @@ class DeviceExpansion:
         return at, keys, exist
 
     def _request(
-        self, ticket: BatchTicket, hop: int, name: EdgeType, keys: Tensor, exist: Tensor,
+        self, draw: Draw, draw_key: Tensor, hop: int, keys: Tensor, exist: Tensor,
         roots: DeviceRoots,
     ) -> HopRequest:  # fmt: skip
         """Return the request for the neighbours of a frontier over one edge type."""
-        width, draw = self.width(name, hop), draw_of(self._plan, ticket, hop, name, self._view)
+        name = draw.edge_type
+        width = self.width(name, hop)
         if self._bits is None or not width or not keys.numel():
-            return HopRequest(draw, width, keys, exist, keys)
+            return HopRequest(draw, width, keys, exist, keys, draw_key)
         bits = self._bits[self._ends[name][0]]
         trees = torch.where(exist, keys >> bits, 0)
         ids = keys & ((1 << bits) - 1)
         num_rows = self._view.num_nodes[row_type(name, self._view.edge_dir)]
         drawn_by = ids + trees * max(1, num_rows)
         if not draw.timed or roots.until is None:
-            return HopRequest(draw, width, ids, exist, drawn_by)
+            return HopRequest(draw, width, ids, exist, drawn_by, draw_key)
         since = None if roots.since is None else roots.since[trees]
-        return HopRequest(draw, width, ids, exist, drawn_by, roots.until[trees], since)
+        return HopRequest(draw, width, ids, exist, drawn_by, draw_key, roots.until[trees], since)
 
     def _collect(
         self, name: EdgeType, at: Tensor, keys: Tensor, drawn: HopDrawn | None,

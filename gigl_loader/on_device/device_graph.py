@@ -31,6 +31,8 @@ class HopRequest:
     """``[n]`` bool, whether a place is used."""
     drawn_by: Tensor
     """``[n]`` int64, the key of each node's draw; see `DeviceDraw.ids`."""
+    keys: Tensor
+    """``[1]`` or ``[n]`` int64, as `DeviceDraw.keys`."""
     until: Tensor | None = None
     """``[n]`` int64, the latest time of a neighbour; None: any."""
     since: Tensor | None = None
@@ -131,8 +133,8 @@ def drawn_from(
     draw, name = request.draw, request.draw.edge_type
     times = view.times[name] if draw.timed else None
     device_draw = DeviceDraw(
-        draw, view.adjacency[name], rows, request.drawn_by, request.width, times, request.until,
-        request.since, degree,
+        draw, view.adjacency[name], rows, request.drawn_by, request.keys, request.width, times,
+        request.until, request.since, degree,
     )  # fmt: skip
     return kernels.draw(device_draw)
 

@@ -42,12 +42,15 @@ class DeviceDraw:
     """A request for neighbours of some nodes, on one device except for the numbers."""
 
     draw: Draw
+    """How to draw; its key is in ``keys``."""
     adjacency: Adjacency[Tensor]
     rows: Tensor
     """``[n]`` int64, the row of each node in the adjacency; -1: no node, an unused place."""
     ids: Tensor
     """``[n]`` int64, the key of each row's draw: the node's id, in disjoint trees
     ``id + tree * nodes of the type``."""
+    keys: Tensor
+    """``[n]`` int64, the key of each row's draw, a uint64 of the same bits; ``[1]``: of all."""
     width: int
     """Most neighbours of a row: the fan-out or, if that is -1, the largest degree."""
     times: TimeOrder[Tensor] | None = None
@@ -118,7 +121,7 @@ class TorchKernels:
         used = places < counts[:, None]
         drawn = places.expand(used.shape)  # the whole row, in stored order
         if draw.fanout >= 0:
-            numbers = units(row_keys(draw.key, request.ids)[:, None], places)
+            numbers = units(row_keys(request.keys, request.ids)[:, None], places)
             if replace:
                 drawn = (numbers * degrees[:, None].double()).long()
             else:
@@ -306,7 +309,7 @@ def _numbers(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield positions, whether they are in the row, and their random numbers, block by block."""
     draw, indices = request.draw, request.adjacency.indices
-    keys = None if draw.method == "labor" else row_keys(draw.key, request.ids)[:, None]
+    keys = None if draw.method == "labor" else row_keys(request.keys, request.ids)[:, None]
     run = torch.zeros_like(starts)[:, None]
     """The column where the latest run of parallel edges begins."""
     for columns, offsets in _columns(request, starts, degrees):
@@ -320,7 +323,7 @@ def _numbers(
         runs = torch.cat([run, begins], 1).cummax(1).values[:, 1:]
         run = runs[:, -1:]
         # the copy among parallel edges: they lie side by side
-        yield offsets, inside, units(row_keys(draw.key, neighbors), columns - runs)
+        yield offsets, inside, units(row_keys(request.keys[:, None], neighbors), columns - runs)
 
 
 def _with_replacement(
@@ -339,7 +342,7 @@ def _with_replacement(
         total = total + weight
         is_positive |= weight > 0
     places = torch.arange(request.width, device=starts.device)
-    goals = units(row_keys(request.draw.key, request.ids)[:, None], places) * total[:, None]
+    goals = units(row_keys(request.keys, request.ids)[:, None], places) * total[:, None]
     position = torch.zeros_like(goals, dtype=torch.int64)
     total = torch.zeros_like(total)
     for weight in _weights_in_turn(request, weights, starts, degrees):

@@ -17,7 +17,7 @@ Then batches are cut many steps ahead, and their ids come to the host (`tell`).
 """
 
 import logging
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +59,7 @@ from gigl_loader.on_device.device_kernels import DeviceLabels, TorchKernels
 from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.sampler.bounds import BATCHES_HELD
 from gigl_loader.sampler.neighbor import NeighborSampler, attribute_names
-from gigl_loader.sampler.plan import Sampler, SampleRequest, SamplingPlan
+from gigl_loader.sampler.plan import Draw, Sampler, SampleRequest, SamplingPlan
 from gigl_loader.sizes import size_in_words
 
 logger = logging.getLogger(__name__)
@@ -213,9 +213,12 @@ class DeviceSampler:
         limits = roots.times.limits(nodes)
         since = None if limits is None else limits.since
         dropped = {} if placed.dropped is None else placed.dropped()
+        draws = self._expansion.draws(request.ticket)
         with self._memory.in_use():
             start = DeviceRoots(
                 {name: self._memory.uploaded_array(nodes.keys(name)) for name in nodes.types},
+                draws,
+                self._memory.uploaded_array(_keys_of(draws)),
                 None if limits is None else self._memory.uploaded_array(limits.until),
                 None if since is None else self._memory.uploaded_array(since),
                 self._pairs(dropped),
@@ -227,15 +230,17 @@ class DeviceSampler:
 
     def no_roots(self, request: SampleRequest) -> tuple[PlacedRoots, DeviceRoots]:
         """Return an empty batch, for a rank that only takes part in the exchanges of others."""
+        draws = self._expansion.draws(request.ticket)
         with self._memory.in_use():
             none = self._memory.uploaded_array(_NO_IDS)
-        start = DeviceRoots({name: none for name in self._roots.nodes.types})
+            keys = self._memory.uploaded_array(_keys_of(draws))
+        start = DeviceRoots({name: none for name in self._roots.nodes.types}, draws, keys)
         return PlacedRoots(request, [], none), start
 
     def launch(self, roots: PlacedRoots, start: DeviceRoots) -> Launched:
         """Start a batch; waits for nothing on the device if the whole graph is there."""
         with self._memory.in_use():
-            grown = self._expansion.run(roots.request.ticket, start)
+            grown = self._expansion.run(start)
             counts = self._memory.downloaded(grown.counts)
             return Launched(roots, grown, counts, self._memory.mark())
 
@@ -440,6 +445,11 @@ class DeviceSampler:
         if self._plan.with_edge:
             tensors[key(EDGE, name)] = ids["edge", edge_type]
             self._add_rows(tensors, "edge", edge_type, name, rows)
+
+
+def _keys_of(draws: Sequence[Draw]) -> Array:
+    """Return the key of each draw as the int64 of the same bits, ``[n]``."""
+    return np.array([draw.key for draw in draws], np.uint64).view(np.int64)
 
 
 def _has_repeats(ids: Array) -> bool:

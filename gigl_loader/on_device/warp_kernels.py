@@ -49,7 +49,10 @@ class WarpKernels(TorchKernels):
             return drawn
         replace = draw.replace and draw.fanout >= 0
         weights = adjacency.weights if draw.with_weight else None
-        question = (*map(self._array, (adjacency.indptr, request.rows, request.ids)), draw.key)
+        question = (
+            *map(self._array, (adjacency.indptr, request.rows, request.ids)),
+            wp.from_torch(request.keys.contiguous(), wp.uint64),
+        )
         result = wp.from_torch(offsets), self._array(counts)
         labor = draw.method == "labor"
         if labor or (weights is not None and not replace):

@@ -72,6 +72,14 @@ def row_key_of(key: wp.uint64, node: wp.int64) -> wp.uint64:
 
 
 @wp.func
+def _key_at(keys: wp.array[wp.uint64], i: wp.int32) -> wp.uint64:
+    """Return the key of row ``i``'s draw, which may be the only one of all rows."""
+    if keys.shape[0] == 1:
+        return keys[0]
+    return keys[i]
+
+
+@wp.func
 def unit_of(row: wp.uint64, counter: wp.int64) -> wp.float64:
     """Return draw ``counter`` of a row, in [0, 1); see `torch_numbers.units`."""
     bits = _mix(row + wp.uint64(counter + wp.int64(1)) * _GAMMA)
@@ -180,7 +188,7 @@ def draw_uniform(
     indptr: wp.array[wp.int64],
     rows: wp.array[wp.int64],
     ids: wp.array[wp.int64],
-    key: wp.uint64,
+    keys: wp.array[wp.uint64],
     fanout: wp.int32,
     replace: wp.int32,
     last: wp.int32,
@@ -203,6 +211,7 @@ def draw_uniform(
     degree = stop - start
     take = _count(degree, fanout, replace)
     counts[i] = take
+    key = _key_at(keys, i)
     row = row_key_of(key, ids[i])
     for j in range(offsets.shape[1]):
         place = wp.int64(j)
@@ -339,7 +348,7 @@ def draw_whole_rows(
     indptr: wp.array[wp.int64],
     rows: wp.array[wp.int64],
     ids: wp.array[wp.int64],
-    key: wp.uint64,
+    keys: wp.array[wp.uint64],
     labor: wp.int32,
     weights: wp.array2d[wp.float32],
     narrow: wp.array2d[wp.int32],
@@ -357,6 +366,7 @@ def draw_whole_rows(
     start = _bound(indptr, rows[i])
     stop = _bound(indptr, rows[i] + wp.int64(1))
     width = offsets.shape[1]
+    key = _key_at(keys, i)
     row = row_key_of(key, ids[i])
     size = wp.int32(0)
     heaped = wp.int32(0)
@@ -400,7 +410,7 @@ def draw_with_replacement(
     indptr: wp.array[wp.int64],
     rows: wp.array[wp.int64],
     ids: wp.array[wp.int64],
-    key: wp.uint64,
+    keys: wp.array[wp.uint64],
     weights: wp.array2d[wp.float32],
     offsets: wp.array2d[wp.int64],
     counts: wp.array[wp.int64],
@@ -419,6 +429,7 @@ def draw_with_replacement(
     if total > wp.float64(0.0):
         taken = width
     counts[i] = wp.int64(taken)
+    key = _key_at(keys, i)
     row = row_key_of(key, ids[i])
     for j in range(width):
         chosen = wp.int64(0)

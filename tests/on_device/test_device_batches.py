@@ -312,7 +312,9 @@ def test_no_launch_waits_for_the_device(disjoint: bool, replace: bool) -> None:
         expansion._view = graph.view
         expansion._kernels = graph._kernels = TorchKernels(device)
         roots = {name: torch.empty(4, dtype=torch.int64, device=device) for name in view.num_nodes}
-        grown = expansion.run(BatchTicket(0, 0, 0, 0), DeviceRoots(roots))
+        draws = expansion.draws(BatchTicket(0, 0, 0, 0))
+        keys = torch.empty(len(draws), dtype=torch.int64, device=device)
+        grown = expansion.run(DeviceRoots(roots, draws, keys))
         assert grown.counts.device == device
         # as many as the roots and each hop, of nodes and of edges
         assert grown.counts.shape == (3 * len(view.num_nodes) + 2,)

@@ -1,6 +1,7 @@
 """Draws and labels on a device: the bits of the compiled kernels of the CPU."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,43 @@ def test_draws_are_those_of_the_cpu(question: Question, data: st.DataObject) -> 
     gaps = data.draw(st.lists(st.integers(0, question.ids.size), max_size=4))
     for kernels in ALL:
         question.check(kernels, np.insert(np.zeros(question.ids.size, bool), gaps, True))
+
+
+HOWS: list[dict[str, Any]] = [
+    {}, {"replace": True}, {"with_weight": True}, {"with_weight": True, "replace": True},
+    {"method": "labor"}, {"method": "labor", "with_weight": True},
+]  # fmt: skip
+
+
+@each
+@pytest.mark.parametrize("how", HOWS, ids=lambda how: " ".join(map(str, how.values())) or "uniform")
+def test_each_row_may_have_a_key_of_its_own(kernels: TorchKernels, how: dict[str, Any]) -> None:
+    """As for batches of several ranks: one draw, and what each of them would draw alone."""
+    rng = np.random.default_rng(2)
+    degrees = rng.integers(0, 30, 40)
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    weights = rng.exponential(1, indptr[-1]).astype(np.float32)
+    indices = np.sort(rng.integers(0, 40, indptr[-1]))
+    view = view_of(Adjacency(indptr, indices, None, weights, first_edge=0), 40)
+    keys = [7, 2**64 - 3, 2**63]
+    alone = [
+        Question(view, draw_of(5, key, **how), rng.permutation(40)[:size], None)
+        for key, size in zip(keys, (40, 1, 17), strict=True)
+    ]
+    requests = [question.on_device(np.zeros(question.ids.size, bool)) for question in alone]
+    together = kernels.draw(
+        replace(
+            requests[0],
+            rows=torch.cat([request.rows for request in requests]),
+            ids=torch.cat([request.ids for request in requests]),
+            keys=torch.cat([request.keys.expand(request.rows.numel()) for request in requests]),
+        )
+    )
+    apart = [kernels.draw(request) for request in requests]
+    assert together.counts.tolist() == torch.cat([drawn.counts for drawn in apart]).tolist()
+    assert together.edges.tolist() == torch.cat([drawn.edges for drawn in apart]).tolist()
+    for question in alone:
+        question.check(kernels, np.zeros(question.ids.size, bool))
 
 
 def test_hubs_and_many_rows() -> None:

@@ -30,13 +30,13 @@ def _ints(*shape: int) -> torch.Tensor:
 def _draw(draw: Draw, width: int) -> None:
     weights = torch.zeros(50, device=DEVICE) if draw.with_weight else None
     asked = DeviceDraw(
-        draw, Adjacency(_ints(11), _ints(50), None, weights), _ints(8), _ints(8), width,
+        draw, Adjacency(_ints(11), _ints(50), None, weights), _ints(8), _ints(8), _ints(1), width,
         largest_degree=30,
     )  # fmt: skip
     if draw.timed:
         order = TimeOrder(_ints(50), _ints(50), is_float=False)
         asked = DeviceDraw(
-            draw, asked.adjacency, asked.rows, asked.ids, width,
+            draw, asked.adjacency, asked.rows, asked.ids, asked.keys, width,
             times=order, until=_ints(8), since=_ints(8),
         )  # fmt: skip
     drawn = TorchKernels(DEVICE).draw(asked)
@@ -70,7 +70,9 @@ def test_edges_on_the_host_are_read_there(how: dict[str, Any]) -> None:
         ends = torch.zeros(50, dtype=torch.int64)
         view, kernels = Adjacency(_ints(11), ends, ends.clone(), None), TorchKernels(DEVICE)
         draw = Draw(EDGE_TYPE, 4, 2**64 - 1, **how)
-        drawn = kernels.draw(DeviceDraw(draw, view, _ints(8), _ints(8), 4, largest_degree=30))
+        drawn = kernels.draw(
+            DeviceDraw(draw, view, _ints(8), _ints(8), _ints(1), 4, largest_degree=30)
+        )
         for found in (
             kernels.items(view.indices, drawn.edges), edge_ids_at(view, drawn.edges, kernels)
         ):  # fmt: skip
