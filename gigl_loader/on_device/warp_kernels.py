@@ -10,7 +10,14 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gigl_loader.on_device.device_kernels import DeviceDraw, HopDrawn, TorchKernels
+from gigl_loader.on_device.device_kernels import (
+    DeviceDraw,
+    DeviceLabels,
+    HopDrawn,
+    TorchKernels,
+    TypedPlaces,
+    none_drawn,
+)
 from gigl_loader.on_device.warp_programs import (
     PAGE_BITS,
     WORDS,
@@ -18,13 +25,16 @@ from gigl_loader.on_device.warp_programs import (
     draw_whole_rows,
     draw_with_replacement,
     enter_keys,
-    gather_rows,
-    look_up_places,
+    give_labels,
+    mark_new,
 )
+
+_MOST_KNOWN = 4096
+"""Descriptors of arrays that are kept: those of a graph, and of rows that are read once."""
 
 
 class WarpKernels(TorchKernels):
-    """Draws, and the first place of each key; the rest is torch's.
+    """Draws, labels, and rows that lie on the host; the rest is torch's.
 
     Args:
         device: A CUDA device, or the CPU.
@@ -36,38 +46,35 @@ class WarpKernels(TorchKernels):
         super().__init__(device)
         wp.init()
         self._on = wp.device_from_torch(device)
+        self._known_pages: dict[tuple[int, int, Any], Any] = {}
 
     def draw(self, request: DeviceDraw) -> HopDrawn:
         """Draw neighbours; the same ones, in the same order, as `LocalReader.draw`."""
         draw, adjacency, num_rows = request.draw, request.adjacency, request.rows.numel()
-        offsets = torch.empty((num_rows, request.width), dtype=torch.int64, device=self.device)
-        counts = torch.empty_like(request.rows)
-        drawn = HopDrawn(offsets, counts)
         if not adjacency.indices.numel() or not request.width:
-            offsets.zero_()
-            counts.zero_()
-            return drawn
+            return none_drawn(request)
+        offsets = torch.empty((num_rows, request.width), dtype=torch.int64, device=self.device)
+        drawn = HopDrawn(offsets, torch.empty_like(offsets), torch.empty_like(request.rows))
         replace = draw.replace and draw.fanout >= 0
         weights = adjacency.weights if draw.with_weight else None
-        question = (
-            *map(self._array, (adjacency.indptr, request.rows, request.ids)),
-            wp.from_torch(request.keys.contiguous(), wp.uint64),
+        question = adjacency.indptr, request.rows, request.ids, request.keys
+        is_narrow = adjacency.indices.dtype == torch.int32
+        indices = (
+            self._pages(adjacency.indices if is_narrow else None, wp.int32),
+            self._pages(None if is_narrow else adjacency.indices, wp.int64),
         )
-        result = wp.from_torch(offsets), self._array(counts)
+        result = offsets, drawn.counts, drawn.neighbors
         labor = draw.method == "labor"
         if labor or (weights is not None and not replace):
             values = torch.empty_like(offsets, dtype=torch.float64)
-            narrow = adjacency.indices if adjacency.indices.dtype == torch.int32 else None
-            wide = adjacency.indices if narrow is None else None
             self._launch(
                 draw_whole_rows, num_rows, *question, int(labor),
-                self._pages(weights, wp.float32), self._pages(narrow, wp.int32),
-                self._pages(wide, wp.int64), wp.from_torch(values), *result,
+                self._pages(weights, wp.float32), *indices, values, *result,
             )  # fmt: skip
         elif weights is not None:
             self._launch(
                 draw_with_replacement, num_rows, *question, self._pages(weights, wp.float32),
-                *result,
+                *indices, *result,
             )  # fmt: skip
         else:
             times = request.times
@@ -76,8 +83,8 @@ class WarpKernels(TorchKernels):
                 int(times is not None),
                 self._pages(None if times is None else times.times, wp.int64),
                 self._pages(None if times is None else times.order, wp.int64),
-                self._array(None if times is None else request.until),
-                self._array(None if times is None else request.since), *result,
+                None if times is None else request.until,
+                None if times is None else request.since, *indices, *result,
             )  # fmt: skip
         return drawn
 
@@ -95,42 +102,54 @@ class WarpKernels(TorchKernels):
             return torch.index_select(values, 0, rows, out=out)
         row_bytes = out.nbytes // rows.numel()
         word = next(size for size in WORDS if row_bytes % size == 0)
-        as_words, dtype = WORDS[word]
+        as_words, dtype, gather_words = WORDS[word]
         words = out.view(rows.numel(), -1).view(as_words)
         self._launch(
-            gather_rows, words.shape, self._pages(values, dtype, values.nbytes // word),
-            self._array(rows), wp.from_torch(words),
-        )  # fmt: skip
+            gather_words,
+            words.shape,
+            self._pages(values, dtype, values.nbytes // word),
+            rows,
+            words,
+        )
         return out
 
-    def _first_places(self, keys: Tensor) -> Tensor:
-        """Return the first place of each of ``keys``; 0 for those below 0."""
-        positions = torch.empty_like(keys, dtype=torch.int32)
-        # At most half full, so that a search reads few positions, and always reaches a free one.
-        size = 1 << (2 * max(1, keys.numel()) - 1).bit_length()
-        table = torch.zeros(size, dtype=torch.int64, device=self.device)
-        firsts = torch.full((size,), keys.numel(), dtype=torch.int32, device=self.device)
-        places = torch.empty_like(keys)
-        num_keys, at = keys.numel(), wp.from_torch(positions)
+    def label(self, labels: DeviceLabels, keys: Tensor, places: TypedPlaces) -> Tensor:
+        """Return the label of each of ``keys``; those without one get the next free ones."""
+        capacity, num_keys = labels.keys.numel(), keys.numel()
+        if not num_keys:
+            return keys
+        total = capacity + num_keys
+        table = torch.zeros(2 * total, dtype=torch.int64, device=self.device)
+        firsts = torch.full((2 * total,), total, dtype=torch.int32, device=self.device)
+        positions, is_new = (torch.empty_like(keys, dtype=torch.int32) for _ in range(2))
+        by_type = labels.device_begins, places.device_ends
+        self._launch(enter_keys, total, labels.keys, keys, *by_type, table, firsts, positions)
+        self._launch(mark_new, num_keys, capacity, firsts, positions, is_new)
+        ranks = is_new.cumsum(0, dtype=torch.int32)
+        results, new_counts = torch.empty_like(keys), torch.empty_like(labels.counts)
         self._launch(
-            enter_keys, num_keys, self._array(keys), wp.from_torch(table, wp.uint64),
-            wp.from_torch(firsts), at,
+            give_labels, num_keys + new_counts.numel(), keys, *by_type, labels.counts, firsts,
+            positions, ranks, labels.keys, results, new_counts,
         )  # fmt: skip
-        self._launch(look_up_places, num_keys, wp.from_torch(firsts), at, self._array(places))
-        return places
+        labels.counts = new_counts
+        return results
 
     def _launch(self, kernel: Any, threads: int | Sequence[int], *inputs: Any) -> None:
-        stream = wp.stream_from_torch(self.device) if self.device.type == "cuda" else None
-        wp.launch(kernel, dim=threads, inputs=inputs, device=self._on, stream=stream)
+        """Launch a program; tensors among ``inputs`` are its arrays, None is an empty one.
 
-    def _array(self, values: Tensor | None) -> Any:
-        """Return int64 values as Warp's array over the same memory; an empty one for None."""
-        if values is None:
-            return wp.empty(0, dtype=wp.int64, device=self._on)
-        return wp.from_torch(values.contiguous())
+        Warp gets descriptors, which keep no memory: they take a fraction of the time of its arrays.
+        """
+        # held here until it is launched; after that a stream's memory is used in its order
+        tensors = [one.contiguous() if isinstance(one, Tensor) else one for one in inputs]
+        arguments = [
+            wp.from_torch(one, return_ctype=True) if isinstance(one, Tensor) else one
+            for one in tensors
+        ]
+        stream = wp.stream_from_torch(self.device) if self.device.type == "cuda" else None
+        wp.launch(kernel, dim=threads, inputs=arguments, device=self._on, stream=stream)
 
     def _pages(self, values: Tensor | None, dtype: Any, count: int | None = None) -> Any:
-        """Return an array as pages; the last one may go past the end, unread.
+        """Return the descriptor of an array as pages; the last one may go past the end, unread.
 
         Args:
             values: Contiguous; None: an empty array.
@@ -138,9 +157,16 @@ class WarpKernels(TorchKernels):
             count: Number of items; None: as many as ``values`` has.
         """
         if values is None:
-            return wp.empty((0, 0), dtype=dtype, device=self._on)
+            return None
         count = values.numel() if count is None else count
-        return wp.array(
-            ptr=values.data_ptr(), shape=(-(-count // (1 << PAGE_BITS)), 1 << PAGE_BITS),
-            dtype=dtype, device=self._on, copy=False,
-        )  # fmt: skip
+        # By what it says, so that it is right whatever is at that address.
+        known = values.data_ptr(), count, dtype
+        if known not in self._known_pages:
+            if len(self._known_pages) >= _MOST_KNOWN:
+                self._known_pages.clear()
+            pages = wp.array(
+                ptr=known[0], shape=(-(-count // (1 << PAGE_BITS)), 1 << PAGE_BITS),
+                dtype=dtype, device=self._on, copy=False,
+            )  # fmt: skip
+            self._known_pages[known] = pages.__ctype__()
+        return self._known_pages[known]

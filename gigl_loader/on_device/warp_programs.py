@@ -183,6 +183,33 @@ def _draw_next(
     return start + drawn
 
 
+@wp.func
+def _neighbor_at(
+    narrow: wp.array2d[wp.int32], wide: wp.array2d[wp.int64], position: wp.int64
+) -> wp.int64:
+    """Return the neighbour of an edge, from the array that exists."""
+    if narrow.shape[0] > 0:
+        return wp.int64(narrow[_page(position), _place(position)])
+    return wide[_page(position), _place(position)]
+
+
+@wp.func
+def _write_neighbors(
+    offsets: wp.array2d[wp.int64],
+    count: wp.int32,
+    i: wp.int32,
+    narrow: wp.array2d[wp.int32],
+    wide: wp.array2d[wp.int64],
+    neighbors: wp.array2d[wp.int64],
+) -> None:
+    """Write the neighbours of row ``i``, of which the first ``count`` were drawn; -1 behind."""
+    for j in range(neighbors.shape[1]):
+        neighbor = wp.int64(-1)
+        if j < count:
+            neighbor = _neighbor_at(narrow, wide, offsets[i, j])
+        neighbors[i, j] = neighbor
+
+
 @wp.kernel
 def draw_uniform(
     indptr: wp.array[wp.int64],
@@ -197,12 +224,16 @@ def draw_uniform(
     order: wp.array2d[wp.int64],
     until: wp.array[wp.int64],
     since: wp.array[wp.int64],
+    narrow: wp.array2d[wp.int32],
+    wide: wp.array2d[wp.int64],
     offsets: wp.array2d[wp.int64],
     counts: wp.array[wp.int64],
+    neighbors: wp.array2d[wp.int64],
 ) -> None:
     """Draw neighbours of a row uniformly, or its last ones by time; a thread for each row.
 
     Its arguments are `DeviceDraw`'s fields; positions go to ``offsets``, numbers to ``counts``.
+    The graph's neighbours are in ``narrow`` (32 bits) or in ``wide``.
     """
     i = wp.tid()
     start = _bound(indptr, rows[i])
@@ -227,6 +258,7 @@ def draw_uniform(
         for j in range(wp.int32(take)):
             at = offsets[i, j]
             offsets[i, j] = order[_page(at), _place(at)]
+    _write_neighbors(offsets, wp.int32(take), i, narrow, wide, neighbors)
 
 
 # -- whole rows ------------------------------------------------------------------------------------
@@ -333,16 +365,6 @@ def _weight_at(weights: wp.array2d[wp.float32], position: wp.int64) -> wp.float3
     return weights[_page(position), _place(position)]
 
 
-@wp.func
-def _neighbor_at(
-    narrow: wp.array2d[wp.int32], wide: wp.array2d[wp.int64], position: wp.int64
-) -> wp.int64:
-    """Return the neighbour of an edge, from the array that exists."""
-    if narrow.shape[0] > 0:
-        return wp.int64(narrow[_page(position), _place(position)])
-    return wide[_page(position), _place(position)]
-
-
 @wp.kernel
 def draw_whole_rows(
     indptr: wp.array[wp.int64],
@@ -356,11 +378,11 @@ def draw_whole_rows(
     values: wp.array2d[wp.float64],
     offsets: wp.array2d[wp.int64],
     counts: wp.array[wp.int64],
+    neighbors: wp.array2d[wp.int64],
 ) -> None:
     """Draw by weight without replacement, or by LABOR: the least values of the whole row.
 
-    ``values`` is scratch memory of the shape of ``offsets``. Neighbours are in ``narrow`` (32 bits)
-    or in ``wide``.
+    ``values`` is scratch memory of the shape of ``offsets``.
     """
     i = wp.tid()
     start = _bound(indptr, rows[i])
@@ -403,6 +425,7 @@ def draw_whole_rows(
         _sort_by_position(values, offsets, i, size)
     for j in range(size, width):
         offsets[i, j] = wp.int64(0)
+    _write_neighbors(offsets, size, i, narrow, wide, neighbors)
 
 
 @wp.kernel
@@ -412,8 +435,11 @@ def draw_with_replacement(
     ids: wp.array[wp.int64],
     keys: wp.array[wp.uint64],
     weights: wp.array2d[wp.float32],
+    narrow: wp.array2d[wp.int32],
+    wide: wp.array2d[wp.int64],
     offsets: wp.array2d[wp.int64],
     counts: wp.array[wp.int64],
+    neighbors: wp.array2d[wp.int64],
 ) -> None:
     """Draw neighbours of a row by weight with replacement; a thread for each row."""
     i = wp.tid()
@@ -442,46 +468,138 @@ def draw_with_replacement(
                 chosen = chosen + wp.int64(1)
                 running = running + wp.float64(_weight_at(weights, chosen))
         offsets[i, j] = chosen
+    _write_neighbors(offsets, taken, i, narrow, wide, neighbors)
 
 
 # -- labels ----------------------------------------------------------------------------------------
 
 
+@wp.func
+def _type_at(ends: wp.array[wp.int64], place: wp.int64) -> wp.int32:
+    """Return the type of a place, of places that lie type after type."""
+    name = wp.int32(0)
+    while place >= ends[name]:
+        name = name + wp.int32(1)
+    return name
+
+
+@wp.func
+def _end_of(ends: wp.array[wp.int64], name: wp.int32) -> wp.int64:
+    """Return where a type ends; type -1, before the first one, at 0."""
+    if name < 0:
+        return wp.int64(0)
+    return ends[name]
+
+
 @wp.kernel
 def enter_keys(
+    known: wp.array[wp.int64],
     keys: wp.array[wp.int64],
+    begins: wp.array[wp.int64],
+    ends: wp.array[wp.int64],
     table: wp.array[wp.uint64],
     firsts: wp.array[wp.int32],
     positions: wp.array[wp.int32],
 ) -> None:
-    """Note the smallest place of each key. ``table`` holds key + 1, or 0 if free."""
+    """Note the smallest place of each key in its type; a thread for each place.
+
+    Places are those of ``known`` (keys with a label), then those of ``keys``. Each type has a part
+    of the table, twice as large as it has places: so a search reads few positions, and always
+    reaches a free one. ``table`` holds key + 1, or 0 if free. Positions of ``keys`` go to
+    ``positions``, -1 for unused places.
+    """
     i = wp.tid()
-    positions[i] = wp.int32(-1)
-    if keys[i] >= wp.int64(0):
-        entry = wp.uint64(keys[i]) + wp.uint64(1)
-        mask = wp.uint64(table.shape[0] - 1)
-        position = wp.int32(_mix(entry) & mask)
+    capacity = known.shape[0]
+    key = wp.int64(-1)
+    name = wp.int32(0)
+    if i < capacity:
+        key = known[i]
+        name = _type_at(begins, wp.int64(i)) - wp.int32(1)
+    else:
+        key = keys[i - capacity]
+        name = _type_at(ends, wp.int64(i - capacity))
+    position = wp.int64(-1)
+    if key >= wp.int64(0):
+        start = wp.int64(2) * (begins[name] + _end_of(ends, name - wp.int32(1)))
+        stop = wp.int64(2) * (begins[name + wp.int32(1)] + ends[name])
+        entry = wp.uint64(key) + wp.uint64(1)
+        # the upper half of a product, as a remainder would take longer
+        share = (_mix(entry) >> wp.uint64(32)) * wp.uint64(stop - start)
+        position = start + wp.int64(share >> wp.uint64(32))
         while True:
-            before = wp.atomic_cas(table, position, wp.uint64(0), entry)
+            before = wp.atomic_cas(table, wp.int32(position), wp.uint64(0), entry)
             if before == wp.uint64(0) or before == entry:
                 break
-            position = wp.int32(wp.uint64(position + 1) & mask)
+            position = position + wp.int64(1)
+            if position == stop:
+                position = start
         # The place of a key in the table depends on timing; its smallest place does not.
-        wp.atomic_min(firsts, position, i)
-        positions[i] = position
+        wp.atomic_min(firsts, wp.int32(position), i)
+    if i >= capacity:
+        positions[i - capacity] = wp.int32(position)
 
 
 @wp.kernel
-def look_up_places(
+def mark_new(
+    capacity: wp.int32,
     firsts: wp.array[wp.int32],
     positions: wp.array[wp.int32],
-    out: wp.array[wp.int64],
+    is_new: wp.array[wp.int32],
 ) -> None:
-    """Read the first place of each key, which `enter_keys` has noted; 0 for those below 0."""
+    """Write 1 where a key is at its first place, 0 elsewhere; see `enter_keys`."""
     i = wp.tid()
-    out[i] = wp.int64(0)
+    is_first = wp.int32(0)
     if positions[i] >= 0:
-        out[i] = wp.int64(firsts[positions[i]])
+        is_first = wp.where(firsts[positions[i]] == capacity + i, wp.int32(1), wp.int32(0))
+    is_new[i] = is_first
+
+
+@wp.func
+def _through(ranks: wp.array[wp.int32], end: wp.int64) -> wp.int64:
+    """Return the number of new keys in the places before ``end``."""
+    if end == wp.int64(0):
+        return wp.int64(0)
+    return wp.int64(ranks[wp.int32(end - wp.int64(1))])
+
+
+@wp.kernel
+def give_labels(
+    keys: wp.array[wp.int64],
+    begins: wp.array[wp.int64],
+    ends: wp.array[wp.int64],
+    counts: wp.array[wp.int64],
+    firsts: wp.array[wp.int32],
+    positions: wp.array[wp.int32],
+    ranks: wp.array[wp.int32],
+    known: wp.array[wp.int64],
+    labels: wp.array[wp.int64],
+    new_counts: wp.array[wp.int64],
+) -> None:
+    """Write the label of each key, new keys to ``known``, and the new number of each type.
+
+    A thread for each place of ``keys``, then one for each type. ``ranks`` counts new keys up to
+    each place.
+    """
+    i = wp.tid()
+    num_keys = keys.shape[0]
+    if i >= num_keys:
+        name = i - num_keys
+        before = _through(ranks, _end_of(ends, name - wp.int32(1)))
+        new_counts[name] = counts[name] + _through(ranks, ends[name]) - before
+    elif positions[i] < 0:
+        labels[i] = wp.int64(-1)
+    else:
+        capacity = known.shape[0]
+        name = _type_at(ends, wp.int64(i))
+        first = firsts[positions[i]]
+        label = wp.int64(first) - begins[name]
+        if first >= capacity:
+            before = _through(ranks, _end_of(ends, name - wp.int32(1)))
+            rank = wp.int64(ranks[first - capacity]) - before - wp.int64(1)
+            label = counts[name] + rank
+            if first == capacity + i:
+                known[wp.int32(begins[name] + label)] = keys[i]
+        labels[i] = label
 
 
 # -- rows of features ------------------------------------------------------------------------------
@@ -499,11 +617,15 @@ def gather_rows(
     out[i, j] = values[_page(position), _place(position)]
 
 
-WORDS: dict[int, tuple[torch.dtype, Any]] = {
-    8: (torch.int64, wp.int64),
-    4: (torch.int32, wp.int32),
-    1: (torch.uint8, wp.uint8),
+def _gather_of(word: Any) -> Any:
+    return wp.overload(gather_rows, {"values": wp.array2d[word], "out": wp.array2d[word]})
+
+
+# named, as kernels are compiled ahead of time, too
+WORDS: dict[int, tuple[torch.dtype, Any, Any]] = {
+    8: (torch.int64, wp.int64, _gather_of(wp.int64)),
+    4: (torch.int32, wp.int32, _gather_of(wp.int32)),
+    1: (torch.uint8, wp.uint8, _gather_of(wp.uint8)),
 }
-"""Types of the words that rows are copied by, by size in bytes."""
-for _, _word in WORDS.values():  # named: kernels are compiled ahead of time, too
-    wp.overload(gather_rows, {"values": wp.array2d[_word], "out": wp.array2d[_word]})
+"""The words that rows are copied by, by size in bytes: their type in torch, in Warp, `gather_rows`.
+"""

@@ -77,6 +77,9 @@ class Question:
         used = np.arange(asked.width) < wanted[:, None]
         assert drawn.edges.numpy()[used].tolist() == offsets.tolist()
         assert not drawn.edges.numpy()[~used].any(), "places that are unused hold 0"
+        indices = self.view.adjacency[EDGE_TYPE].indices
+        assert drawn.neighbors.numpy()[used].tolist() == indices[offsets].tolist()
+        assert (drawn.neighbors.numpy()[~used] == -1).all()
 
 
 def view_of(

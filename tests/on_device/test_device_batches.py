@@ -312,15 +312,16 @@ def test_no_launch_waits_for_the_device(disjoint: bool, replace: bool) -> None:
         expansion._view = graph.view
         expansion._kernels = graph._kernels = TorchKernels(device)
         roots = {name: torch.empty(4, dtype=torch.int64, device=device) for name in view.num_nodes}
-        draws = expansion.draws(BatchTicket(0, 0, 0, 0))
-        keys = torch.empty(len(draws), dtype=torch.int64, device=device)
-        grown = expansion.run(DeviceRoots(roots, draws, keys))
+        layout = expansion.layout(BatchTicket(0, 0, 0, 0), dict.fromkeys(roots, 4))
+        numbers = torch.empty(layout.numbers().size, dtype=torch.int64, device=device)
+        grown = expansion.run(DeviceRoots(layout, roots, numbers))
         assert grown.counts.device == device
         # as many as the roots and each hop, of nodes and of edges
         assert grown.counts.shape == (3 * len(view.num_nodes) + 2,)
         # what is cut later is cut by numbers that have come to the host
-        sizes = [4, 9, 12] * len(view.num_nodes) + [8, 6]
-        keys, _, edges = grown.sampled(sizes, [edge_type])
+        num_types = len(view.num_nodes)
+        sizes = [size for size in (4, 9, 12) for _ in range(num_types)] + [8, 14]
+        keys, _, edges = grown.sampled(sizes, expansion.node_types)
         assert keys[edge_type[0]].shape == (12,)
         assert edges[edge_type].edge_index.shape == (2, 14)
 

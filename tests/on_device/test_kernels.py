@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.dataset.view import Adjacency, TimeOrder
-from gigl_loader.on_device.device_kernels import DeviceLabels, TorchKernels
+from gigl_loader.on_device.device_kernels import DeviceLabels, TorchKernels, TypedPlaces
 from gigl_loader.on_device.torch_numbers import mix, signed
 from gigl_loader.on_device.warp_kernels import WarpKernels
 from gigl_loader.sampler import compiled
@@ -175,37 +175,56 @@ SOME_IDS = st.lists(st.integers(0, 12) | st.integers(2**40, 2**40 + 2), max_size
 
 @each
 @settings(max_examples=150, deadline=None)
-@given(roots=SOME_IDS, more=st.lists(SOME_IDS, max_size=4), data=st.data())
+@given(
+    roots=st.lists(SOME_IDS, min_size=1, max_size=3), hops=st.integers(0, 4), data=st.data()
+)  # fmt: skip
 def test_labels_are_those_of_the_cpu(
-    kernels: TorchKernels, roots: list[int], more: list[list[int]], data: st.DataObject
+    kernels: TorchKernels, roots: list[list[int]], hops: int, data: st.DataObject
 ) -> None:
-    wanted = NodeLabels()
-    labels = _labels(sum(map(len, [roots, *more])) + data.draw(st.integers(0, 5)))
-    kernels.append(labels, torch.tensor(roots, dtype=torch.int64))
-    wanted.append(np.array(roots, np.int64))
-    for ids in more:
-        valid = np.array(data.draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids))))
-        _check_label(kernels, labels, np.array(ids, np.int64), valid.astype(bool), wanted)
-    assert int(labels.count) == wanted.count
-    assert labels.keys[: wanted.count].tolist() == wanted.nodes.tolist()
-    assert (labels.keys[wanted.count :] == -1).all(), "what is unused stays so"
+    """Several types at once, of the same ids; places that are not used between those that are."""
+    wanted = [NodeLabels() for _ in roots]
+    for labels, ids in zip(wanted, roots, strict=True):
+        labels.append(np.array(ids, np.int64))
+    calls = [[data.draw(SOME_IDS) for _ in roots] for _ in range(hops)]
+    room = [
+        sum(map(len, of_type)) + data.draw(st.integers(0, 5))
+        for of_type in zip(*calls, strict=True)
+    ]
+    found = _labels(roots, room or [0] * len(roots))
+    for call in calls:
+        valid = [
+            np.array(data.draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids))), bool)
+            for ids in call
+        ]
+        _check_label(kernels, found, [np.array(ids, np.int64) for ids in call], valid, wanted)
+    for at, labels in enumerate(wanted):
+        known = found.keys[found.begins[at] : found.begins[at + 1]]
+        assert int(found.counts[at]) == labels.count
+        assert known[: labels.count].tolist() == labels.nodes.tolist()
+        assert (known[labels.count :] == -1).all(), "what is unused stays so"
 
 
-def _labels(capacity: int) -> DeviceLabels:
-    return DeviceLabels(torch.full((capacity,), -1), torch.zeros((), dtype=torch.int64))
+def _labels(roots: list[list[int]], room: list[int]) -> DeviceLabels:
+    """Return labels of the roots of each type, with room for more."""
+    parts = [torch.tensor([*ids, *[-1] * more], dtype=torch.int64)
+             for ids, more in zip(roots, room, strict=True)]  # fmt: skip
+    begins = [0, *itertools.accumulate(map(len, parts))]
+    counts = torch.tensor([len(ids) for ids in roots])
+    return DeviceLabels(torch.cat(parts), counts, begins, torch.tensor(begins))
 
 
 def _check_label(
-    kernels: TorchKernels,
-    labels: DeviceLabels,
-    ids: np.ndarray,
-    valid: np.ndarray,
-    wanted: NodeLabels,
-) -> None:
-    found = kernels.label(labels, torch.from_numpy(ids), torch.from_numpy(valid))
+    kernels: TorchKernels, labels: DeviceLabels, ids: list[np.ndarray], valid: list[np.ndarray],
+    wanted: list[NodeLabels],
+) -> None:  # fmt: skip
+    sizes = [of_type.size for of_type in ids]
+    keys = np.concatenate([np.where(used, one, -1) for used, one in zip(valid, ids, strict=True)])
+    places = TypedPlaces(sizes, torch.tensor(sizes).cumsum(0))
+    found = kernels.label(labels, torch.from_numpy(keys), places)
     assert found.dtype == torch.int64
-    assert found[torch.from_numpy(valid)].tolist() == wanted.label(ids[valid]).tolist()
-    assert (found[torch.from_numpy(~valid)] == -1).all()
+    for part, used, one, known in zip(found.split(sizes), valid, ids, wanted, strict=True):
+        assert part[torch.from_numpy(used)].tolist() == known.label(one[used]).tolist()
+        assert (part[torch.from_numpy(~used)] == -1).all()
 
 
 @each
@@ -217,14 +236,14 @@ def test_labels_of_trees_are_those_of_the_cpu(
     num_trees = data.draw(st.integers(1, 5))
     places = st.tuples(st.integers(0, num_trees - 1), st.integers(0, 9))
     calls = data.draw(st.lists(st.lists(places, max_size=25), max_size=4))
-    wanted, labels = TreeLabels(bits), _labels(sum(map(len, calls)) + num_trees)
-    roots = np.arange(num_trees) << bits
+    wanted, roots = TreeLabels(bits), np.arange(num_trees) << bits
+    labels = _labels([roots.tolist()], [sum(map(len, calls))])
     wanted.append(roots)
-    kernels.append(labels, torch.from_numpy(roots))
     for call in calls:
         trees, ids = np.array(call, np.int64).reshape(-1, 2).T.copy()
         found = kernels.label(
-            labels, torch.from_numpy(trees << bits | ids), torch.ones(len(call), dtype=torch.bool)
-        )
+            labels, torch.from_numpy(trees << bits | ids),
+            TypedPlaces([len(call)], torch.tensor([len(call)])),
+        )  # fmt: skip
         assert found.tolist() == wanted.label(ids, trees, num_trees).tolist()
-    assert labels.keys[: int(labels.count)].tolist() == wanted.nodes.tolist()
+    assert labels.keys[: int(labels.counts)].tolist() == wanted.nodes.tolist()

@@ -16,7 +16,12 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException as ShapeOf
 
 from gigl_loader.dataset.view import Adjacency, TimeOrder
 from gigl_loader.on_device.device_graph import edge_ids_at
-from gigl_loader.on_device.device_kernels import DeviceDraw, DeviceLabels, TorchKernels
+from gigl_loader.on_device.device_kernels import (
+    DeviceDraw,
+    DeviceLabels,
+    TorchKernels,
+    TypedPlaces,
+)
 from gigl_loader.sampler.plan import Draw
 
 DEVICE = torch.device("meta")
@@ -73,19 +78,16 @@ def test_edges_on_the_host_are_read_there(how: dict[str, Any]) -> None:
         drawn = kernels.draw(
             DeviceDraw(draw, view, _ints(8), _ints(8), _ints(1), 4, largest_degree=30)
         )
-        for found in (
-            kernels.items(view.indices, drawn.edges), edge_ids_at(view, drawn.edges, kernels)
-        ):  # fmt: skip
+        for found in (drawn.neighbors, edge_ids_at(view, drawn.edges, kernels)):
             assert (found.device, found.dtype, found.shape) == (DEVICE, torch.int64, (8, 4))
 
 
 def test_no_label_waits() -> None:
     with FakeTensorMode():
-        labels, kernels = DeviceLabels(_ints(40), _ints()), TorchKernels(DEVICE)
-        kernels.append(labels, _ints(8))
-        found = kernels.label(labels, _ints(20), _ints(20) > 0)
+        labels = DeviceLabels(_ints(40), _ints(2), [0, 25, 40], _ints(3))
+        found = TorchKernels(DEVICE).label(labels, _ints(20), TypedPlaces([12, 8], _ints(2)))
         assert found.shape == (20,)
-        assert labels.count.shape == ()
+        assert labels.counts.shape == (2,)
 
 
 @pytest.mark.parametrize(
